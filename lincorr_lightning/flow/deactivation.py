@@ -195,8 +195,7 @@ def run_cuts(
 
     A cut that chooses no feature leaves the LM unchanged. All predecessors lie in the layer of the
     features or enter it, so that the cuts of a case differ in this layer alone; only the losses of
-    `n_losses` cases, evenly spaced, need the rest of the LM (None: of all). `progress` is called
-    with the number of cases, and of texts read to the end, that are done.
+    `n_losses` cases, evenly spaced, need the rest of the LM (None: of all).
     """
     n = len(cuts)
     factor = torch.tensor([r for _, r in cuts])
@@ -265,16 +264,15 @@ def _activations(
 
 def _stack(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
     """Features of each cut and case by hook point, ``(n_cuts, n_cases, k)``; -1 is none."""
-    found: dict[HookPoint, Tensor] = {}
-    for hook_point in sorted({at for cut in cuts for at in cut}):
-        k = max(cut[hook_point].shape[1] for cut in cuts if hook_point in cut)
-        index = torch.full((len(cuts), len(cases), k), -1)
-        for i, cut in enumerate(cuts):
-            if hook_point in cut:
-                index[i, :, : cut[hook_point].shape[1]] = cut[hook_point]
+    stacked: dict[HookPoint, Tensor] = {}
+    none = torch.empty(len(cases), 0, dtype=torch.int64)
+    for at in sorted({at for cut in cuts for at in cut}):
+        parts = [cut.get(at, none) for cut in cuts]
+        k = max(part.shape[1] for part in parts)
         if k:
-            found[hook_point] = index
-    return found
+            padded = [torch.nn.functional.pad(p, (0, k - p.shape[1]), value=-1) for p in parts]
+            stacked[at] = torch.stack(padded)
+    return stacked
 
 
 def summarize_outcomes(before: Outcomes, after: Outcomes, which: Tensor) -> dict[str, Any]:
@@ -293,20 +291,13 @@ def summarize_outcomes(before: Outcomes, after: Outcomes, which: Tensor) -> dict
 
 @dataclass(frozen=True)
 class CutEffect:
-    """Effect of rescaling predecessors on some cases of a layer.
+    """Effect of rescaling predecessors by r on some cases of a layer: of a `group`, or ``all``.
 
-    Attributes:
-        layer: Layer of the features' residual stream.
-        method: Method that chooses the predecessors, one of `METHODS`.
-        cut: ``matched``, or ``random`` for as many other active features of the same hook points.
-        sources: Kind of the predecessors that are rescaled, or ``all``.
-        r: Factor of their activations.
-        group: Group of the cases, or ``all``.
-        n: Number of cases.
-        success: Share of the cases whose feature is no longer active.
-        activation_change: Mean of ``(f_new - f_old) / f_old`` of the features' activations.
-        loss_change: ``(L_new - L_old) / L_old`` of the mean losses after the token; None if every
-            token is the last of its text.
+    The predecessors are of all hook points or of the kind `sources`, chosen by one of `METHODS`; a
+    `cut` is ``matched``, or ``random`` for as many other active features of the same hook points.
+    `success` is the share of the cases whose feature is no longer active, `activation_change` the
+    mean of ``(f_new - f_old) / f_old``, and `loss_change` ``(L_new - L_old) / L_old`` of the mean
+    losses after the token; None if every token is the last of its text.
     """
 
     layer: int

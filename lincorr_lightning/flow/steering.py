@@ -100,10 +100,6 @@ def steering_weights(
     equal weights, ``linear`` with weights that fall to 0 one step beyond the farthest feature,
     ``exponential`` with a factor of `decay` per step.
     """
-    if strategy not in STRATEGIES:
-        raise ConfigError(
-            f"there is no steering strategy {strategy!r}; there are {', '.join(STRATEGIES)}."
-        )
     steps = distances(graph)
     if strategy == "single":
         return {graph.start: 1.0}
@@ -157,17 +153,11 @@ class SteeredAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class SteeringPoint:
-    """Effect of steering towards one answer at one strength.
+    """Effect of steering towards one answer, `label`, by the flow of the feature that carries it.
 
-    Attributes:
-        label: Text of the answer.
-        feature: Id of the feature that carries it.
-        strategy: How the strength falls along the flow.
-        strength: Strength, in mean activations of each feature where it is active.
-        n_features: Number of features that take part.
-        behaviour: Mean probability of the answer.
-        coherence: Perplexity of other texts without steering by that with steering, at most 1.
-        score: Product of the two.
+    The strength is in mean activations of each feature where it is active. `behaviour` is the mean
+    probability of the answer, `coherence` the perplexity of other texts without steering by that
+    with steering, at most 1, and `score` their product.
     """
 
     label: str

@@ -25,17 +25,11 @@ TRANSITION_K = (1, 2, 5, 10, 20)
 
 @dataclass(frozen=True)
 class Transition:
-    """Variance that the features of one SAE explain at another hook point.
+    """Variance that the features of one SAE, `source`, explain at another hook point, `target`.
 
-    Attributes:
-        source: Hook point of the features.
-        target: Hook point that they are carried to.
-        kind: Kind of the source hook point.
-        compared: Weights whose cosines match features: ``decoder`` or ``encoder``.
-        k: Number of sources per target.
-        explained_variance: Explained variance of the target's activations; None if these are
-            constant.
-        own: Variance that the target's own SAE explains.
+    Features are matched by their cosines in the weights `compared`, ``decoder`` or ``encoder``, k
+    sources per target. `own` is what the target's own SAE explains; None if activations are
+    constant.
     """
 
     source: str

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lincorr_lightning.results.plots import MAX_CURVES, History, curves, training_curves
+from lincorr_lightning.results.plots import History, curves
 from lincorr_lightning.results.style import BLUE, GREEN, ORANGE
-from lincorr_lightning.sae.hook_points import KINDS
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -46,24 +44,17 @@ def quality_figure(scores: DataFrame, subtitle: str) -> Figure:
 
 
 def training_figure(history: History, lm: str) -> Figure:
-    """Draw the training curves, a panel per curve and kind of hook point if one is not enough."""
-    title = f"Training of {lm}'s SAEs"
-    names = {name for tag in history if (name := tag.partition("/")[2])}
-    if len(names) <= MAX_CURVES:
-        return training_curves(history, title)
-    layers: dict[str, list[int]] = {}
-    for kind, _, number in (name.rpartition(".") for name in names):
-        layers.setdefault(kind, []).append(int(number))
-    panels: dict[str, Sequence[tuple[int, float]]] = {}
-    for what in dict.fromkeys(tag.partition("/")[0] for tag in history if "/" in tag):
-        for kind in (kind for kind in KINDS if kind in layers):
-            own = sorted(layers[kind])
-            n = min(len(own), MAX_CURVES)
-            some = f" ({n} of {len(own)})" if n < len(own) else ""
-            for i in range(n):  # evenly spaced from the first to the last layer
-                layer = own[round(i * (len(own) - 1) / max(n - 1, 1))]
-                points = history.get(f"{what}/{kind}.{layer}")
-                if points is not None:
-                    panels[f"{what}, {kind}{some}/layer {layer}"] = points
-    panels |= {tag: points for tag, points in history.items() if "/" not in tag}
-    return training_curves(panels, title, max_panels=len(panels))
+    """Draw the training curves: a panel per curve and kind of hook point, a line per layer."""
+    from pandas import DataFrame
+
+    rows = []
+    for tag, points in history.items():
+        what, _, name = tag.partition("/")
+        kind, _, layer = name.rpartition(".")
+        panel = f"{what}, {_KINDS.get(kind, kind)}".replace("_", " ")
+        rows += [(panel, f"layer {layer}", step, value) for step, value in points]
+    frame = DataFrame(rows, columns=["panel", "layer", "step", "value"])
+    return curves(
+        frame.sort_values("panel", kind="stable"), "step", "value", "layer", "panel",
+        title=f"Training of {lm}'s SAEs", labels=("step", ""),
+    )  # fmt: skip

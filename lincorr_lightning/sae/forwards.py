@@ -23,21 +23,16 @@ Rows = Sequence[Sequence[int]]
 
 
 class Forward(NamedTuple):
-    """One forward pass of the LM over some of the texts.
-
-    Attributes:
-        cases: Indices of the texts.
-        ids: Token ids, padded on the right, ``(n_cases, longest)``.
-        mask: Whether a position is a token rather than padding, bool, same shape.
-        at: Activations at each captured hook point, ``(n_cases, longest, width)``.
-        logits: Logits, ``(n_cases, longest, vocab_size)``; empty if not computed.
-    """
+    """One forward pass of the LM over some of the texts, `cases`, padded on the right."""
 
     cases: list[int]
     ids: Tensor
     mask: Tensor
+    """Whether a position is a token rather than padding, ``(n_cases, longest)``, bool."""
     at: Mapping[HookPoint, Tensor]
+    """Activations at each captured hook point, ``(n_cases, longest, width)``."""
     logits: Tensor
+    """``(n_cases, longest, vocab_size)``; empty if not computed."""
 
     @property
     def last(self) -> Tensor:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, NoReturn
+from functools import partial
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -78,17 +79,14 @@ def captured(
     Raises:
         SparseAutoencoderError: The LM lacks a hook point, or it cannot be found.
     """
-    found: dict[HookPoint, Tensor] = {}
+    activations: dict[HookPoint, Tensor] = {}
 
-    def reader(hook_point: HookPoint) -> Callable[[Tensor], None]:
-        def read(activation: Tensor) -> None:
-            # Cloned, because Falcon adds to its MLP's output in place.
-            found[hook_point] = activation.detach().clone()
+    def read(hook_point: HookPoint, activation: Tensor) -> None:
+        # Cloned, because Falcon adds to its MLP's output in place.
+        activations[hook_point] = activation.detach().clone()
 
-        return read
-
-    with _hooked(model, {hook_point: reader(hook_point) for hook_point in hook_points}):
-        yield found
+    with _hooked(model, {hook_point: partial(read, hook_point) for hook_point in hook_points}):
+        yield activations
 
 
 @contextmanager
@@ -117,10 +115,6 @@ def stopping_after(model: nn.Module, hook_points: Iterable[HookPoint]) -> Iterat
     """End a forward pass inside the context after the layer of the last of some hook points.
 
     The statement that calls the LM does not return, and the program goes on after the context.
-
-    Args:
-        model: A Hugging Face causal LM.
-        hook_points: Hook points that are captured or edited outside this context, at least one.
     """
 
     def stop(module: nn.Module, args: Any, output: Any) -> None:
@@ -141,16 +135,9 @@ def stop_before(
 ) -> Callable[[Callable[[Tensor], Tensor] | None], Tensor]:
     """Run an LM up to a layer, and return a function that runs this layer as often as wanted.
 
-    Interventions that are entered by `edited` around a call of the function take effect.
-
-    Args:
-        model: A Hugging Face causal LM.
-        layer: Index of the layer, from 0.
-        run: Calls the LM.
-
-    Returns:
-        Function from an intervention in the residual stream before the layer, or None, to the
-        residual stream after it, ``(batch, sequence, width)``.
+    `run` calls the LM. The function takes an intervention in the residual stream before the layer,
+    or None, and returns the stream after it, ``(batch, sequence, width)``; interventions that are
+    entered by `edited` around its call take effect.
     """
     module = layers_of(model)[layer]
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -259,11 +246,7 @@ def _from_config(model: nn.Module, name: str) -> int:
 
 
 def layers_of(model: nn.Module) -> nn.ModuleList:
-    """Return an LM's layers, from the bottom up.
-
-    Raises:
-        SparseAutoencoderError: The layers are not found.
-    """
+    """Return an LM's layers, from the bottom up."""
     n_layers = _from_config(model, "num_hidden_layers")
     get_decoder = getattr(model, "get_decoder", None)
     decoder = get_decoder() if callable(get_decoder) else None
@@ -282,11 +265,7 @@ _known: WeakKeyDictionary[nn.Module, list[dict[HookKind, str]]] = WeakKeyDiction
 
 
 def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:
-    """Return the layer of a hook point.
-
-    Raises:
-        SparseAutoencoderError: The LM has no such layer, or its layers are not found.
-    """
+    """Return the layer of a hook point."""
     layers = layers_of(model)
     if hook_point.layer >= len(layers):
         raise SparseAutoencoderError(
@@ -297,11 +276,7 @@ def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:
 
 
 def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
-    """Return the module whose output is the activation at a hook point.
-
-    Raises:
-        SparseAutoencoderError: The LM lacks the hook point, or it cannot be found.
-    """
+    """Return the module whose output is the activation at a hook point."""
     layer = layer_of(model, hook_point)
     if hook_point.kind == "residual":
         return layer
@@ -309,17 +284,13 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
         _known[model] = _find_parts(model, layers_of(model))
     name = _known[model][hook_point.layer].get(hook_point.kind)
     if name is None:
-        _raise_not_found(model, hook_point, layer)
+        inside = ", ".join(name for name, _ in layer.named_children())
+        raise SparseAutoencoderError(
+            f"the {hook_point} of {type(model).__name__} is not found: no attention and MLP among "
+            f"the modules of its {type(layer).__name__} ({inside}) add up to what the layer adds "
+            "to the residual stream. Take only the residual kind for this LM."
+        )
     return layer.get_submodule(name)
-
-
-def _raise_not_found(model: nn.Module, hook_point: HookPoint, layer: nn.Module) -> NoReturn:
-    inside = ", ".join(name for name, _ in layer.named_children())
-    raise SparseAutoencoderError(
-        f"the {hook_point} of {type(model).__name__} is not found: no attention and MLP among the "
-        f"modules of its {type(layer).__name__} ({inside}) add up to what the layer adds to the "
-        "residual stream. Take only the residual kind for this LM."
-    )
 
 
 class _Trace:

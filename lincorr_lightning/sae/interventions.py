@@ -24,13 +24,10 @@ Intervention = Callable[[Tensor], Tensor]
 def rescale_at(
     sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: Tensor
 ) -> Intervention:
-    """Rescale features at one position of each row.
+    """Rescale features at one of the `positions` of each row, ``(batch,)``.
 
-    Args:
-        sae: SAE of the hook point.
-        positions: Position in each row, ``(batch,)``.
-        chosen: Indices of distinct features of each row, ``(batch, k)``; -1 for none.
-        r: Factor of their activations in each row: 0 removes, 1 changes nothing, ``(batch,)``.
+    `chosen` are indices of distinct features of each row, ``(batch, k)``, -1 for none; `r` is the
+    factor of their activations in each row, ``(batch,)``: 0 removes, 1 changes nothing.
     """
 
     def rescale(x: Tensor) -> Tensor:
@@ -76,30 +73,18 @@ def add_features(
 
 
 def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw active features at random, without replacement.
+    """Draw n active features of each row at random, without replacement; fewer if fewer are active.
 
-    Args:
-        active: Whether a feature may be drawn, ``(n_rows, n_features)``, bool.
-        n: Number of features to draw in each row, ``(n_rows,)``; fewer if fewer are active.
-        generator: Generator on the CPU, so that every device draws the same.
-
-    Returns:
-        Indices of the features, ``(n_rows, max(n))``, int64; -1 for none.
+    `active` is ``(n_rows, n_features)``, bool. The generator is on the CPU, so that every device
+    draws the same. Returns indices of features, ``(n_rows, max(n))``; -1 for none.
     """
     most = int(n.max()) if len(n) else 0
-    drawn = torch.full((len(active), most), -1, dtype=torch.int64, device=active.device)
-    if not most:
-        return drawn
-    # One random number per active feature.
-    rows, features = active.nonzero(as_tuple=True)
-    order = torch.rand(len(rows), generator=generator, dtype=torch.float64).to(active.device)
-    by_row = torch.argsort(rows.double() + order, stable=True)
-    rows, features = rows[by_row], features[by_row]
-    count = torch.bincount(rows, minlength=len(active))
-    rank = torch.arange(len(rows), device=rows.device) - (count.cumsum(0) - count)[rows]
-    kept = rank < n.to(rank.device)[rows]
-    drawn[rows[kept], rank[kept]] = features[kept]
-    return drawn
+    draws = torch.rand(int(active.sum()), generator=generator, dtype=torch.float64)
+    order = torch.full(active.shape, torch.inf, dtype=torch.float64)
+    order[active.cpu()] = draws  # one random number per active feature
+    lowest, drawn = order.topk(min(most, active.shape[1]), largest=False)
+    taken = lowest.isfinite() & (torch.arange(drawn.shape[1]) < n.cpu()[:, None])
+    return torch.where(taken, drawn, -1).to(active.device)
 
 
 def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:

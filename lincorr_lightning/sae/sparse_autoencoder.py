@@ -120,20 +120,17 @@ class SparseAutoencoder(nn.Module):
         if n == 0:
             fail("it has no features")
         shapes = {
-            "encoder": (n, width),
-            "encoder_bias": (n,),
-            "decoder_bias": (width,),
-            "threshold": (n,),
-            "score_scale": (n,),
-        }
-        tensors = {"decoder": self.decoder} | {name: getattr(self, name) for name in shapes}
-        for name, tensor in tensors.items():
+            "decoder": (n, width), "encoder": (n, width), "encoder_bias": (n,),
+            "decoder_bias": (width,), "threshold": (n,), "score_scale": (n,),
+        }  # fmt: skip
+        for name, shape in shapes.items():
+            tensor = getattr(self, name)
             if tensor is None:
                 continue
-            if tuple(tensor.shape) != shapes.get(name, (n, width)):
+            if tuple(tensor.shape) != shape:
                 fail(
                     f"{name} has the shape {tuple(tensor.shape)}; "
-                    f"the decoder {(n, width)} requires {shapes[name]}"
+                    f"the decoder {(n, width)} requires {shape}"
                 )
             if not tensor.isfinite().all():
                 fail(f"{name} holds NaN or infinite numbers")
@@ -165,24 +162,11 @@ class SparseAutoencoder(nn.Module):
         return (self.decoder.detach() == 0).all(1)
 
     def check_feature(self, index: int) -> int:
-        """Return the index of a feature, from 0, if there is such a feature.
-
-        Raises:
-            SparseAutoencoderError: The index is out of range.
-        """
+        """Return the index of a feature, from 0, if there is such a feature."""
         return check_index(index, self.n_features, self.hook_point)
 
     def check_fits(self, width: int, n_layers: int, lm: str = "the LM") -> None:
-        """Refuse an LM of another width or with too few layers.
-
-        Args:
-            width: Hidden size of the LM.
-            n_layers: Number of layers of the LM.
-            lm: Name of the LM, for the message.
-
-        Raises:
-            SparseAutoencoderError: The SAE does not fit the LM.
-        """
+        """Refuse an LM of another width or with too few layers; `lm` is its name."""
         trained = f" (trained on {self.lm})" if self.lm else ""
         if self.width != width:
             raise SparseAutoencoderError(
@@ -196,11 +180,7 @@ class SparseAutoencoder(nn.Module):
             )
 
     def pre_activations(self, x: Tensor) -> Tensor:
-        """Return pre-activations, ``(..., n_features)``, in the SAE's precision.
-
-        Raises:
-            SparseAutoencoderError: The activations have another width.
-        """
+        """Return pre-activations, ``(..., n_features)``, in the SAE's precision."""
         if x.shape[-1] != self.width:
             raise SparseAutoencoderError(
                 f"the SAE at {self.hook_point} reads activations of width {self.width}, not "
@@ -248,10 +228,7 @@ class SparseAutoencoder(nn.Module):
         Its `input_scale` is 1, its encoder reads the LM's activations without subtraction, every
         decoder row has norm 1 (zero rows stay zero), and thresholds are in the units of the
         features: a feature's value is the length of what it adds to the LM's activations.
-        `score_scale` keeps the order in which topk chooses.
-
-        Returns:
-            A new SAE in evaluation mode; this one is not changed.
+        `score_scale` keeps the order in which topk chooses. This SAE is not changed.
         """
         encoder = self.encoder.double() * self.input_scale
         decoder = self.decoder.double() / self.input_scale
@@ -286,10 +263,7 @@ class SparseAutoencoder(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write ``config.json`` and ``sparse_autoencoder.safetensors``.
 
-        The folder is replaced atomically.
-
-        Args:
-            folder: A new folder, or one that holds only an SAE written by this method.
+        The folder is new or holds only an SAE that this method wrote; it is replaced atomically.
 
         Raises:
             OutputError: The folder cannot be written, or holds other files.
@@ -315,9 +289,6 @@ class SparseAutoencoder(nn.Module):
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> SparseAutoencoder:
         """Load an SAE that `save` wrote; `load_sae` also loads other formats.
-
-        Args:
-            folder: Folder of the SAE.
 
         Raises:
             SparseAutoencoderError: A file is missing or damaged, or its version is unknown.

@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import embedding_bag
 
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.functional.geometric_median import geometric_median
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from lincorr_lightning.sae.sparse_products import (
-    Entries,
-    decode_entries,
-    encode_entries,
-    entries_of,
-)
 
 TrainedActivation = Literal["topk", "batchtopk", "relu"]
 Center = Literal["geometric_median", "mean", "zero"]
@@ -79,21 +74,18 @@ class SAESettings:
 
 
 class StepLosses(NamedTuple):
-    """Losses and statistics of one step.
-
-    Attributes:
-        total: Loss to minimise, summed over the hook points.
-        unexplained: Squared error as a share of the batch's variance, ``(n_hook_points,)``.
-        l0: Mean number of active features per token, ``(n_hook_points,)``.
-        active: Number of tokens at which each feature is active, ``(n_hook_points, n_features)``.
-        least: Smallest pre-activation of a chosen feature, ``(n_hook_points,)``; zeros for relu.
-    """
+    """Losses and statistics of one step, ``(n_hook_points,)``."""
 
     total: Tensor
+    """Loss to minimise, summed over the hook points."""
     unexplained: Tensor
+    """Squared error as a share of the batch's variance."""
     l0: Tensor
+    """Mean number of active features per token."""
     active: Tensor
+    """Number of tokens at which each feature is active, ``(n_hook_points, n_features)``."""
     least: Tensor
+    """Smallest pre-activation of a chosen feature; zeros for relu."""
 
 
 class StackedAutoencoders(nn.Module):
@@ -170,7 +162,7 @@ class StackedAutoencoders(nn.Module):
         else:
             entries, least = self._choose(before)
             values = self._values(inputs, before, entries)
-            rebuilt = decode_entries(values, self.decoder, entries) + self.decoder_bias[:, None]
+            rebuilt = _decode_entries(values, self.decoder, entries) + self.decoder_bias[:, None]
             is_active = values.detach() > 0
             active = torch.bincount(
                 entries.features[is_active], minlength=self.encoder_bias.numel()
@@ -189,14 +181,14 @@ class StackedAutoencoders(nn.Module):
             total, unexplained.detach(), active.sum(1) / inputs.shape[1], active, least
         )
 
-    def _values(self, inputs: Tensor, before: Tensor, entries: Entries) -> Tensor:
+    def _values(self, inputs: Tensor, before: Tensor, entries: _Entries) -> Tensor:
         n_features = before.shape[-1]
         known = before.view(-1)[entries.rows * n_features + entries.features % n_features]
-        return encode_entries(
+        return _encode_entries(
             inputs, self.encoder, self.encoder_bias, self.decoder_bias, known, entries
         ).relu()
 
-    def _choose(self, before: Tensor) -> tuple[Entries, Tensor]:
+    def _choose(self, before: Tensor) -> tuple[_Entries, Tensor]:
         """Return the active features, and the smallest pre-activation of each hook point."""
         n_hook_points, n, n_features = before.shape
         k = self.settings.k
@@ -209,7 +201,7 @@ class StackedAutoencoders(nn.Module):
             for i, values in enumerate(before.view(n_hook_points, n * n_features))
         ]
         least = torch.stack([value for _, value in chosen])
-        return entries_of([where for where, _ in chosen], n, n_features), least
+        return _entries_of([where for where, _ in chosen], n, n_features), least
 
     def _auxiliary(self, inputs: Tensor, before: Tensor, error: Tensor) -> Tensor:
         """Return the share of the error that dead features leave, summed over the hook points."""
@@ -222,11 +214,11 @@ class StackedAutoencoders(nn.Module):
         n_features = before.shape[-1]
         entries = _even_entries(columns, n_features)
         values = values.masked_fill(values == -torch.inf, 0.0).flatten()
-        found = encode_entries(
+        found = _encode_entries(
             inputs, self.encoder, self.encoder_bias, self.decoder_bias, values, entries
         )
         is_dead = dead.view(-1)[entries.features]
-        guess = decode_entries(found.relu() * is_dead, self.decoder, entries)
+        guess = _decode_entries(found.relu() * is_dead, self.decoder, entries)
         squares = (guess - error).square().sum(-1).mean(1)
         shares = squares / error.square().sum(-1).mean(1).clamp(min=torch.finfo(error.dtype).tiny)
         return (shares * (n_dead > 0)).sum()
@@ -287,10 +279,9 @@ class StackedAutoencoders(nn.Module):
 
 
 def _largest(values: Tensor, count: int, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the `count` largest values are that lie above 0, and the least of them.
+    """Return where the `count` largest values above 0 are, with their equals, and the least one.
 
-    Equals of the least are there, too. Values below the guess, which is at least 0, are only looked
-    at if too few lie above it.
+    Values below the guess, which is at least 0, are only looked at if too few lie above it.
     """
     where = (values > guess).nonzero()[:, 0]
     if len(where) < count:
@@ -306,9 +297,102 @@ def _seed_of(hook_point: HookPoint, seed: int) -> int:
     return (seed * 10_000 + hook_point.layer) * len(KINDS) + KINDS.index(hook_point.kind)
 
 
-def _even_entries(columns: Tensor, n_features: int) -> Entries:
+# -- sparse products -----------------------------------------------------------------------------
+#
+# A training step takes five products: the encoder's forward and its weights' gradient; the
+# decoder's forward and the gradients of features and weights. Only the encoder's forward needs all
+# features; the others are sums of rows (`torch.nn.functional.embedding_bag`). With 12 of 512
+# features active, a training run is about 1.4 times as fast as with dense products on a CPU core.
+
+
+class _Entries(NamedTuple):
+    """Active features of several SAEs, sorted by row."""
+
+    rows: Tensor
+    """``hook_point * n + row``, ascending, ``(n_entries,)``."""
+    features: Tensor
+    """``hook_point * n_features + feature``, ``(n_entries,)``."""
+    starts: Tensor
+    """Index of each row's first entry, ``(n_hook_points * n,)``."""
+
+
+def _entries_of(chosen: Sequence[Tensor], n: int, n_features: int) -> _Entries:
+    """Return the entries of active features: ascending indices ``row * n_features + feature``.
+
+    They are given for each hook point, which has n rows.
+    """
+    flat = torch.cat([where + i * n * n_features for i, where in enumerate(chosen)])
+    rows = flat.div(n_features, rounding_mode="floor")
+    counts = torch.bincount(rows, minlength=len(chosen) * n)
+    first = rows.div(n, rounding_mode="floor") * n_features
+    return _Entries(rows, first + flat % n_features, counts.cumsum(0) - counts)
+
+
+def _encode_entries(
+    inputs: Tensor, encoder: Tensor, bias: Tensor, center: Tensor, values: Tensor, entries: _Entries
+) -> Tensor:
+    """Make known pre-activations differentiable with respect to encoder, bias and center.
+
+    They are `values`, ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``. Other
+    shapes are ``(n_hook_points, n, width)`` of the inputs and ``(n_hook_points, n_features,
+    width)`` of the encoders.
+    """
+    return _EncodeEntries.apply(inputs, encoder, bias, center, values, entries)  # type: ignore[no-untyped-call]
+
+
+class _EncodeEntries(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        encoder: Tensor,
+        bias: Tensor,
+        center: Tensor,
+        values: Tensor,
+        entries: _Entries,
+    ) -> Tensor:
+        del bias
+        ctx.save_for_backward(inputs, encoder, center, *entries)
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (gradient,) = gradients
+        inputs, encoder, center, rows, features, _ = ctx.saved_tensors
+        n_hook_points, n_features, width = encoder.shape
+        order = features.argsort(stable=True)
+        counts = torch.bincount(features, minlength=n_hook_points * n_features)
+        read = (inputs - center[:, None]).flatten(0, 1)
+        to_encoder = embedding_bag(
+            rows[order], read, counts.cumsum(0) - counts, mode="sum",
+            per_sample_weights=gradient[order],
+        ).view(n_hook_points, n_features, width)  # fmt: skip
+        # Not index_add, whose atomic additions would make runs differ on a GPU.
+        sums = embedding_bag(
+            torch.arange(len(order), device=order.device), gradient[order, None],
+            counts.cumsum(0) - counts, mode="sum",
+        ).view(n_hook_points, 1, n_features)  # fmt: skip
+        to_center = -torch.bmm(sums, encoder)[:, 0]
+        return None, to_encoder, sums[:, 0], to_center, None, None
+
+
+def _decode_entries(values: Tensor, decoder: Tensor, entries: _Entries) -> Tensor:
+    """Return sums of decoder rows, ``(n_hook_points, n, width)``, weighted by `values`.
+
+    They are differentiable with respect to the values, ``(n_entries,)``, and the decoders,
+    ``(n_hook_points, n_features, width)``.
+    """
+    n_hook_points, _, width = decoder.shape
+    rows = embedding_bag(
+        entries.features, decoder.flatten(0, 1), entries.starts, mode="sum",
+        per_sample_weights=values,
+    )  # fmt: skip
+    return rows.view(n_hook_points, -1, width)
+
+
+def _even_entries(columns: Tensor, n_features: int) -> _Entries:
     """Return the entries of k features per row, ``(n_hook_points, n, k)``."""
     n_hook_points, n, k = columns.shape
     rows = torch.arange(n_hook_points * n, device=columns.device)
     first = torch.arange(n_hook_points, device=columns.device)[:, None, None] * n_features
-    return Entries(rows.repeat_interleave(k), (columns + first).flatten(), rows * k)
+    return _Entries(rows.repeat_interleave(k), (columns + first).flatten(), rows * k)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.flow.graph import Edge, Feature, FlowGraph
 from lincorr_lightning.flow.steering import (
     SteeredAnswer,
@@ -48,8 +47,6 @@ def test_weights_fall_with_the_steps_from_the_start() -> None:
     assert [linear[f] for f in (START, BELOW, FAR)] == pytest.approx([1, 2 / 3, 1 / 3])
     falling = steering_weights(GRAPH, "exponential", decay=0.3)
     assert [falling[f] for f in (START, ABOVE, FAR)] == pytest.approx([1, 0.3, 0.09])
-    with pytest.raises(ConfigError, match="no steering strategy 'quadratic'; there are single"):
-        steering_weights(GRAPH, "quadratic")  # type: ignore[arg-type]
 
 
 def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> None:

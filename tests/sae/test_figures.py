@@ -1,9 +1,6 @@
-"""Figures: all SAEs' curves, or some spread over the layers; scores by layer."""
-
-from itertools import pairwise
+"""Figures: a line for every SAE; scores by layer."""
 
 import numpy as np
-import pytest
 
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.figures import quality_figure, training_figure
@@ -11,47 +8,21 @@ from lincorr_lightning.sae.hook_points import KINDS
 from lincorr_lightning.sae.scoring import SAEScore, feature_densities
 
 
-def _history(n_layers: int, kinds=KINDS) -> dict[str, list[tuple[int, float]]]:
-    return {
-        f"{what}/{kind}.{layer}": [(0, 0.1), (10, 0.01 * layer), (20, 0.5)]
-        for what in ("explained_variance", "dead", "threshold")
-        for layer in range(n_layers)
-        for kind in sorted(kinds)
-    } | {"loss": [(0, 2.0), (10, 1.0)]}
-
-
-def _curves(figure) -> dict[str, list[str]]:
-    return {
-        axes.get_title(loc="left"): [str(line.get_label()) for line in axes.get_lines()]
-        for axes in figure.axes
-        if axes.axison
-    }
-
-
-def test_few_curves_share_a_panel() -> None:
-    curves = _curves(training_figure(_history(4), "my-lm"))
-    assert set(curves) == {"explained_variance", "dead", "threshold", "loss"}
-    assert len(curves["dead"]) == 12
-
-
-@pytest.mark.parametrize("n_layers", [5, 12])
-def test_more_have_a_panel_for_each_kind_and_none_is_left_out(n_layers: int) -> None:
-    figure = training_figure(_history(n_layers), "my-lm")
-    curves = _curves(figure)
-    for what in ("explained_variance", "dead", "threshold"):
-        for kind in KINDS:
-            assert curves.pop(f"{what}, {kind}") == [f"layer {i}" for i in range(n_layers)]
-    assert list(curves) == ["loss"]
-    shown = " ".join(text.get_text() for text in figure.texts)
-    assert "Training of my-lm's SAEs" in shown and "groups" not in shown
-
-
-def test_of_many_layers_evenly_spaced_ones_are_shown() -> None:
-    curves = _curves(training_figure(_history(26, ("residual",)), "lm"))
-    shown = [int(name.removeprefix("layer ")) for name in curves["dead, residual (12 of 26)"]]
-    assert (shown[0], shown[-1], len(shown)) == (0, 25, 12)
-    steps = {b - a for a, b in pairwise(shown)}
-    assert steps <= {2, 3}
+def test_training_curves_have_a_panel_for_each_kind_and_none_is_left_out() -> None:
+    points = [(0, 0.1), (10, 0.2), (20, 0.5)]
+    history = {
+        f"{what}/{kind}.{layer}": points
+        for what in ("explained_variance", "dead") for layer in range(26) for kind in KINDS
+    }  # fmt: skip
+    figure = training_figure(history, "my-lm")
+    panels = {axes.get_title(loc="left"): axes.get_lines() for axes in figure.axes}
+    for what in ("explained variance", "dead"):
+        for kind in ("residual stream", "MLP", "attention"):
+            lines = panels.pop(f"{what}, {kind}")
+            assert [line.get_label() for line in lines] == [f"layer {i}" for i in range(26)]
+            assert all(line.get_xydata().tolist() == [list(p) for p in points] for line in lines)
+    assert not panels
+    assert "Training of my-lm's SAEs" in figure.texts[0].get_text()
 
 
 def _score(kind: str, layer: int, **changes: float | None) -> SAEScore:
