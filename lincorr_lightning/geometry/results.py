@@ -31,111 +31,75 @@ _TWO, _THREE = ".2f", ".3f"
 
 def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""
-    lm = short_name(lm)
-    settings, prompts, layers = profiles.settings, profiles.prompts, profiles.layers
-    n2, k = settings.range_scalings[0], profiles.paper_k
+    settings, prompts = profiles.settings, profiles.prompts
     means = layer_means(profiles)
-    levels = [_level(profiles, means, level) for level in prompts["shuffle"].unique().tolist()]
-    n_prompts = len(prompts) // len(levels)
-    dimension_loss, entropy = list(_dimension_loss_rows(profiles)), list(_entropy_rows(profiles))
-    spearman = list(_spearman_rows(profiles))
-    tables = [
+    values: Row = {
+        "n_prompts": len(prompts) // prompts["shuffle"].nunique(),
+        "n_skipped": profiles.n_skipped,
+        "n_tokens": profiles.n_tokens,
+        "n_corpora": prompts["corpus"].nunique(),
+        "layers": profiles.layers["layer"].unique().tolist(),
+        "range_scalings": list(settings.range_scalings),
+        "ks": list(settings.ks),
+        "shuffles": [_level(profiles, means, level) for level in prompts["shuffle"].unique()],
+        "dimension_loss": list(_dimension_loss_rows(profiles)),
+        "entropy_correlation": list(_entropy_rows(profiles)),
+        "spearman": list(_spearman_rows(profiles)),
+    }
+    first = means[means["shuffle"] == means["shuffle"].min()]
+    scalars = {f"test/{name}": values["shuffles"][0][name] for name in ("loss", "entropy")}
+    for row in first[first["key"].isin(profiles.shown)].itertuples():
+        scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
+    lm, tests = short_name(lm), values["dimension_loss"]
+    figures = [
+        Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
+               partial(draw.profiles_figure, profiles, means, lm)),
+        Figure("dimension_loss",
+               f"Log intrinsic dimension (n2 = {settings.range_scalings[0]}) and log loss over "
+               "prompts", partial(draw.dimension_loss_figure, profiles, tests, lm)),
+    ]  # fmt: skip
+    tables = _token_tables(profiles, means, values)
+    return Results("token_geometry", values, scalars, tables, figures)
+
+
+def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> list[Table]:
+    prompts, layers = profiles.prompts, profiles.layers
+    formats = columns_of(CorrelationTest)[2]
+    spearman = ["cloud", "layer", "n2", "spearman", "p", "n"]
+    return [
+        _level_table(profiles, values),
         Table.of(
-            "levels",
-            [_level_row(level, profiles) for level in levels],
-            caption=f"Token geometry by shuffling level, means over {n_prompts:,} prompts of "
-            f"{profiles.n_tokens:,} tokens ({profiles.n_skipped} too short)",
-            headline=True,
-            headings={
-                "shuffle": "S", "dimension": f"ID (n2={n2}), last layer",
-                "peak_dimension": "highest ID", "overlap": f"overlap (k={k}), last two layers",
-                "lowest_overlap": "lowest overlap", "cosine": "cosine, last layer",
-                "peak_layer": "layer of the highest ID",
-            },
-            formats={
-                **dict.fromkeys(("loss", "entropy", "dimension", "peak_dimension", "overlap",
-                                 "lowest_overlap", "cosine"), _TWO),
-                "peak_layer": "d",
-            },
+            "spearman", values["spearman"], spearman,
+            "Spearman's rho of intrinsic dimension and loss of unshuffled texts",
+            "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud is "
+            "the prompts of a corpus, rho is over corpora.",
+            headings={"spearman": "rho"}, formats={"spearman": _TWO, "p": ".4f", "n": "d"},
         ),
         Table.of(
-            "spearman",
-            spearman,
-            ["cloud", "layer", "n2", "spearman", "p", "n"],
-            caption="Spearman's rho of intrinsic dimension and loss of unshuffled texts",
-            note="tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud "
-            "is the prompts of a corpus, rho is over corpora.",
-            headings={"spearman": "rho"},
-            formats={"spearman": _TWO, "p": ".4f", "n": "d"},
-        ),
-        Table.of(
-            "dimension_loss",
-            dimension_loss,
+            "dimension_loss", values["dimension_loss"],
             caption="Correlation of log intrinsic dimension and log loss over prompts",
-            formats=columns_of(CorrelationTest)[2],
+            formats=formats,
         ),
         Table.of(
-            "entropy_correlation",
-            entropy,
+            "entropy_correlation", values["entropy_correlation"],
             caption="Correlation of contextual entropy with the intrinsic dimension of the "
-            "next-token probabilities and with the loss, over prompts",
-            formats=columns_of(CorrelationTest)[2],
+            "next-token probabilities and with the loss, over prompts", formats=formats,
         ),
         Table(
-            "layers",
-            means.drop(columns="key"),
+            "layers", means.drop(columns="key"),
             "Observables by layer: mean and standard deviation over prompts",
             formats={"mean": _THREE, "std": _THREE},
         ),
         Table(
-            "prompts",
-            prompts,
+            "prompts", prompts,
             "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt",
             formats=dict.fromkeys(prompts.columns[3:], _TWO),
         ),
         Table(
-            "profiles",
-            layers,
-            "All observables by prompt, shuffling level and layer",
+            "profiles", layers, "All observables by prompt, shuffling level and layer",
             formats=dict.fromkeys(layers.columns[3:], _THREE),
         ),
     ]  # fmt: skip
-    first = means[means["shuffle"] == levels[0]["shuffle"]]
-    scalars = {f"test/{name}": prompts[name][prompts["shuffle"] == levels[0]["shuffle"]].mean()
-               for name in ("loss", "entropy")}  # fmt: skip
-    for row in first[first["key"].isin(profiles.shown)].itertuples():
-        scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
-    figures = [
-        Figure(
-            "profiles",
-            "Intrinsic dimension, overlap, cosine and angle by layer",
-            partial(draw.profiles_figure, profiles, means, lm),
-        ),
-        Figure(
-            "dimension_loss",
-            f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
-            partial(draw.dimension_loss_figure, profiles, dimension_loss, lm),
-        ),
-    ]
-    return Results(
-        "token_geometry",
-        {
-            "n_prompts": n_prompts,
-            "n_skipped": profiles.n_skipped,
-            "n_tokens": profiles.n_tokens,
-            "n_corpora": prompts["corpus"].nunique(),
-            "layers": layers["layer"].unique().tolist(),
-            "range_scalings": list(settings.range_scalings),
-            "ks": list(settings.ks),
-            "shuffles": levels,
-            "dimension_loss": dimension_loss,
-            "entropy_correlation": entropy,
-            "spearman": spearman,
-        },
-        scalars,
-        tables,
-        figures,
-    )
 
 
 def layer_means(profiles: TokenProfiles) -> DataFrame:
@@ -161,7 +125,7 @@ def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
     prompts = profiles.prompts[profiles.prompts["shuffle"] == level]
     scalings = profiles.settings.range_scalings
     row: Row = {
-        "shuffle": level,
+        "shuffle": int(level),
         "loss": number(prompts["loss"].mean()),
         "entropy": number(prompts["entropy"].mean()),
         "logits_dimension": {
@@ -179,20 +143,38 @@ def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
     return row
 
 
-def _level_row(level: Row, profiles: TokenProfiles) -> Row:
-    """Return a row of the table of levels."""
-    dimension = level["dimension"][str(profiles.settings.range_scalings[0])]
-    overlap = [one for one in level["overlap"][str(profiles.paper_k)] if one is not None]
-    peak = int(np.argmax([-np.inf if one is None else one for one in dimension]))
-    return {
-        **{key: level[key] for key in ("shuffle", "loss", "entropy")},
-        "dimension": dimension[-1],
-        "peak_dimension": dimension[peak],
-        "overlap": overlap[-1] if overlap else None,
-        "lowest_overlap": min(overlap, default=None),
-        "cosine": level["cosine_mean"][-1],
-        "peak_layer": profiles.layers["layer"].iloc[peak],
-    }
+def _level_table(profiles: TokenProfiles, values: Row) -> Table:
+    n2, k = profiles.settings.range_scalings[0], profiles.paper_k
+    rows = []
+    for level in values["shuffles"]:
+        dimension = level["dimension"][str(n2)]
+        overlap = [one for one in level["overlap"][str(k)] if one is not None]
+        peak = int(np.argmax([-np.inf if one is None else one for one in dimension]))
+        rows.append(
+            {
+                **{key: level[key] for key in ("shuffle", "loss", "entropy")},
+                "dimension": dimension[-1],
+                "peak_dimension": dimension[peak],
+                "overlap": overlap[-1] if overlap else None,
+                "lowest_overlap": min(overlap, default=None),
+                "cosine": level["cosine_mean"][-1],
+                "peak_layer": values["layers"][peak],
+            }
+        )
+    return Table.of(
+        "levels",
+        rows,
+        caption=f"Token geometry by shuffling level, means over {values['n_prompts']:,} prompts of "
+        f"{profiles.n_tokens:,} tokens ({profiles.n_skipped} too short)",
+        headline=True,
+        headings={
+            "shuffle": "S", "dimension": f"ID (n2={n2}), last layer",
+            "peak_dimension": "highest ID", "overlap": f"overlap (k={k}), last two layers",
+            "lowest_overlap": "lowest overlap", "cosine": "cosine, last layer",
+            "peak_layer": "layer of the highest ID",
+        },
+        formats={**dict.fromkeys(list(rows[0])[1:-1], _TWO), "peak_layer": "d"},
+    )  # fmt: skip
 
 
 def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
@@ -242,50 +224,17 @@ def _numbers(test: CorrelationTest | None) -> Row:
 
 def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Results:
     """Return the results of `KnowledgeGeometry`."""
-    lm = short_name(lm)
+    lm, n_subjects = short_name(lm), closeness.n_subjects
     ks, scalings = closeness.ks, closeness.range_scalings
     pairs = list(_pair_rows(closeness))
-    dimension = Table.of(
-        "dimension",
-        [
-            {"knowledge": name, "layer": layer, "n2": n2, "dimension": number(values[i, j])}
-            for name, values in closeness.dimension.items()
-            for i, layer in enumerate(closeness.layers)
-            for j, n2 in enumerate(scalings)
-        ],
-        caption="Intrinsic dimension of each kind of knowledge's prompts",
-        formats={"dimension": _TWO},
-    )
-    tests = Table.of(
-        "tests",
-        closeness.tests,
-        caption="Spearman's rho of closeness and scores of the maps over pairs",
-        note="given: the wording of the prompts is partialled out.",
-    )
-    overlap = Table.of(
-        "overlap",
-        [
-            {"a": a, "b": b, "layer": layer, "k": k, "overlap": number(values[i, j])}
-            for (a, b), values in closeness.overlap.items()
-            for i, layer in enumerate(closeness.layers)
-            for j, k in enumerate(ks)
-        ],
-        caption="Overlap of the neighborhoods of a subject under two prompts",
-        formats={"overlap": _THREE},
-    )
-    table = Table.of(
-        "pairs",
-        pairs,
-        caption="Closeness of two kinds of knowledge and scores of the maps between them",
-        formats=dict.fromkeys(list(pairs[0])[2:], _TWO),
-    )
+    tables = {one.name: one for one in (_summary(closeness), *_closeness_tables(closeness, pairs))}
     figures = [
         Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
                partial(draw.closeness_figure, closeness, lm)),
         Figure("overlap_matrix", "Overlap of neighborhoods of all pairs",
                partial(draw.overlap_matrix_figure, closeness, lm)),
-        Figure("dimension", dimension.caption,
-               partial(draw.dimension_figure, dimension.frame, closeness.n_subjects, lm)),
+        Figure("dimension", tables["dimension"].caption,
+               partial(draw.dimension_figure, tables["dimension"].frame, n_subjects, lm)),
     ]  # fmt: skip
     if len(closeness.layers) > 1:
         figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
@@ -293,11 +242,11 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
     return Results(
         "knowledge_geometry",
         {
-            "n_subjects": closeness.n_subjects,
+            "n_subjects": n_subjects,
             "layers": list(closeness.layers),
             "range_scalings": list(scalings),
             "ks": list(ks),
-            "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
+            "chance_overlap": {str(k): k / (n_subjects - 1) for k in ks},
             "dimension": {
                 name: {str(n2): [number(v) for v in values[:, i]] for i, n2 in enumerate(scalings)}
                 for name, values in closeness.dimension.items()
@@ -308,14 +257,53 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
                 for row, values in zip(pairs, closeness.overlap.values(), strict=True)
             ],
         },
-        scalars={
+        {
             f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
             for test in closeness.tests
             if test.layer == "all" and test.given is None and test.spearman is not None
         },
-        tables=[one for one in (_summary(closeness), tests, table, dimension, overlap) if len(one)],
-        figures=figures,
+        [table for table in tables.values() if len(table)],
+        figures,
     )
+
+
+def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[Table]:
+    layers = list(enumerate(closeness.layers))
+    return [
+        Table.of(
+            "tests", closeness.tests,
+            caption="Spearman's rho of closeness and scores of the maps over pairs",
+            note="given: the wording of the prompts is partialled out.",
+        ),
+        Table.of(
+            "pairs", pairs,
+            caption="Closeness of two kinds of knowledge and scores of the maps between them",
+            formats=dict.fromkeys(list(pairs[0])[2:], _TWO),
+        ),
+        Table.of(
+            "dimension",
+            [
+                (name, layer, n2, number(values[i, j]))
+                for name, values in closeness.dimension.items()
+                for i, layer in layers
+                for j, n2 in enumerate(closeness.range_scalings)
+            ],
+            ["knowledge", "layer", "n2", "dimension"],
+            "Intrinsic dimension of each kind of knowledge's prompts", formats={"dimension": _TWO},
+        ),
+        Table.of(
+            "overlap",
+            [
+                (a, b, layer, k, number(values[i, j]))
+                for (a, b), values in closeness.overlap.items()
+                for i, layer in layers
+                for j, k in enumerate(closeness.ks)
+            ],
+            ["a", "b", "layer", "k", "overlap"],
+            "Overlap of the neighborhoods of a subject under two prompts",
+            formats={"overlap": _THREE},
+        ),
+    ]  # fmt: skip
 
 
 def _summary(closeness: KnowledgeCloseness) -> Table:

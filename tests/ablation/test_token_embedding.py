@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding, read_token_embedding
 from lincorr_lightning.errors import LanguageModelError, SubjectsError
 from lincorr_lightning.lm.config import LMConfig
+from tests.toys import save_toy_gguf
 
 VOCAB = 33
 _ENCODER: dict[str, Any] = {
@@ -157,8 +158,10 @@ def test_tied_matrix_under_the_name_of_the_head(
 def test_untied_head_is_warned_of(
     folder: Path, source: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    random = torch.get_rng_state()
     with caplog.at_level(logging.INFO, "lincorr_lightning"):
         ours = read(folder, source)
+    assert torch.equal(torch.get_rng_state(), random)  # building the architecture draws none
     [record] = caplog.records
     assert record.levelname == "WARNING" and "model.embedding_source" in record.message
     other = {"model.embed_tokens.weight", "lm_head.weight"} - {ours.key}
@@ -168,6 +171,7 @@ def test_untied_head_is_warned_of(
 def test_architecture_that_cannot_be_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = oracle(folder)
     head = load_file(folder / "model.safetensors")["lm_head.weight"]
+    (folder / "pytorch_model.bin").write_bytes(b"never opened beside safetensors")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["ZorkForCausalLM"]}))
 
@@ -220,13 +224,6 @@ def test_architecture_of_the_checkpoint_itself(
     assert "set lm.trust_remote_code" in refusal(path)
 
 
-def test_building_the_architecture_draws_no_random_numbers(folder: Path) -> None:
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    read(folder)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
 # -- which file ------------------------------------------------------------------------------
 
 
@@ -274,11 +271,6 @@ def test_shards_of_pickled_weights(folder: Path) -> None:
     assert "lacks the file pytorch_model-1.bin" in refusal(folder, "output")
 
 
-def test_safetensors_before_pickles(folder: Path) -> None:
-    (folder / "pytorch_model.bin").write_bytes(b"never opened")
-    assert torch.equal(read(folder).weight, oracle(folder))
-
-
 def test_no_code_of_a_pickle_is_run(folder: Path) -> None:
     class Trap:
         def __reduce__(self) -> Any:
@@ -314,13 +306,6 @@ def test_hub_id_among_earlier_downloads(folder: Path, tmp_path: Path) -> None:
 # -- what is wrong with it -------------------------------------------------------------------
 
 
-def test_no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    message = refusal(folder)
-    assert f"the folder {folder} has no weights" in message
-    assert "model.safetensors" in message and "pytorch_model.bin" in message
-
-
 def test_no_embedding_among_the_tensors(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     del tensors["model.embed_tokens.weight"]
@@ -343,19 +328,18 @@ def test_damaged_weights(name: str, kept: float, folder: Path) -> None:
     assert f"The file {name} is damaged or cut short" in message
 
 
-@pytest.mark.parametrize("content", ["{nope", "{}", '{"weight_map": 3}'])
-def test_damaged_index(content: str, folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(content)
-    assert "The file model.safetensors.index.json is damaged" in refusal(folder)
-
-
-def test_index_of_a_tensor_that_is_not_in_its_shard(folder: Path) -> None:
+def test_no_weights_and_damaged_index(folder: Path) -> None:
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    index = {"weight_map": dict.fromkeys(tensors, "shard.safetensors")}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    del tensors["model.embed_tokens.weight"]
+    message = refusal(folder)
+    assert f"the folder {folder} has no weights" in message
+    assert "model.safetensors" in message and "pytorch_model.bin" in message
+    index = folder / "model.safetensors.index.json"
+    for content in ("{nope", "{}", '{"weight_map": 3}'):
+        index.write_text(content)
+        assert "The file model.safetensors.index.json is damaged" in refusal(folder)
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "shard.safetensors")}))
+    del tensors["model.embed_tokens.weight"]  # is not in its shard
     save_file(tensors, folder / "shard.safetensors")
     assert "The file shard.safetensors is damaged" in refusal(folder)
 
@@ -392,13 +376,6 @@ def test_rows_are_float32_copies(folder: Path) -> None:
     assert ours.rows([]).shape == (0, 16)
 
 
-def test_rows_beyond(folder: Path) -> None:
-    with pytest.raises(SubjectsError, match=f"token id {VOCAB} in model.embed.*0 to {VOCAB - 1}"):
-        read(folder).rows([2, VOCAB])
-    with pytest.raises(SubjectsError, match="token id -1 "):
-        read(folder).rows(torch.tensor([-1]))
-
-
 def test_pooled_is_the_mean_over_a_texts_own_tokens(
     folder: Path, small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,11 +390,16 @@ def test_pooled_is_the_mean_over_a_texts_own_tokens(
     assert ours.pooled([]).shape == (0, 16)
 
 
-def test_texts_without_a_mean(folder: Path) -> None:
+def test_tokens_without_a_row_and_texts_without_a_mean(folder: Path) -> None:
+    ours = read(folder)
+    with pytest.raises(SubjectsError, match=f"token id {VOCAB} in model.embed.*0 to {VOCAB - 1}"):
+        ours.rows([2, VOCAB])
+    with pytest.raises(SubjectsError, match="token id -1 "):
+        ours.rows(torch.tensor([-1]))
     with pytest.raises(SubjectsError, match="text 1 has no token"):
-        read(folder).pooled([[3], []])
+        ours.pooled([[3], []])
     with pytest.raises(SubjectsError, match=f"no row for the token id {VOCAB}"):
-        read(folder).pooled([[3], [4, VOCAB]])
+        ours.pooled([[3], [4, VOCAB]])
 
 
 def test_fingerprint_knows_every_bit_and_the_tokenizer(folder: Path) -> None:
@@ -433,6 +415,30 @@ def test_fingerprint_knows_every_bit_and_the_tokenizer(folder: Path) -> None:
     assert replace(ours, weight=changed).fingerprint == ours.fingerprint
     ours.tokenizer.add_tokens("Zork")
     assert ours.fingerprint != read(folder).fingerprint
+
+
+# -- GGUF files ------------------------------------------------------------------------------
+
+
+def test_embedding_and_head_of_gguf_files(tmp_path: Path) -> None:
+    gguf = pytest.importorskip("gguf", reason="install lincorr-lightning[gguf]")
+    path = tmp_path / "toy.gguf"
+    model = save_toy_gguf(path)
+    for source, key, matrix in (
+        ("input", "token_embd.weight", model.model.embed_tokens),
+        ("output", "output.weight", model.lm_head),
+    ):
+        ours = read(path, source)
+        assert (ours.key, ours.is_tied) == (key, False)
+        assert torch.equal(ours.weight, matrix.weight)
+    written = save_toy_gguf(path, "Q8_0").model.embed_tokens.weight.detach().numpy()
+    kind = gguf.GGMLQuantizationType.Q8_0
+    expected = torch.from_numpy(gguf.dequantize(gguf.quantize(written, kind), kind))
+    assert torch.equal(read(path).weight, expected)
+    save_toy_gguf(path, tie_word_embeddings=True)  # and so without a head
+    assert read(path, "output").is_tied
+    path.write_bytes(path.read_bytes()[:-1_000])
+    assert re.search(r"toy\.gguf cannot be read.*complete", refusal(path))
 
 
 # -- memory ----------------------------------------------------------------------------------
