@@ -38,6 +38,7 @@ CLASSES = {
     "ablation": "lincorr_lightning.ablation.module:VocabularyAblation",
     "probe": "lincorr_lightning.probe.module:LinearProbe",
 }
+AUDIT = ":".join(cli.COMMANDS["audit"][:2])
 # Ends with the process only: a mutex that is locked twice, without Python's own lock.
 _MUTEX = ctypes.create_string_buffer(64)
 
@@ -81,8 +82,21 @@ def _send_to_rank(signalled: int, where: str, call: int, signum: int, rank: int)
         _send(where, call, signum)
 
 
-def _audit_with_a_finalizer(arguments: list[str], stderr: Path) -> None:
-    """Run ``lincorr audit``, which receives a signal in a finalizer and goes on."""
+def _program_that_cannot_save(*args: Any) -> None:
+    """Run the program, which receives a signal and cannot save a checkpoint."""
+
+    def fail(*args: Any, **more: Any) -> None:
+        raise OutputError("cannot write the checkpoint: no space.")
+
+    AtomicCheckpointIO.save_checkpoint = fail  # type: ignore[method-assign]
+    _program(*args)
+
+
+def _audit_with_a_finalizer(*args: Any) -> None:
+    """Run ``lincorr audit``, which receives a signal in a finalizer and goes on.
+
+    Python ignores what is raised there, and reports it.
+    """
 
     class Finalized:
         def __del__(self) -> None:
@@ -94,17 +108,7 @@ def _audit_with_a_finalizer(arguments: list[str], stderr: Path) -> None:
         while True:
             monotonic()
 
-    pkgutil.resolve_name("lincorr_lightning.knowledge.audit").audit = audit
-    _program(arguments, stderr, "time:monotonic", 0, 0)
-
-
-def _program_on_a_full_disk(*args: Any) -> None:
-    """Run the program, which receives a signal and cannot save a checkpoint."""
-
-    def fail(*args: Any, **more: Any) -> None:
-        raise OutputError("cannot write the checkpoint: the disk is full.")
-
-    AtomicCheckpointIO.save_checkpoint = fail  # type: ignore[method-assign]
+    pkgutil.resolve_name(AUDIT.replace(":", ".").rpartition(".")[0]).audit = audit
     _program(*args)
 
 
@@ -124,6 +128,43 @@ def results(folder: Path) -> dict[str, Any]:
     (path,) = folder.rglob("results.json")
     found = json.loads(path.read_text(encoding="utf-8"))
     return {k: v for k, v in found.items() if k not in ("seconds", "settings", "versions")}
+
+
+INTERRUPTED, TERMINATED = "lincorr: interrupted", "lincorr: terminated"
+STEP = "training_step"
+
+
+@pytest.mark.parametrize(
+    ("program", "study", "signalled", "lines"),
+    [
+        (_program, "probe", (f"{CLASSES['probe']}.{STEP}", 1, signal.SIGINT), [INTERRUPTED]),
+        (_program, "probe", (f"{CLASSES['probe']}.setup", 1, signal.SIGTERM), [TERMINATED]),
+        (_program, "probe", (f"{CLASSES['probe']}.on_train_end", 1, signal.SIGTERM), [TERMINATED]),
+        (_program, "audit", (AUDIT, 1, signal.SIGINT), [INTERRUPTED]),
+        (_audit_with_a_finalizer, "audit", ("time:monotonic", 0, 0), [INTERRUPTED]),
+        # An operation that does not return.
+        (_program, "finetune", (f"{CLASSES['finetune']}.{STEP}", 3, signal.SIGTERM, True),
+         [TERMINATED]),
+        (_program_that_cannot_save, "finetune", (f"{CLASSES['finetune']}.{STEP}", 2,
+         signal.SIGTERM), ["lincorr: error: cannot write the checkpoint: no space.", TERMINATED]),
+    ],
+)  # fmt: skip
+def test_a_run_that_cannot_be_resumed(
+    program: Any, study: str, signalled: Any, lines: list[str], command: Any, tmp_path: Path
+) -> None:
+    stderr, started = tmp_path / "stderr", monotonic()
+    arguments = ["audit"] if study == "audit" else command(study, "run")
+    status = run_alone(program, arguments, stderr, *map(_plain, signalled))
+    assert status == (130 if lines == [INTERRUPTED] else 143)
+    written = stderr.read_text().splitlines()
+    assert written[-len(lines) :] == lines
+    assert not any("Traceback" in line or "Interrupt" in line for line in written)
+    assert not list(tmp_path.rglob("results.json"))
+    assert monotonic() - started < 60
+
+
+def _plain(value: Any) -> Any:
+    return int(value) if isinstance(value, signal.Signals) else value
 
 
 @pytest.mark.slow
@@ -150,72 +191,14 @@ def test_a_run_that_a_signal_ends_can_be_resumed(
     assert results(tmp_path / "resumed") == results(tmp_path / "whole")
 
 
-@pytest.mark.parametrize(
-    ("where", "signum", "status", "line"),
-    [
-        ("training_step", signal.SIGINT, 130, "lincorr: interrupted"),
-        ("setup", signal.SIGTERM, 143, "lincorr: terminated"),
-        ("on_fit_end", signal.SIGTERM, 143, "lincorr: terminated"),
-    ],
-)
-def test_a_run_that_cannot_be_resumed(
-    where: str, signum: int, status: int, line: str, command: Any, tmp_path: Path
-) -> None:
-    stderr = tmp_path / "stderr"
-    signalled = (f"{CLASSES['probe']}.{where}", 1, int(signum))
-    assert run_alone(_program, command("probe", "run"), stderr, *signalled) == status
-    lines = stderr.read_text().splitlines()
-    assert lines[-1] == line
-    assert not any("Traceback" in other or "Interrupt" in other for other in lines)
-    assert not list((tmp_path / "run").rglob("results.json"))
-
-
-@pytest.mark.parametrize("command_name", ["audit", "report"])
-def test_commands_without_a_trainer(command_name: str, small_lm: str, tmp_path: Path) -> None:
-    module, function, _ = cli.COMMANDS[command_name]
-    arguments = {"audit": ["--lm", small_lm], "report": [str(tmp_path)]}[command_name]
-    stderr = tmp_path / "stderr"
-    signalled = (f"{module}:{function}", 1, int(signal.SIGINT))
-    assert run_alone(_program, [command_name, *arguments], stderr, *signalled) == 130
-    assert stderr.read_text() == "lincorr: interrupted\n"
-
-
 @pytest.mark.slow
 def test_a_reproduction_goes_on_with_the_same_command(small_lm: str, tmp_path: Path) -> None:
-    arguments = [
-        "reproduce", "--only=figure3", "--lm", small_lm, "--output", str(tmp_path / "page"),
-    ]  # fmt: skip
-    stderr = tmp_path / "stderr"
-    signalled = (f"{CLASSES['probe']}.training_step", 1, int(signal.SIGTERM))
+    page, stderr = str(tmp_path / "page"), tmp_path / "stderr"
+    arguments = ["reproduce", "--only=figure3", "--lm", small_lm, "--output", page]
+    signalled = (f"{CLASSES['probe']}.{STEP}", 1, int(signal.SIGTERM))
     assert run_alone(_program, arguments, stderr, *signalled) == 143
-    line = "lincorr: terminated; start the same command again to go on"
-    assert stderr.read_text().splitlines()[-1] == line
-
-
-def test_a_signal_in_a_finalizer(tmp_path: Path) -> None:
-    """Python ignores what is raised there, and reports it."""
-    stderr = tmp_path / "stderr"
-    assert run_alone(_audit_with_a_finalizer, ["audit"], stderr) == 130
-    assert stderr.read_text() == "lincorr: interrupted\n"
-
-
-def test_an_operation_that_does_not_return(command: Any, tmp_path: Path) -> None:
-    stderr, started = tmp_path / "stderr", monotonic()
-    signalled = (f"{CLASSES['finetune']}.training_step", 3, int(signal.SIGTERM), True)
-    assert run_alone(_program, command("finetune", "run"), stderr, *signalled) == 143
-    assert stderr.read_text().splitlines()[-1] == "lincorr: terminated"
-    assert monotonic() - started < 60
-
-
-def test_a_checkpoint_that_cannot_be_saved_is_reported(command: Any, tmp_path: Path) -> None:
-    stderr = tmp_path / "stderr"
-    signalled = (f"{CLASSES['finetune']}.training_step", 2, int(signal.SIGTERM))
-    status = run_alone(_program_on_a_full_disk, command("finetune", "run"), stderr, *signalled)
-    assert status == 143
-    assert stderr.read_text().splitlines()[-2:] == [
-        "lincorr: error: cannot write the checkpoint: the disk is full.",
-        "lincorr: terminated",
-    ]
+    last = stderr.read_text().splitlines()[-1]
+    assert last == f"{TERMINATED}; start the same command again to go on"
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,36 +41,21 @@ class _Touch:
 
 @dataclass(frozen=True)
 class Case:
-    """A command line with a bad input.
-
-    Attributes:
-        command: The arguments.
-        what: What is bad about it.
-        must_fail: Whether no run can be right with it.
-    """
+    """A command line with a bad input; `must_fail` if no run can be right with it."""
 
     command: list[str]
     what: str
     must_fail: bool = False
 
 
-def make(name: str, draw: random.Random, work: Path, folder: Path) -> Case:
-    """Make a bad input.
-
-    Args:
-        name: Key of `INPUTS`.
-        draw: Random numbers.
-        work: Folder with ``inputs`` and ``references``, the uninterrupted runs.
-        folder: Folder to write to; runs start in it.
-    """
-    return INPUTS[name](draw, work, folder)
+Maker = Callable[[random.Random, Path, Path], Case]
+"""Makes a case from random numbers, the folder of inputs and references, and one to write to."""
 
 
 def _command(study: str, work: Path, *more: str) -> list[str]:
     made = STUDIES[study]
-    words = [made.verb, "--config", f"{made.config}.yaml"]
     options = [option.format(inputs=work / "inputs") for option in made.options]
-    return [*words, *options, *QUIET, *more]
+    return [made.verb, "--config", f"{made.config}.yaml", *options, *QUIET, *more]
 
 
 # -- damage ---------------------------------------------------------------------------------------
@@ -79,56 +64,47 @@ def _command(study: str, work: Path, *more: str) -> list[str]:
 def damage_file(path: Path, draw: random.Random) -> tuple[str, bool]:
     """Damage a file; return what was done, and whether nobody can read it any more."""
     content = path.read_bytes()
-    kind = draw.choice(
-        ["cut", "cut", "empty", "flip", "flip", "noise", "repeat", "remove", "folder", "fifo",
-         "pickle", "text", "loop"]
-    )  # fmt: skip
     at = draw.randrange(max(len(content), 1))
     path.unlink()
-    if kind == "cut":
-        path.write_bytes(content[:at])
-    elif kind == "empty":
-        path.touch()
-    elif kind == "flip":
+
+    def flip() -> None:
         changed = bytearray(content)
         for _ in range(draw.choice([1, 1, 4, 40])):
             changed[draw.randrange(len(changed))] ^= 1 << draw.randrange(8)
         path.write_bytes(changed)
-    elif kind == "noise":
+
+    def noise() -> None:
         path.write_bytes(content[:at] + draw.randbytes(draw.choice([1, 8, 200])) + content[at:])
-    elif kind == "repeat":
-        path.write_bytes(content[:at] + content[max(at - 50, 0) :])
-    elif kind == "folder":
-        path.mkdir()
-    elif kind == "fifo":
-        os.mkfifo(path)
-    elif kind == "pickle":
+
+    def pickled() -> None:
         if draw.random() < 0.5:
             torch.save({"state_dict": _Touch()}, path)
         else:
             path.write_bytes(pickle.dumps(_Touch()))
-    elif kind == "text":
-        path.write_text("Not found\n")
-    elif kind == "loop":
-        path.symlink_to(path.name)
-    unreadable = kind not in ("flip", "noise", "repeat", "remove")
-    return f"{path.name}: {kind}", unreadable
+
+    ways: dict[str, Callable[[], object]] = {
+        "flip": flip,
+        "noise": noise,
+        "repeat": lambda: path.write_bytes(content[:at] + content[max(at - 50, 0) :]),
+        "remove": lambda: None,
+        "cut": lambda: path.write_bytes(content[:at]),
+        "empty": path.touch,
+        "folder": path.mkdir,
+        "fifo": lambda: os.mkfifo(path),
+        "pickle": pickled,
+        "text": lambda: path.write_text("Not found\n"),
+        "loop": lambda: path.symlink_to(path.name),
+    }
+    kind = draw.choice([*ways, "cut", "flip"])
+    ways[kind]()
+    return f"{path.name}: {kind}", kind not in ("flip", "noise", "repeat", "remove")
 
 
-def _damage_json(path: Path, draw: random.Random) -> str:
+def _damage_tree(path: Path, draw: random.Random) -> str:
     """Replace, remove, rename or nest a random value of a JSON or YAML file."""
     text = path.read_text(encoding="utf-8")
     tree = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    nodes: list[tuple[Any, Any]] = []
-
-    def collect(node: Any) -> None:
-        for key in node if isinstance(node, dict) else range(len(node)):
-            nodes.append((node, key))
-            if isinstance(node[key], (dict, list)):
-                collect(node[key])
-
-    collect(tree)
-    node, key = draw.choice(nodes)
+    node, key = draw.choice(list(_nodes_of(tree)))
     kind = draw.choice(["value", "value", "value", "remove", "rename", "deep"])
     value = draw.choice(_VALUES)
     if kind == "value":
@@ -140,102 +116,99 @@ def _damage_json(path: Path, draw: random.Random) -> str:
     else:
         node[key] = "DEEP"
     dump = json.dumps(tree) if path.suffix == ".json" else yaml.safe_dump(tree, allow_unicode=True)
-    path.write_text(
-        dump.replace('"DEEP"', "DEEP").replace("DEEP", "[" * 20000 + "]" * 20000), encoding="utf-8"
-    )
+    deep = "[" * 20000 + "]" * 20000
+    path.write_text(dump.replace('"DEEP"', deep).replace("DEEP", deep), encoding="utf-8")
     return f"{path.name}: {kind} of {key}" + f" = {str(value)[:60]!r}" * (kind == "value")
 
 
-def _damage_lines(text: str, draw: random.Random) -> tuple[bytes, str]:
+def _nodes_of(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield each mapping or list of a tree with each of its keys."""
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], (dict, list)):
+            yield from _nodes_of(tree[key])
+
+
+def _damage_text(text: str, draw: random.Random) -> tuple[bytes, str]:
     """Damage a text line by line or byte by byte."""
-    lines = text.splitlines(keepends=True)
-    i, j = draw.randrange(len(lines)), draw.randrange(len(lines))
-    kind = draw.choice(
-        ["drop", "twice", "swap", "indent", "value", "cut", "bytes", "nul", "surrogate", "bom",
-         "deep", "bomb", "long", "empty", "tag"]
-    )  # fmt: skip
-    if kind == "drop":
-        del lines[i]
-    elif kind == "twice":
-        lines.insert(j, lines[i])
-    elif kind == "swap":
-        lines[i], lines[j] = lines[j], lines[i]
-    elif kind == "indent":
-        lines[i] = " " * draw.randint(1, 3) + lines[i]
-    elif kind == "value":
-        head, colon, _ = lines[i].rpartition(":")
-        lines[i] = f"{head}{colon} {draw.choice(_VALUES)}\n"
-    elif kind == "cut":
-        whole = "".join(lines)
-        lines = [whole[: draw.randrange(len(whole))]]
-    elif kind == "surrogate":
-        lines[i] = lines[i].replace("a", '"\\ud800"', 1)
-    elif kind == "bom":
-        lines.insert(i, "\ufeff")
-    elif kind == "deep":
-        lines[i] = "[" * 20000 + "\n"
-    elif kind == "bomb":
-        lines = ["a0: &a0 [x, x]\n"]
-        lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, 30)]
-    elif kind == "long":
-        lines[i] = lines[i].rstrip("\n") + "x" * 3_000_000 + "\n"
-    elif kind == "empty":
-        lines = []
-    elif kind == "tag":
-        lines[i] = lines[i].rstrip("\n") + " !!python/object/apply:os.system ['touch payload']\n"
-    content = "".join(lines).encode("utf-8")
-    at = draw.randrange(len(content) + 1)
-    if kind == "bytes":
-        content = content[:at] + b"\xff\xfe\x80" + content[at:]
-    elif kind == "nul":
-        content = content[:at] + b"\0" + content[at:]
-    return content, f"{kind} at line {i + 1}"
+    lines, whole = text.splitlines(keepends=True), text.encode()
+    i, j, at = draw.randrange(len(lines)), draw.randrange(len(lines)), draw.randrange(len(whole))
+    line = lines[i]
+    head, colon, _ = line.rpartition(":")
+    bomb = [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]\n" for n in range(1, 30)]
+    changed = {
+        "drop": "",
+        "twice": line * 2,
+        "swap": lines[j],
+        "indent": " " * draw.randint(1, 3) + line,
+        "value": f"{head}{colon} {draw.choice(_VALUES)}\n",
+        "surrogate": line.replace("a", '"\\ud800"', 1),
+        "bom": f"\ufeff{line}",
+        "deep": "[" * 20000 + "\n",
+        "long": line.rstrip("\n") + "x" * 3_000_000 + "\n",
+        "tag": line.rstrip("\n") + " !!python/object/apply:os.system ['touch payload']\n",
+    }
+    contents = {kind: "".join([*lines[:i], new, *lines[i + 1 :]]).encode()
+                for kind, new in changed.items()}  # fmt: skip
+    contents |= {
+        "cut": whole[:at],
+        "empty": b"",
+        "bomb": "".join(["a0: &a0 [x, x]\n", *bomb]).encode(),
+        "bytes": whole[:at] + b"\xff\xfe\x80" + whole[at:],
+        "nul": whole[:at] + b"\0" + whole[at:],
+    }
+    kind = draw.choice(list(contents))
+    return contents[kind], f"{kind} at line {i + 1} or byte {at}"
 
 
 # -- inputs by kind -------------------------------------------------------------------------------
 
 
+_MORE_OPTIONS = [
+    "trainer.strategy", "trainer.precision", "trainer.limit_train_batches", "ckpt_path",
+    "trainer.max_steps", "trainer.num_nodes", "trainer.logger", "trainer.profiler",
+    "trainer.accelerator", "seed_everything", "trainer.gradient_clip_val",
+]  # fmt: skip
+
+
 def _options(draw: random.Random, work: Path, folder: Path) -> Case:
     study = draw.choice(list(STUDIES))
     config = yaml.safe_load((CONFIGS / f"{STUDIES[study].config}.yaml").read_text(encoding="utf-8"))
-    names = []
 
-    def collect(node: dict[str, Any], trail: tuple[str, ...]) -> None:
+    def names(node: dict[str, Any], trail: str = "") -> Iterator[str]:
         for key, value in node.items():
-            here = trail if key == "init_args" else (*trail, key)
+            here = trail if key == "init_args" else f"{trail}.{key}"
             if isinstance(value, dict) and value:
-                collect(value, here)
+                yield from names(value, here)
             elif key not in ("class_path", "callbacks", "default_root_dir"):
-                names.append(".".join(here))
+                yield here.removeprefix(".")
 
-    collect(config, ())
-    names += ["trainer.strategy", "trainer.precision", "trainer.limit_train_batches", "ckpt_path",
-              "trainer.max_steps", "trainer.num_nodes", "trainer.logger", "trainer.profiler",
-              "trainer.accelerator", "seed_everything", "trainer.gradient_clip_val"]  # fmt: skip
-    name, value = draw.choice(names), draw.choice(_VALUES)
+    name, value = draw.choice([*names(config), *_MORE_OPTIONS]), draw.choice(_VALUES)
     if name.endswith(_COUNTS) and isinstance(value, int) and value > 1:
         value = -1
     spelled = name if draw.random() < 0.9 else name[:-1] + draw.choice("xy_")
     text = json.dumps(value) if isinstance(value, (list, dict)) else str(value)
-    if value is None:
-        text = "null"
+    text = "null" if value is None else text
     option = [f"--{spelled}={text}"] if draw.random() < 0.8 else [f"--{spelled}", text]
     return Case(_command(study, work, *option), f"{study}: {' '.join(option)[:120]}")
 
 
-def _config(draw: random.Random, work: Path, folder: Path) -> Case:
-    study = draw.choice(list(STUDIES))
-    text = (CONFIGS / f"{STUDIES[study].config}.yaml").read_text(encoding="utf-8")
-    path = folder / "mine.yaml"
-    if draw.random() < 0.7:
-        lines = [line for line in text.splitlines() if not line.strip().startswith("#")]
-        content, what = _damage_lines("\n".join(filter(str.strip, lines)) + "\n", draw)
+def _damage_yaml(path: Path, text: str, draw: random.Random) -> str:
+    if draw.random() < 0.65:
+        content, what = _damage_text(text, draw)
         path.write_bytes(content)
-    else:
-        path.write_text(text, encoding="utf-8")
-        what = _damage_json(path, draw)
-    command = _command(study, work)
-    return Case([command[0], "--config", str(path), *command[3:]], f"{study}: {what}")
+        return what
+    path.write_text(text, encoding="utf-8")
+    return _damage_tree(path, draw)
+
+
+def _config(draw: random.Random, work: Path, folder: Path) -> Case:
+    study, path = draw.choice(list(STUDIES)), folder / "mine.yaml"
+    text = (CONFIGS / f"{STUDIES[study].config}.yaml").read_text(encoding="utf-8")
+    lines = [line for line in text.splitlines() if line.strip() and line.strip()[0] != "#"]
+    what = _damage_yaml(path, "\n".join(lines) + "\n", draw)
+    verb, *options = _command(study, work)
+    return Case([verb, "--config", str(path), *options[2:]], f"{study}: {what}")
 
 
 _KNOWLEDGE = """version: 1
@@ -251,21 +224,17 @@ knowledge:
 
 
 def _knowledge(draw: random.Random, work: Path, folder: Path) -> Case:
-    content, what = _damage_lines(_KNOWLEDGE, draw)
     path = folder / "mine.yaml"
-    path.write_bytes(content)
-    if draw.random() < 0.4:
-        path.write_text(_KNOWLEDGE)
-        what = _damage_json(path, draw)
+    what = _damage_yaml(path, _KNOWLEDGE, draw)
     more = [f"--model.knowledge_files=[{path}]", "--model.knowledge=[town,country]"]
     return Case(_command("linear_probe", work, *more, "--model.require_reference=[]"), what)
 
 
-def _rows(study: str, option: str, file: str, text: Callable[[Path], str]) -> Callable[..., Case]:
+def _rows(study: str, option: str, file: str, text: Callable[[Path], str]) -> Maker:
     """Return a maker of cases with a damaged file of rows."""
 
     def make_case(draw: random.Random, work: Path, folder: Path) -> Case:
-        content, what = _damage_lines(text(work / "inputs"), draw)
+        content, what = _damage_text(text(work / "inputs"), draw)
         path = folder / file
         path.write_bytes(content)
         unreadable = False
@@ -277,15 +246,11 @@ def _rows(study: str, option: str, file: str, text: Callable[[Path], str]) -> Ca
     return make_case
 
 
-def _edits(inputs: Path) -> str:
-    return (inputs / "edits.jsonl").read_text()
-
-
-def _paired(inputs: Path) -> str:
-    del inputs
-    rows = [{"phase": ["compose", "learn"][i % 2], "subject": f"name{i}", "source":
-             ["Paris", "Tokyo", "Oslo"][i % 3]} for i in range(12)]  # fmt: skip
-    return "".join(json.dumps(row) + "\n" for row in rows)
+_PAIRED = "".join(
+    json.dumps({"phase": ["compose", "learn"][i % 2], "subject": f"name{i}",
+                "source": ["Paris", "Tokyo", "Oslo"][i % 3]}) + "\n" for i in range(12)
+)  # fmt: skip
+_SUBJECTS = "".join(f"name{i}\n" for i in range(90))
 
 
 def _checkpoint(draw: random.Random, work: Path, folder: Path) -> Case:
@@ -321,14 +286,12 @@ def _checkpoint(draw: random.Random, work: Path, folder: Path) -> Case:
 def _folder(
     source: Callable[[Path], Path], uses: list[tuple[str, str]], suffixes: tuple[str, ...] = (),
     checked: tuple[str, ...] = (),
-) -> Callable[..., Case]:  # fmt: skip
+) -> Maker:  # fmt: skip
     """Return a maker of cases with a damaged folder.
 
-    Args:
-        source: Returns the valid folder.
-        uses: Studies that read it, and the option that names it.
-        suffixes: Suffixes of the files to damage; empty for all.
-        checked: Suffixes of files without which, or with other content, no run can be right.
+    `source` returns the valid folder; `uses` are studies that read it, with the option that names
+    it. Of the files, those with one of the `suffixes` are damaged (all by default); without those
+    with a suffix in `checked`, no run can be right.
     """
 
     def make_case(draw: random.Random, work: Path, folder: Path) -> Case:
@@ -338,7 +301,7 @@ def _folder(
         path = draw.choice([p for p in found if not suffixes or p.suffix in suffixes])
         must_fail = False
         if path.suffix == ".json" and draw.random() < 0.6:
-            what = _damage_json(path, draw)
+            what = _damage_tree(path, draw)
         else:
             what, unreadable = damage_file(path, draw)
             must_fail = unreadable and path.suffix in checked
@@ -387,16 +350,17 @@ def _lm(draw: random.Random, work: Path, folder: Path) -> Case:
 _MAPS = [("resilience", "--model.linear_map={}"), ("forecast", "--model.linear_map={}")]
 _SAES = [("feature_flow", "--model.saes={}")]
 _EMBEDDINGS = [("vocabulary_ablation", "--model.lm.name_or_path={}")]
-_SUBJECTS = "".join(f"name{i}\n" for i in range(90))
 
-INPUTS: dict[str, Callable[[random.Random, Path, Path], Case]] = {
+INPUTS: dict[str, Maker] = {
     "options": _options,
     "config": _config,
     "checkpoint": _checkpoint,
     "lm": _lm,
     "knowledge": _knowledge,
-    "edits": _rows("source_finetune", "--data.edits_file={}", "edits.jsonl", _edits),
-    "paired texts": _rows("vocabulary_ablation", "--data.texts_file={}", "texts.jsonl", _paired),
+    "edits": _rows("source_finetune", "--data.edits_file={}", "edits.jsonl",
+                   lambda inputs: (inputs / "edits.jsonl").read_text()),
+    "paired texts": _rows("vocabulary_ablation", "--data.texts_file={}", "texts.jsonl",
+                          lambda inputs: _PAIRED),
     "texts": _rows("token_geometry", "--data.texts=[{}]", "texts.txt",
                    lambda inputs: (inputs / "texts.txt").read_text()),
     "subjects": _rows("linear_probe", "--data.subjects_file={}", "subjects.txt",

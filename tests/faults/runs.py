@@ -37,14 +37,9 @@ class Fault(Exception):
 
 @dataclass
 class Run:
-    """A forked run.
+    """A forked run: its process, and the file of its stderr, with one of stdout beside it.
 
-    Attributes:
-        pid: Its process.
-        output: File of its stderr; stdout is in the file beside it.
-        started: When it began, in seconds of the monotonic clock.
-        status: Exit status as a shell shows it; None until `wait` saw the end.
-        seconds: How long it took.
+    `status` is the exit status as a shell shows it, None until `wait` saw the end.
     """
 
     pid: int
@@ -148,11 +143,7 @@ def start_two(arguments: Sequence[str], output: Path) -> list[Run]:
 
 
 def check_text(run: Run, statuses: Iterable[int]) -> str:
-    """Check that a run that failed did so with one line and one of the exit statuses.
-
-    Returns:
-        The line.
-    """
+    """Check that a run failed with one of the statuses and one line; return the line."""
     if "Traceback (most recent call last)" in run.text:
         *_, last = [line for line in run.text.splitlines() if line.strip()]
         raise Fault(f"traceback, status {run.status}: {last[:300]}")
@@ -216,9 +207,7 @@ _READERS: dict[str, Callable[[Path], Any]] = {
 def check_files(root: Path, whole: set[str] | None = None) -> None:
     """Check that no file below a root is half-written.
 
-    Args:
-        root: Folder of runs.
-        whole: Names of the files that a finished run has: a run with results.json must have them.
+    `whole` has the names of a finished run's files: a run with results.json must have them.
     """
     for path in sorted(root.rglob("*")):
         if path.is_file() and path.suffix in _READERS and not _is_leftover(path.relative_to(root)):

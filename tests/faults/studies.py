@@ -15,15 +15,9 @@ TWO_PROCESSES = ["--config", "trainer/ddp_cpu.yaml"]
 class Study:
     """A study in small form.
 
-    Attributes:
-        verb: Trainer command.
-        config: Config in configs/, without its suffix.
-        options: Options; ``{inputs}`` is the folder that `make_inputs` fills.
-        checkpoint: When a checkpoint is saved: an option of ModelCheckpoint; None if the study has
-            no use for one.
-        processes: Options that the study needs on two processes; None if it refuses them.
-        resumes_at_end: Whether a run can be resumed from the checkpoint of its last step.
-        resumes_two: Whether a run on two processes can be resumed.
+    In `options`, ``{inputs}`` is the folder that `make_inputs` fills; `checkpoint` is the option of
+    ModelCheckpoint that says when (None if the study has no use for one), and `processes` are
+    options that it needs on two processes (None if it refuses them).
     """
 
     verb: str
@@ -35,13 +29,7 @@ class Study:
     resumes_two: bool = True
 
     def command(self, inputs: Path, root: Path, two: bool = False) -> list[str]:
-        """Return the command line, with checkpoints where the study can be resumed.
-
-        Args:
-            inputs: Folder of the inputs.
-            root: Folder of the runs.
-            two: Whether for two processes.
-        """
+        """Return the command line, with checkpoints where the study can be resumed."""
         words = [self.verb, "--config", f"{self.config}.yaml"]
         words += TWO_PROCESSES if two else []
         words += [option.format(inputs=inputs) for option in self.options]

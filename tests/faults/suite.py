@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import os
 import shutil
@@ -31,16 +30,12 @@ def _warm() -> None:
     import matplotlib.pyplot  # noqa: F401
     import torch
     import torch.utils.tensorboard
-    from docstring_parser.attrdoc import AttributeDocstrings
 
     from lincorr_lightning.cli import main
     from lincorr_lightning.knowledge import Catalogue
 
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(1))  # and end the try's runs
     torch.set_num_threads(1)
-    read = AttributeDocstrings.get_attr_docs
-    read_once = functools.cache(lambda component: read(AttributeDocstrings(), component))
-    AttributeDocstrings.get_attr_docs = lambda self, component: read_once(component)
     Catalogue.load()
     silent = io.StringIO()
     with contextlib.redirect_stdout(silent), contextlib.suppress(SystemExit):
@@ -48,13 +43,10 @@ def _warm() -> None:
 
 
 class Suite:
-    """Makes tries in worker processes.
+    """Makes tries in worker processes, `jobs` at a time.
 
-    Args:
-        seed: Seed of all tries.
-        jobs: Number of tries at a time.
-        work: Folder of inputs and uninterrupted runs, reused if present; None for a temporary one.
-        failures: Folder to which failed tries are moved.
+    Inputs and uninterrupted runs are in `work`, reused if present; None is a temporary folder.
+    Tries that do not hold are moved to `failures`.
     """
 
     def __init__(self, seed: int, jobs: int, work: Path | None, failures: Path) -> None:
@@ -91,10 +83,7 @@ class Suite:
     def run(self, numbers: Mapping[str, Iterable[int]], progress: bool = False) -> list[Outcome]:
         """Make the tries of these numbers by kind.
 
-        Args:
-            numbers: Numbers of the tries of each kind.
-            progress: Whether to show progress, and each try that does not hold, on stderr. Ctrl-C
-                then ends the tries, and returns what there is.
+        With `progress`, each try that does not hold is shown on stderr, and Ctrl-C ends the tries.
         """
         tries = [
             Try(kind, number, self._seed, self._work)
@@ -109,10 +98,11 @@ class Suite:
                 bar.update()
                 if outcome.faults:
                     self._keep(outcome, outcomes)
-                    what = f"{outcome.kind} {outcome.number}, {outcome.row}: {outcome.what}"
+                    of = outcome.of
+                    what = f"{of.kind} {of.number}, {of.row}: {outcome.what}"
                     bar.write(f"{what}: {outcome.faults[0]}", file=sys.stderr)
         bar.close()
-        return sorted(outcomes, key=lambda one: (list(KINDS).index(one.kind), one.number))
+        return sorted(outcomes, key=lambda one: (list(KINDS).index(one.of.kind), one.of.number))
 
     def _make_references(self, tries: Iterable[Try]) -> None:
         """Make the uninterrupted runs that tries need; SAEs first, which the feature flow reads."""
@@ -133,42 +123,34 @@ class Suite:
 
     def _keep(self, outcome: Outcome, outcomes: list[Outcome]) -> None:
         """Keep a try that did not hold, with the way to repeat it."""
-        name = f"{outcome.kind}-{outcome.number}"
-        before = [
-            o for o in outcomes if o.faults and (o.kind, o.row) == (outcome.kind, outcome.row)
-        ]
-        source, kept = self._work / "tries" / name, self._failures / name
+        of = outcome.of
+        same = [o for o in outcomes if o.faults and (o.of.kind, o.of.row) == (of.kind, of.row)]
+        kept = self._failures / of.folder.name
         shutil.rmtree(kept, ignore_errors=True)
-        if len(before) <= _MAX_KEPT and source.exists():
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copytree(source, kept, symlinks=True, ignore=_no_pipes)
+        if len(same) <= _MAX_KEPT and of.folder.exists():
+            for pipe in [path for path in of.folder.rglob("*") if path.is_fifo()]:
+                pipe.unlink()
+            shutil.copytree(of.folder, kept, symlinks=True)
             repeat = (
-                f"python -m tests.faults --seed {self._seed} --only {outcome.kind} "
-                f"--number {outcome.number}"
+                f"python -m tests.faults --seed {of.seed} --only {of.kind} --number {of.number}"
             )
-            (kept / "fault.txt").write_text(
-                "\n".join([repeat, outcome.row, outcome.what, *outcome.faults]) + "\n"
-            )
-        shutil.rmtree(source, ignore_errors=True)
-
-
-def _no_pipes(folder: str, names: list[str]) -> list[str]:
-    return [name for name in names if (Path(folder) / name).is_fifo()]
+            text = "\n".join([repeat, of.row, outcome.what, *outcome.faults])
+            (kept / "fault.txt").write_text(f"{text}\n")
+        shutil.rmtree(of.folder, ignore_errors=True)
 
 
 def table(outcomes: Iterable[Outcome]) -> str:
     """Return a Markdown table of what was tried and what held."""
     rows: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        rows[outcome.kind, outcome.row].append(outcome)
+        rows[outcome.of.kind, outcome.of.row].append(outcome)
     lines = ["| try | of | tried | held | not held | first |", "|---|---|---:|---:|---:|---|"]
     totals = [0, 0]
     for (kind, row), some in rows.items():
-        tried = sum(one.weight for one in some)
         failed = [one for one in some if one.faults]
-        lost = sum(one.weight for one in failed)
+        tried, lost = (KINDS[kind].weight * len(ones) for ones in (some, failed))
         totals = [totals[0] + tried, totals[1] + lost]
-        example = f"{failed[0].number}: {failed[0].faults[0]}" if failed else ""
+        example = f"{failed[0].of.number}: {failed[0].faults[0]}" if failed else ""
         example = " ".join(example.split()).replace("|", "\\|")[:110]
         lines.append(f"| {kind} | {row} | {tried} | {tried - lost} | {lost} | {example} |")
     tried, lost = totals

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.faults import bad_inputs, pages
+from tests.faults import bad_inputs
 from tests.faults.runs import (
     PATIENCE_S,
     Fault,
@@ -40,13 +40,9 @@ _SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 
 @dataclass(frozen=True)
 class Try:
-    """A try, which its kind, number and seed determine.
+    """A try, which its kind (key of `KINDS`), number and seed determine.
 
-    Attributes:
-        kind: Key of `KINDS`.
-        number: Number within the kind.
-        seed: Seed of the suite.
-        work: Folder with ``inputs`` and ``references``, the uninterrupted runs.
+    `work` is the folder with ``inputs`` and ``references``, the uninterrupted runs.
     """
 
     kind: str
@@ -66,14 +62,14 @@ class Try:
         return self.work / "tries" / f"{self.kind}-{self.number}"
 
     @property
-    def draw(self) -> random.Random:
-        """Random numbers of this try."""
-        return random.Random(f"{self.seed} {self.kind} {self.number}")
-
-    @property
     def root(self) -> Path:
         """Folder of the try's runs."""
         return self.folder / "runs"
+
+    @property
+    def draw(self) -> random.Random:
+        """Random numbers of this try, the same at each call."""
+        return random.Random(f"{self.seed} {self.kind} {self.number}")
 
     def reference(self, two: bool = False) -> Path:
         """Return the root of the study's uninterrupted run."""
@@ -100,36 +96,20 @@ class Try:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a try.
+    """What came of a try: what was done to the run, and messages of what did not hold."""
 
-    Attributes:
-        kind: Kind of the try.
-        row: Study or kind of input.
-        number: Number of the try.
-        faults: Messages of what did not hold.
-        what: What was done to the run.
-        weight: Number of runs that were tried.
-    """
-
-    kind: str
-    row: str
-    number: int
-    faults: tuple[str, ...]
+    of: Try
     what: str
-    weight: int = 1
+    faults: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Kind:
     """A kind of try.
 
-    Attributes:
-        run: Makes the try; yields what it does to the run as soon as this is known, and raises
-            `Fault` if something does not hold.
-        rows: Studies or kinds of input.
-        count: Number of tries by default.
-        weight: Number of runs in a try.
-        two: Whether it needs uninterrupted runs on two processes.
+    `run` makes the try; it yields what it does to the run as soon as this is known, and raises
+    `Fault` if something does not hold. `weight` is the number of runs in a try; `two` is whether it
+    needs uninterrupted runs on two processes.
     """
 
     run: Callable[[Try], Iterator[str]]
@@ -154,16 +134,11 @@ def make_try(one: Try) -> Outcome:
         _end_children()
     if not faults:
         shutil.rmtree(one.folder, ignore_errors=True)
-    what = ", ".join(done)
-    return Outcome(one.kind, one.row, one.number, tuple(faults), what, KINDS[one.kind].weight)
+    return Outcome(one, ", ".join(done), tuple(faults))
 
 
-def make_reference(work: Path, row: str, two: bool) -> float:
-    """Make a study's uninterrupted run, unless it is there.
-
-    Returns:
-        Seconds that it took.
-    """
+def make_reference(work: Path, row: str, two: bool) -> None:
+    """Make a study's uninterrupted run, unless it is there."""
     one = Try("kill", list(STUDIES).index(row), 0, work)
     root, seconds = one.reference(two), one.reference(two).with_suffix(".seconds")
     if not seconds.exists():
@@ -175,7 +150,6 @@ def make_reference(work: Path, row: str, two: bool) -> float:
             if not run.wait(4 * PATIENCE_S) or run.status:
                 raise RuntimeError(f"the uninterrupted run of {row} fails: {run.text[-2000:]}")
         seconds.write_text(str(runs[0].seconds))
-    return float(seconds.read_text())
 
 
 # -- killed ---------------------------------------------------------------------------------------
@@ -191,16 +165,18 @@ def _kill(one: Try) -> Iterator[str]:
     whole = files_of(one.uninterrupted())
     check_files(one.root, whole)
     more = one.checkpoint()
-    again = one.start("resumed" if more else "again", *more)
-    if not again.wait(2 * PATIENCE_S):
-        raise Fault("the run after it hangs")
-    if again.status:
-        last = (again.text.strip().splitlines() or [""])[-1]
-        name = "resumed" if more else "next"
-        raise Fault(f"the {name} run ends with status {again.status}: {last[:300]}")
+    _check_next([one.start("again", *more)])
     check_files(one.root, whole)
     yield "resumed" if more else "run again"
     check_equal(finished(one.root), one.uninterrupted())
+
+
+def _check_next(runs: list[Run]) -> None:
+    """Check that the run after one that was killed ends well."""
+    for run in runs:
+        if not run.wait(2 * PATIENCE_S) or run.status:
+            last = (run.text.strip().splitlines() or [""])[-1]
+            raise Fault(f"the run after it ends with status {run.status}: {last[:300]}")
 
 
 def _wait_for_moment(one: Try, runs: list[Run], two: bool = False) -> str:
@@ -224,9 +200,7 @@ def _wait_for_moment(one: Try, runs: list[Run], two: bool = False) -> str:
 
 def _check_end(run: Run, number: int) -> None:
     """Check how a run ends that got a signal."""
-    if not run.wait(_END_S):
-        run.end()
-        raise Fault(f"still running {_END_S} s after {signal.Signals(number).name}")
+    _check_end_in_time(run, number)
     if run.status == 0:
         return  # it was finished already; its results are checked
     if number == signal.SIGKILL:
@@ -234,6 +208,12 @@ def _check_end(run: Run, number: int) -> None:
             raise Fault(f"status {run.status}: {run.text[-300:]}")
     elif run.seconds > _START_S or run.text or run.status != 128 + number:
         check_text(run, {128 + number})
+
+
+def _check_end_in_time(run: Run, number: int) -> None:
+    if not run.wait(_END_S):
+        run.end()
+        raise Fault(f"still running {_END_S} s after {signal.Signals(number).name}")
 
 
 def _kill_one_of_two(one: Try) -> Iterator[str]:
@@ -257,20 +237,14 @@ def _kill_one_of_two(one: Try) -> Iterator[str]:
     alone = not agent and other.wait(20)
     if not alone:
         other.signal(signal.SIGTERM)
-        if not other.wait(_END_S):
-            other.end()
-            raise Fault(f"the other rank still runs {_END_S} s after SIGTERM")
+        _check_end_in_time(other, signal.SIGTERM)
     # Of ranks that a signal ends, only the first has a line.
     if "Traceback" in other.text or other.status not in (0, 128 + signal.SIGTERM):
         check_text(other, {1})
     whole = files_of(one.uninterrupted(two=True))
     check_files(one.root, whole)
     more = one.checkpoint(two=True) if STUDIES[one.row].resumes_two else []
-    again = start_two([*one.command(two=True), *more], one.folder / "again.stderr")
-    for run in again:
-        if not run.wait(2 * PATIENCE_S) or run.status:
-            last = (run.text.strip().splitlines() or [""])[-1]
-            raise Fault(f"the run after it ends with status {run.status}: {last[:300]}")
+    _check_next(start_two([*one.command(two=True), *more], one.folder / "again.stderr"))
     yield "resumed" if more else "run again"
     check_equal(finished(one.root), one.uninterrupted(two=True))
 
@@ -314,7 +288,7 @@ def _full_disk(one: Try) -> Iterator[str]:
         check_files(one.root, files_of(one.uninterrupted()))
         if run.status == 0:
             check_equal(finished(one.root), one.uninterrupted())
-        elif "full" not in check_text(run, {1}) and "tmpfs" in how:
+        elif "No space left" not in check_text(run, {1}) and "tmpfs" in how:
             raise Fault(f"the line does not name the cause: {run.text[-300:]}")
 
 
@@ -337,12 +311,12 @@ def _at_once(one: Try) -> Iterator[str]:
         check_equal(folder, one.uninterrupted())
 
 
-# -- inputs and pages -----------------------------------------------------------------------------
+# -- inputs ---------------------------------------------------------------------------------------
 
 
 def _bad_input(one: Try) -> Iterator[str]:
     """Run a study with an input that is damaged, senseless or hostile."""
-    case = bad_inputs.make(one.row, one.draw, one.work, one.folder)
+    case = bad_inputs.INPUTS[one.row](one.draw, one.work, one.folder)
     yield case.what
     run = start(
         [*case.command, f"--trainer.default_root_dir={one.root}"], one.folder / "bad.stderr"
@@ -361,32 +335,14 @@ def _bad_input(one: Try) -> Iterator[str]:
         finished(one.root)
 
 
-def _hostile_page(one: Try) -> Iterator[str]:
-    """Report run folders with hostile names, labels and values."""
-    folders, what = pages.hostile_runs(one.uninterrupted(), one.draw, one.folder)
-    yield what
-    page = one.folder / "page"
-    run = start(["report", *map(str, folders), "--output", str(page)], one.folder / "page.stderr")
-    if not run.wait():
-        run.end()
-        raise Fault("hangs")
-    if run.status:
-        check_text(run, {1, 2})
-    else:
-        pages.check_page(page)
-
-
 _STUDIES = tuple(STUDIES)
-
 KINDS = {
     "kill": Kind(_kill, _STUDIES, 180),
     "two": Kind(_kill_one_of_two, _STUDIES, 30, two=True),
     "disk": Kind(_full_disk, _STUDIES, 90),
     "starts": Kind(_at_once, _STUDIES, 15, weight=_AT_ONCE),
-    "pages": Kind(_hostile_page, _STUDIES, 240),
     "inputs": Kind(_bad_input, tuple(bad_inputs.INPUTS), 500),
 }
-"""All kinds of try, by name."""
 
 
 def _end_children() -> None:
