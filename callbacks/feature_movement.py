@@ -119,8 +119,6 @@ class FeatureMovement(RelationCallback):
         self._sums: dict[int, Measurement] = {}
         self._is_independent = False
 
-    # -- measuring ---------------------------------------------------------------------------------
-
     def open(self, trainer: L.Trainer) -> None:
         """Read the SAEs and choose the subjects."""
         super().open(trainer)
@@ -216,8 +214,6 @@ class FeatureMovement(RelationCallback):
         self._sums[trainer.global_step] = self._compare(self._watched)
         self._log_step(trainer, trainer.global_step)
 
-    # -- results -----------------------------------------------------------------------------------
-
     def _scalars(self, key: str, sums: Sums) -> dict[str, float]:
         n, before = float(sums["n"]), float(sums["before"].sum())
         error, total = float(sums["error"]), float(sums["total"])
@@ -285,8 +281,6 @@ class FeatureMovement(RelationCallback):
             "became active, became inactive: share of the prompts",
         )
         return Results(self.study, values, tables=[table])
-
-    # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far, and the activations before training."""

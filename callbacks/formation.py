@@ -134,8 +134,6 @@ class Formation(RelationCallback):
         self.correlations: list[CorrelationPoint] = []
         self.recall: list[RecallPoint] = []
 
-    # -- measuring ---------------------------------------------------------------------------------
-
     def open(self, trainer: L.Trainer) -> None:
         """Find the labels and the facts, and sample the subjects."""
         catalogue, tokenizer = self.load_catalogue(trainer), self.cache.lm.tokenizer
@@ -224,8 +222,6 @@ class Formation(RelationCallback):
                 if field in _CURVES and value is not None:
                     yield field, name, step, value
 
-    # -- results -----------------------------------------------------------------------------------
-
     def finish(self, trainer: L.Trainer) -> Results:
         """Return all measurements, as tables and curves."""
         self._measure_once(trainer)
@@ -253,8 +249,6 @@ class Formation(RelationCallback):
             tables=tables,
             figures=[Figure(self.study, f"{title} during training", draw)],
         )
-
-    # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far."""

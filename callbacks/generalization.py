@@ -94,8 +94,6 @@ class Generalization(MapCallback):
         super().reset()
         self.cases: list[EditCase] = []
 
-    # -- what is measured --------------------------------------------------------------------------
-
     def open(self, trainer: L.Trainer) -> None:
         """Resolve the edits and the controls."""
         super().open(trainer)
@@ -171,8 +169,6 @@ class Generalization(MapCallback):
         controls = [domain.knowledge.name for domain in self.domains[2:]]
         return outcome_charts(self.tag, controls, self._prefix, self._last_step is not None)
 
-    # -- measuring ---------------------------------------------------------------------------------
-
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""
         super().start(trainer)
@@ -244,8 +240,6 @@ class Generalization(MapCallback):
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
         self.log_scalars(trainer, {f"{self._prefix}{key}": v for key, v in scalars.items()}, step)
-
-    # -- results -----------------------------------------------------------------------------------
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the outcomes of all edits, with the table of cases and its figures."""

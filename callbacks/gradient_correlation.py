@@ -103,8 +103,6 @@ class GradientCorrelation(MapCallback):
             return self.subjects or []
         return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
-    # -- measuring ---------------------------------------------------------------------------------
-
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
         self._warn_about_half_precision()
@@ -182,8 +180,6 @@ class GradientCorrelation(MapCallback):
             correlations["gradient_correlation_auto"] = auto
         return correlations
 
-    # -- results -----------------------------------------------------------------------------------
-
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the mean over the steps, or the correlations over the edits of all ranks."""
         scalars: dict[str, float] = {}
@@ -227,8 +223,6 @@ class GradientCorrelation(MapCallback):
             "gradient_correlation_all_steps": self._correlate(everything)["gradient_correlation"],
             "n_updates": len(everything.after.source),
         }
-
-    # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far, those before training included."""

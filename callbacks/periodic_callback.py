@@ -60,8 +60,6 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         """Key of the callback's state in checkpoints, made of all its arguments."""
         return self._generate_state_key(**self.hparams)
 
-    # -- a run -------------------------------------------------------------------------------------
-
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
         self.history: dict[str, list[tuple[int, float]]] = {}
@@ -138,8 +136,6 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         """Release the LM, since Lightning calls no `teardown` then."""
         self.teardown(trainer, pl_module, "fit")
 
-    # -- steps -------------------------------------------------------------------------------------
-
     def is_due(self, step: int, edit_batch: EditBatch | None = None) -> bool:
         """Return whether to measure after an optimizer step.
 
@@ -190,8 +186,6 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             self._last_measured = trainer.global_step
             self.measure(trainer)
 
-    # -- output ------------------------------------------------------------------------------------
-
     def siblings(self, trainer: L.Trainer) -> list[Self]:
         """Return all callbacks of this class in a run, itself included."""
         return [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
@@ -215,8 +209,6 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
                 rows.setdefault(step, {"step": step})[key] = value
         columns = ["step", *self.history]
         return Table.of(self.study, [rows[step] for step in sorted(rows)], columns, caption)
-
-    # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far."""

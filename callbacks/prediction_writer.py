@@ -27,9 +27,6 @@ class PredictionWriter(BasePredictionWriter):
 
     Args:
         top: Number of highest labels in the table.
-
-    Raises:
-        ConfigError: `top` is less than 1.
     """
 
     def __init__(self, top: int = 3) -> None:
@@ -62,9 +59,9 @@ class PredictionWriter(BasePredictionWriter):
         with atomic_write(folder / "predictions.safetensors") as path:
             save_file(logits, path)
         subjects = [subject for part in parts for subject in part["subjects"]]
-        columns = ["subject", "pair"]
-        for rank in range(1, self.top + 1):
-            columns += [f"label_{rank}", f"logit_{rank}"]
+        ranks = range(1, self.top + 1)
+        kinds = ("label", "logit")
+        columns = ["subject", "pair", *(f"{kind}_{n}" for n in ranks for kind in kinds)]
         rows = [
             [subject, pair, *self._highest(logits[pair][i], parts[0]["labels"][pair])]
             for i, subject in enumerate(subjects)

@@ -133,11 +133,7 @@ class RelationCallback(PeriodicCallback):
         return sample_up_to(self.cache.lm.tokenizer, n, seed=self.seed)
 
     def own_subjects(self, edit_batch: EditBatch) -> tuple[list[str], list[int]]:
-        """Return the subjects of independent edits, and the adapter that each is trained in.
-
-        Raises:
-            ConfigError: The LM's answers before training are unknown.
-        """
+        """Return the subjects of independent edits, and the adapter that each is trained in."""
         if not self.run_edits:
             raise ConfigError(
                 f"{type(self).__name__} needs all edits of the run before their training, but the "
@@ -145,8 +141,6 @@ class RelationCallback(PeriodicCallback):
                 "n_steps of each EditBatch to 0 if edits are trained together."
             )
         return [edit.subject for edit in edit_batch.edits], list(range(len(edit_batch.edits)))
-
-    # -- logits ------------------------------------------------------------------------------------
 
     def queries(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
@@ -258,8 +252,6 @@ class MapCallback(RelationCallback):
             parts = zip(*(by_edit[edit][step] for edit in edits), strict=True)
             by_step[step] = edits, [DomainLogits.stack(part) for part in parts]
         return by_step
-
-    # -- resuming ----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far, and the maps, which a later LM would not give again."""

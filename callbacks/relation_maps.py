@@ -72,11 +72,7 @@ class LMReaders:
     def announce_maps(
         self, relation: TokenizedRelation, n_subjects: int, held_out: frozenset[str]
     ) -> None:
-        """Announce what `fit_maps` will read.
-
-        Raises:
-            SubjectsError: The vocabulary has too few other subjects.
-        """
+        """Announce what `fit_maps` will read."""
         self.rows.announce(relation_layout(relation), self._fit_on(n_subjects, held_out))
 
     def fit_maps(
@@ -87,9 +83,6 @@ class LMReaders:
         The LM reads the prompts of all announced relations in one pass. The first map has the
         `ridge`, the second chooses its own (``auto``). Neither is fitted on subjects that are
         `held_out`: those that the run measures.
-
-        Raises:
-            SubjectsError: The vocabulary has too few other subjects.
         """
         key = relation.name, ridge, n_subjects, held_out
         if key not in self.maps:
@@ -114,11 +107,7 @@ def _relation_maps(relation: TokenizedRelation, maps: dict[str, LinearMap]) -> R
 def load_maps(
     lm: LanguageModel, relation: TokenizedRelation, folder: str, held_out: frozenset[str]
 ) -> RelationMaps:
-    """Read the map of a folder; warn if it was fitted on subjects that are `held_out`.
-
-    Raises:
-        LinearMapError: The folder's map has other labels, or not this pair.
-    """
+    """Read the map of a folder; warn if it was fitted on subjects that are `held_out`."""
     linear_map = LinearMap.from_pretrained(folder, lm)
     for domain in (relation.source, relation.target):
         name = domain.knowledge.name

@@ -72,8 +72,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         )
         self.seed = seed
 
-    # -- measuring ---------------------------------------------------------------------------------
-
     def open(self, trainer: L.Trainer) -> None:
         """Read the texts."""
         prompts = read_prompts(
@@ -114,8 +112,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         for name in ("loss", "entropy"):
             scalars[name] = sum(one.numbers[name] for one in observed) / len(observed)
         return {name: value for name, value in scalars.items() if math.isfinite(value)}
-
-    # -- results -----------------------------------------------------------------------------------
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the means before and after training, with a table and heat maps of all steps."""

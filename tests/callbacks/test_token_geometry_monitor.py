@@ -11,7 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from scipy.spatial.distance import cdist
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from lincorr_lightning.callbacks import Resilience, TokenGeometryMonitor
+from lincorr_lightning.callbacks import TokenGeometryMonitor
 from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
 from lincorr_lightning.finetune.batches import EditSchedule
 
@@ -95,18 +95,6 @@ def test_table_heat_map_and_curves(naive, small_lm, texts, make_trainer, tmp_pat
     assert "figures/token_geometry" in log.Tags()["images"]
 
 
-def test_beside_other_callbacks(naive, small_lm, own_map, texts, make_trainer):
-    """They share the LM in either order."""
-    alone = watch(texts)
-    make_trainer(alone).fit(naive.module(small_lm), naive.sentences(small_lm))
-    for place in (0, 1):
-        both = [Resilience(own_map.folder, every_n_steps=1)]
-        both.insert(place, watch(texts))
-        make_trainer(*both).fit(naive.module(small_lm), naive.sentences(small_lm))
-        assert both[place].history == alone.history
-        assert len(both[1 - place].history["resilience/city->country"]) == 5
-
-
 def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, texts, make_trainer):
     class Stacked(naive.stacked):
         def on_train_end(self):
@@ -119,13 +107,6 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, t
     last = callback.history["token_geometry/loss"][-1][0]
     assert numbers_at(callback.history, last) == pytest.approx(module.numbers, rel=2e-3, abs=1e-4)
     assert numbers_at(callback.history, last) != numbers_at(callback.history, 0)
-
-
-def test_a_dry_run_leaves_nothing(naive, small_lm, texts, make_trainer, tmp_path):
-    callback = watch(texts)
-    make_trainer(callback, fast_dev_run=True).fit(naive.module(small_lm), naive.sentences(small_lm))
-    assert callback.history
-    assert not list(tmp_path.rglob("*.png")) and not list(tmp_path.rglob("*.csv"))
 
 
 # -- bad input -------------------------------------------------------------------------------------
