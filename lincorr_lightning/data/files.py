@@ -62,16 +62,13 @@ def read_subjects(path: str | Path) -> list[str]:
 def read_rows(
     path: str | Path, what: str, needed: Sequence[str], optional: Sequence[str] = ()
 ) -> Iterator[tuple[str, Any]]:
-    """Read a file row by row.
+    """Yield file and line of each row, for messages, and the row, whose fields are unchecked.
 
     Args:
         path: ``.jsonl`` (an object per line) or ``.csv`` (with a header).
         what: Name of the items in messages, such as ``edits``.
         needed: Columns that the header of a CSV must have.
         optional: Columns that it may have, for messages.
-
-    Yields:
-        File and line of a row, for messages, and the row unchecked: the caller checks its fields.
     """
     path = Path(path)
     if path.suffix.lower() == ".jsonl":
@@ -98,15 +95,15 @@ def _csv_rows(
     try:
         header = [name.strip() for name in reader.fieldnames or ()]
         missing = [name for name in needed if name not in header]
+        twice = [name for name in header if header.count(name) > 1]
         if missing:
             may = f", and may have {_listed(optional)}" if optional else ""
             raise SubjectsError(
                 f"{path}, line 1: the header lacks {_listed(missing)}. It must have "
                 f"{_listed(needed)}{may}."
             )
-        if len(set(header)) < len(header):
-            twice = next(name for name in header if header.count(name) > 1)
-            raise SubjectsError(f"{path}, line 1: the header has {twice!r} twice. Remove one.")
+        if twice:
+            raise SubjectsError(f"{path}, line 1: the header has {twice[0]!r} twice. Remove one.")
         reader.fieldnames = header
         good = reader.line_num
         for entry in reader:
@@ -137,7 +134,7 @@ def read_texts(
     sample_by: SampleBy = "line",
     owner: str = "data",
 ) -> Iterator[Text]:
-    r"""Read texts from files and folders; blank ones are left out.
+    """Read texts from files and folders; blank ones are left out.
 
     A ``.txt`` file has a text per line, or is one text with ``sample_by="document"``; a ``.jsonl``
     or ``.csv`` file has a text per row. Folders are searched for such files at any depth, in the
@@ -151,14 +148,6 @@ def read_texts(
         key: Field of a row that holds its text.
         sample_by: ``line`` or ``document``, for ``.txt`` files.
         owner: Prefix of the settings in messages, as ``data`` of ``data.texts``.
-
-    Example:
-        >>> import pathlib, tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     path = pathlib.Path(folder, "a.txt")
-        ...     _ = path.write_text("one line, one text\n\nanother text\n")
-        ...     [text.text for text in read_texts(path)]
-        ['one line, one text', 'another text']
     """
     if sample_by not in ("line", "document"):
         raise SubjectsError(f"{owner}.sample_by is {sample_by!r}; it must be line or document.")

@@ -64,11 +64,7 @@ def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
 
 
 class StepDataset(Protocol):
-    """The steps of one rank over all epochs, each made from its number alone.
-
-    It holds no state, so a resumed run continues at any step with exactly the batches of an
-    uninterrupted one.
-    """
+    """The steps of one rank over all epochs, each made from its number alone, without state."""
 
     @property
     def determined_by(self) -> dict[str, Any]:

@@ -111,11 +111,7 @@ class SubjectsDataModule(StudyData):
         self.halves: dict[Half, list[str]] = {}
 
     def setup(self, stage: str) -> None:
-        """Sample the subjects and split them; the same on all ranks.
-
-        Raises:
-            SubjectsError: A half has too few subjects, or fewer than there are ranks.
-        """
+        """Sample the subjects and split them; the same on all ranks."""
         subjects = self._all_subjects()
         n_fit = round(len(subjects) * self.fit_fraction)
         self.halves = {"fit": subjects[:n_fit], "test": subjects[n_fit:]}

@@ -260,7 +260,7 @@ class TextsDataModule(StudyData):
 
         Raises:
             SubjectsError: There are too few texts, or a file cannot be read.
-            ConfigError: There is no LM, or no texts are named and the LM has no world of its own.
+            ConfigError: No texts are named, and the LM has no world of its own.
         """
         trains = stage in (None, "fit")
         setting = "n_held_out" if trains or self.n_texts is None else "n_texts"

@@ -47,8 +47,7 @@ class JointLayout:
     """Columns of the joint rows: the domains of all kinds of knowledge, then the control prompt's.
 
     A joint row holds the domain logits of every knowledge prompt for one subject, side by side. The
-    control prompt is about no kind of knowledge; its columns are the tokens of all source domains,
-    each once, so that the same tokens can be read off it for any source.
+    control prompt is about no kind of knowledge; its columns are the tokens of all source domains.
 
     Attributes:
         domains: Domain of each kind of knowledge, in the order of the columns.
@@ -227,8 +226,7 @@ def build_layout(
     Raises:
         KnowledgeError: An unknown name, or a pair of `require_reference` without reference.
         DomainError: A kind of knowledge given by name has no label in this vocabulary.
-        ConfigError: Fewer than two kinds of knowledge, or a pair of `require_reference` that is not
-            fitted.
+        ConfigError: Fewer than two kinds of knowledge, or a required pair that is not fitted.
     """
     selected = {k.name: k for k in catalogue.select(knowledge)}
     by_name = set(knowledge)

@@ -96,14 +96,9 @@ class AffineMap(nn.Module):
 class RidgeSolver:
     """Least squares from one source to all its targets, for any ridge strength.
 
-    One eigendecomposition serves all of them, and the permuted problem too, which differs in its
-    right-hand side alone.
-
-    Args:
-        moments: Moments of the rows to fit on.
-        x: Columns of the source, ``(n_source,)``.
-        y: Columns of the targets, ``(n_target,)``.
-        permuted: Whether to solve the permuted problem, too; `moments` must have it.
+    One eigendecomposition serves all of them, and the permuted problem too (the null of no
+    relation, for which `moments` must have the permuted scatter): its right-hand side alone
+    differs. `x` and `y` are the columns of the source and of the targets.
     """
 
     def __init__(self, moments: Moments, x: Tensor, y: Tensor, permuted: bool = False) -> None:
@@ -115,12 +110,9 @@ class RidgeSolver:
         self._squares = LeastSquares(moments.scatter[x][:, x], torch.cat(sides, dim=1))
 
     def solve(self, ridge: float | Tensor, permuted: bool = False) -> Solution:
-        """Return the map from the source to its targets.
+        """Return the map from the source to its targets, or that of the permuted problem.
 
-        Args:
-            ridge: Penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
-            permuted: Whether to return the map fitted with the targets' rows permuted, the null of
-                no relation.
+        The ridge is the penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
         """
         n = len(self._mean_y)
         weight = self._squares.weight(ridge, slice(n, None) if permuted else slice(n))
@@ -135,17 +127,10 @@ def label_r(
     *,
     shuffled: bool = False,
 ) -> Tensor:
-    """Return the label-wise r of ``W x + b`` on the rows behind `moments`.
+    """Return the label-wise r of ``W x + b`` on the rows behind `moments`, ``(n_target,)``.
 
-    Args:
-        moments: Moments of the rows to score on.
-        weight: W, ``(n_target, n_source)``.
-        source_columns: Columns of the source, ``(n_source,)``.
-        target_columns: Columns of the targets, ``(n_target,)``.
-        shuffled: Whether to score against the permuted targets.
-
-    Returns:
-        ``(n_target,)``, NaN where a label or its prediction is constant.
+    It is NaN where a label or its prediction is constant. W is ``(n_target, n_source)``; with
+    `shuffled`, targets are the permuted ones.
     """
     x = source_columns.to(moments.mean.device)
     y = target_columns.to(moments.mean.device)
@@ -200,8 +185,7 @@ def fit_layout(
     """Solve for W and b of every pair, and of its nulls.
 
     Args:
-        moments: Moments of the joint rows to fit on; with permuted scatter, if the permuted null is
-            wanted.
+        moments: Moments of the rows to fit on; with permuted scatter for the permuted null.
         layout: Columns of the joint rows.
         ridges: Ridge strength of each pair, or one for all.
     """
@@ -266,11 +250,8 @@ def label_r_by_pair(
 ) -> dict[Pair, Tensor]:
     """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)`` on the CPU.
 
-    Args:
-        test: Moments of the rows to score on.
-        layout: Columns of the rows.
-        weights: W by source, to all targets of the source, ``(n_target, n_source)``.
-        null: ``permuted`` scores against permuted targets, ``control`` from the control prompt.
+    `weights` are W of each source to all of its targets. The null ``permuted`` scores against
+    permuted targets, ``control`` from the control prompt.
     """
     found: dict[Pair, Tensor] = {}
     for source, weight in weights.items():
@@ -302,13 +283,7 @@ class MapScore:
 
 
 def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[Pair, MapScore]:
-    """Score the map of every pair and those of its nulls on held-out rows.
-
-    Args:
-        fitted: The maps.
-        test: Moments of the joint rows of held-out subjects.
-        layout: Columns of the joint rows, and the references.
-    """
+    """Score the map of every pair and those of its nulls on the held-out rows behind `test`."""
     r, permuted, control = (
         label_r_by_pair(test, layout, {s: each.weight for s, each in maps.items()}, null)
         for maps, null in (
