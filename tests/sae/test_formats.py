@@ -148,54 +148,35 @@ def test_saelens_finetuning_factor(tmp_path: Path) -> None:
     _same(sae, (np.maximum(pre, 0) * factor) @ w["W_dec"] + w["b_dec"])
 
 
-@pytest.mark.parametrize(
-    ("hook", "hook_point"),
-    [
+def test_hook_points_come_from_the_file_the_folder_or_the_caller(tmp_path: Path) -> None:
+    def sae(folder: str, hook: str | None, given: HookPoint | None = None) -> SparseAutoencoder:
+        config = {"architecture": "standard", "hook_name": hook}
+        return load_sae(_saelens(tmp_path / folder, config, _weights()), hook_point=given)
+
+    for hook, expected in (
         ("blocks.4.hook_mlp_out", HookPoint(4, "mlp_out")),
         ("blocks.12.hook_attn_out", HookPoint(12, "attention_out")),
         ("blocks.4.hook_resid_pre", HookPoint(3, "residual")),
-    ],
-)
-def test_saelens_hook_points(hook: str, hook_point: HookPoint, tmp_path: Path) -> None:
-    config = {"architecture": "standard", "hook_name": hook}
-    folder = _saelens(tmp_path / "sae", config, _weights())
-    for given in (None, hook_point):
-        assert load_sae(folder, hook_point=given).hook_point == hook_point
-    with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer 9"):
-        load_sae(folder, hook_point=HookPoint(9, "mlp_out"))
-
-
-def test_a_hook_of_another_library_takes_the_given_hook_point(tmp_path: Path) -> None:
-    config = {"architecture": "standard", "hook_name": "model.layers.3"}
-    folder = _saelens(tmp_path / "sae", config, _weights())
-    assert load_sae(folder, hook_point=HookPoint(3, "residual")).hook_point == HookPoint(
-        3, "residual"
-    )
-    with pytest.raises(
-        SparseAutoencoderError,
-        match=r"calls its hook point 'model\.layers\.3'.*If it is one of these, name the folder by "
-        r"its hook point, such as residual\.12",
     ):
-        load_sae(folder)
-    for changes in ({"hook_name": None}, {"hook_name": ""}):
-        unnamed = _saelens(tmp_path / "sae", config | changes, _weights())
-        with pytest.raises(SparseAutoencoderError, match="it does not name its hook point"):
-            load_sae(unnamed)
-
-
-@pytest.mark.parametrize("named", ["mlp_out.3", "residual.0", "attention_out.12"])
-def test_the_folder_name_gives_the_hook_point(named: str, tmp_path: Path) -> None:
-    hook_point = HookPoint.named(named)
-    assert hook_point is not None and hook_point.id == named
-    config = {"architecture": "standard", "hook_name": "model.layers.3"}
-    assert load_sae(_saelens(tmp_path / named, config, _weights())).hook_point == hook_point
-    # The file's own hook point counts.
-    named_in_file = {"architecture": "standard", "hook_name": "blocks.4.hook_mlp_out"}
-    assert load_sae(_saelens(tmp_path / named, named_in_file, _weights())).hook_point == HookPoint(
-        4, "mlp_out"
-    )
+        for folder, given in (("sae", None), ("sae", expected), ("mlp_out.3", None)):
+            assert sae(folder, hook, given).hook_point == expected  # the file's own counts
+        with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer"):
+            sae("sae", hook, HookPoint(9, "mlp_out"))
+    other = "model.layers.3"  # of another library
+    assert sae("sae", other, HookPoint(3, "residual")).hook_point == HookPoint(3, "residual")
+    for named in ("mlp_out.3", "residual.0", "attention_out.12"):
+        assert sae(named, other).hook_point.id == named
     for text in ("stream.3", "residual", "residual.x", "a.residual.3"):
         assert HookPoint.named(text) is None
+    match = (
+        r"calls its hook point 'model\.layers\.3'.*If it is one of these, name the folder by "
+        r"its hook point, such as residual\.12"
+    )
+    with pytest.raises(SparseAutoencoderError, match=match):
+        sae("sae", other)
+    for hook_name in (None, ""):
+        with pytest.raises(SparseAutoencoderError, match="it does not name its hook point"):
+            sae("sae", hook_name)
 
 
 def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
@@ -213,37 +194,25 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (
-            {"architecture": "gated"},
-            r"cfg\.json: its architecture is 'gated'.*not supported\. Take one whose architecture "
-            "is standard, jumprelu, topk, batchtopk, matryoshka_batchtopk, with relu",
-        ),
+        ({"architecture": "gated"}, r"cfg\.json: its architecture is 'gated'.*Take one whose "
+         "architecture is standard, jumprelu, topk, batchtopk, matryoshka_batchtopk, with relu"),
         ({"architecture": "jumprelu_transcoder"}, "it is a transcoder .*Take an SAE, which reads"),
-        ({"architecture": "standard", "activation_fn": "tanh-relu"}, "'tanh-relu'"),
-        ({"architecture": "standard", "hook_head_index": 3}, "single attention head.*attn.hook_z"),
-        ({"architecture": "standard", "hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
-        (
-            {"architecture": "standard", "hook_name": "blocks.0.hook_resid_mid"},
-            r"reads blocks\.0\.hook_resid_mid, none of residual.*Take an SAE of hook_resid_post",
-        ),
-        ({"architecture": "standard", "normalize_activations": "layer_norm"}, "every token by it"),
-        (
-            {"architecture": "standard", "normalize_activations": "constant_norm_rescale"},
-            "every token by itself.*Take one that has none or expected_average_only_in",
-        ),
-        (
-            {"architecture": "standard", "normalize_activations": "covariance_whitening"},
-            "it whitens activations by their covariance",
-        ),
-        (
-            {"architecture": "standard", "normalize_activations": "constant_scalar_rescale"},
-            "it multiplies activations by its own constant",
-        ),
-        ({"architecture": "standard", "normalize_activations": "odd"}, "in an unknown way"),
+        ({"activation_fn": "tanh-relu"}, "'tanh-relu'"),
+        ({"hook_head_index": 3}, "single attention head.*attn.hook_z"),
+        ({"hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
+        ({"hook_name": "blocks.0.hook_resid_mid"},
+         r"reads blocks\.0\.hook_resid_mid, none of residual.*Take an SAE of hook_resid_post"),
+        ({"normalize_activations": "layer_norm"}, "every token by it"),
+        ({"normalize_activations": "constant_norm_rescale"},
+         "every token by itself.*Take one that has none or expected_average_only_in"),
+        ({"normalize_activations": "covariance_whitening"}, "it whitens activations by their cov"),
+        ({"normalize_activations": "constant_scalar_rescale"}, "multiplies activations by its own"),
+        ({"normalize_activations": "odd"}, "in an unknown way"),
         ({"architecture": "jumprelu"}, r"safetensors: it lacks threshold \(it has"),
     ],
-)
+)  # fmt: skip
 def test_saelens_kinds_that_are_refused(config: dict, message: str, tmp_path: Path) -> None:
+    config = {"architecture": "standard"} | config
     with pytest.raises(SparseAutoencoderError, match=message) as error:
         load_sae(_saelens(tmp_path / "sae", config, _weights()))
     # To copy it again helps with a damaged one alone.
@@ -271,20 +240,16 @@ def test_gemma_scope(name: str, kind: Any, tmp_path: Path) -> None:
     _same(sae, (pre > w["threshold"]) * np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
 
 
-def test_gemma_scope_out_of_its_folders(tmp_path: Path) -> None:
+def test_gemma_scope_out_of_its_folders_and_of_attention(tmp_path: Path) -> None:
     folder, _ = _gemma(tmp_path / "sae")
     with pytest.raises(SparseAutoencoderError, match=r"Keep the hub's.*, name the folder by its "):
         load_sae(folder)
-    assert load_sae(folder, hook_point=HookPoint(1, "mlp_out")).hook_point == HookPoint(
-        1, "mlp_out"
-    )
-
-
-@pytest.mark.parametrize("where", ["gemma-scope-2b-pt-att/layer_3/l0", "attention_out.3"])
-def test_gemma_scope_attention_reads_heads(where: str, tmp_path: Path) -> None:
-    folder, _ = _gemma(tmp_path / where)
-    with pytest.raises(SparseAutoencoderError, match="concatenated heads"):
-        load_sae(folder)
+    given = HookPoint(1, "mlp_out")
+    assert load_sae(folder, hook_point=given).hook_point == given
+    for where in ("gemma-scope-2b-pt-att/layer_3/l0", "attention_out.3"):
+        folder, _ = _gemma(tmp_path / where)
+        with pytest.raises(SparseAutoencoderError, match="concatenated heads"):
+            load_sae(folder)
 
 
 class _Opened:
@@ -336,29 +301,18 @@ def test_nothing_is_unpickled_or_half_read(tmp_path: Path) -> None:
 
 def _llama(folder: Path, **changes: Any) -> tuple[Path, dict[str, np.ndarray]]:
     w = _weights()
+    hook = "blocks.13.hook_attn_out"
     config: dict[str, Any] = {
-        "hook_point_in": "blocks.13.hook_attn_out",
-        "hook_point_out": "blocks.13.hook_attn_out",
-        "use_decoder_bias": True,
-        "apply_decoder_bias_to_pre_encoder": False,
-        "d_model": WIDTH,
-        "d_sae": N,
-        "act_fn": "jumprelu",
-        "jump_relu_threshold": 0.8,
-        "norm_activation": "dataset-wise",
-        "dataset_average_activation_norm": {"in": 7.0, "out": 7.0},
-        "sparsity_include_decoder_norm": True,
-        "use_glu_encoder": False,
-        "top_k": K,
-    }
+        "hook_point_in": hook, "hook_point_out": hook, "use_decoder_bias": True,
+        "apply_decoder_bias_to_pre_encoder": False, "d_model": WIDTH, "d_sae": N,
+        "act_fn": "jumprelu", "jump_relu_threshold": 0.8, "norm_activation": "dataset-wise",
+        "dataset_average_activation_norm": {"in": 7.0, "out": 7.0}, "use_glu_encoder": False,
+        "sparsity_include_decoder_norm": True, "top_k": K,
+    }  # fmt: skip
     (folder / "checkpoints").mkdir(parents=True)
     (folder / "hyperparams.json").write_text(json.dumps(config | changes))
-    tensors = {
-        "encoder.weight": w["W_enc"].T,
-        "encoder.bias": w["b_enc"],
-        "decoder.weight": w["W_dec"].T,
-        "decoder.bias": w["b_dec"],
-    }
+    tensors = {"encoder.weight": w["W_enc"].T, "encoder.bias": w["b_enc"],
+               "decoder.weight": w["W_dec"].T, "decoder.bias": w["b_dec"]}  # fmt: skip
     save_file(
         {name: np.ascontiguousarray(t) for name, t in tensors.items()},
         folder / "checkpoints" / "final.safetensors",

@@ -1,6 +1,5 @@
 """The SAE against formulas written out in numpy, folding, its folder and its errors."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -141,41 +140,37 @@ def test_what_is_saved_comes_back(activation: str, tmp_path: Path) -> None:
         sae.save(folder)
 
 
-def _drop_key(folder: Path) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    del config["activation"]
-    (folder / "config.json").write_text(json.dumps(config))
-
-
-def _new_version(folder: Path) -> None:
-    text = (folder / "config.json").read_text()
-    (folder / "config.json").write_text(text.replace('"format_version": 2', '"format_version": 9'))
+CONFIG, TENSORS = "config.json", "sparse_autoencoder.safetensors"
 
 
 def _other_tensor(folder: Path) -> None:
-    path = folder / "sparse_autoencoder.safetensors"
-    tensors = load_file(path)
-    save_file({**tensors, "more": torch.ones(1)}, path)
+    save_file({**load_file(folder / TENSORS), "more": torch.ones(1)}, folder / TENSORS)
 
 
-def _cut_short(folder: Path) -> None:
-    path = folder / "sparse_autoencoder.safetensors"
-    path.write_bytes(path.read_bytes()[:-10])
+def _replace(old: str, new: str) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        text = (folder / CONFIG).read_text()
+        assert old in text
+        (folder / CONFIG).write_text(text.replace(old, new))
+
+    return damage
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_drop_key, r"config\.json: it lacks the key 'activation'"),
-        (_new_version, r"of version 9, .* reads 'lincorr sparse autoencoder' of version 2"),
+        (_replace('"activation"', '"other"'), r"config\.json: it lacks the key 'activation'"),
+        (_replace('"format_version": 2', '"format_version": 9'),
+         r"of version 9, .* reads 'lincorr sparse autoencoder' of version 2"),
         (_other_tensor, r"contradict each other \(.*'more'"),
-        (_cut_short, r"safetensors: it is damaged or cut short"),
-        (lambda f: (f / "config.json").write_text("{"), r"config\.json: it is not valid JSON"),
-        (lambda f: (f / "config.json").write_text("[]"), r"it is not a JSON object"),
-        (lambda f: (f / "config.json").write_text('{"format_version": 1}'), r"format is None"),
+        (lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-10]),
+         r"safetensors: it is damaged or cut short"),
+        (lambda f: (f / CONFIG).write_text("{"), r"config\.json: it is not valid JSON"),
+        (lambda f: (f / CONFIG).write_text("[]"), r"it is not a JSON object"),
+        (lambda f: (f / CONFIG).write_text('{"format_version": 1}'), r"format is None"),
     ],
-)
-def test_a_damaged_folder(damage: Callable[[Path], None], message: str, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_a_damaged_folder(damage: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     SparseAutoencoder(**_parts("relu")).float().save(tmp_path / "sae")
     damage(tmp_path / "sae")
     with pytest.raises(SparseAutoencoderError, match=message):
