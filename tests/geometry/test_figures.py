@@ -6,36 +6,9 @@ from pandas import DataFrame
 
 from lincorr_lightning.geometry import figures
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness, ScoredPair
-from lincorr_lightning.geometry.profiles import TokenProfiles
-from lincorr_lightning.geometry.results import (
-    knowledge_geometry_results,
-    token_geometry_results,
-)
-from lincorr_lightning.geometry.token_clouds import CloudSettings
+from lincorr_lightning.geometry.results import knowledge_geometry_results
 
-LEVELS, SCALINGS, KS, NAMES = [0, 2], (2, 4), (1, 2, 31), ["a", "b", "c", "d", "e"]
-
-
-def make_profiles(n_layers: int) -> TokenProfiles:
-    rng = np.random.default_rng(0)
-    keys = [f"dimension n2={n}" for n in SCALINGS] + [f"overlap k={k}" for k in KS]
-    keys += ["cosine_mean", "cosine_std", "angle_mean", "angle_std"]
-    rows = [(p, level) for p in "uvwxyz" for level in LEVELS]
-    return TokenProfiles(
-        64, 0, CloudSettings(SCALINGS, KS),
-        DataFrame([
-            {"prompt": p, "corpus": "one", "shuffle": level, "loss": rng.uniform(1, 9),
-             "entropy": rng.uniform(1, 9),
-             **{f"logits_dimension n2={n}": rng.uniform(1, 9) for n in SCALINGS}}
-            for p, level in rows
-        ]),
-        DataFrame([
-            {"prompt": p, "shuffle": level, "layer": layer,
-             **{key: rng.uniform(1, 9) for key in keys}}
-            for p, level in rows for layer in range(1, n_layers + 1)
-        ]),
-        DataFrame(),
-    )  # fmt: skip
+SCALINGS, KS, NAMES = (2, 4), (1, 2, 31), ["a", "b", "c", "d", "e"]
 
 
 def make_closeness(n_layers: int) -> KnowledgeCloseness:
@@ -54,34 +27,8 @@ def curves(axes) -> list[np.ndarray]:
     return [np.asarray(line.get_ydata()) for line in axes.get_lines()]
 
 
-def text(figure) -> str:
-    return " ".join(text.get_text() for text in figure.texts)
-
-
 def draw(results, name):
     return results.figure(name).draw()
-
-
-def test_profiles_are_means_over_prompts() -> None:
-    profiles = make_profiles(3)
-    figure = draw(token_geometry_results(profiles, "org/some-lm"), "profiles")
-    assert "of some-lm" in text(figure)
-    keys = ["dimension n2=2", "overlap k=2", "cosine_mean", "angle_mean"]
-    for axes, key in zip(figure.axes, keys, strict=True):
-        for level, curve in zip(LEVELS, curves(axes), strict=True):
-            rows = profiles.layers[profiles.layers["shuffle"] == level]
-            expected = rows[key].to_numpy().reshape(6, 3).mean(0)
-            assert curve == pytest.approx(expected[: len(curve)])
-            assert len(curve) == (2 if key == "overlap k=2" else 3)
-
-
-def test_r_of_dimension_and_loss() -> None:
-    profiles = make_profiles(4)
-    figure = draw(token_geometry_results(profiles, "some-lm"), "dimension_loss")
-    curve = next(line for line in curves(figure.axes[0]) if len(line) == 4)
-    dimension, loss = profiles.layers["dimension n2=2"], profiles.prompts["loss"]
-    x, y = np.log(dimension.to_numpy().reshape(6, 2, 4)[:, 0]), np.log(loss[::2])
-    assert curve == pytest.approx([np.corrcoef(column, y)[0, 1] for column in x.T])
 
 
 def test_closeness_is_a_point_per_pair() -> None:

@@ -38,6 +38,16 @@ NAMED = ["--model.knowledge=[city,country,color]", "--model.ridge=0"]
 
 
 @pytest.fixture(scope="module")
+def probe(small_lm, tmp_path_factory):
+    """Folder of a finished probe."""
+    cli = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+                "--model.knowledge=[city,country,color]", "--data.n_subjects=180",
+                "--model.ridge=0", f"--trainer.default_root_dir={tmp_path_factory.mktemp('probe')}",
+                "--trainer.enable_progress_bar=false"])  # fmt: skip
+    return Path(cli.trainer.log_dir)
+
+
+@pytest.fixture(scope="module")
 def finished(small_lm, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     cli = main(command(small_lm, folder, *NAMED))
@@ -122,16 +132,11 @@ def test_files(finished):
                         "rho_by_layer.png"}  # fmt: skip
 
 
-def test_beside_a_finished_probe(finished, small_lm, tmp_path):
+def test_beside_a_finished_probe(finished, probe, small_lm, tmp_path):
     """Its scores are taken as they are, with its control; clouds are the same."""
     _, alone = finished
-    probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledge=[city,country,color]", "--data.n_subjects=180",
-                  "--model.ridge=0", f"--trainer.default_root_dir={tmp_path}",
-                  "--trainer.enable_progress_bar=false"])  # fmt: skip
-    folder = probe.trainer.log_dir
-    cli = main(command(small_lm, tmp_path, f"--model.probe={folder}"))
-    pairs = json.loads((Path(folder) / "results.json").read_text())["pairs"]
+    cli = main(command(small_lm, tmp_path, f"--model.probe={probe}"))
+    pairs = json.loads((probe / "results.json").read_text())["pairs"]
     found = {(s.source, s.target): s for s in cli.model.closeness.scores}
     for pair in pairs:
         score = found[pair["source"], pair["target"]]
@@ -201,14 +206,10 @@ def test_a_folder_that_is_no_probe(small_lm, finished, tmp_path):
         KnowledgeGeometry(LMConfig(small_lm), probe=str(finished[1]))
 
 
-def test_a_probe_of_another_lm(small_lm, make_lm, tmp_path):
+def test_a_probe_of_another_lm(probe, make_lm, tmp_path):
     other = make_lm(tmp_path / "other", seed=1)
-    probe = main(["fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-                  "--model.knowledge=[city,country]", "--data.n_subjects=80",
-                  f"--trainer.default_root_dir={tmp_path}",
-                  "--trainer.enable_progress_bar=false"])  # fmt: skip
     with pytest.raises(ConfigError, match=r"is of .*small_lm.*, whose weights differs from that"):
-        main(command(str(other), tmp_path, f"--model.probe={probe.trainer.log_dir}"))
+        main(command(str(other), tmp_path, f"--model.probe={probe}"))
 
 
 @pytest.mark.parametrize(
@@ -217,19 +218,13 @@ def test_a_probe_of_another_lm(small_lm, make_lm, tmp_path):
         ("--model.range_scalings=[90]", r"model\.range_scalings has \[90\], with 90 points"),
         ("--model.ks=[90]", r"model\.ks has \[90\]"),
         ("--model.ridge=-1", r"model\.ridge is -1"),
+        ("--data.test_on=held_out", r"no subjects of the fit half\. Set data\.test_on to all"),
         ("--model.n_permutations=0", r"model\.n_permutations is 0; it must be at least 1"),
     ],
 )
 def test_settings_that_do_not_fit(small_lm, tmp_path, option, message):
     with pytest.raises(ConfigError, match=message):
         main(command(small_lm, tmp_path, *NAMED, option))
-
-
-def test_maps_need_the_fit_half(small_lm, tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"no subjects of the fit half\. Set data\.test_on to all"
-    ):
-        main(command(small_lm, tmp_path, *NAMED, "--data.test_on=held_out"))
 
 
 def test_a_plain_dataloader_will_do(finished, small_lm, make_trainer):

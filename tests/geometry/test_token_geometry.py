@@ -37,10 +37,10 @@ def run(small_lm, texts, trainer, **options):
 
 @pytest.fixture(scope="module")
 def finished(small_lm, texts, tmp_path_factory):
-    """A run of the study through the program: its profiles and its folder."""
+    """A run of the study through the program: its profiles, its folder and its results."""
     folder = tmp_path_factory.mktemp("run")
     cli = main(["test", *command(small_lm, texts, folder)])
-    return cli.model.profiles, Path(cli.trainer.log_dir)
+    return cli.model.profiles, Path(cli.trainer.log_dir), cli.model.results
 
 
 def command(small_lm, texts, folder):
@@ -74,7 +74,7 @@ def table(path):
 
 
 def test_every_observable_of_every_prompt(finished, naive, small_lm, texts):
-    profiles, _ = finished
+    profiles, *_ = finished
     assert (len(profiles.prompts), profiles.n_skipped) == (30, 1)
     assert profiles.layers["layer"].unique().tolist() == [1, 2]
     assert profiles.prompts["corpus"].tolist()[::3] == texts.corpora
@@ -106,7 +106,7 @@ def test_every_observable_of_every_prompt(finished, naive, small_lm, texts):
 
 def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
     """The dimension at each level is that of `TokenGeometry.shuffle`'s tokens."""
-    profiles, _ = finished
+    profiles, *_ = finished
     study = TokenGeometry(LMConfig(small_lm), [0, 1, 2])
     for p, ids in enumerate(texts.tokens):
         for i in (1, 2):
@@ -123,7 +123,7 @@ def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
 
 
 def test_correlations_over_prompts(finished):
-    profiles, folder = finished
+    profiles, folder, _ = finished
     for row in table(folder / "tables" / "dimension_loss.csv"):
         i, j = int(row["shuffle"]), int(row["layer"]) - 1
         x = np.log(cube(profiles, f"dimension n2={row['n2']}")[:, i, j])
@@ -185,13 +185,6 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, naiv
     assert study.profiles.corpora["corpus"].nunique() == 6
 
 
-def test_the_batch_does_not_matter(finished, small_lm, texts, make_trainer):
-    profiles, _ = finished
-    other = run(small_lm, texts, make_trainer(), data={"batch_size": 10}).profiles
-    for ours, theirs in ((other.prompts, profiles.prompts), (other.layers, profiles.layers)):
-        assert_frame_equal(ours, theirs, rtol=1e-4, atol=1e-5)
-
-
 def test_embedding_layer_adds_layer_0(small_lm, texts, make_trainer, naive):
     profiles = run(small_lm, texts, make_trainer(), embedding_layer=True, shuffles=[0, 2]).profiles
     assert profiles.layers["layer"].unique().tolist() == [0, 1, 2]
@@ -204,19 +197,22 @@ def test_embedding_layer_adds_layer_0(small_lm, texts, make_trainer, naive):
 # -- files -----------------------------------------------------------------------------------------
 
 
-def test_files_tables_and_pictures(finished):
-    profiles, folder = finished
-    results = json.loads((folder / "results.json").read_text())
-    assert results["study"] == "token_geometry"
-    assert {"schema", "settings", "versions"} <= set(results)
-    assert results["lm"]["fingerprint"]["dtype"] == results["lm"]["dtype"] == "float32"
-    assert results["settings"]["shuffles"] == [0, 1, 2]
-    assert results["settings"]["data"]["n_tokens"] == 16
-    assert (results["n_prompts"], results["n_skipped"], results["n_corpora"]) == (10, 1, 5)
-    level = results["shuffles"][1]
+def test_results_tables_and_logs(finished):
+    profiles, folder, _ = finished
+    saved = json.loads((folder / "results.json").read_text())
+    assert saved["study"] == "token_geometry" and {"schema", "versions"} <= set(saved)
+    assert saved["lm"]["fingerprint"]["dtype"] == saved["lm"]["dtype"] == "float32"
+    assert saved["settings"]["shuffles"] == [0, 1, 2]
+    assert saved["settings"]["data"]["n_tokens"] == 16
+    assert (saved["n_prompts"], saved["n_skipped"], saved["n_corpora"]) == (10, 1, 5)
+    dimension, overlap, cosine = (
+        cube(profiles, key).mean(0) for key in ("dimension n2=2", "overlap k=2", "cosine_mean")
+    )
+    loss, entropy = (grid(profiles, key).mean(0) for key in ("loss", "entropy"))
+    level = saved["shuffles"][1]
     assert level["shuffle"] == 1
-    assert level["dimension"]["2"] == pytest.approx(cube(profiles, "dimension n2=2")[:, 1].mean(0))
-    assert level["overlap"]["5"] == pytest.approx(cube(profiles, "overlap k=5")[:, 1].mean(0))
+    assert level["dimension"]["2"] == pytest.approx(dimension[1])
+    assert level["overlap"]["2"] == pytest.approx(overlap[1])
     rows = table(folder / "tables" / "layers.csv")
     (row,) = [r for r in rows if (r["observable"], r["shuffle"], r["layer"], r["setting"])
               == ("dimension", "2", "1", "n2=4")]  # fmt: skip
@@ -226,46 +222,63 @@ def test_files_tables_and_pictures(finished):
     assert len(rows) == 10 * 3 * 2
     assert rows[0]["overlap k=2"] != "" and rows[1]["overlap k=2"] == ""
     assert len(table(folder / "tables" / "prompts.csv")) == 30
-    pictures = {path.name for path in (folder / "figures").iterdir()}
-    assert pictures == {"dimension_loss.png", "profiles.png"}
-
-
-def test_loggers_get_the_curves_and_figures(finished):
-    profiles, folder = finished
+    for i, row in enumerate(table(folder / "tables" / "levels.csv")):
+        expected = {
+            "shuffle": i, "loss": loss[i], "entropy": entropy[i], "dimension": dimension[i, -1],
+            "peak_dimension": dimension[i].max(), "overlap": overlap[i, -1],
+            "lowest_overlap": overlap[i].min(), "cosine": cosine[i, -1],
+            "peak_layer": 1 + dimension[i].argmax(),
+        }  # fmt: skip
+        assert {key: float(cell) for key, cell in row.items()} == pytest.approx(expected)
+    (headline,) = [one for one in saved["tables"] if one["headline"]]
+    assert headline["name"] == "levels"
+    assert "10 prompts of 16 tokens (1 too short)" in headline["caption"]
     log = EventAccumulator(str(folder)).Reload()
-    for key in ("dimension n2=2", "cosine_mean"):
-        for layer, values in zip((1, 2), cube(profiles, key)[:, 0].T, strict=True):
-            (point,) = log.Scalars(f"test/{key.replace(' ', '_')}/layer_{layer}")
-            assert point.value == pytest.approx(values.mean(), rel=1e-5)
-    loss = grid(profiles, "loss")[:, 0].mean()
-    assert log.Scalars("test/loss")[0].value == pytest.approx(loss, rel=1e-5)
+    logged = {"loss": loss[0]}
+    for key, means in (("dimension_n2=2", dimension[0]), ("cosine_mean", cosine[0])):
+        logged |= {
+            f"{key}/layer_{layer}": value for layer, value in zip((1, 2), means, strict=True)
+        }
+    for key, value in logged.items():
+        assert log.Scalars(f"test/{key}")[0].value == pytest.approx(value, rel=1e-5)
     assert "figures/profiles" in log.Tags()["images"]
 
 
-def test_the_loss_can_be_read_without_a_logger(small_lm, texts, make_trainer):
-    trainer = make_trainer(logger=False)
-    profiles = run(small_lm, texts, trainer).profiles
-    expected = grid(profiles, "loss")[:, 0].mean()
-    assert float(trainer.callback_metrics["test/loss"]) == pytest.approx(expected, rel=1e-6)
+def test_figures_are_means_and_correlations(finished):
+    profiles, folder, results = finished
+    assert {p.stem for p in (folder / "figures").iterdir()} == {"dimension_loss", "profiles"}
+    figure = results.figure("profiles").draw()
+    keys = ["dimension n2=2", "overlap k=2", "cosine_mean", "angle_mean"]
+    for axes, key in zip(figure.axes, keys, strict=True):
+        curves = [line.get_ydata() for line in axes.get_lines()]
+        assert np.array(curves) == pytest.approx(cube(profiles, key).mean(0))
+    x, y = np.log(cube(profiles, "dimension n2=2")[:, 0]), np.log(grid(profiles, "loss")[:, 0])
+    expected = pytest.approx([np.corrcoef(column, y)[0, 1] for column in x.T])
+    lines = results.figure("dimension_loss").draw().axes[0].get_lines()
+    assert any(list(line.get_ydata()) == expected for line in lines)
 
 
-def test_a_plain_dataloader_will_do(finished, small_lm, texts, make_trainer):
-    """Prompts may come from anywhere, as long as they are in `TokenBatch`es."""
-    profiles, _ = finished
+def test_any_dataloader_will_do_without_a_logger(finished, small_lm, texts, make_trainer):
+    """Prompts may come from anywhere, in any batches, as long as they are in `TokenBatch`es."""
+    profiles, *_ = finished
     batches = [
         TokenBatch(torch.tensor(texts.tokens[i : i + 4]), [f"text {n}" for n in range(i, i + 4)],
                    texts.corpora[i : i + 4], first=i)
         for i in (0, 4)
     ]  # fmt: skip
-    study = TokenGeometry(LMConfig(small_lm), [0, 1, 2], SCALINGS, KS)
-    loader = DataLoader(batches, batch_size=None)
-    make_trainer().test(study, loader, verbose=False)
+    study, trainer = (
+        TokenGeometry(LMConfig(small_lm), [0, 1, 2], SCALINGS, KS),
+        make_trainer(logger=False),
+    )
+    trainer.test(study, DataLoader(batches, batch_size=None), verbose=False)
     assert study.profiles.prompts["prompt"].tolist()[::3] == [f"text {n}" for n in range(8)]
     for name, n in (("prompts", 24), ("layers", 48)):
         found, expected = (
             getattr(one, name).drop(columns="prompt") for one in (study.profiles, profiles)
         )
         assert_frame_equal(found, expected.head(n), rtol=1e-4, atol=1e-5)
+    loss = grid(study.profiles, "loss")[:, 0].mean()
+    assert float(trainer.callback_metrics["test/loss"]) == pytest.approx(loss, rel=1e-6)
 
 
 def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make_lm):
@@ -281,7 +294,7 @@ def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make
 @pytest.mark.slow
 def test_two_ranks_give_the_numbers_of_one(finished, small_lm, texts, tmp_path):
     """Ten prompts in batches of four: the second rank has one batch of padding."""
-    _, alone = finished
+    _, alone, _ = finished
     arguments = ["test", *command(small_lm, texts, tmp_path), "--config", "trainer/ddp_cpu.yaml"]
     done = run_in_two(*arguments, "--data.batch_size=4")
     assert done.returncode == 0, done.stderr[-3000:]
@@ -349,23 +362,3 @@ def test_a_folder_without_texts(small_lm, tmp_path, capsys):
     with pytest.raises(SubjectsError, match=r"empty holds no text"):
         main(["test", "--config", "token_geometry.yaml", f"--data.texts={tmp_path / 'empty'}",
               f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
-
-
-def test_the_table_of_levels(finished):
-    profiles, folder = finished
-    dimension, overlap, cosine = (
-        cube(profiles, key).mean(0) for key in ("dimension n2=2", "overlap k=2", "cosine_mean")
-    )
-    loss, entropy = (grid(profiles, key).mean(0) for key in ("loss", "entropy"))
-    for i, row in enumerate(table(folder / "tables" / "levels.csv")):
-        expected = {
-            "shuffle": i, "loss": loss[i], "entropy": entropy[i], "dimension": dimension[i, -1],
-            "peak_dimension": dimension[i].max(), "overlap": overlap[i, -1],
-            "lowest_overlap": overlap[i].min(), "cosine": cosine[i, -1],
-            "peak_layer": 1 + dimension[i].argmax(),
-        }  # fmt: skip
-        assert {key: float(cell) for key, cell in row.items()} == pytest.approx(expected)
-    results = json.loads((folder / "results.json").read_text())
-    (headline,) = [one for one in results["tables"] if one["headline"]]
-    assert headline["name"] == "levels"
-    assert "10 prompts of 16 tokens (1 too short)" in headline["caption"]
