@@ -55,9 +55,8 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
         max_rank: Number of neighbors: the largest n2 of GRIDE or k of overlaps.
 
     Raises:
-        ConfigError: max_rank is below 1.
-        ValueError: The shape is wrong, there are fewer than max_rank + 1 tokens, or a layer, which
-            is named, has NaN or infinite hidden states.
+        ValueError: There are fewer than max_rank + 1 tokens, or a layer, which is named, has NaN or
+            infinite hidden states.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])

@@ -41,10 +41,6 @@ def intrinsic_dimension(
         at the same distance, like the corners of a simplex; NaN if a layer has fewer than n2 + 1
         distinct tokens.
 
-    Raises:
-        ConfigError: A scaling is below 2 or above the number of neighbors.
-        ValueError: A scaling is odd.
-
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
         >>> plane = torch.rand(1, 500, 2, generator=torch.Generator().manual_seed(0))

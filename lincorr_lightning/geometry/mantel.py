@@ -36,10 +36,6 @@ class CorrelationTest:
 def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | None:
     """Correlate the points of which both numbers are finite.
 
-    Args:
-        x: ``(n,)``.
-        y: ``(n,)``.
-
     Returns:
         None if there are fewer than four such points, or one of the numbers is constant.
 
@@ -137,12 +133,7 @@ def rank_residuals(a: npt.ArrayLike, given: npt.ArrayLike) -> Floats:
     `mantel_test` of two such residuals is a partial Mantel test (Smouse, Long and Sokal, 1986), by
     ranks. Its p is too small if both matrices rank their pairs almost as the third one does.
 
-    Args:
-        a: ``(n, n)``, symmetric; NaN for an unknown pair.
-        given: Likewise.
-
-    Returns:
-        ``(n, n)``, symmetric; NaN where either is, and on the diagonal.
+    Both are ``(n, n)`` and symmetric, with NaN for an unknown pair, and so is the result.
     """
     a, given = np.asarray(a, dtype=float), np.asarray(given, dtype=float)
     residuals = np.full(a.shape, math.nan)

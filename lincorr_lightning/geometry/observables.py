@@ -33,10 +33,9 @@ def token_observables(
         ks: Sizes of the neighborhoods.
 
     Returns:
-        By name and setting, ``(..., n_layers)`` float64 each: intrinsic ``dimension n2=2`` (may be
-        inf), ``overlap k=2`` with the next layer (``n_layers - 1``), mean and standard deviation of
-        the cosine over pairs of tokens (``cosine_mean``, ``cosine_std``) and of the neighbor angle
-        over tokens, in degrees (``angle_mean``, ``angle_std``).
+        By name and setting, ``(..., n_layers)`` float64 each: ``dimension n2=2`` (may be inf),
+        ``overlap k=2`` with the next layer (one layer less), and mean and standard deviation of the
+        cosine over pairs (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
     """
     dimension = intrinsic_dimension(nearest, range_scalings)
     overlap = consecutive_overlap(nearest, ks).mean(-2)
@@ -114,10 +113,6 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     Returns:
         ``(..., n_tokens, n_ks)``, float64.
 
-    Raises:
-        ValueError: The shapes differ.
-        ConfigError: A k is not within 1 and k_max.
-
     Example:
         >>> a, b = torch.tensor([[1, 2], [0, 2], [1, 0]]), torch.tensor([[2, 1], [0, 2], [0, 1]])
         >>> neighborhood_overlap(a, b, ks=(1, 2)).tolist()
@@ -145,11 +140,7 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
 
 
 def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
-    """Return the neighborhood overlap of each layer with the next one.
-
-    Returns:
-        Overlap of each token, ``(..., n_layers - 1, n_tokens, n_ks)``, float64.
-    """
+    """Return each token's overlap with the next layer, ``(..., n_layers - 1, n_tokens, n_ks)``."""
     near = neighborhoods(nearest, max(ks))
     return neighborhood_overlap(near[..., :-1, :, :], near[..., 1:, :, :], ks)
 
@@ -167,10 +158,6 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
 
     Returns:
         Degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
-
-    Raises:
-        ValueError: Neighbors and hidden states differ in shape, or a token has fewer than two
-            neighbors.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
@@ -199,13 +186,10 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
 
     Args:
-        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype.
+        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, none of them zero.
 
     Returns:
         Mean and population standard deviation, ``(..., n_layers)`` each, float64.
-
-    Raises:
-        ValueError: There are fewer than two tokens, or a hidden state is NaN, infinite or zero.
 
     Example:
         >>> found = cosine_statistics(torch.tensor([[[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]]))
@@ -247,9 +231,6 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
 
     Returns:
         Positions, ``(n_tokens,)``.
-
-    Raises:
-        ValueError: ``4^S`` does not divide the length.
 
     Example:
         >>> shuffle_blocks(8, 1, seed=[0]).tolist()

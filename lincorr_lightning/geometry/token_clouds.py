@@ -47,15 +47,10 @@ class CloudSettings:
         embedding_layer: bool,
         owner: str,
     ) -> CloudSettings:
-        """Check settings and fill in defaults.
+        """Check settings and fill in defaults for clouds of n tokens.
 
-        Args:
-            n_tokens: Number of tokens of a cloud.
-            range_scalings: Range scalings; None takes 2, 4, 8, ... up to a quarter of the tokens,
-                at most 256.
-            ks: Sizes of the neighborhoods; None takes 1 to 31, or fewer if there are fewer tokens.
-            embedding_layer: Whether the token embedding is observed.
-            owner: Prefix of the settings in messages, as ``model`` of ``model.ks``.
+        Range scalings are 2, 4, 8, ... up to a quarter of the tokens, at most 256; k is 1 to 31, or
+        less if there are fewer tokens. `owner` is the prefix of the settings in messages.
         """
         scalings = range_scalings or [
             n for n in RANGE_SCALINGS if n * _TOKENS_PER_SCALING <= n_tokens
@@ -79,10 +74,7 @@ class CloudSettings:
     def nearest(self, clouds: Tensor, name: str, way_out: str) -> NearestTokens:
         """Find the nearest points that the observables need, ``(n_layers, n_points, d)``.
 
-        Args:
-            clouds: Clouds by layer.
-            name: What the cloud is, for messages.
-            way_out: What to do if it has too few distinct points.
+        A cloud with too few distinct points is refused, by its name and with the way out.
         """
         nearest = nearest_tokens(clouds, max(*self.range_scalings, *self.ks, _MIN_RANK))
         needed = max(self.range_scalings) + 1
