@@ -256,7 +256,7 @@ class SourceFinetune(TrainedLMStudy):
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
             losses = answer_losses(self.lm.model, batch)
-        self._require_finite("the loss is", losses.isfinite(), batch.edits)
+        self._require_finite("the loss is", losses, batch.edits)
         self._step.append((batch, losses.detach()))
         has_loss = (batch.labels != IGNORED).any(1)
         total, weight = (losses * has_loss).sum(), self._edit_weight(has_loss)
@@ -281,46 +281,44 @@ class SourceFinetune(TrainedLMStudy):
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
                 sums = [p.flatten(1).float().sum(1) for p in self.adapters.parameters()]
                 total = torch.stack(sums).sum(0)[: len(batch.input_ids)]
-                edits = batch.edits
             else:
                 # One pass over the weights, where checking each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
-                total = norm.full_tensor() if isinstance(norm, DTensor) else norm
-                edits = self._edits_by_loss()
-        self._require_finite("after the update a weight is", total.isfinite(), edits)
+                total = (norm.full_tensor() if isinstance(norm, DTensor) else norm).reshape(1)
+        edits = batch.edits if self.is_independent else None
+        self._require_finite("after the update a weight is", total, edits)
         self._step.clear()
 
-    def _edits_by_loss(self) -> list[Edit]:
-        """Return this rank's edits of the step, highest loss first."""
-        rows = [
-            (loss, edit)
-            for batch, losses in self._step
-            for loss, edit in zip(losses.tolist(), batch.edits, strict=False)
-        ]
-        return [edit for _, edit in sorted(rows, key=lambda row: -row[0])]
+    def _require_finite(self, what: str, values: Tensor, edits: Sequence[Edit] | None) -> None:
+        """Stop if a value is not finite, and name the edits that may be the cause.
 
-    def _require_finite(self, what: str, finite: Tensor, edits: Sequence[Edit]) -> None:
-        """Stop if a value is not finite: that of an edit, or the one of all of them.
-
-        `what` is the message's subject and verb.
+        `what` is the message's subject and verb. `edits` are those of the values; None if joint
+        weights are concerned, which are the same on all ranks: all of them stop here, or none.
         """
+        finite, trainer = values.isfinite(), self.trainer
         if bool(finite.all()):
             return
-        if finite.dim():  # the row of a padding batch has no edit
+        if edits is None:
+            own = [
+                (-loss, number, edit)
+                for batch, losses in self._step
+                for loss, number, edit in zip(losses.tolist(), batch.ids, batch.edits, strict=False)
+            ]
+            edits = [edit for *_, edit in sorted(row for part in gather(own) for row in part)]
+            origin = " (all edits of the step, highest loss first)" if len(edits) > 1 else ""
+        else:  # the row of a padding batch has no edit
             rows = zip(edits, finite.tolist(), strict=False)
             edits = [edit for edit, is_finite in rows if not is_finite]
-        trainer = self.trainer
-        named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:_MAX_NAMED])
-        where = f"at the edit {named}" if edits else "in a padding batch"
-        if len(edits) > _MAX_NAMED:
-            where += f" and {len(edits) - _MAX_NAMED} more"
-        if trainer.world_size > 1:
-            where += f" (on rank {trainer.global_rank} of {trainer.world_size})"
+            on_rank = f" (on rank {trainer.global_rank} of {trainer.world_size})"
+            origin = on_rank if trainer.world_size > 1 else ""
+        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
+        where = f"at the edit {'; '.join(names[:_MAX_NAMED])}" if names else "in a padding batch"
+        if len(names) > _MAX_NAMED:
+            where += f" and {len(names) - _MAX_NAMED} more"
         kept = any(c.best_model_path for c in trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
         raise NonFiniteError(
-            f"{what} NaN or infinite at step {trainer.global_step}, {where}. Lower "
-            f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype "
-            "to float32; "
+            f"{what} NaN or infinite at step {trainer.global_step}, {where}{origin}. Lower "
+            f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to float32; "
             + ("the last checkpoint was saved before." if kept else "no checkpoint was kept.")
         )
 

@@ -63,18 +63,13 @@ def outcome_figures(
     from lincorr_lightning.finetune import figures
 
     return [
-        Figure(
-            f"reference_weights{suffix}",
-            f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
-            "figure 5).",
-            partial(figures.reference_weights_figure, cases, relation, taught),
-        ),
-        Figure(
-            f"outcomes{suffix}",
-            f"Share of each outcome of the edits of {relation}.",
-            partial(figures.outcomes_figure, cases, relation, random, taught),
-        ),
-    ]
+        Figure(f"reference_weights{suffix}",
+               f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
+               "figure 5).",
+               partial(figures.reference_weights_figure, cases, relation, taught)),
+        Figure(f"outcomes{suffix}", f"Share of each outcome of the edits of {relation}.",
+               partial(figures.outcomes_figure, cases, relation, random, taught)),
+    ]  # fmt: skip
 
 
 def outcome_charts(
@@ -142,7 +137,6 @@ def forecast_table(
             formats[f"p_{outcome}"] = ".0%"
     if max_risk is not None:
         cells["above_max_risk"] = forecasts.above(max_risk)
-        headings["above_max_risk"] = "above max_risk"
     if forecasts.causes:
         cells["cause"] = forecasts.causes
     if after is not None:
@@ -155,28 +149,20 @@ def forecast_table(
     )  # fmt: skip
 
 
-def riskiest_table(forecasts: Forecasts, max_risk: float | None = None, n: int = 10) -> Table:
+def riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
     """Return the table ``riskiest``: the n edits that are most likely to hallucinate.
 
-    With `max_risk`, those above it are marked.
+    `every` is the table of all forecasts.
     """
-    p = forecasts.probability(Outcome.HALLUCINATED)
-    cells: dict[str, Sequence[Any]] = {
-        "subject": forecasts.subjects,
-        "source_answer": forecasts.source_answers,
-        "reference": forecasts.references,
-        "answer": forecasts.answers(forecasts.default),
-        "p_hallucinated": p,
-        "cause": forecasts.causes or [""] * len(p),
-    }
-    if max_risk is not None:
-        cells["above_max_risk"] = forecasts.above(max_risk)
-    chosen = sorted(range(len(p)), key=lambda i: -p[i])[:n]
-    return Table.of(
-        "riskiest", [[column[i] for column in cells.values()] for i in chosen], list(cells),
+    names = ["subject", "source_answer", "reference", "answer", "p_hallucinated", "cause"]
+    names += [name for name in ("above_max_risk",) if name in every.keys]
+    frame = every.frame.sort_values("p_hallucinated", ascending=False, kind="stable").head(n)
+    frame = frame.rename(columns={"expected_answer": "answer"})
+    frame = frame if "cause" in frame else frame.assign(cause="")
+    return Table(
+        "riskiest", frame[names],
         f"The edits of {forecasts.relation} that are most likely to hallucinate.", headline=True,
-        headings={"source_answer": "new answer", "answer": "expected answer",
-                  "above_max_risk": "above max_risk"},
+        headings={"source_answer": "new answer", "answer": "expected answer"},
         formats={"p_hallucinated": ".0%"},
     )  # fmt: skip
 
@@ -188,7 +174,8 @@ def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Res
     """
     n, shares = len(forecasts.subjects), _predicted_shares(forecasts)
     rows: list[dict[str, Any]] = [{"forecaster": name, **row} for name, row in shares.items()]
-    tables = [forecast_table(forecasts, max_risk=max_risk)]
+    every = forecast_table(forecasts, max_risk=max_risk)
+    tables = [every]
     note = f"Expected answers are those of {forecasts.default}. "
     expected = n_above = None
     if forecasts.probabilities is None:
@@ -197,7 +184,7 @@ def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Res
         expected = {outcome.value: fmean(forecasts.probability(outcome)) for outcome in Outcome}
         rows.append({"forecaster": "mean probability", **expected})
         note += f"Probabilities: {forecasts.probabilities_from}."
-        tables.insert(0, riskiest_table(forecasts, max_risk))
+        tables.insert(0, riskiest_table(forecasts, every))
     if max_risk is not None:
         n_above = sum(forecasts.above(max_risk))
         note += f" {n_above} of {n} edits hallucinate with a probability above {max_risk:g}."

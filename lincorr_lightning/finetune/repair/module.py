@@ -145,30 +145,26 @@ class Repair(TrainedLMStudy):
         super().setup(stage)
 
     def _require_both_measurements(self) -> None:
+        """Refuse settings with which the LM would not be measured before and after all epochs."""
         trainer = self.trainer
-        if trainer.num_sanity_val_steps != float("inf"):
-            raise ConfigError(
-                f"trainer.num_sanity_val_steps is {trainer.num_sanity_val_steps}, but a repair "
-                "measures all edits before it trains. Set it to -1."
-            )
-        if trainer.limit_val_batches != 1.0:
-            raise ConfigError(
-                f"trainer.limit_val_batches is {trainer.limit_val_batches}, but a repair measures "
-                "all edits. Set it to 1.0, and data.n_edits to fewer edits."
-            )
         epochs, every = trainer.max_epochs or -1, trainer.check_val_every_n_epoch or 1
-        if epochs < 1 or trainer.max_steps != -1:
-            raise ConfigError(
-                f"trainer.max_epochs is {trainer.max_epochs} and trainer.max_steps "
-                f"{trainer.max_steps}, but a repair ends with its last epoch, after which all "
-                "edits are measured again. Set trainer.max_epochs alone."
-            )
-        if epochs % every:
-            raise ConfigError(
-                f"trainer.max_epochs, {epochs}, is not a multiple of "
-                f"trainer.check_val_every_n_epoch, {every}: the repaired LM would not be measured. "
-                "Set both to the same number."
-            )
+        for fits, settings, needs in (
+            (trainer.num_sanity_val_steps == math.inf,
+             f"num_sanity_val_steps is {trainer.num_sanity_val_steps}",
+             "measures all edits before it trains. Set it to -1"),
+            (trainer.limit_val_batches == 1.0,
+             f"limit_val_batches is {trainer.limit_val_batches}",
+             "measures all edits. Set it to 1.0, and data.n_edits to fewer edits"),
+            (epochs >= 1 and trainer.max_steps == -1,
+             f"max_epochs is {trainer.max_epochs} and trainer.max_steps {trainer.max_steps}",
+             "ends with its last epoch, after which all edits are measured again. Set "
+             "trainer.max_epochs alone"),
+            (epochs % every == 0,
+             f"max_epochs, {epochs}, is not a multiple of trainer.check_val_every_n_epoch, {every}",
+             "measures all edits after its last epoch. Set both to the same number"),
+        ):  # fmt: skip
+            if not fits:
+                raise ConfigError(f"trainer.{settings}, but a repair {needs}.")
 
     def prepare_lm(self) -> None:
         """Add adapters for the edits and for the repair."""
