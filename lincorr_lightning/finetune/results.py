@@ -124,7 +124,8 @@ def forecast_table(
         "answer_before": forecasts.answers_before,
         "expected_answer": forecasts.answers(forecasts.default),
     }
-    headings = {"source_answer": "new answer", "answer_before": "before", "answer_after": "after"}
+    headings = {"source_answer": "new answer", "answer_before": "before", "answer_after": "after",
+                "above_max_risk": "above max_risk"}  # fmt: skip
     formats = {}
     for name in forecasts.predicted:
         cells[f"{name}_answer"] = forecasts.answers(name)
@@ -162,7 +163,8 @@ def riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
     return Table(
         "riskiest", frame[names],
         f"The edits of {forecasts.relation} that are most likely to hallucinate.", headline=True,
-        headings={"source_answer": "new answer", "answer": "expected answer"},
+        headings={"source_answer": "new answer", "answer": "expected answer",
+                  "above_max_risk": "above max_risk"},
         formats={"p_hallucinated": ".0%"},
     )  # fmt: skip
 

@@ -128,14 +128,6 @@ def test_answers_that_fit_no_subject_at_first_are_used_later(lm, monkeypatch):
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-def test_edits_depend_on_the_seed_alone(lm):
-    edits = EditsDataModule(lm, n_edits=30, seed=3).prepare_edits()
-    assert EditsDataModule(lm, n_edits=30, seed=3).prepare_edits() == edits
-    other = EditsDataModule(lm, n_edits=30, seed=4).prepare_edits()
-    assert {edit.subject for edit in other} != {edit.subject for edit in edits}
-    assert [edit.answer for edit in other] != [edit.answer for edit in edits]
-
-
 def test_subjects_may_be_given(lm):
     subjects = [f"name{i} name{i + 1}" for i in range(20)]
     edits = EditsDataModule(lm, n_edits=15, subjects=subjects).prepare_edits()
@@ -143,6 +135,9 @@ def test_subjects_may_be_given(lm):
     assert [x for x in subjects if x in {edit.subject for edit in edits}] == [
         edit.subject for edit in edits
     ]
+    assert EditsDataModule(lm, n_edits=15, subjects=subjects).prepare_edits() == edits
+    other = EditsDataModule(lm, n_edits=15, subjects=subjects, seed=1).prepare_edits()
+    assert [edit.answer for edit in other] != [edit.answer for edit in edits]
     with pytest.raises(SubjectsError, match="asks for 150 edits, but of 20 subjects only"):
         EditsDataModule(lm, subjects=subjects).prepare_edits()
 
@@ -159,13 +154,15 @@ def test_subjects_may_be_given(lm):
         ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
         ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
         ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
+        ({"n_edits": None}, ConfigError, r"data\.n_edits is null"),
+        ({"lm": None}, ConfigError, r"Pass lm=module.lm"),
         ({"batch_size": 0}, ConfigError, "data.batch_size is 0"),
         ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
     ],
 )
 def test_unusable_settings_are_refused(lm, options, error, message):
     with pytest.raises(error, match=message):
-        EditsDataModule(lm, **options).prepare_edits()
+        EditsDataModule(**{"lm": lm} | options).prepare_edits()
 
 
 def test_settings_are_checked_before_weights_are_read(small_lm):
@@ -175,11 +172,6 @@ def test_settings_are_checked_before_weights_are_read(small_lm):
     with pytest.raises(SubjectsError, match="Zzyzx"):
         trainer().fit(module, edits_for(module, subjects=["Zzyzx"]))
     assert not module.lm.is_loaded
-
-
-def test_without_an_lm_there_are_no_edits():
-    with pytest.raises(ConfigError, match=r"Pass lm=module.lm"):
-        EditsDataModule().prepare_edits()
 
 
 # -- batches -----------------------------------------------------------------------------------
@@ -281,7 +273,7 @@ def weights(module):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("saved_by", ["exception", "steps"])
-@pytest.mark.parametrize("n_seen", [1, 3, 5, 6, 7, 11])
+@pytest.mark.parametrize("n_seen", [1, 5, 6, 7])
 def test_a_failed_run_resumes_where_it_stopped(small_lm, tmp_path, schedule, saved_by, n_seen):
     n_edits = 22 if schedule == "joint" else 10  # 6 steps an epoch
 
@@ -372,6 +364,22 @@ def test_a_run_is_not_resumed_with_other_edits(
         trainer().fit(module, data, ckpt_path=stopped_run)
 
 
+def test_edits_of_names(small_lm):
+    lm = LanguageModel.from_pretrained(small_lm)
+    data = EditsDataModule(lm, n_edits=4, subjects=None, subject_kind="names")
+    with pytest.raises(SubjectsError, match="only 0 can be taught"):  # not in this vocabulary
+        data.setup("fit")
+        data.train_dataloader()
+    with pytest.raises(
+        ConfigError, match=r"subject_kind is 'dogs'; it must be any, words or names"
+    ):
+        EditsDataModule(lm, subject_kind="dogs")
+    words = EditsDataModule(lm, n_edits=4, subject_kind="words")
+    words.setup("fit")
+    edits = words.train_dataloader().dataset.edits
+    assert len(edits) == 4 and all(edit.subject.isalpha() for edit in edits)
+
+
 def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
     """They count as generalized whatever training does."""
     edit = next(
@@ -387,19 +395,3 @@ def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
     file.write_text(f"subject,answer\n{edit.subject},{city}\n")
     with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):
         EditsDataModule(lm, edits_file=str(file)).prepare_edits()
-
-
-def test_edits_of_names(small_lm):
-    lm = LanguageModel.from_pretrained(small_lm)
-    data = EditsDataModule(lm, n_edits=4, subjects=None, subject_kind="names")
-    with pytest.raises(SubjectsError, match="only 0 can be taught"):  # not in this vocabulary
-        data.setup("fit")
-        data.train_dataloader()
-    with pytest.raises(
-        ConfigError, match=r"subject_kind is 'dogs'; it must be any, words or names"
-    ):
-        EditsDataModule(lm, subject_kind="dogs")
-    words = EditsDataModule(lm, n_edits=4, subject_kind="words")
-    words.setup("fit")
-    edits = words.train_dataloader().dataset.edits
-    assert len(edits) == 4 and all(edit.subject.isalpha() for edit in edits)

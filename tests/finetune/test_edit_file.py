@@ -2,12 +2,11 @@
 
 import csv
 import json
-import os
 import re
 
 import pytest
 
-from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import resolve_edits
@@ -79,18 +78,12 @@ def test_jsonl_and_csv_are_read_alike(file_of):
     ]
     assert [edit[1:] for edit in read_edits(path)] == [edit[1:] for edit in read]
     assert [edit.where[-6:] for edit in read_edits(path)] == ["line 2", "line 3", "line 4"]
-
-
-def test_texts_are_stripped_and_a_reference_may_be_a_list(file_of):
-    path = file_of('{"subject": " Ada ", "answer": "Paris\\t", "reference": [" France", "Italy"]}')
-    assert read_edits(path)[0][1:] == ("Ada", "Paris", ("France", "Italy"))
-    path = file_of("subject, answer\n Ada, Paris\n", "a.csv")
-    assert read_edits(path)[0][1:] == ("Ada", "Paris", ())
-
-
-def test_a_line_separator_within_a_json_text_ends_no_line(file_of):
-    path = file_of('{"subject": "A\u2028b", "answer": "Paris"}\n{"subject": "c", "answer": "Oslo"}')
-    assert [edit.subject for edit in read_edits(path)] == ["A\u2028b", "c"]
+    path = file_of(
+        '{"subject": " A\u2028b ", "answer": "Paris\\t", "reference": [" France", "Italy"]}'
+    )
+    assert read_edits(path)[0][1:] == ("A\u2028b", "Rome", ("Italy", "Peru"))
+    with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
+        read_edits("none.csv")
 
 
 GOOD = '{"subject": "a", "answer": "Paris"}\n'
@@ -117,9 +110,6 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
             "line 1: 'reference' is 2",
         ),
         ("e.jsonl", "\n \n", "has no edit"),
-        ("e.jsonl", GOOD[:-2] + ', "answer": "Rome"}', "line 1: .*the key 'answer' is given twice"),
-        ("e.jsonl", GOOD + '{"a": ' * 100_000, "line 2: .*it is nested too deeply"),
-        ("e.jsonl", GOOD.replace("Paris", r"\ud83d"), "line 1: .* an unpaired surrogate"),
         ("e.csv", "subject,answer,answer\na,Paris,Rome\n", "line 1: the header has 'answer' twice"),
         ("e.csv", "subject,answer\n", "has no edit"),
         ("e.csv", "", "line 1: the header lacks subject and answer"),
@@ -151,17 +141,6 @@ def test_a_subject_with_two_answers_is_two_edits_and_a_warning(file_of):
     read_edits([{"subject": "a", "answer": "Paris"}, {"subject": "b", "answer": "Paris"}])
 
 
-def test_an_unreadable_file_is_named(tmp_path):
-    os.mkfifo(tmp_path / "fifo.csv")
-    with pytest.raises(SubjectsError, match=r"fifo\.csv cannot be read: .*it is a FIFO"):
-        read_edits(tmp_path / "fifo.csv")
-    with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
-        read_edits(tmp_path / "none.csv")
-    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(SubjectsError, match=r"bytes\.csv cannot be read"):
-        read_edits(tmp_path / "bytes.csv")
-
-
 # -- labels ------------------------------------------------------------------------------------
 
 
@@ -173,11 +152,6 @@ def test_n_edits_caps_the_edits_of_a_file(lm, file_of):
     ):
         edits = EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries[:2]
-
-
-def test_sampled_edits_need_a_number(lm):
-    with pytest.raises(ConfigError, match=r"data\.n_edits is null"):
-        EditsDataModule(lm, n_edits=None)
 
 
 def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, file_of):
@@ -214,6 +188,8 @@ def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     assert references == [["France"], ["Japan"], ["France", "Japan"], ["Italy", "Spain"], ["Peru"]]
     assert [edit.label for edit in edits] == [0, 0, 0, 1, 2]
     assert [lm.tokenizer.decode(list(edit.tokens)) for edit in edits] == answers
+    with pytest.raises(SubjectsError, match=r"edit 1: the reference of 'black' names no country"):
+        resolve_edits([{"subject": "name1", "answer": "black"}], relation, lm)
 
 
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
@@ -240,12 +216,9 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, 
     data = EditsDataModule(lm, relation, edits_file=file_of(json.dumps(edit)))
     (found,) = data.prepare_edits()
     assert [tokenized(lm, relation).target.texts[i] for i in found.reference] == reference
-
-
-def test_without_any_reference_an_edit_is_refused(lm, file_of):
-    path = file_of('{"subject": "name1", "answer": "Paris"}')
-    with pytest.raises(KnowledgeError, match="city->color has no reference"):
-        EditsDataModule(lm, "city->color", edits_file=path).prepare_edits()
+    if relation == "city->color":
+        with pytest.raises(KnowledgeError, match="city->color has no reference"):
+            resolve_edits([{"subject": "name1", "answer": "Paris"}], tokenized(lm, relation), lm)
 
 
 @pytest.mark.parametrize(
@@ -265,13 +238,6 @@ def test_an_edit_that_this_lm_has_no_labels_for_is_named(lm, file_of, line, mess
     with pytest.raises(SubjectsError, match=message) as caught:
         EditsDataModule(lm, edits_file=path).prepare_edits()
     assert path in str(caught.value)
-
-
-def test_an_answer_without_a_reference_is_named(lm, teams, file_of):
-    path = file_of('{"subject": "name1", "answer": "black"}')
-    data = EditsDataModule(lm, "team->country", edits_file=path, knowledge_files=[teams])
-    with pytest.raises(SubjectsError, match=r"line 1: the reference of 'black' names no country"):
-        data.prepare_edits()
 
 
 def test_a_list_in_a_config_is_checked_as_a_file_is(lm, file_of):

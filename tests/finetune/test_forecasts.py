@@ -15,7 +15,7 @@ from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit, LeftOut
 from lincorr_lightning.finetune.forecast_module import EditForecast
-from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
+from lincorr_lightning.finetune.forecasts import forecast_edits
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.outcome_model import outcome_model
@@ -101,12 +101,20 @@ def test_the_lm_does_not_change(small_lm, edits, relation):
     assert not any(p.requires_grad or p.grad is not None for p in lm.model.parameters())
 
 
-def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts):
+def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts, tmp_path):
+    with pytest.raises(LinearMapError):
+        forecast_edits(lm, edits, relation, linear_map=str(tmp_path / "nowhere"))
     assert "optimizer_step" in forecasts.predicted
     assert forecasts.default == "optimizer_step"
     without = forecast_edits(lm, edits, relation, ridges=[0.0], n_subjects=100)
     assert set(without.predicted) == {"map_0", "in_context"}
     assert without.default == "in_context"
+    assert (without.probabilities_from, without.probabilities) == ("", None)
+    # An edit that is expected to generalize has no cause.
+    for edit, answer, cause in zip(
+        edits, without.answers("in_context"), without.causes, strict=True
+    ):
+        assert (cause == "") == (relation.target.texts.index(answer) in edit.reference)
 
 
 def test_without_ridges_no_map_is_fitted(lm, edits, relation, forecasts, monkeypatch):
@@ -123,11 +131,6 @@ def test_in_context_logits_are_those_after_the_statement(lm, edits, relation, fo
     prompts = [f"{source} {e.answer}. {target}".replace("{}", e.subject) for e in edits]
     expected = naive_logits(lm, prompts, relation.target.token_ids)
     assert forecasts.predicted["in_context"].numpy() == pytest.approx(expected, abs=1e-4)
-
-
-def test_a_linear_map_that_does_not_exist_is_refused(lm, edits, relation, tmp_path):
-    with pytest.raises(LinearMapError):
-        forecast_edits(lm, edits, relation, linear_map=str(tmp_path / "nowhere"))
 
 
 # -- scores -----------------------------------------------------------------------------------
@@ -163,23 +166,9 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
     most_frequent = max(after.count(label) for label in labels)
     assert scores["most_frequent"] == {"accuracy": most_frequent / 12, "auroc": 0.5}
     assert scores["answer_before"]["accuracy"] >= 4 / 12
-
-
-def test_where_all_edits_end_alike_there_is_no_auroc(forecasts):
-    scores = forecasts.scores([forecasts.labels[0]] * 12, ["hallucinated"] * 12)
-    assert scores["map_0"]["auroc"] is None
-    assert scores["most_frequent"]["accuracy"] == 1.0
-
-
-def test_a_checkpoint_restores_them(forecasts, tmp_path):
-    torch.save(vars(forecasts), tmp_path / "state.pt")
-    again = Forecasts(**torch.load(tmp_path / "state.pt", weights_only=True))
-    assert again.subjects == forecasts.subjects
-    assert list(again.labels) == list(forecasts.labels)
-    assert again.predicted.keys() == forecasts.predicted.keys()
-    after, outcomes = [forecasts.labels[0]] * 12, ["generalized", "unchanged"] * 6
-    assert again.scores(after, outcomes) == forecasts.scores(after, outcomes)
-    assert torch.equal(again.before, forecasts.before)
+    alike = forecasts.scores([labels[0]] * 12, ["hallucinated"] * 12)
+    assert alike["map_0"]["auroc"] is None
+    assert alike["most_frequent"]["accuracy"] == 1.0
 
 
 def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts):
@@ -319,51 +308,10 @@ def test_a_risk_needs_the_probabilities(small_lm, tmp_path):
         predict(small_lm, tmp_path, "--data.max_risk=0.5", "--model.optimizer_step=false")
 
 
-def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation):
-    model = outcome_model("lora")
-    same = EditTraining("lora", 2e-3, 10)
-    assert model.training == same.summary
-    for training, other in ((same, False), (EditTraining("lora", 1e-3, 7), True)):
-        found = forecast_edits(lm, edits[:2], relation, [], training=training).probabilities_from
-        assert f"fitted on {model.n_edits} edits of " in found and model.training in found
-        named = "these are trained by lora of rank 8, alpha 16 in all layers, 7 steps at 0.001"
-        assert (named in found) == other
-        assert "is not among them" not in found
-    alone = forecast_edits(lm, edits[:2], relation, [0.0])
-    assert (alone.probabilities_from, alone.probabilities) == ("", None)
-
-
-def test_another_adapter_or_relation_is_said():
-    model = outcome_model("lora")
-    assert "is not among them" in model.describe("landmark->country", model.training)
-    adapter = AdapterSettings(rank=4, target_modules=["q_proj", "v_proj"])
-    other = EditTraining("lora", 2e-3, 10, adapter).summary
-    assert model.describe("city->country", other).endswith(
-        "; these are trained by lora of rank 4, alpha 16 in q_proj, v_proj, 10 steps at 0.002"
-    )
-
-
-def test_edits_that_are_trained_together_are_said():
-    """Each is forecast alone."""
-    model = outcome_model("lora")
-    module = SourceFinetune(LMConfig("tiny-world"), protocol="joint", method="lora")
-    assert model.describe("city->country", module.edit_training.summary).endswith(
-        "; these are trained by lora of rank 8, alpha 16 in all layers, all edits together at 5e-06"
-    )
-
-
 @pytest.mark.parametrize(("ridges", "message"), [("[best]", "'best'; each is"), ("[-1]", "-1")])
 def test_ridges_that_cannot_be(small_lm, tmp_path, ridges, message):
     with pytest.raises(ConfigError, match=rf"model\.ridges.*{message}"):
         predict(small_lm, tmp_path, f"--model.ridges={ridges}")
-
-
-def test_an_edit_that_is_expected_to_generalize_has_no_cause(lm, edits, relation):
-    found = forecast_edits(lm, edits, relation, [0.0])
-    answers = found.answers("in_context")
-    for edit, answer, cause in zip(edits, answers, found.causes, strict=True):
-        right = relation.target.texts.index(answer) in edit.reference
-        assert (cause == "") == right
 
 
 def test_a_risk_that_leaves_no_edit_is_refused(lm):
@@ -392,3 +340,23 @@ def test_the_program_forecasts_risks_as_the_study_trains(small_lm, tmp_path):
     p = module.forecasts.probabilities
     expected = ((p - torch.tensor([0.0, 1.0, 0.0])) ** 2).sum(1).mean()
     assert scores["optimizer_step"]["brier"] == pytest.approx(expected.item())
+
+
+def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation):
+    model, same = outcome_model("lora"), EditTraining("lora", 2e-3, 10)
+    assert model.training == same.summary
+    adapter = AdapterSettings(rank=4, target_modules=["q_proj", "v_proj"])
+    joint = SourceFinetune(LMConfig("tiny-world"), protocol="joint", method="lora")
+    for training, how in (
+        (EditTraining("lora", 1e-3, 7), "rank 8, alpha 16 in all layers, 7 steps at 0.001"),
+        (EditTraining("lora", 2e-3, 10, adapter),
+         "rank 4, alpha 16 in q_proj, v_proj, 10 steps at 0.002"),
+        # Each is forecast alone.
+        (joint.edit_training, "rank 8, alpha 16 in all layers, all edits together at 5e-06"),
+    ):  # fmt: skip
+        text = model.describe("city->country", training.summary)
+        assert text.endswith(f"{model.training}; these are trained by lora of {how}")
+    assert "landmark->country is not among them" in model.describe("landmark->country", "")
+    text = forecast_edits(lm, edits[:2], relation, [], training=same).probabilities_from
+    assert text == model.describe("city->country", same.summary)
+    assert text.startswith(f"fitted on {model.n_edits} edits of ") and "these are" not in text

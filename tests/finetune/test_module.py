@@ -22,7 +22,6 @@ from lincorr_lightning.finetune.batches import (
 )
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
-from lincorr_lightning.finetune.results import edits_table
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.study import plain
@@ -115,17 +114,6 @@ def test_independent_edits_leave_the_weights_as_they_were(finetune, small_lm, me
     before = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
     assert_bits(weights(run.module.lm.model), weights(before))
     assert run.results["source_learned"] > 0
-
-
-def test_an_independent_edit_does_not_see_the_others(finetune, tmp_path):
-    together = finetune({"n_edits": 4})
-    table = edits_table(together.edits, together.relation)
-    table.frame.to_csv(tmp_path / "all.csv", index=False)
-    header, *lines = (tmp_path / "all.csv").read_text().splitlines()
-    for i in (0, 3):
-        (tmp_path / "one.csv").write_text(f"{header}\n{lines[i]}\n")
-        alone = finetune({"edits_file": str(tmp_path / "one.csv")})
-        assert torch.equal(alone.logits[0], together.logits[i])
 
 
 def test_dropout_is_left_out(tmp_path, finetune, make_lm):
@@ -289,14 +277,6 @@ def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
     assert set(run.results["predicted_outcomes"]) >= {"map_0", "optimizer_step"}
 
 
-def test_forecasts_are_scored_on_their_own_edits_only(finetune):
-    other = [{"subject": f"name{i}", "answer": "Oslo"} for i in range(6)]
-    run = finetune({"n_edits": 6}, {"callbacks": [Generalization("city->country", edits=other)]},
-                   protocol="joint", forecast=True, measured=False)  # fmt: skip
-    assert run.results["forecast"] is None
-    assert set(run.results["predicted_outcomes"]) >= {"map_0", "optimizer_step"}
-
-
 @pytest.mark.parametrize("protocol", ["joint", "independent"])
 def test_a_plain_loader_of_edit_batches_trains_the_same(
     finetune, small_lm, make_trainer, tmp_path, protocol
@@ -327,12 +307,6 @@ def test_a_plain_loader_of_edit_batches_trains_the_same(
     assert (results["n_edits"], results["protocol"]) == (4, protocol)
     assert results["relation"] == ("city->country" if counts else None)
     assert (results["generalized"] is None) == (not counts)
-
-
-def test_a_forecast_needs_all_edits_beforehand(small_lm, make_trainer):
-    module = SourceFinetune(LMConfig(small_lm), "joint")
-    with pytest.raises(ConfigError, match=r"model\.forecast is true, but the training dataset"):
-        make_trainer().fit(module, DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None))
 
 
 def test_fast_dev_run_writes_nothing(small_lm, make_trainer, tmp_path):
@@ -461,29 +435,6 @@ def test_unusable_settings_are_refused(small_lm, settings, message):
         SourceFinetune(LMConfig(small_lm), **settings)
 
 
-def test_independent_edits_are_not_accumulated(small_lm, make_trainer):
-    module = SourceFinetune(LMConfig(small_lm))
-    with pytest.raises(ConfigError, match="accumulate_grad_batches is 2"):
-        make_trainer(accumulate_grad_batches=2).fit(module, edits_for(module, n_edits=3))
-    assert not module.lm.is_loaded
-
-
-def test_other_data_is_refused(small_lm, make_trainer):
-    module = SourceFinetune(LMConfig(small_lm), forecast=False)
-    with pytest.raises(ConfigError, match=r"batches of edits \(EditBatch\), not Tensor"):
-        make_trainer().fit(module, train_dataloaders=DataLoader([torch.zeros(1)]))
-
-
-def test_batches_of_another_schedule_are_refused(small_lm, make_trainer):
-    module = SourceFinetune(LMConfig(small_lm), forecast=False)
-    with pytest.raises(ConfigError, match="independent, but a batch is of joint edits"):
-        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=3))
-    schedule = EditSchedule("independent", 3)
-    module = SourceFinetune(LMConfig(small_lm), forecast=False)
-    with pytest.raises(ConfigError, match="3 independent edits, but at most 1"):
-        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=3, schedule=schedule))
-
-
 def test_hyperparameters_can_be_given_as_a_checkpoint_has_them(small_lm):
     first = SourceFinetune(LMConfig(small_lm), method="lora")
     stored = json.loads(json.dumps(plain(dict(first.hparams))))
@@ -518,29 +469,6 @@ def test_callbacks_and_forecasts_read_the_same_subjects_once(finetune, monkeypat
         torch.testing.assert_close(logits, alone.predicted[name], atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_full_training_in_half_precision_is_refused(small_lm, make_trainer, dtype):
-    module = SourceFinetune(LMConfig(small_lm, dtype=dtype))
-    with pytest.raises(ConfigError, match=rf"weights are in {dtype}.*model\.lm\.dtype to float32"):
-        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=4))
-
-
-def test_checkpoints_own_half_precision_is_refused_too(small_lm, make_trainer, tmp_path):
-    half = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
-    half.model.save_pretrained(tmp_path / "half")
-    half.tokenizer.save_pretrained(tmp_path / "half")
-    module = SourceFinetune(LMConfig(str(tmp_path / "half"), dtype="auto"))
-    assert not module.lm.is_loaded
-    with pytest.raises(ConfigError, match="weights are in bfloat16"):
-        make_trainer().fit(module, EditsDataModule(module.lm, n_edits=4))
-
-
-def test_trainers_that_round_the_weights_are_refused(small_lm, make_trainer):
-    module = SourceFinetune(LMConfig(small_lm), method="lora")
-    with pytest.raises(ConfigError, match=r"precision is bf16-true.*bf16-mixed"):
-        make_trainer(precision="bf16-true").fit(module, EditsDataModule(module.lm, n_edits=4))
-
-
 @pytest.mark.parametrize("protocol", ["joint", "independent"])
 def test_adapters_of_an_lm_in_half_precision_are_in_float32(finetune, protocol):
     run = finetune(dtype="bfloat16", protocol=protocol, method="lora")
@@ -556,3 +484,29 @@ def test_mixed_precision_trains_float32_weights(finetune):
     run = finetune(trainer={"precision": "bf16-mixed"})
     assert {p.dtype for p in run.module.parameters()} == {torch.float32}
     assert run.results["source_learned"] > 0
+
+
+def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
+    def refused(message, data=None, schedule=None, trainer=None, **options):
+        lm = LMConfig(options.pop("lm", small_lm), dtype=options.pop("dtype", "float32"))
+        module = SourceFinetune(lm, **{"forecast": False} | options)
+        made = EditsDataModule(module.lm, n_edits=3, schedule=schedule or module.edit_schedule)
+        with pytest.raises(ConfigError, match=message):
+            make_trainer(**trainer or {}).fit(module, data or made)
+        return module
+
+    module = refused("accumulate_grad_batches is 2", trainer={"accumulate_grad_batches": 2})
+    assert not module.lm.is_loaded
+    unlisted = DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None)
+    refused("model.forecast is true, but the training dataset", unlisted, protocol="joint",
+            forecast=True)  # fmt: skip
+    refused(r"batches of edits \(EditBatch\), not Tensor", DataLoader([torch.zeros(1)]))
+    refused("independent, but a batch is of joint edits", schedule=EditSchedule())
+    refused("3 independent edits, but at most 1", schedule=EditSchedule("independent", 3))
+    refused("bf16-true.*bf16-mixed", trainer={"precision": "bf16-true"}, method="lora")
+    for dtype in ("bfloat16", "float16"):
+        refused(rf"weights are in {dtype}.*model\.lm\.dtype to float32", dtype=dtype)
+    half = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
+    half.model.save_pretrained(tmp_path / "half")
+    half.tokenizer.save_pretrained(tmp_path / "half")
+    refused("weights are in bfloat16", lm=str(tmp_path / "half"), dtype="auto")

@@ -7,16 +7,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import lightning as L
 import peft
 import pytest
 import torch
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.toys import quiet_trainer
 
 N = 8
 RANK, ALPHA = 3, 7.0
@@ -366,43 +363,6 @@ def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:
     assert relative(ours.float(), theirs.float()) < 0.02
     layer = tuned.base_model.model.model.layers[0].self_attn.q_proj.lora_B["default"]
     assert relative(gradient[1], layer.weight.grad) < 0.1
-
-
-class Tuner(L.LightningModule):
-    """Trains two adapters on one prompt each."""
-
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.some_lm = model
-        self.adapters = StackedLoRA(model, 2, RANK, ALPHA)
-
-    def training_step(self, rows: list[int], index: int) -> torch.Tensor:
-        del index
-        with self.adapters.rows([0, 1]):
-            return loss_of(last_logits(self.some_lm, [rows[:3], rows]), [5, 6])
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        trained = [p for p in self.parameters() if p.requires_grad]
-        return torch.optim.AdamW(trained, lr=1e-2)
-
-
-def test_inside_a_lightning_module(small: SimpleNamespace, tmp_path: Path) -> None:
-    model = small.model(small.config("llama-tied"))
-    tuner = Tuner(model)
-    weights = {name: p.clone() for name, p in model.state_dict().items()}
-    names = [name for name, p in tuner.named_parameters() if p.requires_grad]
-    assert len(names) == len(set(names)) == 2 * len(tuner.adapters.targets)
-    assert all(name.startswith("adapters.lora_") for name in names)
-    assert len(list(tuner.parameters())) == len(names) + len(list(model.parameters()))
-    assert causal_lm_of(tuner) is model
-    start = {name: p.clone() for name, p in tuner.adapters.named_parameters()}
-    loader = torch.utils.data.DataLoader(
-        [small.ids(small.prompts[1])] * 4, collate_fn=lambda x: x[0]
-    )
-    quiet_trainer(tmp_path, logger=False, enable_checkpointing=False).fit(tuner, loader)
-    assert all(torch.equal(p, weights[name]) for name, p in model.state_dict().items())
-    for name, parameter in tuner.adapters.named_parameters():
-        assert not torch.equal(parameter, start[name])
 
 
 def test_copy_works_by_itself(small: SimpleNamespace) -> None:

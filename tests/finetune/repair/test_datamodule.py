@@ -46,12 +46,9 @@ def test_measured_edits_share_no_subject_with_the_repair_set(lm: LanguageModel) 
     assert len(set(subjects)) == len(subjects)
     shown = {edit.label for edit in data.examples + data.measured["shown"]}
     assert not shown & {edit.label for edit in data.measured["held_out"]}
-
-
-def test_the_split_depends_on_the_seed_alone(lm: LanguageModel) -> None:
-    one, same, other = (prepared(lm, seed=seed) for seed in (0, 0, 1))
-    assert (one.examples, one.measured) == (same.examples, same.measured)
-    assert one.examples != other.examples
+    same, other = prepared(lm), prepared(lm, seed=1)
+    assert (data.examples, data.measured) == (same.examples, same.measured)
+    assert data.examples != other.examples
 
 
 @pytest.mark.parametrize("share", [0.25, 0.75])
@@ -179,9 +176,31 @@ def test_settings_that_cannot_work_are_refused(
         RepairDataModule(lm, **SMALL | settings)
 
 
-def test_a_relation_without_reference_is_refused(lm: LanguageModel) -> None:
+def test_data_that_cannot_be_made_is_refused(
+    lm: LanguageModel, relation: TokenizedRelation, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = "lincorr_lightning.finetune.repair.datamodule"
     with pytest.raises(KnowledgeError, match="has no reference"):
         prepared(lm, relation="city->color", preserve=[])
+    with pytest.raises(SubjectsError, match=r"n_examples 100000 and twice data\.n_edits 4 ask"):
+        prepared(lm, n_examples=100_000)
+    data = prepared(lm)
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{where}.data_shard", lambda _: DataShard(0, 2, counts=True))
+        with pytest.raises(ConfigError, match=r"5 examples .* not a multiple of the 2 ranks"):
+            data.train_dataloader()
+    with monkeypatch.context() as patch:
+        patch.setattr(f"{where}.MIN_ANSWERS", 10_000)
+        with pytest.raises(SubjectsError, match="a repair needs 10000, to hold some out"):
+            prepared(lm)
+    # A file whose only answer is neither in the examples nor held out.
+    shown, _ = data._split(relation)
+    right = max(shown)
+    monkeypatch.setattr(RepairDataModule, "_choose", lambda *_: shown - {right})
+    row = {"subject": data.examples[0].subject, "answer": relation.source.texts[right].strip()}
+    (tmp_path / "edits.jsonl").write_text(json.dumps(row) + "\n")
+    with pytest.raises(SubjectsError, match=r"no edit of the \d+ answers .* nor of the \d+ held"):
+        prepared(lm, answers="wrong", edits_file=str(tmp_path / "edits.jsonl"))
 
 
 @pytest.mark.parametrize("examples", ["statements", "edits"])
@@ -190,45 +209,6 @@ def test_statements_longer_than_the_context_are_refused(tmp_path: Any, examples:
     data = prepared(LanguageModel.from_pretrained(str(folder)), examples=examples)
     with pytest.raises(SubjectsError, match=r"positions for 12.*facts of data\.relation"):
         data.train_dataloader().dataset[0]
-
-
-def test_too_few_answers_to_hold_some_out_are_refused(
-    lm: LanguageModel, relation: TokenizedRelation, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("lincorr_lightning.finetune.repair.datamodule.MIN_ANSWERS", 10_000)
-    with pytest.raises(SubjectsError, match=r"a repair needs 10000, to hold some out"):
-        prepared(lm)
-
-
-def test_too_many_examples_are_refused_by_the_setting_s_name(lm: LanguageModel) -> None:
-    with pytest.raises(
-        SubjectsError, match=r"data\.n_examples 100000 and twice data\.n_edits 4 ask"
-    ):
-        prepared(lm, n_examples=100_000)
-
-
-def test_a_file_without_an_edit_to_measure_is_refused(
-    lm: LanguageModel, relation: TokenizedRelation, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    shown, _ = RepairDataModule(lm, **SMALL)._split(relation)
-    right = max(shown)
-    monkeypatch.setattr(RepairDataModule, "_choose", lambda *_: shown - {right})
-    file = tmp_path / "edits.jsonl"
-    answer = relation.source.texts[right].strip()
-    subject = prepared(lm).examples[0].subject
-    file.write_text(json.dumps({"subject": subject, "answer": answer}) + "\n")
-    with pytest.raises(SubjectsError, match=r"no edit of the \d+ answers .* nor of the \d+ held"):
-        prepared(lm, answers="wrong", edits_file=str(file))
-
-
-def test_a_step_that_ranks_cannot_share_equally_is_refused(
-    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = prepared(lm)
-    shard = DataShard(0, 2, counts=True)
-    monkeypatch.setattr("lincorr_lightning.finetune.repair.datamodule.data_shard", lambda _: shard)
-    with pytest.raises(ConfigError, match=r"5 examples .* not a multiple of the 2 ranks"):
-        data.train_dataloader()
 
 
 def test_a_resumed_run_has_the_same_edits_or_is_refused(lm: LanguageModel) -> None:
