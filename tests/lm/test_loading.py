@@ -21,8 +21,11 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.loading import weights_read_once
 from tests.toys import toy_config, toy_model
 
 Folder = Callable[..., Path]
@@ -66,8 +69,10 @@ def test_copies_are_independent(folder: Path) -> None:
 
 def test_config_from_a_mapping_and_from_pretrained_agree(folder: Path) -> None:
     options = {"name_or_path": str(folder), "add_bos": False, "tokens_per_forward": 64}
-    lm = LanguageModel(options)
-    assert lm.config == LMConfig(**options) == LanguageModel.from_pretrained(**options).config
+    options["attn_implementation"] = "eager"
+    lm = LanguageModel.from_pretrained(**options)
+    assert lm.config == LMConfig(**options) == LanguageModel(options).config
+    assert lm.model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
@@ -95,11 +100,6 @@ def test_weights_of_the_file_s_dtype_are_mapped_not_copied(folder: Path) -> None
 
     assert mapped("float32") == mapped("auto") == {True}
     assert mapped("bfloat16") == {False}
-
-
-def test_attention_implementation_is_handed_on(folder: Path) -> None:
-    lm = LanguageModel.from_pretrained(str(folder), attn_implementation="eager")
-    assert lm.model.config._attn_implementation == "eager"
 
 
 @pytest.mark.parametrize(
@@ -311,3 +311,66 @@ def test_hub_id_without_network_fails_after_one_question(monkeypatch: pytest.Mon
 def test_settings_without_meaning(options: dict[str, Any], message: str) -> None:
     with pytest.raises((LanguageModelError, ConfigError), match=message):
         LMConfig(**options)
+
+
+# -- weights that several studies read once -------------------------------------------------------
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Folders whose weights were read."""
+    found: list[str] = []
+    read = loading.read_model
+
+    def count(checkpoint, config):
+        found.append(str(checkpoint.location))
+        return read(checkpoint, config)
+
+    monkeypatch.setattr(loading, "read_model", count)
+    return found
+
+
+def lm_of(folder: str | Path, **options: str) -> LanguageModel:
+    return LanguageModel(LMConfig(str(folder), **options)).load()
+
+
+def test_weights_are_read_once(small_lm: str, reads: list[str]) -> None:
+    with weights_read_once():
+        one, other = lm_of(small_lm), lm_of(small_lm)
+    assert one.model is other.model
+    assert len(reads) == 1
+    assert lm_of(small_lm).model is not one.model  # outside of the context
+    assert len(reads) == 2
+
+
+def test_trained_weights_are_read_again(small_lm: str, reads: list[str]) -> None:
+    with weights_read_once():
+        one = lm_of(small_lm)
+        before = next(one.model.parameters()).clone()
+        with torch.no_grad():
+            next(one.model.parameters()).add_(1)
+        again = lm_of(small_lm)
+    assert torch.equal(next(again.model.parameters()), before)
+    assert len(reads) == 2
+
+
+def test_an_lm_with_adapters_is_read_again_unless_they_are_removed(
+    small_lm: str, reads: list[str]
+) -> None:
+    with weights_read_once():
+        one = lm_of(small_lm)
+        adapters = StackedLoRA(one.model, n=2, rank=2, alpha=2)
+        assert lm_of(small_lm).model is not one.model
+        two = lm_of(small_lm)
+        adapters = StackedLoRA(two.model, n=2, rank=2, alpha=2)
+        adapters.remove()
+        assert lm_of(small_lm).model is two.model
+    assert len(reads) == 2
+
+
+def test_another_lm_or_dtype_is_read(small_lm: str, reads: list[str], make_lm, tmp_path) -> None:
+    other = make_lm(tmp_path / "other", seed=5)
+    with weights_read_once():
+        for folder, dtype in ((small_lm, "float32"), (other, "float32"), (other, "bfloat16")):
+            lm_of(folder, dtype=dtype)
+    assert len(reads) == 3
