@@ -81,7 +81,7 @@ def test_jsonl_and_csv_are_read_alike(file_of):
     path = file_of(
         '{"subject": " A\u2028b ", "answer": "Paris\\t", "reference": [" France", "Italy"]}'
     )
-    assert read_edits(path)[0][1:] == ("A\u2028b", "Rome", ("Italy", "Peru"))
+    assert read_edits(path)[0][1:] == ("A\u2028b", "Paris", ("France", "Italy"))
     with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
         read_edits("none.csv")
 
