@@ -11,14 +11,10 @@ import operator
 
 
 class LincorrError(Exception):
-    """Base class of all errors that this package raises on purpose.
-
-    Attributes:
-        exit_status: Exit status of the program: 2 for a wrong command line or config, else 1.
-            Errors that are raised before the Trainer runs count as the former.
-    """
+    """Base class of all errors that this package raises on purpose."""
 
     exit_status = 1
+    """Exit status of the program; 2 for errors of the command line and its configs."""
 
 
 class KnowledgeError(LincorrError):
@@ -55,16 +51,8 @@ class SparseAutoencoderError(LincorrError):
     """A sparse autoencoder cannot be read, or does not fit the LM, hook point or feature."""
 
 
-class ResultsError(LincorrError):
-    """Results have no such table or figure, or a library to show it is missing."""
-
-
 class ReportError(LincorrError):
-    """The folder of a run cannot be reported, or not on one page with the others."""
-
-
-class ReproductionError(LincorrError):
-    """All runs of a reproduction failed, or there is none to do."""
+    """Results, a run's folder or a reproduction has not what is to be shown."""
 
 
 class CheckpointError(LincorrError):
@@ -95,8 +83,7 @@ def require(
         below: Value that it must stay under.
 
     Raises:
-        ConfigError: The number is out of range, NaN or infinite; the message names the setting, its
-            value and the range.
+        ConfigError: It is out of range, NaN or infinite; the message has setting, value and range.
 
     Example:
         >>> require("data.fit_fraction", 0.5, above=0, below=1)

@@ -13,6 +13,7 @@ import stat
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -71,7 +72,7 @@ def check_writable(folder: str | Path) -> None:
     """Make a folder and write a small file in it, to find out before hours of work are spent.
 
     Raises:
-        OutputError: The folder cannot be made or written; the message says why.
+        OutputError: The folder cannot be made or written.
     """
     trial = Path(folder) / f".trial-{uuid.uuid4().hex[:8]}"
     try:
@@ -303,25 +304,13 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
     """Write a table; None is an empty cell.
 
     Raises:
-        ValueError: A row has more or fewer cells than there are columns, or a number that is NaN
-            or infinite; the message names it.
         OutputError: The file cannot be written.
     """
     with (
         atomic_write(path) as part,
         part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
     ):
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for i, row in enumerate(rows):
-            if len(row) != len(columns):
-                raise ValueError(
-                    f"{path}: row {i} has {len(row)} cells for {len(columns)} columns: {row}"
-                )
-            for column, cell in zip(columns, row, strict=True):
-                if isinstance(cell, (float, np.floating)) and not math.isfinite(cell):
-                    raise ValueError(f"{path}: {column} of row {i} is {cell}: use None")
-            writer.writerow(row)
+        csv.writer(file).writerows([columns, *rows])
 
 
 # -- names -----------------------------------------------------------------------------------
@@ -336,17 +325,15 @@ def safe_names(names: Iterable[str]) -> dict[str, str]:
         >>> safe_names(["city->country", "X+2->X/2", "a b", "a_b"])
         {'city->country': 'city-country', 'X+2->X/2': 'Xplus2-Xover2', 'a b': 'a_b', 'a_b': 'a_b_2'}
     """
-    found: dict[str, str] = {}
+    safe_of: dict[str, str] = {}
     taken: set[str] = set()
     for name in dict.fromkeys(names):
-        safe = name
+        stem = name
         for sign, word in _SPELLED.items():
-            safe = safe.replace(sign, word)
-        safe = stem = re.sub(r"[^\w.-]", "_", safe) or "_"
-        count = 1
-        while safe.lower() in taken:  # some file systems ignore case
-            count += 1
-            safe = f"{stem}_{count}"
-        taken.add(safe.lower())
-        found[name] = safe
-    return found
+            stem = stem.replace(sign, word)
+        stem = re.sub(r"[^\w.-]", "_", stem) or "_"
+        numbered = (stem if n == 1 else f"{stem}_{n}" for n in count(1))
+        # Some file systems ignore case.
+        safe_of[name] = next(safe for safe in numbered if safe.lower() not in taken)
+        taken.add(safe_of[name].lower())
+    return safe_of

@@ -103,10 +103,7 @@ class OptionParser(ExplainedParser, LightningArgumentParser):
 
 
 class HelpParser(OptionParser):
-    """Parser of command lines that show help: it reads the docstrings below dataclass fields too.
-
-    A class of its own, because jsonargparse keeps the parsers that it made, by their class.
-    """
+    """Parser of help texts, a class of its own as jsonargparse keeps parsers by their class."""
 
 
 class SaveConfig(SaveConfigCallback):

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from lincorr_lightning import termination
 from lincorr_lightning.config import load_yaml
-from lincorr_lightning.errors import ConfigError, ReproductionError
+from lincorr_lightning.errors import ConfigError, ReportError
 from lincorr_lightning.io import check_writable, safe_names
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.config import LMConfig
@@ -57,7 +57,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         ConfigError: A setting is not valid, a table or figure does not exist, the tuned LM has
             another tokenizer, or the folder is of other settings.
         LanguageModelError: An LM cannot be read.
-        ReproductionError: All runs failed.
+        ReportError: All runs failed.
     """
     options = vars(_parser().parse_args(args))
     config, only_plan = options.pop("config"), options.pop("plan")
@@ -82,7 +82,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         if len(items) > len(asked):
             print_line(f"{len(items) - len(asked)} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
-            raise ReproductionError(
+            raise ReportError(
                 "there is nothing to run; the plan says why all that was asked for is left out."
             )
         if only_plan:
@@ -98,7 +98,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
     if failed:
         print_line(f"{len(failed)} runs failed; the page has the reasons. The first: {failed[0]}")
     if failed and not any(lm.runs for lm in lms):
-        raise ReproductionError(f"all runs failed. {failed[0]}")
+        raise ReportError(f"all runs failed. {failed[0]}")
     page = write_reproduction(items, lms, settings, folder)
     print_line(f"Page: {page}")
     return page

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from lincorr_lightning.errors import ConfigError, LincorrError, ReportError, ReproductionError
+from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.io import read_json, write_csv, write_json
 from lincorr_lightning.lightning_cli import run_lightning_cli
@@ -216,7 +216,7 @@ def _make(run: PlannedRun, plan: LMPlan) -> None:
         if run.answers:
             n = len(run.answers)
             if len(subjects) < n:
-                raise ReproductionError(
+                raise ReportError(
                     f"{run.name} needs {n} subjects that its maps were not fitted on, but the "
                     f"probe has {len(subjects)}. Raise data.n_subjects of the probe."
                 )

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from lincorr_lightning.errors import ResultsError
+from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, remove, write_json
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.version import __version__
@@ -123,7 +123,7 @@ class Results:
         """Return the table of this name, also of the callbacks.
 
         Raises:
-            ResultsError: There is no such table; the message names similar ones.
+            ReportError: There is no such table; the message names similar ones.
         """
         return find_by_name("table", name, [t for one in self._all for t in one.tables])
 
@@ -131,7 +131,7 @@ class Results:
         """Return the figure of this name, also of the callbacks.
 
         Raises:
-            ResultsError: There is no such figure; the message names similar ones.
+            ReportError: There is no such figure; the message names similar ones.
         """
         return find_by_name("figure", name, [f for one in self._all for f in one.figures])
 
@@ -213,7 +213,7 @@ def find_by_name(kind: str, name: str, parts: Sequence[_T]) -> _T:
         parts: All tables or figures.
 
     Raises:
-        ResultsError: There is none; the message names similar ones.
+        ReportError: There is none; the message names similar ones.
     """
     for part in parts:
         if part.name == name:
@@ -223,4 +223,4 @@ def find_by_name(kind: str, name: str, parts: Sequence[_T]) -> _T:
 
     names = [part.name for part in parts]
     known = f" There are {', '.join(names)}." if names else f" There is no {kind} at all."
-    raise ResultsError(f"there is no {kind} {name!r}.{suggest(name, names)}{known}")
+    raise ReportError(f"there is no {kind} {name!r}.{suggest(name, names)}{known}")

@@ -203,7 +203,7 @@ class SavedRun:
         """Return the table of this name.
 
         Raises:
-            ResultsError: There is no such table; the message names similar ones.
+            ReportError: There is no such table; the message names similar ones.
         """
         return find_by_name("table", name, self.tables)
 
@@ -211,7 +211,7 @@ class SavedRun:
         """Return the figure of this name.
 
         Raises:
-            ResultsError: There is no such figure; the message names similar ones.
+            ReportError: There is no such figure; the message names similar ones.
         """
         return find_by_name("figure", name, self.figures)
 

@@ -19,7 +19,7 @@ import yaml
 from scipy import stats
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError, LanguageModelError, ReproductionError
+from lincorr_lightning.errors import ConfigError, LanguageModelError, ReportError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm import loading
@@ -375,7 +375,7 @@ def test_a_wrong_option_is_refused_before_anything_runs(reproduce: Callable[...,
 
 
 def test_a_page_of_nothing_is_an_error(reproduce: Callable[..., Path]) -> None:
-    with pytest.raises(ReproductionError, match="all runs failed"):
+    with pytest.raises(ReportError, match="all runs failed"):
         reproduce("--only=figure10", "--overlays=trainer/gpu.yaml", output="gpu")
 
 
@@ -390,7 +390,7 @@ def test_subjects_that_are_emoji(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     )  # fmt: skip
     run = PlannedRun("edits_city->country", tmp_path / "run", ("fit",), "edits", 1, "1 edit",
                      tmp_path)  # fmt: skip
-    runner._make(run, LMPlan("lm", None, "lm"), [])
+    runner._make(run, LMPlan("lm", None, "lm"))
     (option,) = [one for one in commands[0] if one.startswith("--data.subjects=")]
     assert yaml.safe_load(option.partition("=")[2]) == ["🙂", "Zoë"]
 
