@@ -19,8 +19,8 @@ from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
-from lincorr_lightning.flow.groups import FeatureGroups
 from lincorr_lightning.flow.matching import assign_features
+from lincorr_lightning.flow.text_statistics import FeatureGroups
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Rows, run_layer, run_with_hooks

@@ -11,8 +11,8 @@ from matplotlib.ticker import PercentFormatter
 
 from lincorr_lightning.flow.deactivation import METHODS, at_lowest_r, case_means
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, KIND_NAMES, SHORT, Edge, FlowGraph
-from lincorr_lightning.flow.groups import LayerGroups
 from lincorr_lightning.flow.steering import STRATEGIES, mean_steering
+from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.results.plots import bars, curves, legend_below
 from lincorr_lightning.results.style import (
     BLUE,

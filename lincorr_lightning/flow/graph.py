@@ -9,7 +9,7 @@ outputs have no predecessors: features are born there.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -88,12 +88,10 @@ class FlowGraph:
         return sorted(ends | {self.start})
 
     def change(self, feature: Feature) -> str | None:
-        """Return what happens to a feature at its layer.
+        """Return what happens to a feature at its layer; None if its predecessors are unknown.
 
-        Returns:
-            *persistence* if it comes from the residual stream alone, *transformation* if it comes
-            from there and from MLP or attention, *birth* if it does not come from the residual
-            stream; None if its predecessors were not searched.
+        It is *persistence* if it comes from the residual stream alone, *transformation* if it comes
+        from there and from MLP or attention, and *birth* if it does not come from the stream.
         """
         group = self.groups.get(feature)
         if group is None:
@@ -109,14 +107,13 @@ class FlowGraph:
             "start": self.start.id,
             "thresholds": dict(self.thresholds),
             "zero_norm": [
-                {"layer": hook_point.layer, "kind": hook_point.kind, "features": count}
+                {**asdict(hook_point), "features": count}
                 for hook_point, count in sorted(self.zero_norm.items())
             ],
             "nodes": [
                 {
                     "id": feature.id,
-                    "layer": feature.hook_point.layer,
-                    "kind": feature.hook_point.kind,
+                    **asdict(feature.hook_point),
                     "index": feature.index,
                     "group": self.groups.get(feature),
                     "change": self.change(feature),
@@ -130,11 +127,7 @@ class FlowGraph:
         }
 
     def write_graphml(self, path: str | Path) -> None:
-        """Write the graph as GraphML, for Gephi, Cytoscape, yEd or networkx.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
+        """Write the graph as GraphML, for Gephi, Cytoscape, yEd or networkx."""
         root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
         for end, types in _GRAPHML_TYPES.items():
             for name, kind in types.items():
@@ -211,11 +204,7 @@ class DecoderMatcher:
 
     @property
     def last(self) -> HookPoint:
-        """The last residual stream that has an SAE.
-
-        Raises:
-            SparseAutoencoderError: No residual stream has one.
-        """
+        """The last residual stream that has an SAE."""
         streams = [at for at in self._decoders if at.kind == "residual"]
         if not streams:
             raise SparseAutoencoderError("there is no SAE for a residual stream. Pass one.")
@@ -243,15 +232,7 @@ class DecoderMatcher:
         return [after] if after in self._decoders else []
 
     def match(self, hook_point: HookPoint, k: int = 1) -> dict[HookPoint, Matches]:
-        """Match all features of a hook point with those of each predecessor.
-
-        Args:
-            hook_point: Hook point of the features to match.
-            k: Number of matches in each predecessor.
-
-        Raises:
-            SparseAutoencoderError: The hook point has no SAE.
-        """
+        """Match all features of a hook point with k of each predecessor."""
         targets = self.decoder(hook_point)
         return {
             source: match_features(targets, self._decoders[source], k)
@@ -276,8 +257,7 @@ class DecoderMatcher:
             k: Number of features considered at each hook point, the most similar first.
 
         Raises:
-            SparseAutoencoderError: The start's hook point has no SAE, its index is out of range,
-                its decoder is zero, or there is no such direction.
+            SparseAutoencoderError: The feature cannot be followed, or there is no such direction.
             ConfigError: k or a threshold is out of range.
         """
         limits = thresholds_by_kind(thresholds)

@@ -13,7 +13,7 @@ from lincorr_lightning.data.texts import TextBlocks, TokenRows
 from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoderError, require
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
 from lincorr_lightning.flow.graph import DecoderMatcher, FlowGraph, thresholds_by_kind
-from lincorr_lightning.flow.relation_flow import RelationFlow, measure_relation
+from lincorr_lightning.flow.relation import RelationFlow, measure_relation
 from lincorr_lightning.flow.results import (
     DrawnFlow,
     Measurements,
@@ -246,7 +246,13 @@ class FeatureFlow(LMStudy):
                 lm, saes, matcher, self._rows, groups, self.deactivation, generator,
                 self._n_skipped,
             )  # fmt: skip
-        relation = self._measure_relation(generator)
+        relation = None
+        if self.relation is not None:
+            subjects = sample_up_to(lm.tokenizer, self.n_subjects, seed=self.seed)
+            relation = measure_relation(
+                lm, saes, matcher, self.relation, subjects, self.thresholds, self.k, generator,
+                self.answer_share,
+            )  # fmt: skip
         self._flows = list(self._follow_all(relation))
         drawn = {f for flow in self._flows for graph in flow.graphs for f in graph.features}
         measured = Measurements(
@@ -262,15 +268,6 @@ class FeatureFlow(LMStudy):
         )
         self._warn_of_size()
         return feature_flow_results(measured, saes, lm.config.name_or_path)
-
-    def _measure_relation(self, generator: torch.Generator) -> RelationFlow | None:
-        if self.relation is None:
-            return None
-        subjects = sample_up_to(self.lm.tokenizer, self.n_subjects, seed=self.seed)
-        return measure_relation(
-            self.lm, self.saes, self._matcher, self.relation, subjects, self.thresholds, self.k,
-            generator, self.answer_share,
-        )  # fmt: skip
 
     def _measure_steering(
         self, relation: RelationFlow | None, activity: Mapping[HookPoint, FeatureActivity]

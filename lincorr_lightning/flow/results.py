@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.flow import figures
-from lincorr_lightning.flow.answer_features import AnswerPair
 from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect, at_lowest_r, case_means
 from lincorr_lightning.flow.graph import GROUP_NAMES, FlowGraph
-from lincorr_lightning.flow.groups import LayerGroups
-from lincorr_lightning.flow.relation_flow import RelationFlow
+from lincorr_lightning.flow.relation import AnswerPair, RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
+from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.flow.transitions import Transition
 from lincorr_lightning.io import safe_names, write_json
 from lincorr_lightning.results.numbers import number
@@ -140,11 +139,10 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
     def share_carrier(pair: AnswerPair, at: HookPoint) -> bool:
         return any(feature.hook_point == at for feature in pair.carriers)
 
+    n_test = len(flow.subjects) - flow.n_fit
     values: dict[str, Any] = {
-        "relation": flow.relation.name,
-        "n_fit": flow.n_fit,
-        "n_test": len(flow.subjects) - flow.n_fit,
-    }
+        "relation": flow.relation.name, "n_fit": flow.n_fit, "n_test": n_test
+    }  # fmt: skip
     for suffix, pairs in (("", flow.reference_pairs), ("_permuted", others)):
         n = len(pairs)
         values[f"same_carrier{suffix}"] = {

@@ -1,18 +1,26 @@
-"""One pass over texts: groups and activity of the features, and a sample of activations."""
+"""Features on texts: their groups and activity, and a sample of activations.
+
+The group of a feature at a token is which of its matched predecessors are active with it ("Analyze
+Feature Flow to Enhance Interpretation and Steering in Language Models", Laptev et al., 2025, arXiv
+2502.03032, figures 3 to 5, 12, 14 and 18).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from lincorr_lightning.flow.graph import DecoderMatcher
-from lincorr_lightning.flow.groups import FeatureGroups
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
+from lincorr_lightning.flow.matching import Matches
+from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
-from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -72,14 +80,6 @@ class TextStatistics:
         run_with_hooks(self._lm, rows, count, hook_points=list(self._saes))
 
 
-class Peak(NamedTuple):
-    """The token at which a feature is most active."""
-
-    activation: float
-    context: list[int]
-    predicted: int
-
-
 class FeatureActivity:
     """How often and how strongly the features of one hook point are active, and where most.
 
@@ -125,12 +125,15 @@ class FeatureActivity:
         """Mean activation of each feature where it is active, ``(n_features,)`` float64; else 0."""
         return self._sum / self.n_active.clamp(min=1)
 
-    def peak(self, index: int) -> Peak | None:
-        """Return where a feature is most active; None if it never is."""
+    def peak(self, index: int) -> tuple[list[int], int] | None:
+        """Return the last tokens where a feature is most active, and the most likely next one.
+
+        None if it is never active.
+        """
         if not self.n_active[index]:
             return None
         context = [token for token in self._context[index].tolist() if token >= 0]
-        return Peak(float(self._peak[index]), context, int(self._predicted[index]))
+        return context, int(self._predicted[index])
 
 
 def name_features(
@@ -147,6 +150,134 @@ def name_features(
     for feature in features:
         peak = activity[feature.hook_point].peak(feature.index)
         if peak is not None:
-            texts = tokenizer.batch_decode([peak.context[-2:], [peak.predicted]])
+            texts = tokenizer.batch_decode([peak[0][-2:], [peak[1]]])
             names[feature.id] = " → ".join(text.strip() for text in texts)
     return names
+
+
+@dataclass(frozen=True)
+class LayerGroups:
+    """Groups of the features of one residual stream on texts.
+
+    Attributes:
+        layer: Number of the layer, from 0.
+        n_activations: Number of activations: pairs of a token and a feature active at it.
+        shares: Share of each group among the activations; empty if there are none.
+        auroc: How well the cosine of each kind of predecessor separates activations at which it is
+            active too from the others; None if it always or never is.
+        histograms: By kind of predecessor and group, activations by the predecessor's cosine in
+            bins of equal width from 0 to 1.
+        zero_norm: Number of features left out because their decoder is zero, by the id of their
+            hook point: this one and its predecessors.
+    """
+
+    layer: int
+    n_activations: int
+    shares: Mapping[str, float]
+    auroc: Mapping[str, float | None]
+    histograms: Mapping[str, Mapping[str, Sequence[int]]]
+    zero_norm: Mapping[str, int]
+
+
+class FeatureGroups:
+    """Counts how often each feature of a hook point is active in each group.
+
+    Memory does not grow with the number of texts: there are eight counts per feature.
+
+    Args:
+        hook_point: Hook point of the features.
+        matches: Matches in each predecessor, see `DecoderMatcher.match`; only the best is used.
+
+    Example:
+        >>> from lincorr_lightning.flow.matching import match_features
+        >>> here, mlp = HookPoint(0, "residual"), HookPoint(0, "mlp_out")
+        >>> groups = FeatureGroups(here, {mlp: match_features(torch.eye(2), torch.eye(2))})
+        >>> groups.update({here: torch.tensor([[1.0, 2.0]]), mlp: torch.tensor([[3.0, 0.0]])})
+        >>> groups.shares()["From MLP"], groups.shares()["From nowhere"]
+        (0.5, 0.5)
+    """
+
+    def __init__(self, hook_point: HookPoint, matches: Mapping[HookPoint, Matches]) -> None:
+        self.hook_point = hook_point
+        # By kind: the hook point, and each feature's best match there with its cosine; -1 and NaN
+        # stand for none.
+        self.sources = {source.kind: source for source in matches}
+        self.predecessors = {source.kind: found.indices[:, 0] for source, found in matches.items()}
+        self.cosines = {source.kind: found.cosines[:, 0] for source, found in matches.items()}
+        first = next(iter(matches.values()))
+        self._zero_norm = {hook_point.id: first.n_zero_targets}
+        self._zero_norm |= {source.id: found.n_zero_sources for source, found in matches.items()}
+        # Activations of each feature in each group, in the order of `GROUPS`.
+        shape = (len(first.indices), len(GROUPS))
+        self.counts = torch.zeros(shape, dtype=torch.int64, device=first.indices.device)
+
+    @property
+    def kinds(self) -> list[HookKind]:
+        """Kinds of the predecessors."""
+        return [kind for kind in KINDS if kind in self.sources]
+
+    def codes(self, features: Mapping[HookPoint, Tensor]) -> Tensor:
+        """Return the group that each feature would be in at each token if it were active.
+
+        Args:
+            features: Features of this hook point and of its predecessors, ``(n_tokens,
+                n_features)`` each.
+
+        Returns:
+            Codes of `GROUPS`, same shape, int64.
+        """
+        codes = torch.zeros_like(features[self.hook_point], dtype=torch.int64)
+        for kind, source in self.sources.items():
+            index = self.predecessors[kind]
+            active = (features[source] > 0)[:, index.clamp(min=0)] & (index >= 0)
+            codes += active.long() << KINDS.index(kind)
+        return codes
+
+    def update(self, features: Mapping[HookPoint, Tensor]) -> None:
+        """Count the activations of some tokens; features are as for `codes`."""
+        token, feature = (features[self.hook_point] > 0).nonzero(as_tuple=True)
+        codes = self.codes(features)[token, feature]
+        flat = feature * len(GROUPS) + codes
+        found = torch.bincount(flat, minlength=self.counts.numel())
+        self.counts += found.reshape(self.counts.shape).to(self.counts)
+
+    def shares(self) -> dict[str, float]:
+        """Return the share of each group among all activations; empty if there were none."""
+        total = self.counts.sum(0)
+        if not total.any():
+            return {}
+        return dict(zip(GROUPS, (total.double() / total.sum()).tolist(), strict=True))
+
+    def auroc(self, kind: HookKind) -> float:
+        """Return how well the cosine predicts that the predecessor is active with the feature.
+
+        It is over all activations; NaN if the predecessor of this kind is always or never active.
+        """
+        bit = 1 << KINDS.index(kind)
+        together = self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
+        return counted_auroc(self.cosines[kind], together, self.counts.sum(1) - together)
+
+    def histogram(self, kind: HookKind, n_bins: int = 20) -> Tensor:
+        """Return the activations of each group by the cosine of a predecessor (figures 3, 4, 14).
+
+        They are ``(8, n_bins)``: bins of equal width from 0 to 1; cosines below 0 are in the first.
+        """
+        cosines = self.cosines[kind]
+        known = ~cosines.isnan()
+        binned = (cosines[known] * n_bins).floor().long().clamp(0, n_bins - 1)
+        found = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
+        return found.index_add_(0, binned, self.counts[known]).T
+
+    def summarize(self) -> LayerGroups:
+        """Return the counts of this layer as plain data."""
+        return LayerGroups(
+            layer=self.hook_point.layer,
+            n_activations=int(self.counts.sum()),
+            shares=self.shares(),
+            auroc={kind: number(self.auroc(kind)) for kind in self.kinds},
+            histograms={
+                kind: dict(zip(GROUPS, self.histogram(kind).tolist(), strict=True))
+                for kind in self.kinds
+            },
+            zero_norm=self._zero_norm,
+        )

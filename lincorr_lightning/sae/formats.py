@@ -72,12 +72,9 @@ def register_format(name: str, files: Iterable[str], read: Reader) -> None:
     """Add a format that `load_sae` reads.
 
     Args:
-        name: New name.
+        name: New name; a ValueError if it is taken.
         files: Relative paths that identify a folder of this format.
         read: Function from the folder and the caller's `LoadOptions` to an SAE.
-
-    Raises:
-        ValueError: The name is taken.
     """
     if name in FORMATS:
         raise ValueError(f"the SAE format {name!r} is registered already")
@@ -144,19 +141,15 @@ def load_sae(
 def load_saes(
     saes: str | Path | Sequence[str | Path], lm: LanguageModel | None = None
 ) -> dict[HookPoint, SparseAutoencoder]:
-    """Load one SAE per hook point.
+    """Load one SAE per hook point, in the order of the folders.
 
     Args:
         saes: A folder that holds a folder per SAE, the folder of one SAE, or a list of such
             folders.
         lm: The LM, see `load_sae`.
 
-    Returns:
-        The SAEs in the order of the folders.
-
     Raises:
-        SparseAutoencoderError: A folder is missing or cannot be read, or two SAEs belong to one
-            hook point.
+        SparseAutoencoderError: A folder cannot be read, or two SAEs belong to one hook point.
     """
     folders = _sae_folders(Path(saes)) if isinstance(saes, (str, Path)) else saes
     loaded: dict[HookPoint, SparseAutoencoder] = {}
@@ -181,11 +174,7 @@ def _sae_folders(folder: Path) -> list[Path]:
 
 
 def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -> None:
-    """Save SAEs in a run's folder, as ``sparse_autoencoders/residual.0`` and so on.
-
-    Raises:
-        OutputError: A file cannot be written.
-    """
+    """Save SAEs in a run's folder, as ``sparse_autoencoders/residual.0`` and so on."""
     for hook_point, sae in saes.items():
         sae.save(Path(folder) / SAE_FOLDER / hook_point.id)
 

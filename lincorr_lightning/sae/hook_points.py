@@ -23,9 +23,6 @@ class HookPoint:
         kind: ``residual``, the residual stream after the layer, or ``mlp_out`` or
             ``attention_out``, what the layer's MLP or attention adds to it.
 
-    Raises:
-        SparseAutoencoderError: The layer is not a whole number from 0, or the kind is unknown.
-
     Example:
         >>> str(HookPoint(3, "mlp_out")), HookPoint(3, "mlp_out").id
         ('mlp_out of layer 3', 'mlp_out.3')

@@ -7,9 +7,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from lincorr_lightning.metrics import Reconstruction
+from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.plots import History
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
@@ -38,13 +37,14 @@ def sae_results(
     figures: list[Figure] = []
     name = short_name(lm_name)
     if scored is not None:
+        tables = [_score_table(scores, scored), _density_table(scores, scored)]
+        means = tables[0].frame[list(SCORES)].astype(float).mean()
         values = {
             "n_held_out_tokens": scored.n_tokens,
             "loss_clean": scored.clean,
-            "mean": {what: _mean([getattr(s, what) for s in scores]) for what in SCORES},
+            "mean": {what: number(means[what]) for what in SCORES},
             "hook_points": [asdict(score) for score in scores],
         }
-        tables = [_score_table(scores, scored), _density_table(scores, scored)]
         sizes = {score.n_features for score in scores}
         size = f"{min(sizes):,} features each" if len(sizes) == 1 else "of several sizes"
         subtitle = f"{name}; {len(scores)} SAEs, {size}; {scored.n_tokens:,} held-out tokens"
@@ -85,8 +85,3 @@ def _density_table(scores: Sequence[SAEScore], scored: Reconstruction) -> Table:
         caption="Share of each SAE's features by the share of the tokens at which they are active.",
         formats=dict.fromkeys(bins, ".1%"),
     )
-
-
-def _mean(values: Sequence[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None

@@ -8,17 +8,15 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.flow.answer_features import (
-    AnswerFeatures,
-    answer_members,
-    compare_answers,
-    find_answer_features,
-)
 from lincorr_lightning.flow.graph import DecoderMatcher
-from lincorr_lightning.flow.relation_flow import (
+from lincorr_lightning.flow.relation import (
+    AnswerFeatures,
     RelationLogits,
     ablation,
+    answer_members,
+    compare_answers,
     control_features,
+    find_answer_features,
     relation_logits,
     score_relation,
 )

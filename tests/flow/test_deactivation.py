@@ -13,7 +13,7 @@ from lincorr_lightning.flow.deactivation import (
     summarize_outcomes,
 )
 from lincorr_lightning.flow.graph import DecoderMatcher
-from lincorr_lightning.flow.groups import FeatureGroups
+from lincorr_lightning.flow.text_statistics import FeatureGroups
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited

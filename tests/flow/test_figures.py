@@ -8,9 +8,9 @@ import pytest
 from lincorr_lightning.flow import figures
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
-from lincorr_lightning.flow.groups import LayerGroups
-from lincorr_lightning.flow.relation_flow import RelationCut
+from lincorr_lightning.flow.relation import RelationCut
 from lincorr_lightning.flow.steering import SteeringPoint
+from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.flow.transitions import Transition
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint

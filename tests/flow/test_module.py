@@ -226,7 +226,7 @@ def test_large_flows_are_warned_of_and_not_steered_with(
 ) -> None:  # fmt: skip
     saes = _save(tmp_path / "saes", HOOK_POINTS)
     monkeypatch.setattr("lincorr_lightning.flow.module.MAX_FEATURES", 20)
-    monkeypatch.setattr("lincorr_lightning.flow.relation_flow.MIN_AUROC", 0.0)
+    monkeypatch.setattr("lincorr_lightning.flow.relation.MIN_AUROC", 0.0)
     many = ("--model.features=[residual.1.3,residual.0.3]", "--model.deactivation.n_cases=0",
             "--model.thresholds=0.0")  # fmt: skip
     run = _run(small_lm, saes, texts, tmp_path, *many, "--model.k=30")

@@ -6,11 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lincorr_lightning.flow.answer_features import AnswerFeatures, AnswerPair
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.graph import GROUPS, FlowGraph
-from lincorr_lightning.flow.groups import LayerGroups
-from lincorr_lightning.flow.relation_flow import RelationCut, RelationFlow
+from lincorr_lightning.flow.relation import AnswerFeatures, AnswerPair, RelationCut, RelationFlow
 from lincorr_lightning.flow.results import (
     DrawnFlow,
     Measurements,
@@ -20,6 +18,7 @@ from lincorr_lightning.flow.results import (
     write_graphs,
 )
 from lincorr_lightning.flow.steering import SteeringPoint
+from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.flow.transitions import Transition
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
