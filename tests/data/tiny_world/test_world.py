@@ -1,15 +1,27 @@
 from collections import Counter, defaultdict
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from lincorr_lightning.data.tiny_world import facts as world_facts
 from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PLACES, PROPERTIES
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
-from lincorr_lightning.data.tiny_world.world import World, WorldConfig
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.data.tiny_world.world import (
+    GROUP_SIZES,
+    WORLD_CORPUS,
+    World,
+    WorldConfig,
+    world_documents,
+    world_file,
+    world_sentences,
+)
+from lincorr_lightning.errors import ConfigError, KnowledgeError
 from lincorr_lightning.knowledge import Catalogue, build_domain
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 
 CONFIG = WorldConfig(n_people=600, nicknames=False, letters=False, seed=3)
 
@@ -367,3 +379,47 @@ def test_letters_are_people_too(catalogue):
     assert set("ABCXYZ") <= set(spelled.people)
     without = World.generate(WorldConfig(n_people=50, letters=False), catalogue)
     assert "Q" not in without.people
+
+
+# -- texts ------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[3]
+WORLD = ROOT / "lincorr_lightning" / "lm" / "tiny_world" / "world.json"
+
+
+def test_documents_are_in_words_that_the_embedded_lm_knows():
+    tokenizer = LanguageModel(LMConfig()).tokenizer
+    texts = list(world_documents(16, 64))
+    assert texts == list(world_documents(16, 64))
+    assert texts != list(world_documents(16, 64, seed=1))
+    assert len({text.corpus for text in texts}) == len(GROUP_SIZES)
+    for text, size in zip(texts, GROUP_SIZES * 2, strict=True):
+        ids = tokenizer(text.text, add_special_tokens=False)["input_ids"]
+        assert len(ids) >= 64
+        assert tokenizer.unk_token_id not in ids
+        people = {sentence.split()[0].split("’")[0] for sentence in text.text.split(". ")}
+        assert len(people) <= size
+        assert (len(people) == 1) == (size == 1)
+        sentences = text.text.split(". ")
+        assert len(set(sentences)) == len(sentences)
+
+
+def test_sentences_are_the_statements_of_the_world():
+    kinds = Catalogue.load().select(["city", "X+1"])
+    expected = [f"{s.text}." for s in World.load(WORLD).statements(kinds)]
+    assert list(world_sentences(WORLD, ["city", "X+1"])) == expected
+    with pytest.raises(KnowledgeError, match="nonsense"):
+        list(world_sentences(WORLD, ["nonsense"]))
+
+
+def test_the_corpus_is_what_the_embedded_lm_was_trained_on():
+    config = yaml.safe_load((ROOT / "configs" / "pretraining.yaml").read_text(encoding="utf-8"))
+    settings = config["data"]["init_args"]
+    assert list(WORLD_CORPUS) == settings["knowledge"]
+
+
+def test_an_lm_has_a_world_if_one_lies_beside_it(small_lm):
+    assert world_file("tiny-world") == WORLD
+    assert world_file(str(WORLD.parent)) == WORLD
+    assert world_file(small_lm) is None
+    assert world_file("openai-community/gpt2") is None
