@@ -15,6 +15,9 @@ _COLUMNS = 8192
 # Squared distances below this fraction of the squared norms are computed from differences: the
 # others are right to about 1e-9.
 _CLOSE = 1e-6
+# If even the last neighbor is that close, rounding decides which tokens are neighbors, and all
+# distances of the token are computed from differences. Next-token probabilities are such a cloud.
+_TIGHT = 1e-8
 
 
 class NearestTokens(NamedTuple):
@@ -101,7 +104,12 @@ def _nearest(tokens: Tensor, max_rank: int, position: int) -> NearestTokens:
         first[suspects] = earliest[group]
         squared[:, first != own] = torch.inf
     values, indices = squared.topk(max_rank, largest=False)
-    close = values < _CLOSE * (norms[:, None] + norms[indices])
+    scale = norms[:, None] + norms[indices]
+    tight = (values[:, -1] < _TIGHT * scale[:, -1]).nonzero().flatten()
+    if len(tight):
+        exact = _exact_distances(tokens, tight).masked_fill_(squared[tight].isinf(), torch.inf)
+        values[tight], indices[tight] = exact.topk(max_rank, largest=False)
+    close = values < _CLOSE * scale
     distances = values.clamp_(min=0).sqrt_()
     close_ranks = close.any(0).nonzero().flatten().tolist()
     for rank in close_ranks:
@@ -130,3 +138,13 @@ def _squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     squared = products.mul_(-2).add_(norms).add_(norms[:, None])
     squared.fill_diagonal_(torch.inf)
     return squared, norms
+
+
+def _exact_distances(tokens: Tensor, rows: Tensor) -> Tensor:
+    """Return squared distances of some tokens from all, ``(n_rows, n_tokens)``, by differences."""
+    squared = tokens.new_zeros(len(rows), len(tokens), dtype=torch.float64)
+    for columns in torch.split(tokens, _COLUMNS, dim=-1):
+        block = columns.double()
+        mode = "donot_use_mm_for_euclid_dist"
+        squared += torch.cdist(block[rows], block, compute_mode=mode).square_()
+    return squared

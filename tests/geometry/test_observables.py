@@ -41,6 +41,13 @@ def with_copies() -> torch.Tensor:
     return hidden
 
 
+def with_peaked_probabilities() -> torch.Tensor:
+    """Next-token probabilities of which 80 are so alike that their products are equal."""
+    logits = 2 * normal(1, 120, 300)
+    logits[:, :80, 7] += 30
+    return logits.softmax(-1)
+
+
 CLUSTERS = normal(1, 40, 64)[:, torch.arange(400) % 40]
 CLOUDS = {
     "normal": normal(3, 120, 48),
@@ -49,6 +56,7 @@ CLOUDS = {
     "massive token": with_massive_token(),
     "clustered": CLUSTERS + 1e-4 * normal(1, 400, 64, seed=1),
     "very clustered": CLUSTERS.double() + 1e-9 * normal(1, 400, 64, seed=1),
+    "peaked probabilities": with_peaked_probabilities(),
     "line": normal(2, 300, 1),
     "float64 about a far point": normal(2, 200, 3).double() + 1e6,
     "bfloat16": normal(2, 200, 32).bfloat16(),
