@@ -129,14 +129,7 @@ class EditsDataModule(StudyData):
         self._restored_labels: list[list[int]] | None = None
 
     def setup(self, stage: str) -> None:
-        """Read the file and find the labels, before the LM's weights are read.
-
-        Raises:
-            KnowledgeError: The relation has no reference.
-            DomainError: A side of the relation has no label in the LM's vocabulary.
-            SubjectsError: A file or subject cannot be used.
-            ConfigError: There is no LM.
-        """
+        """Read the file and find the labels, before the LM's weights are read."""
         self._leaves_out = self.max_risk is not None and stage != "predict"
         # The LM may have been trained since an earlier run.
         self._clear()
@@ -281,11 +274,7 @@ class EditsDataModule(StudyData):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the edits of the run that is resumed.
-
-        Raises:
-            CheckpointError: The settings of this run would give other edits.
-        """
+        """Take over the edits of the run that is resumed."""
         if not state_dict:
             return
         require_same_data(state_dict["settings"], vars(self))

@@ -276,10 +276,8 @@ def record_baseline(
 ) -> list[Edit]:
     """Complete edits by what the LM answers before training."""
     before = leading_labels(relation, lm, [subject for subject, _ in edits])
-    return [
-        Edit(subject, *answer, *labels)
-        for (subject, answer), *labels in zip(edits, *before, strict=True)
-    ]
+    rows = zip(edits, *before, strict=True)
+    return [Edit(subject, *answer, *labels) for (subject, answer), *labels in rows]
 
 
 def leading_labels(
@@ -390,13 +388,10 @@ def _by_text(
     """Map each text to what it teaches: an answer, or a label as tables show it."""
     known = {answer.answer: answer for answers in answers_of_labels for answer in answers}
     for index, (label, answers) in enumerate(zip(domain.labels, answers_of_labels, strict=True)):
-        if label.text in known:
-            continue
-        if len(answers) == 1:  # its answer, as the tokenizer spells it
-            known[label.text] = answers[0]
-        else:
-            reference = tuple(sorted({right for answer in answers for right in answer.reference}))
-            known[label.text] = SourceAnswer(label.text, (label.token_id,), index, reference)
+        reference = tuple(sorted({right for answer in answers for right in answer.reference}))
+        whole = SourceAnswer(label.text, (label.token_id,), index, reference)
+        # The label of one answer is that answer, as the tokenizer spells it.
+        known.setdefault(label.text, answers[0] if len(answers) == 1 else whole)
     return known
 
 

@@ -272,15 +272,8 @@ def trained_edits(
 ) -> Iterator[None]:
     """Train each edit in an adapter of its own, as `SourceFinetune` with LoRA does.
 
-    Row i of a forward pass in the context has the adapter of edit i, whose factors are constants.
-    The LM's own weights do not change, nor do their gradients.
-
-    Args:
-        lm: The LM, in eval mode.
-        adapters: Adapters on the LM, at least as many as edits.
-        batch: The edits.
-        training: How they are trained.
-        seeds: Seed of each adapter.
+    Row i of a forward pass in the context has the adapter of edit i, whose factors are constants;
+    `seeds` are those of the adapters. The LM, in eval mode, and its gradients do not change.
     """
     rows = range(len(batch.input_ids))
     adapters.reset(seeds)

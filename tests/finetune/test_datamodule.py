@@ -2,7 +2,6 @@
 
 import warnings
 from collections import Counter
-from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -10,10 +9,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
-from lincorr_lightning.finetune.batches import EditSchedule, edit_dataset
+from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
@@ -175,45 +173,6 @@ def test_settings_are_checked_before_weights_are_read(small_lm):
 
 
 # -- batches -----------------------------------------------------------------------------------
-
-
-def test_the_answer_s_tokens_alone_have_a_loss_where_they_are_predicted(lm, relation):
-    subjects = ["name1", "name2 name3 name4", "name5 name6"]
-    schedule = EditSchedule("independent", 3)
-    data = EditsDataModule(lm, subjects=subjects, n_edits=3, schedule=schedule)
-    batch = next(iter(data.train_dataloader()))
-    assert batch.ids == [0, 1, 2]
-    assert batch.edits == data.prepare_edits()
-    assert batch.input_ids.shape == batch.labels.shape == (3, 9)
-    for row, edit in enumerate(batch.edits):
-        prompt = f"{edit.subject} lives in the city of".split()
-        n = len(prompt)
-        words = lm.tokenizer.convert_ids_to_tokens(batch.input_ids[row].tolist())
-        assert words[: n + 1] == [*prompt, edit.answer]
-        assert batch.attention_mask[row].tolist() == [1] * (n + 1) + [0] * (9 - n - 1)
-        labels = batch.labels[row]
-        assert (labels != -100).nonzero().tolist() == [[n - 1]]
-        assert lm.tokenizer.convert_ids_to_tokens([int(labels[n - 1])]) == [edit.answer]
-    logits = lm.model(batch.input_ids, attention_mask=batch.attention_mask).logits
-    at = logits[torch.arange(3), (batch.labels != -100).int().argmax(1)]
-    domain = relation.source.token_ids
-    expected = lm.domain_logits([f"{x} lives in the city of" for x in subjects], domain)
-    torch.testing.assert_close(at[:, domain].double(), expected, atol=1e-4, rtol=1e-4)
-
-
-def test_the_dataset_lists_all_edits_and_their_relation(small_lm):
-    class Look(L.Callback):
-        def on_train_start(self, trainer, pl_module):
-            self.dataset = edit_dataset(trainer)
-
-    module, look = Taught(small_lm), Look()
-    data = edits_for(module, n_edits=11)
-    trainer(max_steps=1, callbacks=[look]).fit(module, data)
-    assert look.dataset.edits == data.prepare_edits()
-    assert look.dataset.relation.name == "city->country"
-    assert look.dataset.schedule == EditSchedule("joint", 8)
-    assert edit_dataset(SimpleNamespace(train_dataloader=DataLoader([1, 2]))) is None
-    assert edit_dataset(SimpleNamespace(train_dataloader=None)) is None
 
 
 def test_an_answer_beyond_the_last_position_is_refused(make_lm, tmp_path):

@@ -19,6 +19,7 @@ from lincorr_lightning.finetune.batches import (
     LabelledTokens,
     answer_losses,
     edit_batch,
+    labelled_tokens,
 )
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
@@ -130,23 +131,17 @@ def test_dropout_is_left_out(tmp_path, finetune, make_lm):
 def test_the_loss_is_taken_on_the_answers_alone(small_lm):
     model = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
     rows = [([5, 6, 7, 8], [9]), ([10, 11], [12, 13, 14]), ([15, 16, 17], [])]
-    n = max(len(prompt) + len(answer) for prompt, answer in rows)
-    ids, mask = torch.zeros(3, n, dtype=torch.long), torch.zeros(3, n, dtype=torch.long)
-    labels = torch.full((3, n), -100)
     expected = []
-    for i, (prompt, answer) in enumerate(rows):
-        ids[i, : len(prompt + answer)] = torch.tensor(prompt + answer)
-        mask[i, : len(prompt + answer)] = 1
-        parts = []
+    for prompt, answer in rows:
+        losses = [0.0]
         for j, token in enumerate(answer):
-            labels[i, len(prompt) + j - 1] = token
             logits = model(torch.tensor([prompt + answer[:j]])).logits[0, -1]
-            parts.append(-log_softmax(logits, 0)[token].item())
-        expected.append(sum(parts) / max(len(parts), 1))
-    losses = answer_losses(model, LabelledTokens(ids, mask, labels))
-    assert losses.tolist() == pytest.approx(expected, abs=1e-4)
-    nothing = answer_losses(model, LabelledTokens(ids, mask, torch.full_like(labels, -100)))
-    assert nothing.tolist() == [0.0, 0.0, 0.0]
+            losses.append(-log_softmax(logits, 0)[token].item())
+        expected.append(sum(losses) / max(len(answer), 1))
+    batch = LabelledTokens(*labelled_tokens(rows))
+    assert answer_losses(model, batch).tolist() == pytest.approx(expected, abs=1e-4)
+    batch.labels[:] = -100
+    assert answer_losses(model, batch).tolist() == [0.0, 0.0, 0.0]
 
 
 # -- joint edits -------------------------------------------------------------------------------
@@ -242,15 +237,6 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
     for outcome in ("generalized", "hallucinated", "unchanged"):
         n = sum(case["outcome"] == outcome for case in cases)
         assert results[outcome] == pytest.approx(n / 6)
-    (outcomes,) = table("outcomes.csv")
-    assert float(outcomes["generalized"]) == results["generalized"]
-    assert float(outcomes["color_unchanged"]) == results["controls"]["color"]["unchanged"]
-    for row in table("correlations.csv"):
-        ours = results["gradients"][row["relation"]]["gradient_correlation"]
-        assert float(row["gradient_correlation"]) == ours
-    for row in table("forecast_scores.csv"):
-        auroc = results["forecast"][row["forecaster"]]["auroc"]
-        assert row["auroc"] == ("" if auroc is None else str(auroc))
     listed = {one["name"] for kind in ("tables", "figures") for one in results[kind]}
     assert listed == {path.stem for path in run.folder.glob("*s/*") if path.suffix != ".ckpt"}
     assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {

@@ -441,11 +441,7 @@ class RepairDataModule(StudyData):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the edits of the run that is resumed.
-
-        Raises:
-            CheckpointError: The settings of this run would give other edits.
-        """
+        """Take over the edits of the run that is resumed."""
         require_same_data(state_dict["settings"], self._settings)
         self.examples = [Edit(**state) for state in state_dict["examples"]]
         self.measured = {

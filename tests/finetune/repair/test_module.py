@@ -16,7 +16,6 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from lincorr_lightning.cli import main
 from lincorr_lightning.errors import (
     CheckpointError,
     ConfigError,
@@ -400,21 +399,6 @@ def test_texts_that_leave_none_to_keep_are_refused(
         repair({"texts": str(file)})
     run = repair({"texts": str(file), "n_preserved_texts": 0, "n_texts": 2})
     assert not len(run.data.train_dataloader().dataset[0].texts)
-
-
-def test_a_checkpoint_of_the_program_is_resumed(small_lm: str, tmp_path: Path) -> None:
-    options = [
-        "fit", "--config", "repair.yaml", f"--model.lm.name_or_path={small_lm}",
-        f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
-        "--trainer.callbacks=null", "--trainer.enable_checkpointing=true",
-        "--trainer.check_val_every_n_epoch=1", "--data.n_examples=12", "--data.n_edits=4",
-        "--data.batch_size=5", "--data.n_texts=3", "--data.n_preserved_texts=5",
-        "--data.n_tokens=8", "--data.preserve=[color]", "--data.controls=[]",
-    ]  # fmt: skip
-    main([*options, "--trainer.max_epochs=1"])
-    (checkpoint,) = tmp_path.rglob("*.ckpt")
-    trainer = main([*options, "--trainer.max_epochs=2", f"--ckpt_path={checkpoint}"]).trainer
-    assert trainer.global_step == 4
 
 
 def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
