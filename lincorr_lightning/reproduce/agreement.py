@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +11,8 @@ from scipy.stats import rankdata
 
 from lincorr_lightning.reproduce.items import edit_run
 from lincorr_lightning.reproduce.lm_runs import LMRuns
-from lincorr_lightning.results.paper import PaperInfluences, PaperNumber, Quantity
-from lincorr_lightning.results.report.text import PageTable
-from lincorr_lightning.results.table import Column
+from lincorr_lightning.results.paper import PaperInfluences, PaperNumber
+from lincorr_lightning.results.table import Table, column
 
 _MIN_RANKED = 5
 _SIGNIFICANT = 0.05
@@ -24,8 +22,9 @@ Row = tuple[str, str]
 """Relation and answer of a row; the answer is empty for most."""
 
 
-class Agreement(NamedTuple):
-    """How a table's numbers agree with the paper's.
+@dataclass(frozen=True)
+class Agreement:
+    """How a table's numbers agree with the paper's: a row of the overview.
 
     Attributes:
         place: The table.
@@ -33,45 +32,48 @@ class Agreement(NamedTuple):
         paper_lm: LM of the paper.
         lm: LM here.
         n: Number of relations that both have.
-        rho: Spearman's rank correlation over relations; NaN for fewer than five.
-        p: Its one-sided p-value; NaN likewise.
+        p: One-sided p-value of `rho`, by permutation; None for fewer than five relations.
+        rho: Spearman's rank correlation over relations.
         difference: Mean difference, here minus paper.
-        n_above: Number of relations whose number here exceeds its null.
-        n_nulls: Number of relations that have a null.
+        above_null: Number of relations whose number here exceeds its null, of those with a null.
     """
 
-    place: str
-    quantity: Quantity
-    paper_lm: str
-    lm: str
-    n: int
-    rho: float
-    p: float
-    difference: float
-    n_above: int
-    n_nulls: int
+    place: str = column("table")
+    quantity: str = column()
+    paper_lm: str = column("LM of the paper")
+    lm: str = column("LM here")
+    n: int = column("rows", "d")
+    p: float | None = column("p of ρ", ".4f")
+    rho: float | None = column("ρ", "+.2f")
+    difference: str = column("mean difference")
+    above_null: str = column("above null")
 
 
-class SharedLabels(NamedTuple):
+@dataclass(frozen=True)
+class SharedLabels:
     """How many of the paper's labels with the highest weights have the highest weights here.
 
     Attributes:
-        printed: What the paper prints.
+        place: The table.
+        pair: The pair, and the length of the paper's lists.
+        paper_lm: LM of the paper.
         lm: LM here.
         n: Number of lists that are compared.
+        p: One-sided p-value of `mean`, by permutation of the lists; None for fewer than five.
         mean: Mean number of shared labels.
-        chance: The same, expected of labels in random order.
         others: The same, with the paper's lists of other labels.
-        p: One-sided p-value of a permutation of the paper's lists; NaN for fewer than five.
+        chance: The same, expected of labels in random order.
     """
 
-    printed: PaperInfluences
-    lm: str
-    n: int
-    mean: float
-    chance: float
-    others: float
-    p: float
+    place: str = column("table")
+    pair: str = column()
+    paper_lm: str = column("LM of the paper")
+    lm: str = column("LM here")
+    n: int = column("lists", "d")
+    p: float | None = column("p of shared", ".4f")
+    mean: float = column("shared", ".1f")
+    others: float | None = column("with other lists", ".1f")
+    chance: float = column("by chance", ".1f")
 
 
 def null_of(lm: LMRuns, relation: str, quantity: str) -> float | None:
@@ -121,23 +123,29 @@ def agreements(
             if not both:
                 continue
             here, paper = (np.array([one[i] for one in both], dtype=float) for i in (0, 1))
-            rho = p = math.nan
-            if len(both) >= _MIN_RANKED and np.ptp(here) > 0 and np.ptp(paper) > 0:
-                rho, p = rank_correlation(here, paper)
             nulls = [value > null for value, _, null in both if null is not None]
+            rho, p = rank_correlation(here, paper)
             yield Agreement(
-                place, number.quantity, number.lm, lm.name, len(both), rho, p,
-                float((here - paper).mean()), sum(nulls), len(nulls),
+                place, number.quantity.heading, number.lm, lm.name, len(both), p, rho,
+                number.quantity.difference(float((here - paper).mean())),
+                f"{sum(nulls)} of {len(nulls)}" if nulls else "",
             )  # fmt: skip
 
 
-def rank_correlation(x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Return Spearman's ρ, and its one-sided p-value from permutations.
+def rank_correlation(
+    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]
+) -> tuple[float | None, float | None]:
+    """Return Spearman's ρ and its one-sided p-value from permutations.
 
     Args:
-        x: Numbers, ``(n,)``, not all equal.
+        x: Numbers, ``(n,)``.
         y: Likewise.
+
+    Returns:
+        None for both where there are fewer than five numbers, or where all are equal.
     """
+    if len(x) < _MIN_RANKED or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None, None
     ranks, others = (rankdata(one) - (len(one) + 1) / 2 for one in (x, y))
     rng = np.random.default_rng(0)
     drawn = rng.permuted(np.tile(ranks, (_N_PERMUTATIONS, 1)), axis=1) @ others
@@ -164,74 +172,38 @@ def shared_labels(
     # Labels of the paper that are missing here never match.
     share = min(printed.n / len(known), 1)
     chance = float(np.mean([len(one & set(known)) for one in theirs]) * share)
-    others = float((shared.sum() - np.trace(shared)) / (n * (n - 1))) if n > 1 else math.nan
-    p = math.nan
+    others = float((shared.sum() - np.trace(shared)) / (n * (n - 1))) if n > 1 else None
+    p = None
     if n >= _MIN_RANKED:
         rng = np.random.default_rng(0)
         rows = np.arange(n)
         drawn = [shared[rows, rng.permutation(n)].mean() for _ in range(_N_PERMUTATIONS)]
         p = (1 + sum(one >= mean for one in drawn)) / (1 + _N_PERMUTATIONS)
-    return SharedLabels(printed, lm, n, mean, chance, others, p)
+    pair = f"{printed.relation}, of {printed.n}"
+    return SharedLabels(printed.place, pair, printed.lm, lm, n, p, mean, others, chance)
 
 
 def agreement_tables(
     found: Sequence[Agreement], shared: Sequence[SharedLabels], size: str
-) -> list[PageTable]:
+) -> list[Table]:
     """Return the overview: where do LMs agree with the paper?"""
-    tables = []
-    if found:
-        rows = [
-            [one.place, one.quantity.heading, one.paper_lm, one.lm, str(one.n), _verdict(one.p),
-             _signed(one.rho), one.quantity.difference(one.difference),
-             f"{one.n_above} of {one.n_nulls}" if one.n_nulls else ""]
-            for one in found
-        ]  # fmt: skip
-        tested = [one.p for one in found if not math.isnan(one.p)]
-        yes = sum(p < _SIGNIFICANT for p in tested)
-        note = (
-            f"Same order as in the paper: {yes} of {len(tested)} comparisons. Yes: the rank "
-            "correlation ρ over a table's rows is positive with p < .05 (one-sided permutation "
-            "test); nothing for fewer than five rows, or where all are equal. The comparisons "
-            "share relations, and p is not corrected for their number. Above null: rows whose "
-            "number here exceeds its null, without a test (r of a probe: of the control prompt; "
-            "gradients: of a permuted W; Hit@N: of weights in random order; edits: of random "
-            f"answers). Settings here: those of size {size}; each table says how they differ."
-        )
-        tables.append(
-            PageTable(
-                "Agreement with the paper: numbers",
-                ["table", "quantity", "LM of the paper", "LM here", "rows", "same order", "ρ",
-                 "mean difference", "above null"],
-                [False] * 4 + [True, False, True, True, False], rows, note,
-            )
-        )  # fmt: skip
-    if shared:
-        rows = [
-            [one.printed.place, f"{one.printed.relation}, of {one.printed.n}", one.printed.lm,
-             one.lm, str(one.n), _verdict(one.p), f"{one.mean:.1f}",
-             "" if math.isnan(one.others) else f"{one.others:.1f}", f"{one.chance:.1f}"]
-            for one in shared
-        ]  # fmt: skip
-        note = (
-            "Mean number of labels that lists here share with the paper's: with the list of the "
-            "same label, with those of other labels, and expected of labels in random order. Yes: "
-            "more with that of the same label, with p < .05 (permutation of the lists); nothing "
-            "for fewer than five lists."
-        )
-        tables.append(
-            PageTable(
-                "Agreement with the paper: labels with the highest weights",
-                ["table", "pair", "LM of the paper", "LM here", "lists", "agree", "shared",
-                 "with other lists", "by chance"],
-                [False] * 4 + [True, False, True, True, True], rows, note,
-            )
-        )  # fmt: skip
-    return tables
-
-
-def _verdict(p: float) -> str:
-    return "" if math.isnan(p) else "yes" if p < _SIGNIFICANT else "no"
-
-
-def _signed(value: float) -> str:
-    return Column("", format="+.2f").show(None if math.isnan(value) else value)
+    tested = [one.p for one in found if one.p is not None]
+    n_same = sum(p < _SIGNIFICANT for p in tested)
+    numbers = Table.of(
+        "agreement", found, Agreement, "Agreement with the paper: numbers",
+        f"Same order as in the paper: {n_same} of {len(tested)} comparisons, where the rank "
+        "correlation ρ over a table's rows is positive with p < .05 (one-sided permutation test; "
+        "none for fewer than five rows, or where all are equal). The comparisons share "
+        "relations, and p is not corrected for their number. Above null: rows whose number here "
+        "exceeds its null, without a test (r of a probe: of the control prompt; gradients: of a "
+        "permuted W; Hit@N: of weights in random order; edits: of random answers). Settings here: "
+        f"those of size {size}; each table says how they differ.",
+    )  # fmt: skip
+    labels = Table.of(
+        "shared_labels", shared, SharedLabels,
+        "Agreement with the paper: labels with the highest weights",
+        "Mean number of labels that lists here share with the paper's: with the list of the same "
+        "label, with those of other labels, and expected of labels in random order. p: of as "
+        "many shared labels, by permutation of the lists; none for fewer than five lists.",
+    )  # fmt: skip
+    return [table for table in (numbers, labels) if len(table)]

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +30,11 @@ from lincorr_lightning.reproduce.runner import (
     State,
     check_command_lines,
     is_rank_zero,
-    minutes,
     print_line,
     run_all,
     saved_run,
 )
 from lincorr_lightning.reproduce.settings import Settings, read_settings, with_options
-from lincorr_lightning.reproduce.trial import Trial, time_lm
 from lincorr_lightning.results.style import short_name
 
 CONFIG = "reproduce.yaml"
@@ -75,10 +72,10 @@ def reproduce(args: Sequence[str]) -> Path | None:
     state.tables = item_keys(items)
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
-        plans, trials, fingerprints = _plan(settings, items, folder)
-        state.set_settings({**_kept_settings(settings), "lms": fingerprints})
+        plans = _plan(settings, items, folder)
+        state.check(plans)
         check_command_lines(plans)
-        _show(plans, items, trials)
+        _show(plans, items)
         if len(items) > len(asked):
             print_line(f"{len(items) - len(asked)} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
@@ -90,7 +87,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         check_writable(folder)
         state.write()
         termination.current.is_resumable = True
-        run_all(plans, trials, state)
+        run_all(plans, state)
     if not is_rank_zero():
         return None
     lms = [_runs(plan, state) for plan in plans]
@@ -104,34 +101,29 @@ def reproduce(args: Sequence[str]) -> Path | None:
     return page
 
 
-def _plan(
-    settings: Settings, items: Sequence[Item], folder: Path
-) -> tuple[list[LMPlan], dict[str, Trial], dict[str, Any]]:
-    """Return the plan, the trial and the fingerprint of each LM."""
+def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMPlan]:
+    """Return the plan of each LM, with its fingerprint."""
     names = [short_name(path) for path in settings.lm]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"two of the LMs have the name {twice}. Rename one of the folders.")
-    plans, trials, fingerprints = [], {}, {}
+    plans = []
     for i, path in enumerate(settings.lm):
         lm = LanguageModel(_lm_config(path, settings))
         after = settings.after[i] if settings.after else None
         # Before the LM, which is in memory then as the runs start.
-        tuned = {} if after is None else {"after": _tuned_fingerprint(after, lm, settings)}
-        plan = LMPlan(path, after, safe_names(names)[names[i]])
+        tuned = {} if after is None else _tuned_fingerprint(after, lm, settings)
+        plan = LMPlan(path, after, safe_names(names)[names[i]], after_fingerprint=tuned)
         wanted, n_subjects = _n_subjects(settings, lm)
-        known = plan_lm(
-            plan, items, settings, lm.tokenizer, folder / "runs" / plan.name, n_subjects
-        )  # fmt: skip
+        runs = folder / "runs" / plan.name
+        plan_lm(plan, items, settings, lm.tokenizer, runs, n_subjects)
         if n_subjects < wanted:
             plan.too_few_subjects = (
                 f"probes: all {n_subjects:,} subjects that the vocabulary has, not {wanted:,}"
             )
-        lm.load()
-        fingerprints[plan.name] = lm.info["fingerprint"] | tuned
-        trials[plan.name] = time_lm(lm, known)
+        plan.fingerprint = dict(lm.load().info["fingerprint"])
         plans.append(plan)
-    return plans, trials, fingerprints
+    return plans
 
 
 def _runs(plan: LMPlan, state: State) -> LMRuns:
@@ -157,19 +149,6 @@ def _options(texts: Sequence[str]) -> dict[str, Any]:
             raise ConfigError(f"--option {text}: write KEY=VALUE, as in model.lm.dtype=bfloat16.")
         found[key.removeprefix("--")] = load_yaml(value)
     return found
-
-
-def _kept_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings that must not change when a reproduction is resumed."""
-    return {
-        "size": settings.size,
-        "overlays": {overlay: _hash(overlay) for overlay in settings.overlays},
-        "options": dict(settings.options),
-        "studies": {
-            name: {"config": one.config, "text": _hash(one.config), **one.options}
-            for name, one in settings.studies.items()
-        },
-    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -234,11 +213,6 @@ def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict
     return dict(after.info["fingerprint"])
 
 
-def _hash(config: str) -> str:
-    """Return a hash of the text of a config."""
-    return sha256(packaged(config).read_bytes()).hexdigest()[:12]
-
-
 def _n_subjects(settings: Settings, lm: LanguageModel) -> tuple[int, int]:
     """Return how many subjects the probes ask for, and how many the vocabulary has for them."""
     given, words, kind = (
@@ -252,13 +226,7 @@ def _n_subjects(settings: Settings, lm: LanguageModel) -> tuple[int, int]:
 
 
 @rank_zero_only
-def _show(plans: Sequence[LMPlan], items: Sequence[Item], trials: Mapping[str, Trial]) -> None:
-    total, n_runs = 0.0, 0
+def _show(plans: Sequence[LMPlan], items: Sequence[Item]) -> None:
     for plan in plans:
-        trial = trials[plan.name]
-        todo = {run.name: trial.seconds(run) for run in plan.runs if saved_run(run) is None}
-        sys.stdout.writelines(f"{line}\n" for line in describe(plan, items, len(plans), todo))
-        total, n_runs = total + sum(todo.values()), n_runs + len(todo)
-    n_all = sum(len(plan.runs) for plan in plans)
-    runs = "1 run" if n_all == 1 else f"{n_all} runs"
-    print_line(f"{runs}, {n_all - n_runs} of them finished; about {minutes(total)}.")
+        finished = {run.name for run in plan.runs if saved_run(run) is not None}
+        sys.stdout.writelines(f"{line}\n" for line in describe(plan, items, len(plans), finished))

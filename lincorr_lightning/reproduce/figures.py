@@ -5,23 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.reproduce.items import after_run, probe_run
 from lincorr_lightning.reproduce.lm_runs import LMRuns
 from lincorr_lightning.results.heat_maps import correlation_heatmap
+from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.report.comparison import short_size
 from lincorr_lightning.results.report.page import PageFigure
-from lincorr_lightning.results.style import (
-    BLUE,
-    GREY,
-    finish,
-    new_figure,
-    plain_axes,
-    to_picture,
-)
+from lincorr_lightning.results.style import BLUE, GREY, to_picture
 
 ENGLISH = "en"
 
@@ -68,7 +61,7 @@ def languages_figures(lms: Sequence[LMRuns]) -> Iterator[PageFigure]:
 
 def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
     """Return the mean r of the maps before and after post-training, by LM (figure 20)."""
-    points = []
+    rows = []
     for lm in lms:
         run, probe = (lm.runs.get(name("attribute")) for name in (after_run, probe_run))
         if run is None or probe is None:
@@ -77,25 +70,22 @@ def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
         after = {(p["source"], p["target"]): p["after"] for p in run.values["pairs"]}
         both = [(before[pair], r) for pair, r in after.items() if None not in (before.get(pair), r)]
         if both:
-            means = np.array(both, dtype=float).mean(0)
-            points.append((lm.name, run.n_parameters or 0, float(means[0]), float(means[1])))
-    if len(points) < 2:
+            rows.append((lm.name, run.n_parameters or 0, *np.array(both, dtype=float).mean(0)))
+    if len(rows) < 2:
         return None
-    points.sort(key=lambda point: point[1])
+    frame = DataFrame(rows, columns=["lm", "size", "before", "after"]).sort_values("size")
+    frame["x"] = range(len(frame))
+    names = [
+        f"{lm}\n{short_size(size)}" for lm, size in zip(frame["lm"], frame["size"], strict=True)
+    ]
+    drawn = curves(
+        frame.melt(["x"], ["before", "after"], "when", "r"), "x", "r", "when",
+        title="Label-wise r after post-training", colours={"before": GREY, "after": BLUE},
+        labels=("", "mean label-wise r"),
+        each=lambda axes, *_: axes.set_xticks(range(len(names)), names, fontsize=8),
+    )  # fmt: skip
     caption = (
         "Figure 20: mean label-wise r of attributes, before post-training and of the same maps "
         "after it."
     )
-    return PageFigure.of(*to_picture(_draw_over_sizes(points)), caption)
-
-
-def _draw_over_sizes(points: Sequence[tuple[str, int, float, float]]) -> Figure:
-    figure = new_figure(5.5, 3.0, "Label-wise r after post-training", "grey: before; blue: after")
-    axes = figure.add_subplot()
-    plain_axes(axes, "", "", "mean label-wise r")
-    xs = range(len(points))
-    axes.plot(xs, [point[2] for point in points], marker="o", color=GREY)
-    axes.plot(xs, [point[3] for point in points], marker="o", color=BLUE)
-    axes.set_xticks(xs, [f"{name}\n{short_size(size)}" for name, size, _, _ in points], fontsize=8)
-    axes.set_ylim(0, 1)
-    return finish(figure)
+    return PageFigure.of(*to_picture(drawn), caption)

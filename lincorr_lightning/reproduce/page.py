@@ -78,7 +78,10 @@ def write_reproduction(
     agreements: list[Agreement] = []
     shared: list[SharedLabels] = []
     sections = [_section(item, lms, agreements, shared) for item in items]
-    overview = agreement_tables(agreements, shared, settings.size)
+    overview = [
+        PageTable.of(table, len(table), "")
+        for table in agreement_tables(agreements, shared, settings.size)
+    ]
     sections.append(PageSection("Runs", "runs", [], [runs_table(lms)], [], []))
     names = ", ".join(lm.name for lm in lms)
     runs = [run for lm in lms for run in lm.runs.values()]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.config import find_packaged, read_config
 from lincorr_lightning.errors import ConfigError, DomainError
 from lincorr_lightning.io import safe_names
-from lincorr_lightning.knowledge import Catalogue, Knowledge
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.answer_tokens import unknown_words
 from lincorr_lightning.knowledge.domain import build_domain
 from lincorr_lightning.reproduce.items import (
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 LINEAR_MAP, VERSION = "linear_map", "version_0"
 # An edit has fewer steps, so that only its end is measured.
 _AT_THE_END = 100_000
-# Any name, to count the tokens of prompts.
-_SUBJECT = "Emma"
 NAMES = "name_country->country"
 CONTROL = "color"
 """Knowledge that an edit should not change, as a null of table 5."""
@@ -51,9 +49,7 @@ class PlannedRun:
         folder: The folder of its ``version_0``.
         arguments: Command line without the LM.
         study: One of `STUDIES`.
-        size: What its time is proportional to: tokens that a probe reads, optimizer steps of edits,
-            epochs of ablations.
-        what: The same in words.
+        what: What it measures, in words.
         probe: Folder of the probe whose maps are used, on subjects that they were not fitted on.
         answers: Answers that the edits teach, one each; empty if they are sampled.
     """
@@ -62,7 +58,6 @@ class PlannedRun:
     folder: Path
     arguments: tuple[str, ...]
     study: str
-    size: int
     what: str
     probe: Path | None = None
     answers: tuple[str, ...] = ()
@@ -80,6 +75,8 @@ class LMPlan:
         left_out: What cannot be run, and why: the name of a run or kind of knowledge.
         too_few_subjects: That the vocabulary has fewer subjects than the probes ask for; or empty.
         tokenizer: The LM's tokenizer; None before `plan_lm`.
+        fingerprint: The LM's fingerprint.
+        after_fingerprint: That of the LM after post-training.
     """
 
     lm: str
@@ -89,6 +86,8 @@ class LMPlan:
     left_out: dict[str, str] = field(default_factory=dict)
     too_few_subjects: str = ""
     tokenizer: PreTrainedTokenizerBase | None = None
+    fingerprint: Mapping[str, str] = field(default_factory=dict)
+    after_fingerprint: Mapping[str, str] = field(default_factory=dict)
 
 
 def packaged(name: str) -> Path:
@@ -112,7 +111,7 @@ def plan_lm(
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
     n_subjects: int,
-) -> list[Knowledge]:
+) -> None:
     """Fill the plan of an LM.
 
     Args:
@@ -122,9 +121,6 @@ def plan_lm(
         tokenizer: The LM's tokenizer.
         folder: Folder of its runs.
         n_subjects: Number of subjects that the vocabulary has.
-
-    Returns:
-        The kinds of knowledge that the LM has labels for.
     """
     catalogue = Catalogue.load()
     plan.tokenizer = tokenizer
@@ -148,7 +144,6 @@ def plan_lm(
             plan.left_out[name] = found
         else:
             plan.runs.append(found)
-    return [catalogue[name] for name in known]
 
 
 def _known(
@@ -239,11 +234,9 @@ class _Planner:
         if kind == "after":
             maps = self.folder / probe_run(family) / VERSION / LINEAR_MAP
             options = {"model.before": None, "model.linear_map": str(maps)}
-        prompts = [self.catalogue[end].prompt(_SUBJECT) for end in used]
-        size = n_subjects * n_tokens(prompts, self.tokenizer)
         what = f"{len(used)} prompts of {n_subjects:,} subjects"
         fixed = {"data.n_subjects": n_subjects}
-        return self._planned(name, where, kind, size, what, options, fixed)
+        return self._planned(name, where, kind, what, options, fixed)
 
     def _edits(self, name: str, where: Path, relation: str) -> PlannedRun | str:
         with_subwords = name == SUBWORD_EDITS
@@ -272,8 +265,7 @@ class _Planner:
             if not answers:
                 return "no city of the paper's table is a label of the vocabulary"
             n_edits, fixed = len(answers), {"data.n_edits": None}
-        size = n_edits * _number(self.settings, "edits", "model", "steps_per_edit")
-        run = self._planned(name, where, "edits", size, f"{n_edits} edits", options, fixed)
+        run = self._planned(name, where, "edits", f"{n_edits} edits", options, fixed)
         return replace(run, probe=probe, answers=answers)
 
     def _ablation(self, name: str, where: Path, relation: str) -> PlannedRun:
@@ -288,14 +280,13 @@ class _Planner:
         n_seeds = len(study_setting(self.settings, "ablation", "model", "seeds") or [0])
         n = len(mappings) * n_seeds
         what = ("1 training" if n == 1 else f"{n} trainings") + f" of {epochs:,} epochs"
-        return self._planned(name, where, "ablation", n * epochs, what, options, {})
+        return self._planned(name, where, "ablation", what, options, {})
 
     def _planned(
         self,
         name: str,
         where: Path,
         study: str,
-        size: int,
         what: str,
         options: Mapping[str, Any],
         fixed: Mapping[str, Any],
@@ -303,13 +294,7 @@ class _Planner:
         """Return a run; the settings' options replace `options`, and `fixed` replaces those."""
         fixed = {"trainer.default_root_dir": str(where.parent), "name": where.name, **fixed}
         arguments = _arguments(self.settings.studies[study], self.settings, options, fixed)
-        return PlannedRun(name, where, tuple(arguments), study, size, what)
-
-
-def n_tokens(prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return how many tokens of prompts are read, those of shared beginnings once."""
-    rows = tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
-    return len({tuple(row[:end]) for row in rows for end in range(1, len(row) + 1)})
+        return PlannedRun(name, where, tuple(arguments), study, what)
 
 
 def study_setting(settings: Settings, study: str, part: str, name: str) -> Any:
@@ -355,7 +340,7 @@ def _arguments(
 
 
 def describe(
-    plan: LMPlan, items: Iterable[Item], n_lms: int, seconds: Mapping[str, float]
+    plan: LMPlan, items: Iterable[Item], n_lms: int, finished: Container[str]
 ) -> Iterator[str]:
     """Yield the lines that show a plan.
 
@@ -363,14 +348,13 @@ def describe(
         plan: The plan.
         items: The tables and figures.
         n_lms: Number of LMs on the page.
-        seconds: Estimated time of each run that is not finished, by its name.
+        finished: Names of the runs that are finished.
     """
     catalogue = Catalogue.load()
     runs = "1 run" if len(plan.runs) == 1 else f"{len(plan.runs)} runs"
     yield f"{plan.name}: {runs}" + (f", tuned: {plan.after}" * bool(plan.after))
     for run in plan.runs:
-        state = f"about {seconds[run.name]:,.0f} s" if run.name in seconds else "finished"
-        yield f"  {run.name}: {run.what}, {state}"
+        yield f"  {run.name}: {run.what}" + (", finished" if run.name in finished else "")
     if plan.too_few_subjects:
         yield f"  {plan.too_few_subjects}"
     served = [item for item in items if item.is_available(plan.after is not None, n_lms)]

@@ -6,13 +6,15 @@ import gc
 import io
 import json
 import logging
+import re
 import shutil
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,6 @@ from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.io import read_json, write_csv, write_json
 from lincorr_lightning.lightning_cli import run_lightning_cli
 from lincorr_lightning.reproduce.plan import VERSION, LMPlan, PlannedRun
-from lincorr_lightning.reproduce.trial import Trial
 from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.version import __version__
@@ -41,8 +42,9 @@ class State:
         folder: The folder.
 
     Attributes:
-        runs: Seconds, and the error if there was one, of each run.
+        runs: How each run was made (`run_inputs`), its seconds, and its error if there was one.
         tables: Tables and figures of the page, also those asked for earlier.
+        lms: Names of the LMs that have been asked for.
 
     Raises:
         ConfigError: The file is damaged.
@@ -52,90 +54,63 @@ class State:
         self.path = folder / STATE
         self.runs: dict[str, dict[str, Any]] = {}
         self.tables: list[str] = []
-        self._settings: dict[str, Any] = {}
+        self.lms: list[str] = []
         if self.path.is_file():
             kept = read_json(self.path, ConfigError, "Remove the folder, or name another one.")
-            self._settings, self.runs, self.tables = kept["settings"], kept["runs"], kept["tables"]
+            self.runs, self.tables, self.lms = kept["runs"], kept["tables"], kept["lms"]
 
-    def set_settings(self, settings: Mapping[str, Any]) -> None:
-        """Take over what must not change when a reproduction is resumed: settings and LMs.
+    def check(self, plans: Sequence[LMPlan]) -> None:
+        """Refuse to go on with finished runs that were made in another way.
 
         Raises:
-            ConfigError: The folder has runs of other settings or LMs; the message says which.
+            ConfigError: A run has other arguments, another LM or other files, which the message
+                names, or the folder is of other LMs.
         """
-        earlier = self._settings
-        self._settings = {"lincorr-lightning": __version__, **settings}
-        if earlier and any((self.path.parent / "runs").glob(f"**/{RESULTS_FILE}")):
-            self._check(earlier)
-
-    def _check(self, theirs: Mapping[str, Any]) -> None:
-        ours, kept = _flatten(self._settings), _flatten(theirs)
-        differ = [
-            key
-            for key in {**kept, **ours}
-            if ours.get(key) != kept.get(key)
-            # LMs may be added and left out.
-            and not (key.startswith("lms.") and (key not in ours or key not in kept))
-        ]
-        if not set(self._settings["lms"]) & set(theirs["lms"]):
-            names = " and ".join(theirs["lms"])
+        names = [plan.name for plan in plans]
+        if self.lms and not set(names) & set(self.lms):
             raise ConfigError(
-                f"{self.path.parent} holds a reproduction of {names}. Name another folder as "
-                "--output; for one page of several LMs, repeat --lm for each."
+                f"{self.path.parent} holds a reproduction of {' and '.join(self.lms)}. Name "
+                "another folder as --output; for one page of several LMs, repeat --lm for each."
             )
-        if differ:
-            said = list(dict.fromkeys(_in_words(key, kept, ours) for key in _causes(differ)))
-            more = f"; and {len(said) - _MAX_NAMED} more" if len(said) > _MAX_NAMED else ""
-            shown = "; ".join(said[:_MAX_NAMED]) + more
-            raise ConfigError(
-                f"{self.path.parent} holds a reproduction with other settings: {shown}. Name "
-                "another folder as --output, or go on with the same settings."
-            )
-        # Also the tuned LM of an earlier call, whose runs are still there.
-        lms = self._settings["lms"]
-        both = {name: {**theirs["lms"].get(name, {}), **own} for name, own in lms.items()}
-        self._settings["lms"] = {**theirs["lms"], **both}
+        for plan in plans:
+            for run in plan.runs:
+                earlier = self.runs.get(f"{plan.name}/{run.name}", {}).get("inputs")
+                if earlier is None or saved_run(run) is None:
+                    continue
+                inputs = run_inputs(run, plan)
+                changed = [
+                    f"{key} was {json.dumps(earlier.get(key))} and is {json.dumps(inputs.get(key))}"
+                    for key in {**earlier, **inputs}
+                    if earlier.get(key) != inputs.get(key)
+                ]
+                if changed:
+                    raise ConfigError(
+                        f"{self.path.parent} holds {run.name} of {plan.name} with other settings: "
+                        f"{'; '.join(changed[:_MAX_NAMED])}. Name another folder as --output, or "
+                        "go on with the same settings."
+                    )
+        self.lms = list(dict.fromkeys([*self.lms, *names]))
 
     @rank_zero_only
     def write(self) -> None:
         """Write the file."""
-        write_json(
-            self.path, {"settings": self._settings, "tables": self.tables, "runs": self.runs}
-        )
+        write_json(self.path, {"lms": self.lms, "tables": self.tables, "runs": self.runs})
 
 
-def _causes(differ: Sequence[str]) -> list[str]:
-    """Return the settings that differ, without those that follow from others."""
-    if "size" in differ:
-        differ = [key for key in differ if not key.startswith("studies.")]
-    dtypes = [key.removesuffix("dtype") for key in differ if key.endswith(".dtype")]
-    return [key for key in differ if not any(key == f"{one}weights" for one in dtypes)]
-
-
-def _in_words(key: str, earlier: Mapping[str, Any], settings: Mapping[str, Any]) -> str:
-    """Return which setting differs, and how; of hashes, what has changed."""
-    part, _, rest = key.partition(".")
-    if part == "lms":
-        name, _, what = rest.rpartition(".")
-        name = f"tuned LM of {name.removesuffix('.after')}" if ".after" in name else f"LM {name}"
-        return f"the {name} has other {what}"
-    if part == "studies" and key.endswith(".text"):
-        return f"the content of {settings.get(key.removesuffix('text') + 'config')} has changed"
-    if part == "overlays":
-        return f"the overlay {rest} is new, left out, or has changed"
-    was, now = (json.dumps(one.get(key)) for one in (earlier, settings))
-    return f"{key} was {was} and is {now}"
-
-
-def _flatten(values: Mapping[str, Any], key: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in values.items():
-        full = f"{key}{name}"
-        if isinstance(value, Mapping):
-            found |= _flatten(value, f"{full}.")
-        else:
-            found[full] = value
-    return found
+def run_inputs(run: PlannedRun, plan: LMPlan) -> dict[str, str]:
+    """Return all that a run's numbers depend on: version, LM, options, and contents of files."""
+    inputs = {"lincorr-lightning": __version__}
+    prints = plan.after_fingerprint if run.study == "after" else plan.fingerprint
+    inputs |= {f"{part} of the LM": value for part, value in prints.items()}
+    for argument in run.arguments:
+        key, equals, value = argument.partition("=")
+        name = key if equals else f"argument {argument}"
+        inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved
+        for path in re.findall(r"[^\s\"\[\],]+", value or argument):
+            if Path(path).is_file():
+                digest = sha256(Path(path).read_bytes()).hexdigest()[:12]
+                inputs[f"content of {Path(path).name}"] = digest
+    return inputs
 
 
 def saved_run(run: PlannedRun) -> SavedRun | None:
@@ -147,29 +122,19 @@ def saved_run(run: PlannedRun) -> SavedRun | None:
         return None
 
 
-def run_all(plans: Sequence[LMPlan], trials: Mapping[str, Trial], state: State) -> None:
+def run_all(plans: Sequence[LMPlan], state: State) -> None:
     """Make the runs that are not finished. The error of a run is kept, and the others go on.
 
-    Args:
-        plans: The plans of the LMs.
-        trials: What the LMs take, by the names of the plans.
-        state: What has been done; written after each run.
+    `state` is written after each run.
     """
-    todo = [(p, run) for p in plans for run in p.runs if saved_run(run) is None]
+    todo = [(plan, run) for plan in plans for run in plan.runs if saved_run(run) is None]
     total = sum(len(plan.runs) for plan in plans)
-    left = [trials[plan.name].seconds(run) for plan, run in todo]
-    measured, estimated = 0.0, 0.0
-    for number, (plan, run) in enumerate(todo):
-        # What is left, by how far the estimates were off so far.
-        factor = measured / estimated if estimated else 1.0
-        print_line(
-            f"[{total - len(todo) + number + 1}/{total}] {plan.name}: {run.name}; about "
-            f"{minutes(factor * sum(left[number:]))} left"
-        )
+    for number, (plan, run) in enumerate(todo, start=total - len(todo) + 1):
+        print_line(f"[{number}/{total}] {plan.name}: {run.name}")
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # until rank 0 has written what comes before
         start = time.perf_counter()
-        entry: dict[str, Any] = {}
+        entry: dict[str, Any] = {"inputs": run_inputs(run, plan)}
         try:
             _make(run, plan)
         except LincorrError as error:
@@ -181,7 +146,6 @@ def run_all(plans: Sequence[LMPlan], trials: Mapping[str, Trial], state: State) 
         if "error" in entry:
             print_line(f"  failed: {entry['error']}")
         entry["seconds"] = round(time.perf_counter() - start, 1)
-        measured, estimated = measured + entry["seconds"], estimated + left[number]
         state.runs[f"{plan.name}/{run.name}"] = entry
         state.write()
 
@@ -236,7 +200,8 @@ def _held_out_subjects(probe: Path) -> list[str]:
     """Return the subjects of a probe that its maps were not fitted on."""
     for table in SavedRun.read(probe).tables:
         if table.name == "subjects":
-            return [subject for subject, half in table.rows if half != "fit"]
+            frame = table.frame
+            return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
     raise ReportError(f"{probe} has no table of its subjects. Remove the folder, and start again.")
 
 
@@ -255,18 +220,6 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-def minutes(seconds: float) -> str:
-    """Return a time in words.
-
-    Example:
-        >>> minutes(42), minutes(600), minutes(7300)
-        ('42 s', '10 min', '2.0 h')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def is_rank_zero() -> bool:

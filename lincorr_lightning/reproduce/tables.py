@@ -29,7 +29,7 @@ from lincorr_lightning.results.paper import (
 )
 from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import Column
+from lincorr_lightning.results.table import show
 
 _N_CASES = 4
 # The paper has these as the r of the logits, once.
@@ -307,7 +307,7 @@ def cases_table(lm: LMRuns) -> PageTable | None:
     table = next((t for t in run.tables if t.name == "cases"), None) if run is not None else None
     if table is None:
         return None
-    cases = [dict(zip(table.keys, row, strict=True)) for row in table.rows]
+    cases = table.frame.astype(object).where(table.frame.notna(), None).to_dict("records")
     rows = []
     for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
         own = [case for case in cases if case["outcome"] == outcome]
@@ -399,4 +399,4 @@ def influence_rows(lm: LMRuns, run: str, top: int) -> list[list[str]]:
 
 
 def _text(value: float | None) -> str:
-    return Column("", format=".2f").show(value)
+    return show(value, ".2f")
