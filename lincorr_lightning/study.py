@@ -114,14 +114,12 @@ class Study(PlainHyperparameters, L.LightningModule):
         Raises:
             OutputError: A file cannot be written.
         """
-        results = self.build_results()
-        if results is not None:
-            results = self._complete(results)
-        self.results = results
         if self.trainer.is_global_zero and not is_dry_run(self.trainer):
             self.write_artifacts(run_folder(self.trainer))
-        if results is not None:
-            write_results(self.trainer, results)
+        results = self.build_results()
+        self.results = None if results is None else self._complete(results)
+        if self.results is not None:
+            write_results(self.trainer, self.results)
 
     def _complete(self, results: Results) -> Results:
         return replace(

@@ -20,7 +20,7 @@ LAYERS = [
     ["knowledge"],
     ["metrics", "linear_map"],
     ["results"],
-    ["study", "frozen_lm"],
+    ["study"],
     ["data"],
     ["sae"],
     ["probe", "finetune", "ablation", "geometry", "flow", "pretraining"],

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
-import lightning as L
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.loaders import ResumableLoader
@@ -19,9 +16,10 @@ from lincorr_lightning.pretraining.batches import (
     RecallPrompts,
 )
 from lincorr_lightning.pretraining.corpus import Corpus, build_corpus
+from lincorr_lightning.study import StudyData, as_settings
 
 
-class CorpusDataModule(L.LightningDataModule):
+class CorpusDataModule(StudyData):
     """Text about a tiny world, to pre-train a tiny LM on.
 
     Training reads every stated fact once an epoch, in a different order each epoch; validation
@@ -82,10 +80,13 @@ class CorpusDataModule(L.LightningDataModule):
         require("data.second_home_repeats", second_home_repeats, at_least=1)
         for name, n in (repeats or {}).items():
             require(f"data.repeats.{name}", n, at_least=1)
-        self.world_config = world or WorldConfig()
-        # Plain data only: torch loads no other objects from a checkpoint unless it is trusted.
-        self.save_hyperparameters(ignore=["world"])
-        self.save_hyperparameters({"world": asdict(self.world_config)})
+        self.world_config = as_settings(WorldConfig, world or WorldConfig())
+        self.save_hyperparameters()
+        self.knowledge, self.row_length, self.batch_size = knowledge, row_length, batch_size
+        self.full_loss_fraction, self.mixup_fraction = full_loss_fraction, mixup_fraction
+        self.repeats, self.second_home_repeats = repeats or {}, second_home_repeats
+        self.pair, self.cooccurrence, self.seed = pair, cooccurrence, seed
+        self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self.corpus: Corpus | None = None
 
     def setup(self, stage: str | None = None) -> None:
@@ -97,19 +98,17 @@ class CorpusDataModule(L.LightningDataModule):
         del stage
         if self.corpus is not None:
             return
-        settings = self.hparams
-        catalogue = Catalogue.load(*(settings["knowledge_files"] or ()))
         corpus = build_corpus(
-            self.world_config, catalogue, settings["knowledge"] or ["attribute", "math"],
-            settings["pair"], settings["cooccurrence"], settings["seed"],
+            self.world_config, self._catalogue, self.knowledge or ["attribute", "math"], self.pair,
+            self.cooccurrence, self.seed,
         )  # fmt: skip
         longest = max(len(statement.tokens) for statement in corpus.encoded)
-        if settings["row_length"] < longest:
+        if self.row_length < longest:
             raise ConfigError(
-                f"data.row_length is {settings['row_length']}, but the longest statement has "
+                f"data.row_length is {self.row_length}, but the longest statement has "
                 f"{longest} tokens; set it to at least that."
             )
-        self._repeats = _repeats(settings["repeats"] or {}, corpus.knowledge, catalogue)
+        self._repeats = _repeats(self.repeats, corpus.knowledge, self._catalogue)
         self.corpus = corpus
 
     @property
@@ -120,15 +119,19 @@ class CorpusDataModule(L.LightningDataModule):
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the packed statements of each epoch."""
-        names = (
-            "batch_size", "row_length", "full_loss_fraction", "mixup_fraction",
-            "second_home_repeats", "seed",
-        )  # fmt: skip
         shard = data_shard(self.trainer)
         statements = PackedStatements(
-            self._ready, repeats=self._repeats, rank=shard.number, n_shards=shard.n,
-            **{name: self.hparams[name] for name in names},
-        )  # fmt: skip
+            self._ready,
+            repeats=self._repeats,
+            rank=shard.number,
+            n_shards=shard.n,
+            batch_size=self.batch_size,
+            row_length=self.row_length,
+            full_loss_fraction=self.full_loss_fraction,
+            mixup_fraction=self.mixup_fraction,
+            second_home_repeats=self.second_home_repeats,
+            seed=self.seed,
+        )
         return ResumableLoader(statements, self.trainer)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-import lightning as L
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, require
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.pretraining.batches import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.llama import DTYPES, LlamaSize, build_llama, save_llama
 from lincorr_lightning.pretraining.losses import mixup_cross_entropy, off_target_penalty
 from lincorr_lightning.pretraining.results import pretraining_results
-from lincorr_lightning.results.run_folder import (
-    collect_callback_results,
-    is_dry_run,
-    prepare_run_folder,
-    run_folder,
-    run_settings,
-    write_results,
-)
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.study import Study, as_settings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
@@ -41,7 +36,7 @@ MODEL_FOLDER = "model"
 _LOSS_STATE = ("mean_value", "weight")
 
 
-class Pretraining(L.LightningModule):
+class Pretraining(Study):
     """Trains a Llama from random weights on statements about a tiny world.
 
     It is trained by AdamW with a one-cycle schedule on batches of `PackedBatch`. Validation on
@@ -72,6 +67,7 @@ class Pretraining(L.LightningModule):
         ConfigError: A setting has no meaning.
     """
 
+    study = "pretraining"
     batch_type = PackedBatch
 
     def __init__(
@@ -87,7 +83,7 @@ class Pretraining(L.LightningModule):
         save_dtype: str = "float16",
     ) -> None:
         super().__init__()
-        self.size = size or LlamaSize()
+        self.size = as_settings(LlamaSize, size or LlamaSize())
         if save_dtype not in DTYPES:
             raise ConfigError(
                 f"model.save_dtype is {save_dtype!r}; it must be float32, bfloat16 or float16."
@@ -98,9 +94,11 @@ class Pretraining(L.LightningModule):
         require("model.off_target_penalty", off_target_penalty, at_least=0)
         require("model.mixing_epochs", mixing_epochs, at_least=0)
         require("model.warmup", warmup, at_least=0, at_most=1)
-        self.save_hyperparameters(ignore=["size"])
-        # Plain data only: torch loads no other objects from a checkpoint unless it is trusted.
-        self.save_hyperparameters({"size": asdict(self.size), "betas": tuple(betas)})
+        self.save_hyperparameters()
+        self.learning_rate, self.weight_decay, self.betas = learning_rate, weight_decay, betas
+        self.off_target_penalty, self.warmup = off_target_penalty, warmup
+        self.mixing_epochs, self.mixing_learning_rate = mixing_epochs, mixing_learning_rate
+        self.save_dtype = save_dtype
         self.lm: LlamaForCausalLM | None = None
         self.corpus: Corpus | None = None
         self._answers: Tensor
@@ -120,12 +118,6 @@ class Pretraining(L.LightningModule):
         return self.lm, self.corpus
 
     # -- setting up ------------------------------------------------------------------------------
-
-    def setup(self, stage: str) -> None:
-        """Check strategy and run folder before anything is trained."""
-        del stage
-        refuse_sharding(self.trainer, "Pretraining")
-        prepare_run_folder(self.trainer)
 
     def configure_model(self) -> None:
         """Build the LM for the vocabulary of the corpus."""
@@ -150,11 +142,11 @@ class Pretraining(L.LightningModule):
         vectors = [p for p in self.parameters() if p.ndim == 1]
         optimizer = torch.optim.AdamW(
             [
-                {"params": matrices, "weight_decay": self.hparams["weight_decay"]},
+                {"params": matrices, "weight_decay": self.weight_decay},
                 {"params": vectors, "weight_decay": 0.0},
             ],
-            lr=self.hparams["learning_rate"],
-            betas=self.hparams["betas"],
+            lr=self.learning_rate,
+            betas=self.betas,
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         return {
@@ -165,17 +157,17 @@ class Pretraining(L.LightningModule):
     def _rate(self, step: int) -> float:
         """Return the learning rate relative to the highest: a cycle, then that of the mixing."""
         total, start = self._n_steps
-        relative = self.hparams["mixing_learning_rate"] / self.hparams["learning_rate"]
+        relative = self.mixing_learning_rate / self.learning_rate
         if step < start or start == total:
-            return one_cycle(step, start, self.hparams["warmup"])
-        return relative * one_cycle(step - start, total - start, self.hparams["warmup"])
+            return one_cycle(step, start, self.warmup)
+        return relative * one_cycle(step - start, total - start, self.warmup)
 
     @property
     def _n_steps(self) -> tuple[int, int]:
         """Number of steps of the run, and of those before the mixing."""
         total = int(self.trainer.estimated_stepping_batches)
         epochs = self.trainer.max_epochs or -1
-        mixing = min(self.hparams["mixing_epochs"], max(epochs - 1, 0))
+        mixing = min(self.mixing_epochs, max(epochs - 1, 0))
         return total, total if epochs < 1 else total * (epochs - mixing) // epochs
 
     # -- training --------------------------------------------------------------------------------
@@ -219,12 +211,10 @@ class Pretraining(L.LightningModule):
         self.log(
             "train/loss", loss.detach(), prog_bar=True, batch_size=len(targets), sync_dist=True
         )
-        if self.hparams["off_target_penalty"]:
+        if self.off_target_penalty:
             penalty = off_target_penalty(logits, targets, second, knowledge, self._answers)
             # At full weight from the start it would prevent learning.
-            loss = loss + self.hparams["off_target_penalty"] * done**2 * (
-                penalty * weight_of_answers
-            )
+            loss = loss + self.off_target_penalty * done**2 * (penalty * weight_of_answers)
         return loss
 
     def _weights(self, batch: PackedBatch, *counts: Tensor) -> Tensor:
@@ -265,54 +255,55 @@ class Pretraining(L.LightningModule):
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def on_fit_end(self) -> None:
-        """Write the LM and the results."""
-        seconds = monotonic() - self._started
-        loss = float(self._loss.compute())
-        if is_dry_run(self.trainer) or not self.trainer.is_global_zero:
-            return
+    def write_artifacts(self, folder: Path) -> None:
+        """Write the LM as a Hugging Face checkpoint."""
+        lm, corpus = self._ready
+        save_llama(lm, corpus, self.save_dtype, folder / MODEL_FOLDER)
+
+    def build_results(self) -> Results:
+        """Return loss, recall and size."""
         lm, corpus = self._ready
         folder = run_folder(self.trainer) / MODEL_FOLDER
-        save_llama(lm, corpus, self.hparams["save_dtype"], folder)
         results = pretraining_results(
             corpus,
             folder,
-            # As studies of the written LM see it.
-            LanguageModel.from_pretrained(str(folder)).info,
-            loss,
+            sum(p.numel() for p in lm.parameters()),
+            float(self._loss.compute()),
             self._recall,
             self.trainer.global_step,
-            seconds,
-            run_settings(self.trainer),
-            collect_callback_results(self.trainer),
+            monotonic() - self._started,
         )
-        write_results(self.trainer, results)
+        if not self.trainer.is_global_zero or is_dry_run(self.trainer):
+            return results
+        # As studies of the written LM see it.
+        return replace(results, lm=LanguageModel.from_pretrained(str(folder)).info)
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the loss of this epoch so far on each rank, and the last recall."""
+    # -- checkpoints -----------------------------------------------------------------------------
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        """Return the loss of this epoch so far on each rank, and the last recall."""
         state = torch.stack([getattr(self._loss, name) for name in _LOSS_STATE])
         ranks: Any = self.all_gather(state)
-        checkpoint["pretraining"] = {
-            "loss": ranks.reshape(-1, len(_LOSS_STATE)).cpu(),
-            "recall": dict(self._recall),
-        }
+        return {"loss": ranks.reshape(-1, len(_LOSS_STATE)).cpu(), "recall": dict(self._recall)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Restore loss and recall; refuse a checkpoint of another vocabulary."""
+        """Refuse a checkpoint of another vocabulary, and restore loss and recall."""
+        super().on_load_checkpoint(checkpoint)
         stored = checkpoint["state_dict"]["lm.model.embed_tokens.weight"].shape
-        ours = self._ready[0].model.embed_tokens.weight.shape
-        if stored != ours:
-            raise ConfigError(
+        own = self._ready[0].model.embed_tokens.weight.shape
+        if stored != own:
+            raise CheckpointError(
                 f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
-                f"{tuple(ours)}. Resume with the config.yaml of the run that wrote it."
+                f"{tuple(own)}. Resume with the config.yaml of the run that wrote it."
             )
         if self._trainer is not None and self.trainer.training:
             # The schedule's length needs the data, which needs the progress of the run.
             self.trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
-        if "pretraining" not in checkpoint:  # of an earlier version
-            return
-        self._recall = dict(checkpoint["pretraining"]["recall"])
-        ranks = checkpoint["pretraining"]["loss"]
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore loss and recall."""
+        self._recall = dict(state["recall"])
+        ranks = state["loss"]
         rank, n_ranks = (self.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
         if n_ranks != len(ranks):
             ranks = ranks.sum(0) * torch.eye(n_ranks, 1)

@@ -2,6 +2,6 @@
 
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.saved_run import SavedFigure, SavedRun
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table
 
-__all__ = ["Column", "Figure", "Results", "SavedFigure", "SavedRun", "Table"]
+__all__ = ["Figure", "Results", "SavedFigure", "SavedRun", "Table"]

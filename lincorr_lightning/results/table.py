@@ -64,24 +64,6 @@ def show(value: Any, form: str = "") -> str:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of a table of plain rows."""
-
-    key: str
-    heading: str = ""
-    format: str = ""
-
-    @property
-    def title(self) -> str:
-        """The heading, or the key with spaces."""
-        return self.heading or self.key.replace("_", " ")
-
-    def show(self, value: Any) -> str:
-        """Return a cell as text."""
-        return show(value, self.format)
-
-
-@dataclass(frozen=True)
 class Table:
     """A table of a study's results.
 
@@ -145,37 +127,6 @@ class Table:
             {key: heads[key] for key in names if key in heads},
             {key: forms[key] for key in names if key in forms},
         )  # fmt: skip
-
-    @classmethod
-    def from_rows(
-        cls, name: str, columns: Sequence[Column | str], rows: Iterable[Any], *args: Any, **kw: Any
-    ) -> Table:
-        """Make a table of plain rows."""
-        full = [Column(one) if isinstance(one, str) else one for one in columns]
-        kw["headings"] = {one.key: one.heading for one in full if one.heading}
-        kw["formats"] = {one.key: one.format for one in full if one.format}
-        return cls(name, make_frame(list(rows), [one.key for one in full]), *args, **kw)
-
-    @classmethod
-    def from_dicts(
-        cls, name: str, rows: Iterable[Any], columns: Sequence[Column | str], **kw: Any
-    ) -> Table:
-        """Make a table of mappings."""
-        return cls.from_rows(name, columns, rows, **kw)
-
-    @property
-    def rows(self) -> list[list[Any]]:
-        """The cells, None where one is missing."""
-        rows = self.frame.astype(object).where(self.frame.notna(), None)
-        return [list(row) for row in rows.itertuples(index=False, name=None)]
-
-    @property
-    def full_columns(self) -> list[Column]:
-        """The columns."""
-        return [
-            Column(k, h, self.formats.get(k, ""))
-            for k, h in zip(self.keys, self.titles, strict=True)
-        ]
 
     @property
     def keys(self) -> list[str]:

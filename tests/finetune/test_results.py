@@ -18,7 +18,7 @@ from lincorr_lightning.finetune.results import (
     outcome_figures,
 )
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import Table
+from tests.results.tables import make_table
 
 COLUMNS = (
     "subject source_answer reference answer_before answer_after outcome source_learned "
@@ -181,7 +181,7 @@ def test_the_run_s_own_relation_stands_at_the_top() -> None:
         Results(
             "gradient_correlation_2",
             {"relation": "city->country", "gradient_correlation": 0.9, "logit_correlation": 0.8},
-            tables=[Table.from_rows("gradient_correlation_2", ["step"], [])],
+            tables=[make_table("gradient_correlation_2", ["step"], [])],
         ),
         Results("resilience", {"before": 1.0}),
     ]
@@ -223,10 +223,10 @@ def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
     measured = generalization("city->country")
     rows = {
         "none": [],
-        "fewer": measured.tables[0].rows[:3],
-        "others": measured.tables[0].rows[::-1],
+        "fewer": measured.tables[0].frame[:3].values,
+        "others": measured.tables[0].frame[::-1].values,
     }
-    measured.tables = [Table.from_rows("cases", measured.tables[0].keys, rows[what])]
+    measured.tables = [make_table("cases", measured.tables[0].keys, rows[what])]
     results = build([measured], forecasts())
     assert results.values["forecast"] is None
     shares = results.values["predicted_outcomes"]["map_auto"]

@@ -271,7 +271,7 @@ def test_labels_that_never_vary_have_results(tmp_path: Path) -> None:
     found = make_results(still)
     found.write(tmp_path)
     assert "NaN" not in (tmp_path / "results.json").read_text()
-    assert len(found.table("summary").rows) == 6
+    assert len(found.table("summary")) == 6
 
 
 def test_one_pair() -> None:

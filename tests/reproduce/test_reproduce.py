@@ -211,7 +211,7 @@ def test_a_finished_run_is_not_repeated_and_a_missing_one_is(
     said = capsys.readouterr().out
     state = json.loads((found / "reproduction.json").read_text("utf-8"))
     failed = {name.partition("/")[2] for name, one in state["runs"].items() if "error" in one}
-    done = set(re.findall(r"^\[\d+/\d+\] \S+: (\S+);", said, re.MULTILINE))
+    done = set(re.findall(r"^\[\d+/\d+\] \S+: (\S+)$", said, re.MULTILINE))
     assert done == {"after_attribute", *failed}
     after = {path: path.stat().st_mtime_ns for path in found.glob("runs/**/results.json")}
     assert before.keys() == after.keys()
@@ -386,10 +386,10 @@ def test_subjects_that_are_emoji(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     commands = []
     monkeypatch.setattr(
         runner, "run_lightning_cli",
-        lambda command, launched_with: commands.append(command) or SimpleNamespace(
+        lambda command: commands.append(command) or SimpleNamespace(
             model=torch.nn.Module()),
     )  # fmt: skip
-    run = PlannedRun("edits_city->country", tmp_path / "run", ("fit",), "edits", 1, "1 edit",
+    run = PlannedRun("edits_city->country", tmp_path / "run", ("fit",), "edits", "1 edit",
                      tmp_path)  # fmt: skip
     runner._make(run, LMPlan("lm", None, "lm"))
     (option,) = [one for one in commands[0] if one.startswith("--data.subjects=")]

@@ -10,7 +10,7 @@ import yaml
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Column, Table
+from tests.results.tables import Column, make_table
 
 Make = Callable[..., Path]
 
@@ -56,8 +56,8 @@ def probe_results(
         {"n_fit": 500, "n_test": 501, "pairs": pairs, "seconds": 76.4},
         {"val/label_mean": r},
         [
-            Table.from_dicts("pairs", rows, columns, caption="Pairs and their r.", headline=True),
-            Table.from_rows(
+            make_table("pairs", columns, rows, caption="Pairs and their r.", headline=True),
+            make_table(
                 "influences",
                 ["label", "token", Column("weight", "W", ".2f"), "in_reference"],
                 weights, "Highest weights.", "Of labels with a reference.",
@@ -102,18 +102,13 @@ def finetune(tmp_path: Path) -> Make:
     numbers = count()
 
     def make(lm: str = "tiny-world", generalized: float = 0.86, **values: Any) -> Path:
-        cases = Table.from_dicts(
-            "cases",
-            [
-                {"subject": "Emma", "source_answer": "Shanghai", "weight_reference": 0.48,
-                 "weight_answer": 0.47, "weight_max": 0.51},
-                {"subject": "Ada", "source_answer": "Oslo", "weight_reference": 0.69},
-            ],
-            ["subject", "source_answer",
-             *(Column(f"weight_{name}", format=".2f") for name in ("reference", "answer", "max"))],
-            caption="Cases.",
+        columns = ["subject", "source_answer"]
+        columns += [Column(f"weight_{name}", "", ".2f") for name in ("reference", "answer", "max")]
+        cases = make_table(
+            "cases", columns,
+            [("Emma", "Shanghai", 0.48, 0.47, 0.51), ("Ada", "Oslo", 0.69, None, None)], "Cases.",
         )  # fmt: skip
-        outcomes = Table.from_rows(
+        outcomes = make_table(
             "outcomes", ["relation", Column("generalized", format=".1%")],
             [["city->country", generalized]], "Outcomes.", headline=True,
         )  # fmt: skip
@@ -149,7 +144,7 @@ def geometry(tmp_path: Path) -> Make:
     """Writes the folder of a study of which the report knows nothing."""
 
     def make(lm: str = "tiny-world") -> Path:
-        table = Table.from_rows(
+        table = make_table(
             "closeness", ["layer", Column("spearman", format=".2f"), Column("p", format=".4f")],
             [["all", -0.001, 0.0123], ["1", None, 1.0]], "Closeness.", headline=True,
         )  # fmt: skip

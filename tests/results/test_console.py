@@ -5,7 +5,7 @@ from pathlib import Path
 
 from lincorr_lightning.results.console import MAX_ROWS, describe_run
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import Column, Table
+from tests.results.tables import Column, make_table
 
 
 def cells(line: str) -> list[str]:
@@ -29,7 +29,7 @@ def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
 
 def test_a_long_table_is_cut_and_markup_is_text(tmp_path: Path) -> None:
     rows = [[f"[red]p{i}[/red]", i] for i in range(MAX_ROWS + 5)]
-    table = Table.from_rows("t", ["name", Column("n", format=",")], rows, "Names.", headline=True)
+    table = make_table("t", ["name", Column("n", format=",")], rows, "Names.", headline=True)
     Results("study", tables=[table]).write(tmp_path)
     text = describe_run(tmp_path)
     assert f"Names (first {MAX_ROWS} of {MAX_ROWS + 5} rows)" in text

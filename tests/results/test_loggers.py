@@ -20,11 +20,11 @@ from lincorr_lightning.results import loggers as module
 from lincorr_lightning.results.loggers import add_scalar_layout, log_scalars
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.run_folder import run_folder, write_results
-from lincorr_lightning.results.table import Column, Table
+from tests.results.tables import Column, make_table
 
 
 def results(n_rows: int = 2) -> Results:
-    table = Table.from_rows(
+    table = make_table(
         "pairs", ["pair", Column("r", format=".2f")], [[f"p{i}", i / 4] for i in range(n_rows)],
         "Pairs.", "Read me.",
     )  # fmt: skip

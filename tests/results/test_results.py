@@ -13,7 +13,8 @@ from lincorr_lightning.errors import OutputError
 from lincorr_lightning.results import results as module
 from lincorr_lightning.results.results import SCHEMA, Figure, Results, versions
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import Column, Table
+from lincorr_lightning.results.table import Table, show
+from tests.results.tables import Column, make_table
 
 
 def draw() -> MatplotlibFigure:
@@ -22,12 +23,12 @@ def draw() -> MatplotlibFigure:
 
 def small_results() -> Results:
     columns = ["pair", Column("r", "label-wise r", ".2f"), Column("n", format=",")]
-    table = Table.from_rows(
+    table = make_table(
         "pairs", columns, [["city->country", 0.98765, 1650], ["a|b", None, 3]], "Pairs.",
         "Read me.", headline=True,
     )  # fmt: skip
     callback = Results(
-        "generalization", {"generalized": 0.5}, {}, [Table.from_rows("edits", ["a"], [[1]])],
+        "generalization", {"generalized": 0.5}, {}, [make_table("edits", ["a"], [[1]])],
         [Figure("edits", "Edits.", draw)],
     )  # fmt: skip
     return Results(
@@ -98,7 +99,7 @@ def test_cells_as_text() -> None:
      ("d", 3, "3"), (".4f", True, "yes")],
 )  # fmt: skip
 def test_numbers_are_shown_by_their_format(form: str, value: object, shown: str) -> None:
-    assert Column("x", format=form).show(value) == shown
+    assert show(value, form) == shown
 
 
 def test_cells_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
 
 
 def test_nothing_is_written_twice() -> None:
-    table, figure = Table.from_rows("t", ["a"], []), Figure("f", "", draw)
+    table, figure = make_table("t", ["a"], []), Figure("f", "", draw)
     for results, name in (
         (Results("a", {"settings": {}}), "settings"),
         (Results("a", {"b": 1}, included=[Results("b", {"c": 1})]), "b"),

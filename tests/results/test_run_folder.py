@@ -29,7 +29,7 @@ from lincorr_lightning.results.run_folder import (
     write_results,
 )
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import Table
+from tests.results.tables import make_table
 
 
 class SmallStudy(BoringModel):
@@ -158,7 +158,7 @@ def test_the_logger_claims_its_folder_once_and_on_rank_0_alone(
 
 class Watching(L.Callback):
     def __init__(self, name: str, value: float) -> None:
-        table = Table.from_rows("movement", ["value"], [[value]])
+        table = make_table("movement", ["value"], [[value]])
         figure = Figure("movement", "", lambda: MatplotlibFigure((1, 1), dpi=50))
         self.output = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas import isna
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.results.results import SCHEMA
@@ -38,9 +39,9 @@ def test_a_run_is_read_as_it_was_written(probe: Make) -> None:
     assert run.command == f"lincorr fit --config {folder}/config.yaml"
     pairs, influences = run.tables
     assert (pairs.name, pairs.headline, pairs.caption) == ("pairs", True, "Pairs and their r.")
-    assert pairs.rows[0] == ["city->country", 0.9, 0.9 - 0.95, 0.5]
-    assert pairs.rows[1][3] is None
-    assert influences.rows[0] == ["Paris", "France", 0.0, True]
+    assert list(pairs.frame.iloc[0]) == ["city->country", 0.9, 0.9 - 0.95, 0.5]
+    assert isna(pairs.frame.iloc[1, 3])
+    assert list(influences.frame.iloc[0]) == ["Paris", "France", 0.0, True]
     (figure,) = run.figures
     png, width, height = figure.read()
     assert (width, height) == (180, 120) and png == figure.path.read_bytes()

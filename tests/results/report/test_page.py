@@ -16,7 +16,7 @@ from lincorr_lightning.results import report
 from lincorr_lightning.results.report import page as module
 from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import Column, Table
+from tests.results.tables import Column, make_table
 
 Make = Callable[..., Path]
 
@@ -136,9 +136,9 @@ def test_rows_are_joined_by_the_columns_that_identify_them(
 ) -> None:
     columns = ["relation", "mapping", Column("share", format=".0%"), "comment"]
     rows = [["a", "x", 0.5, "one"], ["a", "y", 0.25, "two"]]
-    table = Table.from_rows("t", columns, rows, "Shares.", headline=True)
+    table = make_table("t", columns, rows, "Shares.", headline=True)
     rows = [["a", "y", 0.75, "three"], ["b", "x", 1.0, "four"]]
-    changed = Table.from_rows("t", columns, rows, "Shares.", headline=True)
+    changed = make_table("t", columns, rows, "Shares.", headline=True)
     for name, one in (("one", table), ("two", changed)):
         Results("s", tables=[one], lm={"name_or_path": name}).write(tmp_path / name)
     page = page_of(tmp_path / "one", tmp_path / "two")

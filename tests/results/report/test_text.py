@@ -10,8 +10,8 @@ from markdown_it import MarkdownIt
 from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.report.text import PageTable, to_latex, to_markdown
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Column, Table
 from tests.results.conftest import draw, lm_info
+from tests.results.tables import Column, make_table
 
 NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eabc ]]> </script>"
 
@@ -19,10 +19,10 @@ NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eab
 def write_nasty(folder: Path, name: str) -> Path:
     """A run whose every text is this name."""
     columns = [name, Column("n", name, ".2f")]
-    table = Table.from_rows("t", columns, [[name, 0.5], ["[a]", -0.5]], name, name,
+    table = make_table("t", columns, [[name, 0.5], ["[a]", -0.5]], name, name,
                   headline=True)  # fmt: skip
     Results(
-        name, {name: name}, tables=[table, Table.from_rows("u", [name], [[name]], name)],
+        name, {name: name}, tables=[table, make_table("u", [name], [[name]], name)],
         figures=[Figure("f", name, draw())], lm=lm_info(name), settings={name: name},
     ).write(folder)  # fmt: skip
     return folder
