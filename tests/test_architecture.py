@@ -13,7 +13,7 @@ PACKAGE = "lincorr_lightning"
 # From the ground up. A module imports from lower layers and from its own package.
 LAYERS = [
     ["version", "errors"],
-    ["config", "io", "html", "termination"],
+    ["config", "io", "termination"],
     ["functional"],
     ["distributed"],
     ["lm"],

@@ -143,7 +143,7 @@ def test_a_checkpoint_of_another_world_is_refused(tmp_path):
     trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
     other = CorpusDataModule(WorldConfig(n_people=30), KNOWLEDGE)
-    with pytest.raises(ConfigError, match=r"checkpoint's embedding is \(\d+, 32\)"):
+    with pytest.raises(CheckpointError, match=r"checkpoint's embedding is \(\d+, 32\)"):
         make_trainer(tmp_path, 2).fit(
             Pretraining(SIZE), datamodule=other, ckpt_path=tmp_path / "end.ckpt"
         )
