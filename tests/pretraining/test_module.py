@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.data.tiny_world.world import World, WorldConfig
-from lincorr_lightning.errors import ConfigError, OutputError
+from lincorr_lightning.errors import CheckpointError, ConfigError, OutputError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompts
