@@ -55,11 +55,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint.
-
-        Raises:
-            OutputError: The file cannot be written; an earlier one is still there.
-        """
+        """Save a checkpoint."""
         if storage_options is not None or not _is_local_file_protocol(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -77,11 +73,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         map_location: Callable[..., Any] | None = lambda storage, _: storage,
         weights_only: bool | None = None,
     ) -> dict[str, Any]:
-        """Load a checkpoint.
-
-        Raises:
-            CheckpointError: The file cannot be read, or is not a checkpoint.
-        """
+        """Load a checkpoint."""
         with _explained(path):
             content = super().load_checkpoint(path, map_location, weights_only is not False)
         return _require_checkpoint(path, content)
@@ -98,9 +90,6 @@ def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = N
         study: Name of the study.
         weights_only: The value of ``--weights_only``; only if it is False may the file hold other
             objects than tensors and plain data.
-
-    Raises:
-        CheckpointError: The file cannot be read, or is not a checkpoint of this study.
     """
     if path in _SPECIAL or re.match(r"\w+:", str(path)):
         return

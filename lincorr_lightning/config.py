@@ -30,11 +30,8 @@ _MAX_NODES = 1_000_000
 def compose_yaml(text: str) -> Any:
     """Return the root node of YAML or JSON, with line numbers; None if there is no value.
 
-    PyYAML silently keeps the last of repeated keys, and deep nesting crashes the process.
-
-    Raises:
-        yaml.YAMLError: The text is not YAML, or has repeated keys, deep nesting, or aliases that
-            multiply its size.
+    Repeated keys, of which PyYAML silently keeps the last, deep nesting, which crashes the process,
+    and aliases that multiply the size are YAMLErrors, too.
     """
     depth = 0
     for event in yaml.parse(text, Loader=_LOADER):
@@ -48,12 +45,7 @@ def compose_yaml(text: str) -> Any:
 
 
 def load_yaml(text: str) -> Any:
-    """Load YAML or JSON.
-
-    Raises:
-        yaml.YAMLError: See `compose_yaml`.
-        ValueError: A value is not valid for its YAML type, such as a date.
-    """
+    """Load YAML or JSON."""
     root = compose_yaml(text)
     return None if root is None else _LOADER("").construct_document(root)
 
@@ -118,9 +110,6 @@ def read_config(value: str) -> dict[str, Any]:
 
     Args:
         value: Path of the file, or the config itself as YAML or JSON text.
-
-    Raises:
-        ConfigError: It cannot be read, or is not a mapping; the message names file and line.
     """
     is_text = value.lstrip().startswith("{") or "\n" in value
     name = "the config on the command line" if is_text else f"the config {value}"
@@ -152,9 +141,6 @@ def prepare_args(args: Sequence[str]) -> list[str]:
 
     Packaged configs are found by name. A setting that is null, which jsonargparse parses as the
     text ``None``, and an LM that is a file of ``configs/lm/`` are passed as config.
-
-    Raises:
-        ConfigError: A config cannot be read.
 
     Example:
         >>> prepare_args(["fit", "--data.subjects", "null", "--data.seed=1"])
@@ -276,9 +262,6 @@ def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
 
     Args:
         settings: Keys and values of a parsed config.
-
-    Raises:
-        ConfigError: A setting may run code of an LM, a hub, a checkpoint or the config itself.
     """
     for key, value in settings:
         name = key.rpartition(".")[2]

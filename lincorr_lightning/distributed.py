@@ -43,9 +43,6 @@ def require_items(trainer: Any, n: int, what: str, way_out: str) -> None:
         n: Number of items that the ranks share.
         what: What the items are, as ``edits``.
         way_out: What to do for more of them, as ``raise data.n_edits``.
-
-    Raises:
-        SubjectsError: There are more ranks than items; the message names both numbers.
     """
     n_shards = data_shard(trainer).n
     if n_shards > n:

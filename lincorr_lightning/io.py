@@ -1,4 +1,7 @@
-"""Files and folders: written completely or not at all, and read without blocking."""
+"""Files and folders: written completely or not at all, and read without blocking.
+
+All that writes raises `OutputError`, which names the path, the cause and a way out.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +30,7 @@ from lincorr_lightning.errors import LincorrError, OutputError
 
 @contextmanager
 def as_output_error(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into an `OutputError` that says what to do.
-
-    Raises:
-        OutputError: Writing failed in the ``with`` block; the message names `path`.
-    """
+    """Turn an error of the operating system into an `OutputError` that says what to do."""
     try:
         yield
     except Exception as error:
@@ -49,11 +48,7 @@ def as_output_error(path: Path) -> Iterator[None]:
 
 
 def new_version(parent: Path) -> Path:
-    """Make the next free folder ``version_N``.
-
-    Raises:
-        OutputError: The folder cannot be made.
-    """
+    """Make the next free folder ``version_N``."""
     with as_output_error(parent):
         parent.mkdir(parents=True, exist_ok=True)
         taken = [int(p.name[8:]) for p in parent.glob("version_*") if p.name[8:].isdecimal()]
@@ -69,11 +64,7 @@ def new_version(parent: Path) -> Path:
 
 
 def check_writable(folder: str | Path) -> None:
-    """Make a folder and write a small file in it, to find out before hours of work are spent.
-
-    Raises:
-        OutputError: The folder cannot be made or written.
-    """
+    """Make a folder and write a small file in it, to find out before hours of work are spent."""
     trial = Path(folder) / f".trial-{uuid.uuid4().hex[:8]}"
     try:
         with as_output_error(Path(folder)):
@@ -88,11 +79,7 @@ def check_writable(folder: str | Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, if there is one.
-
-    Raises:
-        OutputError: The file cannot be removed.
-    """
+    """Remove a file, if there is one."""
     with as_output_error(path):
         path.unlink(missing_ok=True)
 
@@ -105,9 +92,6 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
     Yields:
         A file in the same folder, with the same suffix, to write to in the ``with`` block.
-
-    Raises:
-        OutputError: The file cannot be written; the message says why, and nothing is left behind.
     """
     path = Path(path)
     part = path.with_name(f".part-{uuid.uuid4().hex[:8]}{path.suffix}")
@@ -136,10 +120,6 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
 
     Yields:
         A folder beside it to write to in the ``with`` block.
-
-    Raises:
-        OutputError: The folder cannot be written, or holds other files; the old one, if any, is
-            still there.
     """
     folder = Path(folder)
     new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")
@@ -179,13 +159,10 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
 
 
 def regular_file(path: str | Path) -> Path:
-    """Return the path of a file, unless reading it could block or never end.
+    """Return the path of a file; raise OSError if reading it could block or never end.
 
     Every file that a user names, or that a folder of theirs holds, is checked here before it is
     opened.
-
-    Raises:
-        OSError: There is no such file, or it is a FIFO, a device or a socket.
     """
     path = Path(path)
     mode = path.stat().st_mode
@@ -195,16 +172,13 @@ def regular_file(path: str | Path) -> Path:
 
 
 def parse_json(text: str, *, finite: bool = False, allow_surrogates: bool = True) -> Any:
-    r"""Parse JSON; refuse a key that is given twice, whose first value would be lost.
+    r"""Parse JSON, or raise ValueError; a key that is given twice is refused, too.
 
     Args:
         text: The JSON.
         finite: Whether NaN, Infinity and numbers beyond the range of a float are refused.
         allow_surrogates: Whether strings may have unpaired surrogates such as ``\ud83d``, which are
             not characters and have no tokens.
-
-    Raises:
-        ValueError: The text is not JSON, is nested too deeply, or has a value that is refused.
     """
 
     def refuse(literal: str) -> NoReturn:
@@ -245,9 +219,6 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         path: The file.
         error: Class of the error.
         way_out: What the user can do about it: the last sentence of the message.
-
-    Raises:
-        LincorrError: The file is missing, damaged or not a JSON object; the message says which.
     """
     try:
         content = parse_json(regular_file(path).read_text(encoding="utf-8"), finite=True)
@@ -263,17 +234,12 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Write data as standard JSON, without NaN and Infinity.
+    """Write data as standard JSON; NaN and infinity are refused by their key: pass None for them.
 
     Args:
         path: The file to write.
         obj: Mappings, sequences, strings, numbers, booleans, None, numpy's numbers and arrays, and
             paths.
-
-    Raises:
-        ValueError: A number is NaN or infinite; the message names its key. Pass None for it.
-        TypeError: JSON has no form for a value; the message names its key.
-        OutputError: The file cannot be written.
     """
     text = json.dumps(_plain(obj, ""), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     with atomic_write(path) as part:
@@ -301,11 +267,7 @@ def _plain(value: Any, key: str) -> Any:
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
-    """Write a table; None is an empty cell.
-
-    Raises:
-        OutputError: The file cannot be written.
-    """
+    """Write a table; None is an empty cell."""
     with (
         atomic_write(path) as part,
         part.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,

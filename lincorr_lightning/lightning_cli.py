@@ -190,11 +190,7 @@ class LincorrCLI(LightningCLI):
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
-        """Parse the command line.
-
-        Raises:
-            ConfigError: It cannot be parsed.
-        """
+        """Parse the command line."""
         del args
         try:
             self.config = parser.parse_args(self.args)
@@ -252,11 +248,7 @@ class LincorrCLI(LightningCLI):
             check_checkpoint(path, study, config.weights_only)
 
     def instantiate_classes(self) -> None:
-        """Instantiate the study, its data and the Trainer, with their own error messages.
-
-        Raises:
-            LincorrError: A setting is wrong.
-        """
+        """Instantiate the study, its data and the Trainer, with their own error messages."""
         try:
             super().instantiate_classes()
         except Exception as error:
@@ -321,11 +313,7 @@ class LincorrCLI(LightningCLI):
 
 
 def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
-    """Refuse a study without the step of the subcommand.
-
-    Raises:
-        ConfigError: The study has no such step; the message names the subcommands that it has.
-    """
+    """Refuse a study without the step of the subcommand."""
 
     def has(step: str) -> bool:
         return getattr(module, step) is not getattr(L.LightningModule, step)
@@ -347,9 +335,6 @@ def check_datamodule(
 
     Studies and datamodules of this package have their batch's class as `batch_type`. Those without
     one are not checked.
-
-    Raises:
-        ConfigError: The batches differ; the message names a datamodule that fits.
     """
     wanted, given = (getattr(part, "batch_type", None) for part in (module, datamodule))
     if wanted is None or given is None or issubclass(given, wanted):
@@ -398,10 +383,7 @@ def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
         The CLI object after the run.
 
     Raises:
-        ConfigError: The command line or a config cannot be read, or Lightning refuses a setting.
-        LanguageModelError: A training step does not fit the memory.
-        OutputError: The disk is full, or the user's quota is used up.
-        LincorrError: Error of the study.
+        LincorrError: Something went wrong that the user can mend, such as the command line.
         SystemExit: The command line asks for help.
     """
     _silence_expected_warnings()

@@ -42,11 +42,7 @@ class ExplainedParser(ArgumentParser):
     """Parser whose errors carry the parser that found them, of the command or of a class."""
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise an error with an attribute `parser`.
-
-        Raises:
-            ArgumentError: Always.
-        """
+        """Raise an error with an attribute `parser`."""
         error: Any = ArgumentError(None, message)
         error.parser = getattr(ex, "subcommand_parser", None) or self
         raise error from ex
