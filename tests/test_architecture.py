@@ -33,7 +33,7 @@ LAYERS = [
     ["__main__"],
 ]
 LAYER = {name: i for i, names in enumerate(LAYERS) for name in names}
-STUDIES = ["probe", "finetune", "ablation", "geometry", "sae", "flow", "pretraining"]
+STUDIES = ["sae", *LAYERS[LAYERS.index(["sae"]) + 1]]
 
 
 def _module_name(file: Path) -> str:

@@ -1,0 +1,129 @@
+"""The base of every study: one refusal of checkpoints, and results on all ranks."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.errors import CheckpointError
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.study import Study, as_settings, plain
+from tests.launching import launch
+from tests.toys import quiet_trainer
+
+
+class Counting(Study):
+    """Counts batches; each step is one of plain SGD on a single number."""
+
+    study = "counting"
+    batch_type = torch.Tensor
+    free_settings = frozenset({"note"})
+
+    def __init__(self, rate: float = 0.1, note: str = "", lm: LMConfig | None = None) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        self.rate, self.lm_settings = rate, lm
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.n = 0
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
+        del batch_idx
+        self.n += 1
+        return (self.weight - batch.mean()) ** 2
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+    def checkpoint_state(self) -> dict[str, Any]:
+        return {"n": self.n}
+
+    def restore(self, state: Any) -> None:
+        self.n = state["n"]
+
+    def build_results(self) -> Results:
+        return Results("counting", {"n": self.n}, {"test/n": float(self.n)})
+
+    def write_artifacts(self, folder: Path) -> None:
+        (folder / "artifact.txt").write_text(str(self.n))
+
+
+def loader() -> DataLoader[torch.Tensor]:
+    return DataLoader(torch.ones(4, 1), batch_size=1)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    trainer = quiet_trainer(tmp_path / "first")
+    trainer.fit(Counting(lm=LMConfig()), loader())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    return tmp_path / "end.ckpt"
+
+
+def test_a_run_ends_in_one_place(tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path)
+    study = Counting(note="x")
+    trainer.fit(study, loader())
+    (path,) = tmp_path.rglob("results.json")
+    written = json.loads(path.read_text())
+    assert (written["study"], written["n"], written["settings"]["rate"]) == ("counting", 4, 0.1)
+    assert (path.parent / "artifact.txt").read_text() == "4"
+    assert study.results is not None and study.results.values == {"n": 4}
+    assert trainer.callback_metrics["test/n"] == 4
+
+
+def test_a_dry_run_leaves_no_files(tmp_path: Path) -> None:
+    trainer = L.Trainer(accelerator="cpu", fast_dev_run=True, default_root_dir=tmp_path)
+    trainer.fit(Counting(), loader())
+    assert trainer.callback_metrics["test/n"] == 1
+    assert not list(tmp_path.rglob("*.*"))
+
+
+def test_a_resumed_run_goes_on(checkpoint: Path, tmp_path: Path) -> None:
+    study = Counting(note="another", lm=LMConfig(dtype="bfloat16"))
+    quiet_trainer(tmp_path, max_epochs=2).fit(study, loader(), ckpt_path=checkpoint)
+    assert study.n == 8
+
+
+def test_checkpoints_that_do_not_fit_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+    """With one error class, and the old and the new value."""
+    trainer = quiet_trainer(tmp_path, max_epochs=2)
+    with pytest.raises(CheckpointError, match=r"written with model\.rate 0\.1, this run has 0\.5"):
+        trainer.fit(Counting(rate=0.5), loader(), ckpt_path=checkpoint)
+
+    class Other(Counting):
+        study = "other"
+
+    with pytest.raises(CheckpointError, match="Not a Other checkpoint"):
+        trainer.fit(Other(), loader(), ckpt_path=checkpoint)
+
+
+def test_settings_are_plain_data_in_checkpoints(checkpoint: Path) -> None:
+    settings = torch.load(checkpoint, weights_only=True)["hyper_parameters"]
+    assert settings["lm"] == plain(LMConfig()) and settings["lm"]["dtype"] == "float32"
+    assert as_settings(LMConfig, settings["lm"]) == LMConfig()
+
+
+def _work(rank: int, lm: str, folder: str) -> None:
+    from lincorr_lightning.data.subjects import SubjectsDataModule
+
+    trainer = quiet_trainer(Path(folder), devices=2, strategy="ddp", accelerator="cpu")
+    probe = LinearProbe(LMConfig(lm), ridge=1.0)
+    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=80, batch_size=20))
+    metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+    assert probe.results is not None
+    Path(folder, f"{rank}.json").write_text(json.dumps([metrics, probe.results.values["n_test"]]))
+
+
+@pytest.mark.slow
+def test_all_ranks_have_the_results(small_lm: str, tmp_path: Path) -> None:
+    launch(2, _work, small_lm, str(tmp_path))
+    first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
+    assert first == second
+    assert "val/excess/city-country" in first[0] or "val/label_mean/city-country" in first[0]
+    assert len(list(tmp_path.rglob("results.json"))) == 1
