@@ -147,10 +147,10 @@ def restoring_error(error: Exception, path: str | Path | None, study: str) -> Li
         study: Name of the study's class.
     """
     called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
-    if not called & _RESTORING or isinstance(error, CheckpointError) or oom_reason(error):
+    if not called & _RESTORING or oom_reason(error):
         return None
     if isinstance(error, LincorrError):
-        return type(error)(f"--ckpt_path {path}: {error}")
+        return None if str(path) in str(error) else type(error)(f"--ckpt_path {path}: {error}")
     if path in _SPECIAL:
         missing = CheckpointError(f"--ckpt_path {path}: there is no such checkpoint. {_WAY_OUT}")
         missing.exit_status = 2

@@ -13,7 +13,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from lincorr_lightning.checkpoints import AtomicCheckpointIO, check_checkpoint, set_up_checkpoints
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import CheckpointError, ConfigError, OutputError
+from lincorr_lightning.errors import CheckpointError, OutputError
 from lincorr_lightning.lightning_cli import LincorrCLI
 from lincorr_lightning.pretraining import Pretraining
 from tests.toys import quiet_trainer
@@ -170,21 +170,24 @@ def test_the_command_checks_before_anything_is_loaded(
 
 
 @pytest.mark.parametrize(
-    ("option", "error", "message"),
+    ("option", "message"),
     [
-        ("--model.size.intermediate_size=32", CheckpointError,
-         r"does not fit Pretraining .*: .* size mismatch for lm\.model\.\S+: .*\[24, 16\]"),
-        ("--model.size.n_layers=2", CheckpointError, r"nexpected key.*\. Use the settings"),
-        ("--model.size.hidden_size=32", ConfigError, "the checkpoint's embedding is"),
-        ("--trainer.max_epochs=1", CheckpointError, "restored a checkpoint with current_epoch=2"),
+        ("--model.size.n_layers=2", "the checkpoint was written with model.size "),
+        ("--trainer.max_epochs=1", "restored a checkpoint with current_epoch=2"),
+        ("--model.size.intermediate_size=32", r"does not fit Pretraining .* size mismatch for lm"),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_of_other_settings_is_refused(
-    option: str, error: type[Exception], message: str, run: Path, tmp_path: Path
+    option: str, message: str, run: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=message) as raised:
-        resume(run, tmp_path, option)
-    assert str(run) in str(raised.value) and "\n" not in str(raised.value)
+    path = tmp_path / "other.ckpt"
+    checkpoint = torch.load(run, weights_only=True)
+    if "size mismatch" in message:  # which the settings would tell otherwise
+        del checkpoint["hyper_parameters"]["size"]
+    torch.save(checkpoint, path)
+    with pytest.raises(CheckpointError, match=message) as raised:
+        resume(path, tmp_path, option)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
     assert not list(tmp_path.rglob("results.json"))
 
 

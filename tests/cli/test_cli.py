@@ -18,7 +18,6 @@ from lincorr_lightning.config import prepare_args
 from lincorr_lightning.errors import (
     CheckpointError,
     ConfigError,
-    LinearMapError,
     SubjectsError,
 )
 
@@ -123,9 +122,9 @@ def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path
               f"--trainer.default_root_dir={tmp_path}"]  # fmt: skip
     with pytest.raises(SubjectsError, match=r"of 150 held-out subjects.*fitted on"):
         main([*common, "--data.seed=1"])
-    with pytest.raises(LinearMapError, match=r"fitted with the control prompt.*\{\} eats"):
+    with pytest.raises(CheckpointError, match=r"fitted with the control prompt.*\{\} eats"):
         main([*common, "--model.control={} eats"])
-    with pytest.raises(LinearMapError, match=r"--model\.lm\.dtype float32"):
+    with pytest.raises(CheckpointError, match=r"--model\.lm\.dtype float32"):
         main([*common, "--model.lm.dtype=bfloat16"])
     with pytest.raises(CheckpointError, match=r"nowhere\.ckpt does not exist"):
         main([*common, "--ckpt_path=nowhere.ckpt"])

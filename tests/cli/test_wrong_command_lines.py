@@ -20,7 +20,8 @@ FILES = {
     "ridge.yaml": "model: {init_args: {rigde: 1}}",
     "dtype.yaml": "model: {init_args: {lm: {dtpe: float32}}}",
     "epochs.yaml": "trainer: {max_epoch: 3}",
-    "callback.yaml": "trainer: {callbacks: {class_path: Generalization, init_args: {relatoin: x}}}",
+    "callback.yaml": "trainer: {callbacks: [{class_path: Generalization, "
+    "init_args: {relatoin: x}}]}",
     "section.yaml": "modell: {init_args: {ridge: 1}}",
     "class.yaml": "data: {class_path: SubjectDataModule}",
     "function.yaml": "trainer: {callbacks: [{class_path: os.path.join}]}",
