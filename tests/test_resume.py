@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import CheckpointError
 from tests.toys import NAMES
 
 EDITS = ["--model.learning_rate=0.01", "--model.steps_per_edit=3", "--data.n_edits=5"]
@@ -125,5 +125,5 @@ def test_a_resumed_run_equals_an_uninterrupted_one(
 def test_a_probe_is_not_resumed_without_its_statistics(small_lm: str, tmp_path: Path) -> None:
     run("probe", tmp_path / "whole", small_lm, *keeping(tmp_path))
     for name, message in (("s4", "middle of an epoch"), ("e2", "has all 3 epochs")):
-        with pytest.raises(ConfigError, match=rf"{name}\.ckpt: the checkpoint .*{message}"):
+        with pytest.raises(CheckpointError, match=rf"{name}\.ckpt: the checkpoint .*{message}"):
             run("probe", tmp_path / name, small_lm, f"--ckpt_path={tmp_path / name}.ckpt")
