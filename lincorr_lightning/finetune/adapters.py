@@ -133,11 +133,7 @@ class TrainedLMStudy(LMStudy):
 
 
 def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
-    """Add an adapter to an LM, in place, and freeze all other weights.
-
-    Raises:
-        LanguageModelError: The LM has no such layers; the message names those it has.
-    """
+    """Add an adapter to an LM, in place, and freeze all other weights."""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
 

@@ -161,12 +161,6 @@ class EditsDataModule(StudyData):
         """Return the edits, and make them on the first call.
 
         The LM must be loaded, and as it is before training.
-
-        Raises:
-            SubjectsError: A subject or answer cannot be used with this LM.
-            KnowledgeError: The relation has no reference among this LM's labels.
-            ConfigError: There is no LM.
-            CheckpointError: A checkpoint's edits belong to an LM with other labels.
         """
         relation, lm = self._resolve(), self.language_model
         if self._edits is None:
@@ -289,11 +283,7 @@ class EditsDataModule(StudyData):
 
 
 def require_same_data(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose data was made with other settings.
-
-    Raises:
-        CheckpointError: A setting differs; the message names it, with both values.
-    """
+    """Refuse a checkpoint whose data was made with other settings."""
     for name, value in stored.items():
         if value != plain(now[name]):
             raise CheckpointError(

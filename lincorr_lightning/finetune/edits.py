@@ -127,10 +127,6 @@ def sample_edits(
         seed: Seed of subjects and answers.
         labels: Source labels that may be taught; None allows all.
         setting: Config key of `n`, for messages.
-
-    Raises:
-        KnowledgeError: The relation has no reference among the LM's labels.
-        SubjectsError: There are too few subjects.
     """
     relation.require_reference()
     pool = sample_candidates(lm, n, seed) if subjects is None else subjects
@@ -221,10 +217,6 @@ def resolve_edits(
         lm: The LM before training.
         setting: Config key of the edits: those of subjects that the LM was repaired with are left
             out, see `without_repaired`. None keeps them.
-
-    Raises:
-        SubjectsError: An edit is invalid, or see `resolve_labels`; the message says where.
-        KnowledgeError: See `resolve_labels`.
     """
     raw = read_edits(edits)
     if setting is not None:
@@ -235,12 +227,7 @@ def resolve_edits(
 def resolve_labels(
     edits: Sequence[RawEdit], relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
 ) -> list[tuple[str, SourceAnswer]]:
-    """Return the subject and the answer, with its label, of each edit; needs no forward pass.
-
-    Raises:
-        SubjectsError: A subject has no tokens, or answers are no labels; the message says where.
-        KnowledgeError: An edit needs the relation's reference, which does not exist.
-    """
+    """Return the subject and the answer, with its label, of each edit; needs no forward pass."""
     refuse_unknown_subjects(
         [edit.subject for edit in edits], tokenizer, [edit.where for edit in edits]
     )
@@ -298,9 +285,6 @@ def without_repaired(edits: Sequence[Named], lm: LanguageModel, setting: str) ->
     """Return the edits, or subjects, without those that the LM was repaired with, and warn.
 
     `setting` is the config key that names them, for messages.
-
-    Raises:
-        SubjectsError: None remains.
     """
     repaired = repaired_subjects(lm)
     names = [edit if isinstance(edit, str) else edit.subject for edit in edits]

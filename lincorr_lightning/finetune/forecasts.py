@@ -176,10 +176,6 @@ def forecast_edits(
         adapters: Adapters on the LM for that step, see `logits_after_step`.
         reader: Reader of the LM's joint rows, which keeps what others have read; None for one of
             its own.
-
-    Raises:
-        LinearMapError: The linear map of the folder has other labels.
-        NonFiniteError: A gradient or logit is NaN or infinite; the message names the edit.
     """
     subjects = [edit.subject for edit in edits]
     source_ids, target_ids = relation.source.token_ids, relation.target.token_ids

@@ -106,9 +106,6 @@ def logits_after_step(
 
     Returns:
         ``(n_scales, n_edits, n_target)``, float64, on the CPU.
-
-    Raises:
-        NonFiniteError: A gradient or logit is NaN or infinite; the message names the edit.
     """
     sources, targets = lm.rows(source_prompts), lm.rows(target_prompts)
     parts = [torch.zeros(len(scales), 0, len(target_tokens), dtype=torch.float64)]

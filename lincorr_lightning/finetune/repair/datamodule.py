@@ -183,10 +183,6 @@ class RepairDataModule(StudyData):
         """Choose the examples and the measured edits, on the first call.
 
         The LM must be loaded, and as it is before the repair.
-
-        Raises:
-            KnowledgeError: The relation has no reference among this LM's labels.
-            SubjectsError: There are too few answers to hold some out, or too few subjects.
         """
         if self.measured:
             return
