@@ -114,10 +114,10 @@ class Study(PlainHyperparameters, L.LightningModule):
         Raises:
             OutputError: A file cannot be written.
         """
-        if self.trainer.is_global_zero and not is_dry_run(self.trainer):
-            self.write_artifacts(run_folder(self.trainer))
         results = self.build_results()
         self.results = None if results is None else self._complete(results)
+        if self.trainer.is_global_zero and not is_dry_run(self.trainer):
+            self.write_artifacts(run_folder(self.trainer))
         if self.results is not None:
             write_results(self.trainer, self.results)
 

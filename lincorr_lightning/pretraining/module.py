@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -255,13 +254,8 @@ class Pretraining(Study):
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def write_artifacts(self, folder: Path) -> None:
-        """Write the LM as a Hugging Face checkpoint."""
-        lm, corpus = self._ready
-        save_llama(lm, corpus, self.save_dtype, folder / MODEL_FOLDER)
-
     def build_results(self) -> Results:
-        """Return loss, recall and size."""
+        """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
         lm, corpus = self._ready
         folder = run_folder(self.trainer) / MODEL_FOLDER
         results = pretraining_results(
@@ -275,6 +269,7 @@ class Pretraining(Study):
         )
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return results
+        save_llama(lm, corpus, self.save_dtype, folder)
         # As studies of the written LM see it.
         return replace(results, lm=LanguageModel.from_pretrained(str(folder)).info)
 
