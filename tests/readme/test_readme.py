@@ -1,15 +1,11 @@
-"""Every command and snippet of README.md and docs/ runs, in their order, in one folder.
+"""Every command of README.md and docs/ parses, every link leads somewhere.
 
-By default in small form; nightly, its tables are compared with full runs.
+`test_documented_runs.py` runs a command of each config and the Python code.
 """
 
-import json
+import argparse
+import importlib.util
 import re
-import shlex
-from collections.abc import Iterator
-from contextlib import chdir
-from importlib.resources import files
-from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -18,109 +14,21 @@ import yaml
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from benchmarks.common import all_text, documents, markdown_table, placed
-from benchmarks.docs_tables import feature_flow, formation, generalization, probe
-from benchmarks.docs_tables import vocabulary_ablation as ablation
+from benchmarks.common import ROOT, documents, markdown_table
+from benchmarks.docs_tables import formation, generalization, vocabulary_ablation
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.cli import main
 from lincorr_lightning.knowledge import Catalogue
-from tests.run_checks import assert_is_last
-
-PROBE = ["--data.n_subjects=400"]
-ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
-# Options that make a command of a config take seconds.
-SMALL = {
-    "linear_probe": PROBE,
-    "correlation_matrix": PROBE,
-    "resilience": PROBE,
-    "knowledge_geometry": ["--data.n_subjects=200", "--model.n_permutations=99"],
-    "token_geometry": ["--data.n_texts=8"],
-    "source_finetune": ["--data.n_edits=16"],
-    "source_finetune_lora": ["--data.n_edits=16"],
-    "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
-    "reproduce": ["--only=figure7"],
-    "repair": ["--data.n_examples=16", "--data.n_edits=8", "--trainer.max_epochs=1",
-               "--trainer.check_val_every_n_epoch=1"],
-    "vocabulary_ablation": ABLATION,
-    "vocabulary_ablation_paper": ABLATION,
-    "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
-    "formation": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
-    "sparse_autoencoders": ["--data.n_tokens=33000", "--data.n_held_out=500"],
-    "feature_flow": [
-        "--model.training_tokens=33000", "--model.sae.n_features=512", "--model.n_subjects=400",
-        "--model.deactivation.n_cases=100", "--model.steering.strengths=[0, 1]",
-        "--model.steering.n_prompts=16", "--model.steering.n_texts=16", "--data.n_texts=500",
-    ],
-}  # fmt: skip
-# Kinds of knowledge on one line determine one another in the tiny world.
-RELATED = (
-    "city birthplace country continent language landmark food drink flower vacation music mother "
-    "father",
-    "ceo company job vehicle",
-    "sport hobby gender",
-    "color personality",
-)
-ROOT = Path(__file__).resolve().parents[2]
-
+from tests.readme.commands import TEXT, blocks, config_of, lincorr_commands
 
 DOCUMENTS = documents()
-TEXT = all_text()
+COMMANDS = [list(command) for command in dict.fromkeys(map(tuple, lincorr_commands()))]
+STUDIES = [command for command in COMMANDS if config_of(command) and command[0] != "reproduce"]
 
 
-def blocks(language: str) -> list[str]:
-    """Code blocks of the documents in one language."""
-    return re.findall(rf"```{language}\n(.*?)```", TEXT, flags=re.DOTALL)
-
-
-def lincorr_commands() -> list[list[str]]:
-    """Arguments of every `lincorr` in the shell blocks."""
-    lines = [line for block in blocks("bash") for line in block.replace("\\\n", " ").splitlines()]
-    parts = [part.strip() for line in lines for part in line.split("&&")]
-    return [shlex.split(part)[1:] for part in parts if part.startswith("lincorr ")]
-
-
-def config_of(command: list[str]) -> str:
-    """Name of the study's config; empty if the command has none."""
-    return Path(command[2]).stem if command[1] == "--config" else ""
-
-
-def needs_other_files(command: list[str]) -> bool:
-    """Whether a command reads files that are not here, or starts processes itself."""
-    return any(
-        "configs/lm/" in part
-        or "texts.txt" in part
-        or "rivers.yaml" in part
-        or part == "configs/trainer/ddp_cpu.yaml"
-        for part in command
-    )
-
-
-def with_own_files(command: list[str]) -> list[str]:
-    """Replace the paths that stand for the reader's own files."""
-    saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
-    paths = {
-        "path/to/checkpoint": str(files("lincorr_lightning.lm").joinpath("tiny_world")),
-        "folder/of/one": f"{saes}/residual.0",
-        "folder/of/another": f"{saes}/mlp_out.0",
-    }
-    for name, path in paths.items():
-        command = [part.replace(name, path) for part in command]
-    return command
-
-
-def run_folder_of(command: list[str]) -> Path | None:
-    """Run a command and return its run folder, if it has one."""
-    trainer = getattr(main(command), "trainer", None)
-    found = trainer is not None and trainer.log_dir is not None
-    return Path(trainer.log_dir).absolute() if found else None
-
-
-TRAINER_COMMANDS = [c for c in lincorr_commands() if config_of(c) and c[0] != "reproduce"]
-
-
-@pytest.mark.parametrize("command", TRAINER_COMMANDS, ids=" ".join)
-def test_command_parses(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("command", STUDIES, ids=" ".join)
+def test_command_of_a_study_parses(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
         main([*command, "--print_config"])
     assert stop.value.code in (0, None)
@@ -130,97 +38,38 @@ def test_command_parses(command: list[str], capsys: pytest.CaptureFixture[str]) 
     assert config["trainer"]["accelerator"] == ("cuda" if "gpu" in overlays else "cpu")
 
 
-@pytest.fixture(scope="module")
-def small_runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Path]]:
-    """Run all commands in small form, in the documents' order, in an empty folder.
-
-    Yields:
-        The run folders. The empty folder is the current one.
-    """
-    folders = []
-    with chdir(tmp_path_factory.mktemp("user")):
-        for command in lincorr_commands():
-            if not needs_other_files(command):
-                small = [*with_own_files(command), *SMALL.get(config_of(command), [])]
-                folders.append(run_folder_of(small))
-        yield [folder for folder in folders if folder is not None]
+class Parsed(BaseException):
+    """A command line has been parsed; nothing is run."""
 
 
-@pytest.mark.slow
-def test_commands_run_in_order(small_runs: list[Path]) -> None:
-    studies = {folder.parent.name for folder in small_runs}
-    assert studies == set(SMALL) - {"reproduce"}  # which has a folder of runs
-    files = [folder / "results.json" for folder in small_runs]
-    # Only the predictions of the linear probe have no results of their own.
-    assert [path.parents[1].name for path in files if not path.is_file()] == ["linear_probe"]
-    for path in filter(Path.is_file, files):
-        assert_is_last(path)
-    assert Path("runs/report/report.html").is_file()
+@pytest.mark.parametrize("command", [c for c in COMMANDS if c not in STUDIES], ids=" ".join)
+def test_other_command_parses(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(*args: Any) -> None:
+        parse(*args)
+        raise Parsed
+
+    if command[0] == "audit":
+        with pytest.raises(SystemExit) as end:
+            main([*command, "--print_config"])
+        assert end.value.code in (0, None)
+        return
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    with pytest.raises(Parsed):
+        main(command)
 
 
-def values_at(value: Any, path: str) -> list[Any]:
-    """All values at a path such as ``pairs[].q``, where ``*`` is any key of a mapping."""
-    found = [value]
-    for key in path.replace("[]", ".[]").split("."):
-        if key == "[]":
-            found = [item for one in found if isinstance(one, list) for item in one]
-        else:
-            own = [one for one in found if isinstance(one, dict)]
-            found = [v for one in own for k, v in one.items() if key in ("*", k)]
-    return found
-
-
-def test_values_at() -> None:
-    runs = {"pairs": [{"q": 1}, {"q": 2, "hits": {"1": 3}}]}
-    assert values_at(runs, "pairs[].q") == [1, 2]
-    assert values_at(runs, "pairs[].hits.*") == [3]
-    assert values_at(runs, "pairs.q") == values_at(runs, "ratio") == []
-
-
-@pytest.mark.slow
-def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> None:
-    results = [json.loads(path.read_text()) for run in small_runs for path in run.glob("*.json")]
-    columns: dict[str, set[str]] = {}
-    for path in (path for run in small_runs for path in run.glob("tables/*.csv")):
-        header = path.read_text(encoding="utf-8").splitlines()[0]
-        columns.setdefault(path.name, set()).update(header.split(","))
-    page = (ROOT / "docs" / "concepts.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| [^|]+ \| ([^|]*) \| ?([^|]*) ?\|$", page, re.MULTILINE)
-    keys = [key for cell, _ in rows for key in re.findall("`([^`]+)`", cell)]
-    keys = [key for key in keys if key != "results.json"]  # a heading
-    assert len(keys) > 80
-    assert not [key for key in keys if not any(values_at(one, key) for one in results)]
-    for _, cell in rows:
-        tables: list[str] = []
-        for name in re.findall("`([^`]+)`", cell):
-            if not name.endswith(".csv"):
-                assert name in set().union(*(columns[table] for table in tables)), (tables, name)
-                continue
-            assert name in columns, name
-            # A list of columns belongs to the tables named before it.
-            tables = [*tables, name] if tables and f"`, `{name}`" in cell else [name]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("small_runs")
-def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    capsys.readouterr()
-    own_module, probe, features, stopping = sorted(
-        with_own_files(blocks("python")), key=lambda block: "EarlyStopping" in block
-    )
-    exec(compile(probe, "own_lm.md", "exec"), {})
-    assert capsys.readouterr().out.strip() in {
-        answer.text.split()[0] for answer in Catalogue.load()["country"].answers
-    }
-    script: dict[str, Any] = {"__name__": "readme"}
-    exec(compile(own_module, "README.md", "exec"), script)
-    (learned,) = re.findall(r"^learned (\d+)%, generalized \d+%$", capsys.readouterr().out, re.M)
-    assert int(learned) > 0
-    exec(compile(stopping, "own_module.md", "exec"), script)
-    assert re.search(r"^stopped after [1-5] epochs$", capsys.readouterr().out, re.M)
-    names: dict[str, Any] = {}
-    exec(compile(features, "feature_flow.md", "exec"), names)
-    assert names["logits"].shape[:2] == names["features"].shape[:2]
+def test_tables_have_the_headings_that_the_scripts_write() -> None:
+    markers = set(re.findall(r"<!-- (\w+): begin -->", TEXT))
+    assert markers == set(re.findall(r"<!-- (\w+): end -->", TEXT))
+    assert markers >= {"probe", "path", "families", "ranking", "transitivity"}
+    headings = [
+        generalization.COLUMNS, ("relation", *generalization.FORECASTERS),
+        vocabulary_ablation.COLUMNS, formation.COLUMNS,
+    ]  # fmt: skip
+    for columns in headings:
+        assert f"{markdown_table(columns, []).splitlines()[0]}\n" in TEXT
 
 
 def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:
@@ -246,6 +95,9 @@ def test_every_file_named_exists() -> None:
     folders = r"(?<![\w/.-])(?:callbacks|configs|benchmarks|lincorr_lightning|tests|\.ci)"
     for name in re.findall(rf"{folders}/[\w./-]*\w", TEXT):
         assert (ROOT / name).exists(), name
+    modules = re.findall(r"python -m\s+(benchmarks[\w.]+\w)", TEXT)
+    assert modules
+    assert not [name for name in modules if importlib.util.find_spec(name) is None]
 
 
 def with_included(path: Path) -> str:
@@ -276,87 +128,3 @@ def test_every_page_is_in_the_index() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
-
-
-def full_run(words: str, folder: Path) -> tuple[Path, dict[str, Any]]:
-    """Run the first command that has these words as the documents have it."""
-    command = next(one for one in lincorr_commands() if words in " ".join(one))
-    run = run_folder_of([*command, f"--trainer.default_root_dir={folder}"])
-    assert run is not None
-    return run, json.loads((run / "results.json").read_text(encoding="utf-8"))
-
-
-def test_tables_have_the_headings_that_the_scripts_write() -> None:
-    markers = set(re.findall(r"<!-- (\w+): begin -->", TEXT))
-    assert markers == set(re.findall(r"<!-- (\w+): end -->", TEXT))
-    assert markers >= {"probe", "path", "families", "ranking", "transitivity"}
-    headings = [
-        generalization.COLUMNS, ("relation", *generalization.FORECASTERS), ablation.COLUMNS,
-        formation.COLUMNS,
-    ]  # fmt: skip
-    for columns in headings:
-        assert f"{markdown_table(columns, []).splitlines()[0]}\n" in TEXT
-
-
-@pytest.mark.nightly
-def test_probe_tables_are_those_of_full_runs(tmp_path: Path) -> None:
-    """To the last digit but one: other processors round otherwise."""
-    results = [
-        full_run(words, tmp_path)[1]
-        for words in ("configs/linear_probe.yaml", "simile_color", "--model.partial_out")
-    ]
-    fresh = placed(TEXT, probe.tables(*results))
-    related = {pair for group in RELATED for pair in permutations(group.split(), 2)}
-    pairs = {(pair["source"], pair["target"]): pair for pair in results[2]["pairs"]}
-    found = {name for name, pair in pairs.items() if pair["q"] <= probe.FINDING}
-    # Parents' names depend on the continent alone, whose r is little above the control's.
-    missed = related - found
-    assert {source for source, _ in missed} <= {"mother", "father", "continent"}
-    assert len(missed) <= 0.1 * len(related)
-    # Pets correlate weakly with other kinds of knowledge by chance.
-    assert all(pairs[name]["label_mean"] < 0.12 for name in found - related)
-    assert len(found - related) <= 0.05 * len(found)
-    number = re.compile(r"(?<![\w.])-?\d*\.\d+")
-    shown, expected = number.findall(TEXT), number.findall(fresh)
-    assert len(shown) == len(expected)
-    for ours, theirs in zip(shown, expected, strict=True):
-        assert float(ours) == pytest.approx(float(theirs), abs=0.0201)
-    assert number.sub("", TEXT) == number.sub("", fresh)
-
-
-@pytest.mark.nightly
-def test_feature_flow_table_is_that_of_a_full_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Matched predecessors switch features off at least three times as often as random ones.
-
-    And the features that carry both answers of city->country carry its correlation.
-    """
-    folder, results = full_run("configs/feature_flow.yaml", tmp_path)
-    for method in ("top-1", "top-5"):
-        entry = results["deactivation"][method]
-        assert entry["n"] >= 1000
-        assert entry["matched_success"] >= 3 * entry["random_success"]
-    relation = results["relation"]
-    assert relation["shared_flow"] > 0.2
-    assert relation["shared_flow_permuted"] < 0.05
-    cuts = {(cut["cut"], cut["control"]): cut for cut in relation["cuts"]}
-    assert cuts["none", False]["recall"] > 0.95
-    assert cuts["carriers", True]["recall"] > cuts["carriers", False]["recall"] + 0.1
-    steering = results["steering"]
-    graphs = [steering[name]["score"] for name in ("constant", "linear", "exponential")]
-    assert max(graphs) > steering["single"]["score"]
-
-    # On another processor, SAEs are trained a little differently.
-    capsys.readouterr()
-    feature_flow.main(folder)
-    out = capsys.readouterr().out
-    table = next(t for t in out.split("\n\n") if t.startswith("| predecessors"))
-    number = re.compile(r"(?<!\d)(?:0\.\d{3}|1\.000)")
-    head, _, *fresh = table.strip().splitlines()
-    _, _, *shown = TEXT[TEXT.index(head) :].split("\n\n")[0].splitlines()
-    assert len(shown) == len(fresh)
-    for ours, theirs in zip(shown, fresh, strict=True):
-        assert ours.split("|")[1] == theirs.split("|")[1]
-        values, found = ([float(x) for x in number.findall(row)] for row in (ours, theirs))
-        assert values == pytest.approx(found, abs=0.08), ours
