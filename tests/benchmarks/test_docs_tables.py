@@ -13,7 +13,7 @@ from benchmarks.docs_tables import generalization
 Rows = Callable[[str], list[list[str]]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_generalization_over_seeds(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: Rows
 ) -> None:

@@ -1,6 +1,7 @@
 """The modules that run and sum up every study on pretrained LMs, on the embedded one."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,12 +15,40 @@ import lincorr_lightning.lm
 from benchmarks import common
 from benchmarks.real_lms import findings, permuted_ablation, repair, ridge_precision, run, tables
 from lincorr_lightning.cli import main
+from lincorr_lightning.errors import LincorrError
 
 Rows = Callable[[str], list[list[str]]]
 TINY_WORLD = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
 OWN = ("fit", "--config", "configs/linear_probe.yaml", "--data.n_subjects=60")
 
 
+@pytest.fixture
+def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs happen in this process."""
+
+    def cost_of(command: list[str], errors: Path, cwd: Path) -> common.Cost:
+        assert command[:3] == [sys.executable, "-m", "lincorr_lightning"] and cwd == common.ROOT
+        try:
+            main(command[3:])
+        except LincorrError as error:
+            errors.write_text(f"a warning\nlincorr: error: {error}")
+            raise SystemExit from None
+        return common.Cost(12.3, 4.5, 2048)
+
+    monkeypatch.setattr(run, "cost_of", cost_of)
+
+
+def test_processes_are_measured(tmp_path: Path) -> None:
+    work = "x = bytes(2**26); print(sum(range(10**7)))"
+    cost = common.cost_of([sys.executable, "-c", work])
+    assert cost.peak_mib > 64 and cost.wall > cost.processor / 2 > 0
+    errors = tmp_path / "errors"
+    with pytest.raises(SystemExit, match="failed"):
+        common.cost_of([sys.executable, "-c", "1 / 0"], errors)
+    assert "ZeroDivisionError" in errors.read_text()
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_run_leaves_its_numbers_and_figures(tmp_path: Path) -> None:
     options = (*OWN, "--model.knowledge=[city, country]")
     one = run.Run("probe", options, ("n_fit", "pairs"), ("nulls",))
@@ -29,11 +58,12 @@ def test_a_run_leaves_its_numbers_and_figures(tmp_path: Path) -> None:
     assert content["results"]["n_fit"] == 30
     assert {p["source"] for p in content["results"]["pairs"]} == {"city", "country"}
     assert content["results"]["lm"]["name_or_path"] == "tiny_world"
-    assert content["seconds"] > 0 and content["peak_gib"] > 0.1
+    assert (content["seconds"], content["peak_gib"]) == (12, 2.0)
     assert (folder / "probe_nulls.png").stat().st_size > 10_000
     assert not [option for option in content["options"] if str(tmp_path.parent) in option]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_run_that_fails_leaves_its_error(tmp_path: Path) -> None:
     one = run.Run("probe", (*OWN, "--model.knowledge=[cities]"), ())
     run.execute(one, TINY_WORLD, tmp_path)
@@ -46,6 +76,20 @@ def test_every_run_is_planned_for_every_size() -> None:
         names = [one.name for one in run.plan(size, "texts.jsonl")]
         assert len(names) == len(set(names))
         assert {"probe", "paper_pairs", "token_geometry", "lora_X+1_to_X+2"} <= set(names)
+
+
+@pytest.mark.slow
+def test_every_kind_of_run_parses(capsys: pytest.CaptureFixture[str]) -> None:
+    """All runs of the smallest LM; of those with the same options, one."""
+    kinds = {
+        tuple(option.partition("=")[0] for option in one.options): one.options
+        for one in run.plan(run.SIZES[0], "texts.jsonl")
+    }
+    for options in kinds.values():
+        with pytest.raises(SystemExit) as end:
+            main([*options, "--print_config"])
+        assert end.value.code in (0, None), options
+        assert capsys.readouterr().out
 
 
 def pair(source: str, target: str, r: float, control: float, q: float) -> dict[str, Any]:

@@ -33,7 +33,7 @@ from lincorr_lightning.lm import sample_up_to
 Rows = Callable[[str], list[list[str]]]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_processes(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
     processes.main(n_subjects=200, knowledge="[city, country]")
     one, two = rows(capsys.readouterr().out)
@@ -41,7 +41,7 @@ def test_processes(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
     assert float(two[6]) < 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_of_studies(rows: Rows) -> None:
     # From a small process: a child's peak begins with what its parent held as it was forked.
     options = '["--data.n_subjects=200", "--model.knowledge=[city, country]"]'
@@ -77,7 +77,7 @@ def test_the_main_job_is_stopped_at_its_first_batch(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("config.yaml")) and not list(tmp_path.rglob("results.json"))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_watching(
     capsys: pytest.CaptureFixture[str],
     tmp_path: Path,
