@@ -47,7 +47,9 @@ SMALL = {
     "vocabulary_ablation_paper": ABLATION,
     "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
     "formation": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
-    "sparse_autoencoders": ["--data.n_tokens=33000", "--data.n_held_out=500"],
+    "sparse_autoencoders": [
+        "--data.n_tokens=33000", "--data.n_held_out=500", "--model.layers=[0, 1]",
+    ],
     "feature_flow": [
         "--model.training_tokens=33000", "--model.sae.n_features=512", "--model.n_subjects=400",
         "--model.deactivation.n_cases=100", "--model.steering.strengths=[0, 1]",
