@@ -156,6 +156,10 @@ class Table:
         """Return the table as Markdown."""
         return markdown_table(self.titles, self.texts(limit))
 
+    def _repr_markdown_(self) -> str:
+        """Return what a notebook shows."""
+        return self.markdown(limit=20)
+
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
         texts = ("object", "str", "string")

@@ -38,7 +38,8 @@ def test_cells_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("MPLBACKEND", "agg")
     n_shown = 0
     for value in run(path):
-        show = [getattr(value, name, None) for name in ("_repr_html_", "_repr_png_")]
+        names = ("_repr_html_", "_repr_markdown_", "_repr_png_")
+        show = [getattr(value, name, None) for name in names]
         n_shown += any(method and method() for method in show)
     plt.close("all")
     assert n_shown >= 3
