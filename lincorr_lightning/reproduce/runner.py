@@ -107,9 +107,10 @@ def run_inputs(run: PlannedRun, plan: LMPlan) -> dict[str, str]:
         name = key if equals else f"argument {argument}"
         inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved
         for path in re.findall(r"[^\s\"\[\],]+", value or argument):
-            if Path(path).is_file():
-                digest = sha256(Path(path).read_bytes()).hexdigest()[:12]
-                inputs[f"content of {Path(path).name}"] = digest
+            with suppress(OSError):  # such as a text that is too long for a name
+                if Path(path).is_file():
+                    digest = sha256(Path(path).read_bytes()).hexdigest()[:12]
+                    inputs[f"content of {Path(path).name}"] = digest
     return inputs
 
 
