@@ -1,4 +1,4 @@
-"""Checkpoints: written completely or not at all, and refused in one line if unusable."""
+"""Checkpoints: written completely or not at all, also at signals; refused in one line."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import re
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 import lightning as L
@@ -18,31 +18,34 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
-from lincorr_lightning.errors import CheckpointError, LincorrError
+from lincorr_lightning import termination
+from lincorr_lightning.errors import CheckpointError
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.lm.batching import oom_reason
-from lincorr_lightning.option_errors import one_line
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 _WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
-_SPECIAL = ("best", "last", "hpc", "registry")
-# Lightning's functions that restore a run.
-_RESTORING = {
-    "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
-    "_load_combined_loader_states",
-}  # fmt: skip
 
 
 def set_up_checkpoints(trainer: L.Trainer) -> None:
     """Let a Trainer write checkpoints atomically, and finish a run that is resumed at its end.
 
-    A `CheckpointIO` that the user passed is kept.
+    A `CheckpointIO` that the user passed is kept. Signals are left to `termination`.
     """
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-    # Lightning has no public way to change its fit loop.
+    # Lightning has no public way to change its fit loop, or what it does at SIGTERM.
     given = trainer.fit_loop
     trainer.fit_loop = ResumableFitLoop(trainer, given.min_epochs, given.max_epochs)
     trainer.fit_loop.epoch_loop = given.epoch_loop
+    connector: Any = trainer._signal_connector
+    register = connector.register_signal_handlers
+
+    def register_signal_handlers() -> None:
+        register()
+        termination.current.handle_signals()
+
+    connector.register_signal_handlers = register_signal_handlers
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -62,10 +65,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         with atomic_write(path) as part, part.open("wb") as file:
             try:
                 torch.save(checkpoint, file)
-            except RuntimeError as error:  # torch hides the operating system's error in its own
-                raise (
-                    error.__context__ if isinstance(error.__context__, OSError) else error
-                ) from None
+            except RuntimeError as error:
+                if isinstance(error.__context__, OSError):  # which torch hides in its own
+                    raise error.__context__ from None
+                raise
 
     def load_checkpoint(
         self,
@@ -82,8 +85,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = None) -> None:
     """Refuse a checkpoint that no run of a study can use, before the LM is loaded.
 
-    Tensors are not read. Paths that only Lightning can resolve are not checked: ``best``, ``last``,
-    ``hpc``, a registry, and other URLs.
+    Tensors are not read. Paths that only Lightning can resolve are not checked: ``last``,
+    a registry, and other URLs.
 
     Args:
         path: The value of ``--ckpt_path``.
@@ -91,11 +94,9 @@ def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = N
         weights_only: The value of ``--weights_only``; only if it is False may the file hold other
             objects than tensors and plain data.
     """
-    if path in _SPECIAL or re.match(r"\w+:", str(path)):
-        return
+    if re.match(r"(last|registry)$|\w+:", str(path)) or (Path(path) / "meta.pt").is_file():
+        return  # the last is a folder of shards (save_distributed_checkpoint)
     path = Path(path)
-    if path.is_dir() and (path / "meta.pt").is_file():
-        return  # a folder of shards (save_distributed_checkpoint)
     if not path.is_file():
         reason = "is not a file" if path.exists() else "does not exist"
         raise CheckpointError(f"--ckpt_path {path} {reason}. {_WAY_OUT}")
@@ -138,32 +139,99 @@ def _explained(path: str | Path) -> Iterator[None]:
         raise CheckpointError(f"cannot read the checkpoint {path}: {reason}. {_WAY_OUT}") from error
 
 
-def restoring_error(error: Exception, path: str | Path | None, study: str) -> LincorrError | None:
-    """Return an error that names the checkpoint, if `error` was raised while restoring it.
+class SignalCheckpoint(L.Callback):
+    """Saves a checkpoint when a signal ends a run that can be resumed in the middle of an epoch.
 
-    Args:
-        error: The error.
-        path: The checkpoint.
-        study: Name of the study's class.
+    The current step is finished first, see `Termination`. All ranks stop after the same step.
     """
-    called = {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}
-    if not called & _RESTORING or oom_reason(error):
-        return None
-    if isinstance(error, LincorrError):
-        return None if str(path) in str(error) else type(error)(f"--ckpt_path {path}: {error}")
-    if path in _SPECIAL:
-        missing = CheckpointError(f"--ckpt_path {path}: there is no such checkpoint. {_WAY_OUT}")
-        missing.exit_status = 2
-        return missing
-    reason = one_line(error.args[0] if error.args else "").rstrip(".")
-    if isinstance(error, RuntimeError) and "loading state_dict" not in reason:
-        return None  # not about the checkpoint, such as the failure of another rank
-    if isinstance(error, (TypeError, AttributeError)) or " " not in reason:
-        reason = "its content is incomplete or damaged"
-    return CheckpointError(
-        f"the checkpoint {path} does not fit {study} as it is set up: {reason}. Use the settings "
-        "of the run that wrote it (its config.yaml), or start a new run."
-    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._path: Path | None = None
+        self._is_resumable = False
+        self._n_steps = 0
+        # Lightning's counters after the last step; None while a step is running.
+        self._progress: dict[str, Any] | None = None
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Choose the checkpoint's path, on all ranks."""
+        if stage == "fit" and not is_dry_run(trainer):
+            self._path = run_folder(trainer) / "checkpoints" / "interrupted.ckpt"
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Determine whether the run can be resumed in the middle of an epoch."""
+        self._is_resumable = (
+            self._path is not None
+            and hasattr(trainer.train_dataloader, "load_state_dict")
+            and getattr(pl_module, "is_resumable", True)
+        )
+        self._n_steps = trainer.global_step
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Delay signals until the step has ended."""
+        if self._is_resumable:
+            if trainer.world_size == 1:
+                self._leave_step()
+            termination.current.in_step = True
+            self._progress = None
+
+    def on_train_batch_end(self, trainer: L.Trainer, *args: Any) -> None:
+        """Save a checkpoint and end the run if any rank has received a signal."""
+        # With accumulated gradients, not every batch ends with an optimizer step.
+        if not self._is_resumable or trainer.global_step == self._n_steps:
+            return
+        self._n_steps = trainer.global_step
+        self._progress = deepcopy(trainer.fit_loop.state_dict())
+        is_signalled = termination.current.signum is not None
+        if trainer.strategy.reduce_boolean_decision(is_signalled, all=False):
+            termination.current.accept()
+            self._save(trainer)
+            raise termination.Terminated
+
+    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """End the run if a signal has been received."""
+        self._leave_step()
+
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """End the run if a signal has been received."""
+        self._leave_step()
+
+    def _leave_step(self) -> None:
+        """Let signals end the run from now on, including one that has been received."""
+        if self._progress is not None:
+            termination.current.in_step = False
+            termination.current.raise_pending()
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Save a checkpoint, unless a step is running; if none is saved, name the last one."""
+        if not self._is_resumable or termination.current.signum is None:
+            return
+        if termination.current.checkpoint is None:
+            assert self._path is not None
+            own = getattr(trainer.checkpoint_callback, "dirpath", None)
+            files = Path(own or self._path.parent).glob("[!.]*.ckpt")
+            last = max(files, key=lambda file: file.stat().st_mtime, default=None)
+            termination.current.checkpoint = last or trainer.ckpt_path
+            ended_by_signal = isinstance(exception, termination.Terminated)
+            if ended_by_signal and trainer.world_size == 1 and self._progress:
+                self._save(trainer)
+
+    def _save(self, trainer: L.Trainer) -> None:
+        assert self._path is not None
+        trainer.save_checkpoint(self._path)
+        termination.current.checkpoint = self._path
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Store the counters as they were after the last step."""
+        # Lightning's own would skip the rest of validation, and the hooks at the end of training.
+        if termination.current.signum is not None and self._progress is not None:
+            checkpoint["loops"]["fit_loop"] = self._progress
 
 
 class ResumableFitLoop(_FitLoop):

@@ -8,16 +8,16 @@ from __future__ import annotations
 import csv
 import errno
 import json
-import math
 import os
 import re
 import shutil
 import stat
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 import numpy as np
@@ -28,23 +28,27 @@ from lincorr_lightning.errors import LincorrError, OutputError
 # -- writing -----------------------------------------------------------------------------------
 
 
+def output_error(path: str | Path, reason: object) -> OutputError:
+    """Return the error of a file or folder that cannot be written."""
+    return OutputError(
+        f"cannot write {path}: {reason}. Make room, or choose another folder with "
+        "--trainer.default_root_dir or the path you passed."
+    )
+
+
 @contextmanager
 def as_output_error(path: Path) -> Iterator[None]:
     """Turn an error of the operating system into an `OutputError` that says what to do."""
     try:
         yield
+    except OSError as error:
+        raise output_error(path, error.strerror or error) from error
     except Exception as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        if not isinstance(error, OSError):
-            # Safetensors and tokenizers hide the operating system's error in their own.
-            code = re.search(r"\(os error (\d+)\)", reason)
-            if code is None and not isinstance(error, SafetensorError):
-                raise
-            reason = os.strerror(int(code[1])) if code else reason
-        raise OutputError(
-            f"cannot write {path}: {reason}. Make room, or choose another folder with "
-            "--trainer.default_root_dir or the path you passed."
-        ) from error
+        # Safetensors and tokenizers hide the operating system's error in their own.
+        code = re.search(r"\(os error (\d+)\)", str(error))
+        if code is None and not isinstance(error, SafetensorError):
+            raise
+        raise output_error(path, os.strerror(int(code[1])) if code else error) from error
 
 
 def new_version(parent: Path) -> Path:
@@ -65,17 +69,12 @@ def new_version(parent: Path) -> Path:
 
 def check_writable(folder: str | Path) -> None:
     """Make a folder and write a small file in it, to find out before hours of work are spent."""
-    trial = Path(folder) / f".trial-{uuid.uuid4().hex[:8]}"
-    try:
-        with as_output_error(Path(folder)):
-            trial.parent.mkdir(parents=True, exist_ok=True)
-            with trial.open("xb") as file:
-                file.write(b"lincorr")
-                file.flush()
-                os.fsync(file.fileno())
-    finally:
-        with suppress(OSError):
-            trial.unlink()
+    with as_output_error(Path(folder)):
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder) as file:
+            file.write(b"lincorr")
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def remove(path: Path) -> None:
@@ -135,14 +134,10 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
                     "Choose another folder."
                 )
             new.mkdir(parents=True)
-            trial = new / "trial"
-            trial.touch()
-            mode = trial.stat().st_mode
-            trial.unlink()
+            mode = new.stat().st_mode & 0o666
             yield new
-            for file in new.rglob("*"):
-                if file.is_file():
-                    file.chmod(mode)  # safetensors would keep its files from everybody else
+            for file in filter(Path.is_file, new.rglob("*")):
+                file.chmod(mode)  # safetensors would keep its files from everybody else
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
@@ -176,32 +171,26 @@ def parse_json(text: str, *, finite: bool = False, allow_surrogates: bool = True
 
     Args:
         text: The JSON.
-        finite: Whether NaN, Infinity and numbers beyond the range of a float are refused.
+        finite: Whether NaN and Infinity are refused.
         allow_surrogates: Whether strings may have unpaired surrogates such as ``\ud83d``, which are
             not characters and have no tokens.
     """
 
     def refuse(literal: str) -> NoReturn:
-        raise ValueError(f"{literal[:20]} is not JSON, or beyond the range of numbers")
-
-    def within_range(kind: type) -> Callable[[str], float]:
-        return lambda text: refuse(text) if math.isinf(float(text)) else kind(text)
+        raise ValueError(f"{literal} is not JSON")
 
     def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        content: dict[str, Any] = {}
-        for key, value in items:
-            if key in content:
-                raise ValueError(f"the key {key!r} is given twice")
-            content[key] = value
+        content = dict(items)
+        if len(content) < len(items):
+            keys = [key for key, _ in items]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise ValueError(f"the key {twice!r} is given twice")
         return content
 
-    numbers: dict[str, Any] = {
-        "parse_constant": refuse,
-        "parse_int": within_range(int),
-        "parse_float": within_range(float),
-    }
     try:
-        content = json.loads(text, object_pairs_hook=unique, **(numbers if finite else {}))
+        content = json.loads(
+            text, object_pairs_hook=unique, parse_constant=refuse if finite else None
+        )
         if not allow_surrogates and "\\u" in text:
             json.dumps(content, ensure_ascii=False).encode("utf-8")
     except RecursionError as error:
@@ -223,9 +212,7 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
     try:
         content = parse_json(regular_file(path).read_text(encoding="utf-8"), finite=True)
     except OSError as cause:
-        reason = cause.strerror or str(cause)
-        reason = reason[:1].lower() + reason[1:]
-        raise error(f"cannot read {path}: {reason}. {way_out}") from cause
+        raise error(f"cannot read {path}: {cause.strerror or cause}. {way_out}") from cause
     except ValueError as cause:
         raise error(f"cannot read {path}: it is not valid JSON ({cause}). {way_out}") from cause
     if not isinstance(content, dict):
@@ -234,36 +221,30 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Write data as standard JSON; NaN and infinity are refused by their key: pass None for them.
+    """Write data as standard JSON, in which there are no NaN and infinity: pass None for them.
 
     Args:
         path: The file to write.
         obj: Mappings, sequences, strings, numbers, booleans, None, numpy's numbers and arrays, and
             paths.
     """
-    text = json.dumps(_plain(obj, ""), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
     with atomic_write(path) as part:
         # A path that is not UTF-8 holds surrogates, which JSON escapes in the same way.
         part.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
-def _plain(value: Any, key: str) -> Any:
-    """Return the data in Python's own types."""
+def _plain(value: Any) -> Any:
+    """Return data that `json` does not know in types that it does."""
     if isinstance(value, (np.generic, np.ndarray)):
-        value = value.tolist()
-    if value is None or isinstance(value, (bool, int, str)):
-        return value
-    if isinstance(value, float):
-        if not math.isfinite(value):
-            raise ValueError(f"{key or 'the value'} is {value}, which JSON does not have: use None")
-        return value
+        return value.tolist()
     if isinstance(value, Mapping):
-        return {str(k): _plain(v, f"{key}.{k}" if key else str(k)) for k, v in value.items()}
+        return {str(key): member for key, member in value.items()}
     if isinstance(value, Sequence):
-        return [_plain(member, f"{key}[{i}]") for i, member in enumerate(value)]
+        return list(value)
     if isinstance(value, Path):
         return str(value)
-    raise TypeError(f"{key or 'the value'} is a {type(value).__name__}, which JSON has no form for")
+    raise TypeError(f"JSON has no form for a {type(value).__name__}")
 
 
 def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import pkgutil
 import re
@@ -11,6 +10,7 @@ import threading
 import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
@@ -18,13 +18,7 @@ from typing import Any, Literal
 import lightning as L
 import torch
 from jsonargparse import Namespace, set_parsing_settings
-from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.cli import (
-    ArgsType,
-    LightningArgumentParser,
-    LightningCLI,
-    SaveConfigCallback,
-)
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 # Imported, so that their classes can be named without a module path.
 from lincorr_lightning import (  # noqa: F401
@@ -38,7 +32,7 @@ from lincorr_lightning import (  # noqa: F401
     probe,
 )
 from lincorr_lightning.callbacks import PredictionWriter
-from lincorr_lightning.checkpoints import check_checkpoint, restoring_error, set_up_checkpoints
+from lincorr_lightning.checkpoints import SignalCheckpoint, check_checkpoint, set_up_checkpoints
 from lincorr_lightning.config import (
     SAFE,
     allow_known_classes_only,
@@ -46,14 +40,8 @@ from lincorr_lightning.config import (
     prepare_args,
     use_checked_loader,
 )
-from lincorr_lightning.errors import (
-    ConfigError,
-    LincorrError,
-    OutputError,
-    require,
-)
-from lincorr_lightning.failure_callbacks import AbortOnRankFailure, OOMHint, SignalCheckpoint
-from lincorr_lightning.io import as_output_error, atomic_write, check_writable
+from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
+from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.option_errors import ExplainedParser, causes, explain, one_line, subclasses
 from lincorr_lightning.results.console import describe_run
 from lincorr_lightning.results.run_folder import (
@@ -63,7 +51,9 @@ from lincorr_lightning.results.run_folder import (
     set_run_name,
     study_name,
 )
+from lincorr_lightning.run_errors import is_disk_full, run_error
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
+from lincorr_lightning.termination import exit_with_parent
 from lincorr_lightning.version import __version__
 
 # What a datamodule takes from the study: argument -> attribute of the study, and its default.
@@ -95,7 +85,6 @@ _CONFIGS_ARE_CODE = (
     "a config that you do not trust; it allows only classes of this package, Lightning and torch, "
     "and no code of an LM."
 )
-_DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class OptionParser(ExplainedParser, LightningArgumentParser):
@@ -189,9 +178,8 @@ class LincorrCLI(LightningCLI):
                 apply_on="instantiate",
             )
 
-    def parse_arguments(self, parser: LightningArgumentParser, args: ArgsType) -> None:
+    def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
         """Parse the command line."""
-        del args
         try:
             self.config = parser.parse_args(self.args)
         except ArgumentError as error:
@@ -223,15 +211,12 @@ class LincorrCLI(LightningCLI):
             torch.set_float32_matmul_precision(config.matmul_precision)
         for key, value in settings:
             for seed in value if isinstance(value, list) else [value]:
-                if key.rpartition(".")[2] in ("seed", "seeds") and type(seed) is int:
+                if key.endswith((".seed", ".seeds")) and type(seed) is int:
                     require(key, seed, at_least=0, at_most=2**63 - 1)
         for name, allowed in _TRAINER_RANGES.items():
             value = config.trainer.get(name)
             if isinstance(value, (int, float)):
                 require(f"trainer.{name}", value, **allowed)
-        module = pkgutil.resolve_name(config.model.class_path)
-        check_subcommand(module, str(self.subcommand))
-        check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
         limits = (config.trainer.max_epochs, config.trainer.max_steps, config.trainer.max_time)
         if self.subcommand == "fit" and limits == (None, -1, None):
             raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
@@ -240,8 +225,11 @@ class LincorrCLI(LightningCLI):
             raise ConfigError(f"--name {folder} leaves trainer.default_root_dir: pass a name.")
         if "\0" in f"{folder}{config.trainer.default_root_dir}":
             raise ConfigError("--name or trainer.default_root_dir has a null character.")
+        module = pkgutil.resolve_name(config.model.class_path)
+        check_subcommand(module, str(self.subcommand))
+        check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
         path = config.get("ckpt_path")
-        if path in ("", "best"):
+        if path in ("", "best", "hpc"):
             raise ConfigError(f"--ckpt_path {path or 'is empty'}: pass the file of a checkpoint.")
         if path:
             study = str(getattr(module, "study", module.__name__))
@@ -252,14 +240,14 @@ class LincorrCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except Exception as error:
-            links = list(causes(error))
+            *_, first = links = list(causes(error))
             refused = next((each for each in links if isinstance(each, LincorrError)), None)
-            if refused is None and _is_raised_by_library(links[-1]):
-                refused = ConfigError(one_line(links[-1]))
-                if "argument after ** must be a mapping" in str(links[-1]):
-                    refused = ConfigError(
-                        "a group of settings, such as model.lm, is null. Leave it out."
-                    )
+            if refused is None and "argument after ** must be a mapping" in str(first):
+                refused = ConfigError(
+                    "a group of settings, such as model.lm, is null. Leave it out."
+                )
+            elif refused is None and _is_raised_by_library(first):
+                refused = ConfigError(one_line(first))
             if refused is None:
                 raise
             raise refused from None
@@ -268,9 +256,7 @@ class LincorrCLI(LightningCLI):
         """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
         given = config["callbacks"] or []
-        given = given if isinstance(given, list) else [given]
-        self._oom_hint = OOMHint()
-        config["callbacks"] = [*given, AbortOnRankFailure(), self._oom_hint, SignalCheckpoint()]
+        config["callbacks"] = [*(given if isinstance(given, list) else [given]), SignalCheckpoint()]
         if self.subcommand == "predict":
             config["callbacks"].append(PredictionWriter())
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
@@ -285,31 +271,18 @@ class LincorrCLI(LightningCLI):
 
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the study, and describe its folder; errors say what the user can do."""
+        is_first = self.trainer.global_rank == 0
         try:
-            super()._run_subcommand(subcommand)
+            with nullcontext() if is_first else exit_with_parent():
+                super()._run_subcommand(subcommand)
         except Exception as error:
-            explained = self._explained(error)
+            path = self.trainer.ckpt_path or self._get(self.config, "ckpt_path")
+            explained = run_error(error, path, self.model, self.datamodule)
             if explained is None:
                 raise
             raise explained from error
-        if self.trainer.is_global_zero and not is_dry_run(self.trainer):
+        if is_first and not is_dry_run(self.trainer):
             sys.stdout.write(describe_run(run_folder(self.trainer)))
-
-    def _explained(self, error: Exception) -> LincorrError | None:
-        """Return an error with a way out, for one that a user can mend."""
-        path = self.trainer.ckpt_path or self._get(self.config, "ckpt_path")
-        explained = restoring_error(error, path, type(self.model).__name__)
-        if explained is not None:
-            return explained
-        if isinstance(error, MisconfigurationException):
-            return ConfigError(one_line(error))
-        if isinstance(error, OSError) and error.errno in _DISK_FULL:
-            try:
-                with as_output_error(Path(str(error.filename or "a file of the run"))):
-                    raise error
-            except OutputError as full:
-                return full
-        return self._oom_hint.explain(error, self.model, self.datamodule)
 
 
 def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
@@ -405,7 +378,7 @@ def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
 
 def _report_thread(args: threading.ExceptHookArgs) -> None:
     """Print the traceback of a thread, except of a full disk, which the main thread reports."""
-    if not (isinstance(args.exc_value, OSError) and args.exc_value.errno in _DISK_FULL):
+    if not is_disk_full(args.exc_value):
         threading.__excepthook__(args)
 
 

@@ -1,29 +1,26 @@
-"""Handling of SIGTERM and SIGINT: a run ends within seconds, with one line and its own status."""
+"""The ends of processes: by SIGTERM and SIGINT, within seconds, and with the first one of a run."""
 
 from __future__ import annotations
 
 import os
 import shlex
 import signal
-import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
 from types import FrameType
-from typing import Any, NoReturn
 
 from lincorr_lightning.errors import LincorrError
 
 # The current training step has this long to end, so that a checkpoint can be saved after it.
 _STEP_S = 2.0
-# Then the process ends, even if the main thread is in one long operation of torch.
-_GRACE_S = 4.0
-# A signal in a finalizer is raised again after this time.
-_AGAIN_S = 0.01
+# Then saving has this long, before the process ends even in one long operation of torch.
+_SAVE_S = 2.0
 _OUTCOMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
+_CHECK_EVERY_S = 1.0
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
@@ -47,18 +44,16 @@ class Termination:
     """Path of the checkpoint to resume from, if there is one."""
     is_resumable = False
     """Whether the same command, started again, continues where it stopped."""
-    launcher: Any = None
-    """Lightning's launcher of the other ranks on this machine, if there is one."""
 
-    _is_installed = _is_over = _in_grace_period = _has_reported = False
+    _is_installed = _is_over = _has_reported = False
 
     def install(self) -> None:
         """Handle the signals from now on, except in forked processes."""
-        # Python's handlers wait for the main thread; the socket is written to immediately.
-        signals, self._sender = socket.socketpair()
-        self._sender.setblocking(False)
-        signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._watch, args=(signals,), daemon=True).start()
+        # Python's handlers wait for the main thread; the pipe is written to immediately.
+        received, self._sender = os.pipe()
+        os.set_blocking(self._sender, False)
+        signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
+        threading.Thread(target=self._watch, args=(received,), daemon=True).start()
         os.register_at_fork(after_in_child=self.uninstall)
         sys.unraisablehook = self._on_unraisable
         self._is_installed = True
@@ -72,14 +67,13 @@ class Termination:
 
     def uninstall(self) -> None:
         """Restore Python's default handlers."""
-        if not self._is_installed:
-            return
-        self._is_installed = False
-        signal.set_wakeup_fd(-1)
-        sys.unraisablehook = sys.__unraisablehook__
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        self._sender.close()
+        if self._is_installed:
+            self._is_installed = False
+            signal.set_wakeup_fd(-1)
+            sys.unraisablehook = sys.__unraisablehook__
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            os.close(self._sender)
 
     def raise_pending(self) -> None:
         """Raise `Terminated` if a signal has been received."""
@@ -92,62 +86,45 @@ class Termination:
         self.signum = self.signum or signal.SIGTERM
         self._is_over = True
 
-    def exit(self) -> NoReturn:
-        """Report the signal and exit."""
-        self._is_over = True
-        self._report()
-        sys.exit(self._status)
+    def report(self) -> int:
+        """Write the line that says how to go on; return the exit status, as shells report it."""
+        self.accept()
+        assert self.signum is not None
+        rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
+        if rank == "0" and not self._has_reported:
+            self._has_reported = True
+            line = f"lincorr: {_OUTCOMES[signal.Signals(self.signum)]}"
+            if self.is_resumable:
+                line += "; start the same command again to go on"
+            elif self.checkpoint:
+                line += f"; resume with --ckpt_path {shlex.quote(str(self.checkpoint))}"
+            # The main thread may hold the lock of sys.stderr.
+            os.write(2, f"{line}\n".encode())
+        return 128 + self.signum
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
-        if not self._is_over and (self._in_grace_period or not self.in_step):
+        if not self._is_over and not self.in_step:
             self.raise_pending()
 
     def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        """Raise again what was raised in a finalizer, whose exceptions Python ignores."""
-        if self.signum is None or not isinstance(unraisable.exc_value, Terminated):
+        if isinstance(unraisable.exc_value, Terminated):
+            self._is_over = False  # it was raised in a finalizer and ignored: `_watch` tries again
+        else:
             sys.__unraisablehook__(unraisable)
-            return
-        self._is_over = False
-        threading.Timer(_AGAIN_S, signal.raise_signal, [self.signum]).start()
 
-    def _watch(self, signals: socket.socket) -> None:
+    def _watch(self, received: int) -> None:
         signum = 0
         while signum not in _OUTCOMES:
-            received = signals.recv(1)
-            if not received:
+            signum = int.from_bytes(os.read(received, 1))
+            if not signum:  # uninstalled
                 return
-            signum = received[0]
-        end = monotonic() + _GRACE_S
-        threading.Event().wait(_STEP_S)
-        self._in_grace_period = True
+        time.sleep(_STEP_S)
+        self.in_step = False
         signal.raise_signal(signum)
-        threading.Event().wait(end - monotonic())
+        time.sleep(_SAVE_S)
         self.signum = self.signum or signum
-        self._report()
-        for process in getattr(self.launcher, "procs", ()):
-            process.kill()
-        os._exit(self._status)
-
-    @property
-    def _status(self) -> int:
-        """Exit status, as shells report it for a process that a signal ended."""
-        assert self.signum is not None
-        return 128 + self.signum
-
-    def _report(self) -> None:
-        rank = next((os.environ[name] for name in _RANKS if name in os.environ), "0")
-        if self._has_reported or rank != "0":
-            return
-        self._has_reported = True
-        assert self.signum is not None
-        line = f"lincorr: {_OUTCOMES[signal.Signals(self.signum)]}"
-        if self.is_resumable:
-            line += "; start the same command again to go on"
-        elif self.checkpoint:
-            line += f"; resume with --ckpt_path {shlex.quote(str(self.checkpoint))}"
-        # The main thread may hold the lock of sys.stderr.
-        os.write(2, f"{line}\n".encode())
+        os._exit(self.report())
 
 
 # The handler of this process; only the program `lincorr` installs it.
@@ -173,4 +150,25 @@ def exit_at_signals() -> Iterator[None]:
         if current.signum is None:
             current.uninstall()
     if current.signum is not None:
-        current.exit()
+        sys.exit(current.report())
+
+
+@contextmanager
+def exit_with_parent() -> Iterator[None]:
+    """Exit when the process that started this one is gone, if that is in the ``with`` block.
+
+    For the ranks that a Trainer starts: with NCCL, they would wait for the first one for minutes.
+    """
+    is_done, parent = threading.Event(), os.getppid()
+
+    def watch() -> None:
+        while not is_done.wait(_CHECK_EVERY_S):
+            if os.getppid() != parent:
+                os.write(2, b"lincorr: error: the process that started this rank is gone.\n")
+                os._exit(1)  # another thread may hang in a collective operation
+
+    threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        is_done.set()

@@ -24,7 +24,6 @@ from lincorr_lightning.io import (
     parse_json,
     read_json,
     regular_file,
-    remove,
     safe_names,
     write_csv,
     write_json,
@@ -62,58 +61,36 @@ def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) 
 
 @pytest.mark.parametrize("call", ["write", "fsync", "rename", "safetensors", "tokenizers"])
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    errors = {
+        "safetensors": SafetensorError("I/O error: No space left on device (os error 28)"),
+        "tokenizers": Exception("No space left on device (os error 28)"),
+    }
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise full
+        raise errors.get(call, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
 
     path = tmp_path / "tables" / "pairs.csv"
     write_csv(path, ["a"], [["old"]])
-    if call == "fsync":
-        monkeypatch.setattr(os, "fsync", refuse)
-    if call == "rename":
-        monkeypatch.setattr(Path, "replace", refuse)
+    if call in ("fsync", "rename"):
+        monkeypatch.setattr(*{"fsync": (os, "fsync"), "rename": (Path, "replace")}[call], refuse)
     message = r"cannot write .*pairs\.csv: No space left on device\. Make room, or choose another"
     with pytest.raises(OutputError, match=message), atomic_write(path) as part:
         part.write_text("new")
-        if call == "write":
+        if call not in ("fsync", "rename"):
             refuse()
-        if call == "safetensors":
-            raise SafetensorError("I/O error: No space left on device (os error 28)")
-        if call == "tokenizers":
-            raise Exception("No space left on device (os error 28)")
     assert path.read_text() == "a\nold\n"
     assert everything(tmp_path) == ["tables", "tables/pairs.csv"]
 
 
 @pytest.mark.parametrize("write", [check_writable, lambda path: write_json(path / "a.json", {})])
-def test_refusals_say_why_and_what_to_do(
-    write: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
+def test_refusals_say_why_and_what_to_do(write: Callable[[Path], None], tmp_path: Path) -> None:
     write(tmp_path / "new" / "deeper")
     assert everything(tmp_path)[:2] == ["new", "new/deeper"]
-    assert not any(".trial" in name for name in everything(tmp_path))
     (tmp_path / "file").write_text("kept")
     for folder in ("file", "file/runs"):
         with pytest.raises(OutputError, match=rf"cannot write {tmp_path}/file.*: .*\. Make room"):
             write(tmp_path / folder)
     assert (tmp_path / "file").read_text() == "kept"
-    monkeypatch.setattr(Path, "touch", refuse)
-    monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(OutputError, match=rf"cannot write {tmp_path}.*: Read-only file system"):
-        write(tmp_path)
-
-
-def test_a_file_is_removed_if_there_is_one(tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("")
-    for _ in range(2):
-        remove(tmp_path / "a")
-    assert everything(tmp_path) == []
-    with pytest.raises(OutputError, match="cannot write"):
-        remove(tmp_path)
 
 
 def test_versions_are_made_by_one_run_alone(tmp_path: Path) -> None:
@@ -201,12 +178,12 @@ def test_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_errors_name_the_folder_and_not_its_makeshift(tmp_path: Path) -> None:
-    def write() -> None:
-        with atomic_folder(tmp_path / "map", {"a"}) as folder, atomic_write(folder / "a"):
-            raise OSError(errno.ENOSPC, "full")
-
-    with pytest.raises(OutputError, match=f"cannot write {tmp_path / 'map' / 'a'}: full"):
-        write()
+    with (
+        pytest.raises(OutputError, match=f"cannot write {tmp_path / 'map' / 'a'}: full"),
+        atomic_folder(tmp_path / "map", {"a"}) as folder,
+        atomic_write(folder / "a"),
+    ):
+        raise OSError(errno.ENOSPC, "full")
     assert everything(tmp_path) == []
 
 
@@ -229,28 +206,19 @@ def test_json_takes_numpy_paths_and_all_languages(tmp_path: Path) -> None:
     assert text.endswith("}\n")
 
 
-@pytest.mark.parametrize(
-    ("data", "place"),
-    [
-        ({"pairs": [{}, {"label_mean": math.nan}]}, r"pairs\[1\]\.label_mean is nan"),
-        ({"pairs": {"r": np.array([1.0, np.inf])}}, r"pairs\.r\[1\] is inf"),
-        (np.float64("-inf"), "the value is -inf"),
-    ],
-)
-def test_json_refuses_what_it_does_not_have(tmp_path: Path, data: Any, place: str) -> None:
-    with pytest.raises(ValueError, match=place):
-        write_json(tmp_path / "a.json", data)
-    with pytest.raises(TypeError, match=r"a\[0\] is a set"):
-        write_json(tmp_path / "a.json", {"a": [{1, 2}]})
+@pytest.mark.parametrize("value", [math.nan, np.array([1.0, np.inf]), {1, 2}])
+def test_json_refuses_what_it_does_not_have(tmp_path: Path, value: Any) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        write_json(tmp_path / "a.json", {"pairs": [{}, {"label_mean": value}]})
     assert everything(tmp_path) == []
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        (None, "no such file or directory"),
+        (None, "No such file or directory"),
         (b'{"a": ', "it is not valid JSON (Expecting value"),
-        (b'{"a": NaN}', "it is not valid JSON (NaN is not JSON, or"),
+        (b'{"a": NaN}', "it is not valid JSON (NaN is not JSON"),
         (b"\xff", "it is not valid JSON ('utf-8' codec"),
         (b"[" * 100_000, "it is not valid JSON (it is nested too deeply)"),
         (b'{"b": {"a": 1, "a": 2}}', "it is not valid JSON (the key 'a' is given twice)"),
@@ -263,9 +231,8 @@ def test_json_that_cannot_be_read(tmp_path: Path, content: bytes | None, reason:
         path.write_bytes(content)
     with pytest.raises(ReportError) as caught:
         read_json(path, ReportError, "Write it again.")
-    message = str(caught.value)
-    assert message.startswith(f"cannot read {path}: {reason}")
-    assert message.endswith(". Write it again.")
+    assert str(caught.value).startswith(f"cannot read {path}: {reason}")
+    assert str(caught.value).endswith(". Write it again.")
 
 
 def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:

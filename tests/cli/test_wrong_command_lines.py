@@ -106,9 +106,8 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     # Folders and checkpoints
     (PROBE, "--name ../../x", "leaves trainer.default_root_dir"),
     (PROBE, "--ckpt_path ''", "--ckpt_path is empty: pass the file of a checkpoint"),
-    (PROBE, "--ckpt_path best", "--ckpt_path best: pass the file of a checkpoint"),
     (PROBE, "--ckpt_path {t}/nothing", "nothing does not exist"),
-    (PROBE, "--ckpt_path hpc", "--ckpt_path hpc: there is no such checkpoint. Pass a .ckpt file"),
+    (PROBE, "--ckpt_path hpc", "--ckpt_path hpc: pass the file of a checkpoint"),
     # Configs
     (PROBE, "--config=nope.yaml", "the config nope.yaml does not exist. Pass a file, or one of"),
     (PROBE, "--model.lm {t}/nothing.yaml", "nothing.yaml does not exist"),

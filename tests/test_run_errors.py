@@ -1,4 +1,4 @@
-"""Errors of a run from the command line that no study foresees."""
+"""Errors of a run that no study foresees; those of checkpoints are in test_checkpoints."""
 
 from pathlib import Path
 
@@ -49,21 +49,6 @@ def test_out_of_memory_in_training(
     with pytest.raises(LanguageModelError, match=message):
         main(["fit", *arguments, *lm, f"--trainer.default_root_dir={tmp_path}", *QUIET])
     assert not list(tmp_path.rglob("results.json"))
-
-
-def test_other_errors_are_left_as_they_are(
-    small_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*args: object, **more: object) -> None:
-        raise RuntimeError("something else")
-
-    monkeypatch.setattr(SourceFinetune, "backward", fail)
-    with pytest.raises(RuntimeError, match="something else"):
-        main(
-            ["fit", "--config", "source_finetune.yaml", "--data.n_edits=2",
-             "--model.forecast=false", f"--model.lm.name_or_path={small_lm}",
-             f"--trainer.default_root_dir={tmp_path}", *QUIET]
-        )  # fmt: skip
 
 
 def test_allocators_without_an_exception_of_their_own() -> None:
