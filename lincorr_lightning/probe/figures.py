@@ -13,8 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from pandas import DataFrame
 
-from lincorr_lightning.probe.scores import PairScore, RidgePoint, rank_pairs
-from lincorr_lightning.probe.significance import FINDING, Composition
+from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results.heat_maps import (
     add_colour_bar,
     correlation_heatmap,
@@ -38,7 +37,6 @@ from lincorr_lightning.results.style import (
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Fraction of the largest weight from which on cells show numbers; more would hide the large ones.
 _MIN_SHOWN = 0.1
-_MAX_PANELS = 12
 _MAX_ROWS = 40
 _Z95 = 1.959964
 
@@ -58,16 +56,10 @@ def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
     Returns:
         Indices in an order in which no branches cross and neighbours are as similar as the tree
         allows, and the tree as `scipy.cluster.hierarchy.linkage` returns it, ``(n - 1, 4)``.
-
-    Raises:
-        ValueError: The matrix is not square, or has fewer than two rows.
     """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
 
-    n = len(matrix)
-    if matrix.shape != (n, n) or n < 2:
-        raise ValueError(f"a square matrix of two rows or more is needed, not {matrix.shape}")
     r = np.nan_to_num(np.asarray(matrix, dtype=float), nan=0.0)
     distance = 1.0 - (r + r.T) / 2
     np.fill_diagonal(distance, 0.0)
@@ -75,11 +67,12 @@ def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
     return [int(leaf) for leaf in leaves_list(links)], links
 
 
-def cluster_heatmap(matrix: DataFrame, title: str, subtitle: str) -> Figure:
+def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:
     """Draw a matrix of r with similar kinds of knowledge side by side, and their tree."""
     order, links = cluster(matrix.to_numpy())
-    subtitle = f"{subtitle}; average linkage of 1 − r, both directions averaged"
-    return correlation_heatmap(matrix.iloc[order, order], title, subtitle, links=links)
+    note = f"{note}; average linkage of 1 − r, both directions averaged"
+    title = f"Clusters of knowledge in {lm}"
+    return correlation_heatmap(matrix.iloc[order, order], title, note, links=links)
 
 
 # -- W ---------------------------------------------------------------------------------------
@@ -147,43 +140,33 @@ def top_weights_figure(
 # -- the ridge path --------------------------------------------------------------------------
 
 
-_PATH_COLOURS = {
-    "label-wise r": BLUE, "top-1 target of a source": ORANGE, "top-1 source of a target": GREEN,
-}  # fmt: skip
+_PATHS = {
+    "label_mean": ("label-wise r", BLUE),
+    "influenced_1": ("top-1 target of a source", ORANGE),
+    "influencing_1": ("top-1 source of a target", GREEN),
+}
 
 
-def ridge_path_figure(
-    paths: Sequence[tuple[PairScore, Sequence[RidgePoint]]], title: str, n_pairs: int
-) -> Figure:
+def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, float], lm: str) -> Figure:
     """Draw r and Hit@1 along the ridge, one panel per pair.
 
     Args:
-        paths: The pairs, and the ridge path of each; at most twelve are shown.
-        title: The title.
-        n_pairs: Number of pairs of the run.
+        frame: The ``ridge_path`` table of all pairs.
+        chosen: The pairs to draw, and the ridge that the run has for each.
+        lm: Name of the LM.
     """
-    shown = paths[:_MAX_PANELS]
-    strengths = np.array([point.ridge for point in shown[0][1]])
+    n_pairs = frame["pair"].nunique()
+    order = {name: i for i, name in enumerate(chosen)}
+    frame = frame[frame["pair"].isin(order)].sort_values(
+        "pair", key=lambda pairs: pairs.map(order), kind="stable"
+    )
+    strengths = frame["ridge"].unique()
     positive = strengths[strengths > 0]
     # A logarithmic axis has no 0: it is drawn a decade left of the smallest strength.
     zero = math.floor(math.log10(positive.min())) - 1 if len(positive) else 0
 
     def at(ridge: float) -> float:
         return math.log10(ridge) if ridge > 0 else zero
-
-    chosen = {score.name: score.ridge or 0.0 for score, _ in shown}
-    frame = DataFrame(
-        [
-            {"pair": score.name, "ridge": at(point.ridge), "score": name, "value": value}
-            for score, path in shown
-            for point in path
-            for name, value in zip(
-                _PATH_COLOURS,
-                (point.label_mean, _hit1(point.influenced), _hit1(point.influencing)),
-                strict=True,
-            )
-        ]
-    ).astype({"value": float})
 
     def add_lines(axes: Axes, pair: str, rows: DataFrame) -> None:
         del rows
@@ -196,15 +179,15 @@ def ridge_path_figure(
         ticks, names = ([zero], ["0"]) if 0 in strengths else ([], [])
         axes.set_xticks([*ticks, *decades], [*names, *map(_power, decades)], fontsize=8)
 
-    note = _cut_note(len(shown), n_pairs, "pairs", "ridge_path")
+    points = frame.assign(at=frame["ridge"].map(at)).melt(["pair", "at"], list(_PATHS), "score")
+    points["score"] = points["score"].map(lambda key: _PATHS[key][0])
     return curves(
-        frame, "ridge", "value", "score", "pair", title=title, subtitle=note, share_y=True,
-        colours=_PATH_COLOURS, labels=("ridge", ""), whole_x=False, each=add_lines,
+        points.astype({"value": float}),
+        "at", "value", "score", "pair", share_y=True, whole_x=False, each=add_lines,
+        title=f"Correlation and precision along the ridge in {lm}",
+        subtitle=_cut_note(len(chosen), n_pairs, "pairs", "ridge_path"),
+        colours=dict(_PATHS.values()), labels=("ridge", ""),
     )  # fmt: skip
-
-
-def _hit1(rates: Mapping[str, float | None] | None) -> float | None:
-    return None if rates is None else rates["1"]
 
 
 def _power(exponent: int) -> str:
@@ -217,37 +200,44 @@ def _power(exponent: int) -> str:
 
 
 class _Dots(NamedTuple):
-    """A dot in each row; NaN where a row has none."""
+    """A dot in each row, none where the column has no number."""
 
+    column: str
     label: str
-    values: _FLOATS
     marker: str
     colour: str
     face: str | None = None
 
 
 def _dot_plot(
-    names: Sequence[str],
+    frame: DataFrame,
     dots: Sequence[_Dots],
-    spans: tuple[_FLOATS, _FLOATS],
+    span: tuple[str, str],
     span_colour: str,
     title: str,
-    subtitle: str,
+    note: tuple[str, str],
 ) -> Figure:
-    """Draw dots by row on one scale of r, and a line from one number to another in each row."""
-    figure = new_figure(7.5, 0.23 * max(len(names), 3) + 1.0, title, subtitle)
+    """Draw dots by row on one scale of r, and a line from one column to another in each row.
+
+    Rows beyond the first are left out, with a `note` of what is shown and of the table with all.
+    """
+    shown = frame.head(_MAX_ROWS)
+    subtitle = _cut_note(len(shown), len(frame), *note)
+    figure = new_figure(7.5, 0.23 * max(len(shown), 3) + 1.0, title, subtitle)
     axes = figure.add_subplot()
-    rows = np.arange(len(names))
+    values = shown[list({*span, *(one.column for one in dots)})].astype(float)
+    rows = np.arange(len(shown))
     axes.axvline(0, color=GREY, linewidth=0.8, zorder=0)
-    axes.hlines(rows, *spans, color=span_colour, linewidth=2, zorder=1)
-    for one in dots:
-        if not np.isnan(one.values).all():
-            axes.plot(one.values, rows, one.marker, color=one.colour, label=one.label,
-                      markerfacecolor=one.face or one.colour, markersize=5.5)  # fmt: skip
-    drawn = np.concatenate([*spans, *(one.values for one in dots), [0.0]])
-    low, high = float(np.nanmin(drawn)), float(np.nanmax(drawn))
+    axes.hlines(rows, values[span[0]], values[span[1]], color=span_colour, linewidth=2, zorder=1)
+    for column, label, marker, colour, face in dots:
+        if values[column].notna().any():
+            axes.plot(values[column], rows, marker, color=colour, label=label,
+                      markerfacecolor=face or colour, markersize=5.5)  # fmt: skip
+    low, high = np.nanmin([0, *values.min()]), np.nanmax([0, *values.max()])
     axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
     axes.set_ylim(len(rows) - 0.4, -0.6)
+    parts = [part for part in ("source", "via", "target") if part in shown]
+    names = ("->".join(row) for row in shown[parts].itertuples(index=False))
     axes.set_yticks(rows, legible(names, 60), fontsize=8.5)
     bare_axes(axes)
     axes.set_xlabel("label-wise Pearson r", color=INK)
@@ -255,69 +245,62 @@ def _dot_plot(
     return finish(figure)
 
 
-def nulls_figure(scores: Sequence[PairScore], title: str) -> Figure:
-    """Draw r of the pairs with the highest r beside their nulls.
+def nulls_figure(frame: DataFrame, lm: str) -> Figure:
+    """Draw r of the pairs with the highest r beside their nulls, from the ``pairs`` table.
 
     Only r above the control is evidence.
     """
-    known = [score for score in scores if score.label_mean is not None]
-    shown = sorted(known, key=lambda score: -(score.label_mean or 0.0))[:_MAX_ROWS]
-    note = _cut_note(len(shown), len(scores), "pairs, those with the highest r", "pairs")
-    r, control, permuted = (
-        _column(shown, key) for key in ("label_mean", "control_label_mean", "permuted_label_mean")
-    )
     dots = [
-        _Dots("permuted baseline", permuted, "x", GREY),
-        _Dots("control prompt as the source", control, "D", ORANGE, "white"),
-        _Dots("this pair", r, "o", BLUE),
+        _Dots("permuted_label_mean", "permuted baseline", "x", GREY),
+        _Dots("control_label_mean", "control prompt as the source", "D", ORANGE, "white"),
+        _Dots("label_mean", "this pair", "o", BLUE),
     ]
-    return _dot_plot([score.name for score in shown], dots, (control, r), PALE, title, note)
+    known = frame.dropna(subset="label_mean")
+    return _dot_plot(
+        known.sort_values("label_mean", ascending=False, kind="stable"), dots,
+        ("control_label_mean", "label_mean"), PALE, f"Correlation beside its nulls in {lm}",
+        ("pairs, those with the highest r", "pairs"),
+    )  # fmt: skip
 
 
-def ranking_figure(scores: Sequence[PairScore], partial_out: Sequence[str], title: str) -> Figure:
+def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Figure:
     """Draw r above its control with its 95 % interval, for the pairs with the most evidence.
 
-    R with other knowledge (`partial_out`) partialled out is drawn beside it.
+    R with other knowledge (`partial_out`) partialled out is drawn beside it. `frame` is the
+    ``ranking`` table.
     """
-    order = rank_pairs(scores)
-    shown = order[:_MAX_ROWS]
-    note = _cut_note(len(shown), len(order), "pairs, the highest", "ranking")
-    evidence, partial = _column(shown, "evidence"), _column(shown, "partial_label_mean")
-    error = _Z95 * np.nan_to_num(_column(shown, "excess_error"))
-    found = _column(shown, "q") <= FINDING
-    above = any(score.excess is not None for score in shown)
+    numbers = frame[["label_mean", "excess", "excess_error", "q"]].astype(float)
+    evidence, is_finding = numbers["excess"].fillna(numbers["label_mean"]), numbers["q"] <= FINDING
+    error = _Z95 * numbers["excess_error"].fillna(0)
+    above = numbers["excess"].notna().any()
     label = "r above its control, 95 % interval" if above else "r, 95 % interval"
+    partialled = f"r, {', '.join(partial_out)} partialled out"
     dots = [
-        _Dots(f"r, {', '.join(partial_out)} partialled out", partial, "D", GREEN, "white"),
-        _Dots(f"{label}; adjusted p above {FINDING:g}", np.where(found, np.nan, evidence), "o",
-              BLUE, "white"),
-        _Dots(label, np.where(found, evidence, np.nan), "o", BLUE),
-    ]  # fmt: skip
-    spans = evidence - error, evidence + error
-    return _dot_plot([score.name for score in shown], dots, spans, BLUE, title, note)
-
-
-def transitivity_figure(found: Sequence[Composition], title: str) -> Figure:
-    """Draw r of composed maps beside r of the pair's own map, those with the highest r."""
-    shown = sorted(found, key=lambda one: -(one.direct or 0.0))[:_MAX_ROWS]
-    note = _cut_note(len(shown), len(found), "composed maps", "transitivity")
-    direct, composed, elsewhere = (
-        _column(shown, key) for key in ("direct", "composed", "elsewhere")
-    )
-    dots = [
-        _Dots("median through knowledge without reference", elsewhere, "x", GREY),
-        _Dots("two maps composed", composed, "D", ORANGE, "white"),
-        _Dots("the pair’s own map", direct, "o", BLUE),
+        _Dots("partial_label_mean", partialled, "D", GREEN, "white"),
+        _Dots("unclear", f"{label}; adjusted p above {FINDING:g}", "o", BLUE, "white"),
+        _Dots("clear", label, "o", BLUE),
     ]
-    names = [f"{one.source}->{one.via}->{one.target}" for one in shown]
-    return _dot_plot(names, dots, (composed, direct), PALE, title, note)
+    frame = frame.assign(
+        clear=evidence.where(is_finding), unclear=evidence.where(~is_finding),
+        low=evidence - error, high=evidence + error,
+    )  # fmt: skip
+    title = f"Correlation above its control in {lm}"
+    return _dot_plot(frame, dots, ("low", "high"), BLUE, title, ("pairs, the highest", "ranking"))
+
+
+def transitivity_figure(frame: DataFrame, lm: str) -> Figure:
+    """Draw r of composed maps beside r of the pair's own map, from the ``transitivity`` table."""
+    dots = [
+        _Dots("elsewhere", "median through knowledge without reference", "x", GREY),
+        _Dots("composed", "two maps composed", "D", ORANGE, "white"),
+        _Dots("direct", "the pair’s own map", "o", BLUE),
+    ]
+    return _dot_plot(
+        frame.sort_values("direct", ascending=False, kind="stable"), dots, ("composed", "direct"),
+        PALE, f"Composed maps in {lm}", ("composed maps", "transitivity"),
+    )  # fmt: skip
 
 
 def _cut_note(n_shown: int, n: int, what: str, table: str) -> str:
     """Return the note of a figure that shows a part of its rows; empty if it shows all."""
     return f"{n_shown} of {n} {what}; all: tables/{table}.csv" if n_shown < n else ""
-
-
-def _column(rows: Sequence[Any], key: str) -> _FLOATS:
-    """Return one number of each row, NaN where it is None."""
-    return np.array([getattr(row, key) for row in rows], dtype=float)

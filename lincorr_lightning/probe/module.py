@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -15,8 +16,8 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import Half, SubjectBatch
 from lincorr_lightning.distributed import data_shard, gather
-from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError, require
-from lincorr_lightning.functional import HALF_DECADES, merge_moments
+from lincorr_lightning.errors import CheckpointError, ConfigError, require
+from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
@@ -34,14 +35,19 @@ from lincorr_lightning.linear_map.solver import (
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
-from lincorr_lightning.probe.gradient_descent import MapDescent, squared_error
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
-from lincorr_lightning.probe.scores import ridge_paths, score_pairs
+from lincorr_lightning.probe.scores import (
+    PairScore,
+    require_held_out,
+    ridge_paths,
+    score_pairs,
+    with_numbers,
+)
 from lincorr_lightning.probe.significance import (
-    add_partial_correlations,
-    add_significance,
     compose_maps,
-    mean_r_errors,
+    p_values,
+    partial_correlations,
+    standard_errors,
 )
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import LMStudy
@@ -85,18 +91,10 @@ class LinearProbe(LMStudy):
             curvature.
         momentum: Momentum of ``sgd``.
 
-    Raises:
-        KnowledgeError: Unknown knowledge or an unknown pair, or a pair of `require_reference`
-            without reference.
-        DomainError: Knowledge without labels in this LM's vocabulary.
-        LanguageModelError: The LM cannot be read.
-        ConfigError: Settings that contradict each other.
-
     Attributes:
         layout: The pairs, and the columns of the joint rows.
         ridges: Ridge strength of each pair.
         fit_subjects: Subjects that the maps were fitted on.
-        results: Scores of the last validation or test; None before.
     """
 
     study = "linear_probe"
@@ -125,11 +123,10 @@ class LinearProbe(LMStudy):
             require("model.ridge", ridge, at_least=0)
         elif solver == "sgd":
             raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
-        ridge_grid = None if ridge_grid is None else list(ridge_grid)
-        for strength in ridge_grid or ():
-            require("model.ridge_grid", strength, at_least=0)
-        if ridge_grid is not None and (not ridge_grid or sorted(set(ridge_grid)) != ridge_grid):
-            raise ConfigError("model.ridge_grid must be increasing numbers.")
+        if ridge_grid is not None:
+            require("model.ridge_grid", min(ridge_grid, default=0), at_least=0)
+            if not ridge_grid or sorted(set(ridge_grid)) != list(ridge_grid):
+                raise ConfigError("model.ridge_grid must be increasing numbers.")
         require("model.ridge_tolerance", ridge_tolerance, at_least=0)
         require("model.learning_rate", learning_rate, above=0)
         require("model.momentum", momentum, at_least=0, below=1)
@@ -142,52 +139,39 @@ class LinearProbe(LMStudy):
         self.automatic_optimization = False
         self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(
-            self.lm.tokenizer,
-            Catalogue.load(*knowledge_files),
-            split_names(knowledge),
-            None if pairs is None else split_names(pairs),
-            require_reference,
-            control,
-            partial_out,
+            self.lm.tokenizer, Catalogue.load(*knowledge_files), split_names(knowledge),
+            None if pairs is None else split_names(pairs), require_reference, control, partial_out,
             subwords,
-        )
+        )  # fmt: skip
         # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
         self.permuted_maps = self._new_maps() if permuted else nn.ModuleDict()
         self.control_maps = self._new_maps() if control is not None else nn.ModuleDict()
-        n_shuffled = self.layout.n_labels if permuted else 0
-        self.fit_moments = JointMoments(self.layout.n_columns, n_shuffled)
+        n, n_shuffled = self.layout.n_columns, self.layout.n_labels if permuted else 0
+        self.fit_moments = JointMoments(n, n_shuffled)
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
-        self.tune_moments = JointMoments(tuned * self.layout.n_columns, tuned * n_shuffled)
-        self.test_moments = JointMoments(self.layout.n_columns, n_shuffled)
+        self.tune_moments = JointMoments(tuned * n, tuned * n_shuffled)
+        self.test_moments = JointMoments(n, n_shuffled)
         self.instancewise = nn.ModuleDict(
             {
-                source: InstancewisePearson(
-                    [self.layout.sizes[t] for t in self.layout.targets(source)]
-                )
+                source: InstancewisePearson([self.layout.sizes[t] for t in targets])
                 for source in self.layout.sources
+                if (targets := self.layout.targets(source))
             }
         )
-        self.ridges: dict[Pair, float] = dict.fromkeys(
-            self.layout.pairs, 0.0 if ridge == "auto" else float(ridge)
-        )
+        self.ridges = dict.fromkeys(self.layout.pairs, 0.0 if tuned else float(ridge))
         self.n_fit = 0
         self.fit_subjects: list[str] = []
         self._findings: ProbeFindings | None = None
         self._fit: FittedMaps | None = None
-        self._read: dict[Half, list[tuple[int, list[str]]]] = {"fit": [], "test": []}
+        self._read: dict[Half, list[SubjectBatch]] = {"fit": [], "test": []}
         self._kept: list[Tensor] = []
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
-        return nn.ModuleDict(
-            {
-                source: AffineMap(
-                    self.layout.sizes[source], len(self.layout.target_columns(source)), trainable
-                )
-                for source in self.layout.sources
-            }
-        )
+        sizes = {s: (self.layout.sizes[s], len(self.layout.target_columns(s)))
+                 for s in self.layout.sources}  # fmt: skip
+        return nn.ModuleDict({s: AffineMap(*size, trainable) for s, size in sizes.items()})
 
     # -- setup -------------------------------------------------------------------------------
 
@@ -195,18 +179,18 @@ class LinearProbe(LMStudy):
         """Return plain SGD for the closed form's single step, or gradient descent on all maps."""
         if self.solver == "closed_form":
             return torch.optim.SGD(self.maps.parameters(), lr=1.0)
-        return MapDescent(dict(_modules(self.maps)), self.learning_rate, self.momentum)
+        groups: list[dict[str, Any]] = [
+            {"params": [parameter], "source": source, "parameter": name}
+            for source, module in _modules(self.maps)
+            for name, parameter in module.named_parameters()
+        ]
+        return torch.optim.SGD(groups, lr=self.learning_rate, momentum=self.momentum)
 
     def setup(self, stage: str) -> None:
         """Check the run, and log how much memory the statistics will take."""
         super().setup(stage)
         if self.solver == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
-        elif stage == "fit" and self.trainer.max_epochs == self.trainer.max_steps == -1:
-            raise ConfigError(
-                "trainer.max_epochs is -1, so the run would never end; the closed form needs one "
-                "epoch. Set it to 1."
-            )
         halves = 3 if self.ridge == "auto" else 2
         numbers = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
         rank_zero_info(
@@ -223,8 +207,8 @@ class LinearProbe(LMStudy):
 
     def _gather_subjects(self, half: Half) -> list[str]:
         """Return the subjects that all ranks read, in order; all ranks must call it."""
-        parts = [part for parts in gather(self._read[half]) for part in parts]
-        return [subject for _, part in sorted(parts, key=lambda p: p[0]) for subject in part]
+        batches = sorted(chain(*gather(self._read[half])), key=lambda batch: batch.first)
+        return [subject for batch in batches for subject in batch.subjects]
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
         """Return the predicted target logits of every pair, from joint rows."""
@@ -257,13 +241,13 @@ class LinearProbe(LMStudy):
         del batch_idx
         rows = self.joint_rows(batch.subjects)
         if not batch.is_padding:
-            self._read["fit"].append((batch.first, batch.subjects))
-            fit = rows
+            self._read["fit"].append(batch)
             if self.ridge == "auto":
                 judge = tuning_rows(len(rows), batch.first).to(rows.device)
                 self.tune_moments.update(rows[judge])
-                fit = rows[~judge]
-            self.fit_moments.update(fit)
+                self.fit_moments.update(rows[~judge])
+            else:
+                self.fit_moments.update(rows)
         if self.solver == "sgd":
             self._descend(rows, batch)
         if self.trainer.is_last_batch:
@@ -288,49 +272,63 @@ class LinearProbe(LMStudy):
             optimizer = cast(LightningOptimizer, self.optimizers())
             optimizer.step()
             optimizer.zero_grad()
-        for modules, solutions in (
-            (self.permuted_maps, self._fit.permuted),
-            (self.control_maps, self._fit.control),
-        ):
-            for source, module in _modules(modules):
-                module.assign(solutions[source])
+        for source, module in _modules(self.permuted_maps):
+            module.assign(self._fit.permuted[source])
+        for source, module in _modules(self.control_maps):
+            module.assign(self._fit.control[source])
 
     def _warn_of_few_subjects(self) -> None:
         plain = {source for (source, _), ridge in self.ridges.items() if ridge == 0}
-        few = [source for source in plain if self.layout.sizes[source] >= self.n_fit]
-        if few:
-            most = max(few, key=lambda source: self.layout.sizes[source])
+        n_labels, source = max(((self.layout.sizes[s], s) for s in plain), default=(0, ""))
+        if n_labels >= self.n_fit:
             rank_zero_warn(
-                f"the maps are fitted on {self.n_fit:,} subjects, but {most} has "
-                f"{self.layout.sizes[most]:,} labels: without a ridge they fit these subjects "
-                "exactly, and do not generalize to others. Raise data.n_subjects, or set "
-                "model.ridge to auto."
+                f"the maps are fitted on {self.n_fit:,} subjects, but {source} has {n_labels:,} "
+                "labels: without a ridge they fit these subjects exactly, and do not generalize "
+                "to others. Raise data.n_subjects, or set model.ridge to auto."
             )
 
     def _descend(self, rows: Tensor, batch: SubjectBatch) -> None:
         """Take a step of gradient descent, that of one rank with the subjects of all ranks."""
         optimizer = cast(LightningOptimizer, self.optimizers())
-        descent = cast(MapDescent, optimizer.optimizer)
         if self.global_step == 0:
-            # Maps are centered, and learning rates set, by the subjects of the first step.
-            step = self.fit_moments.gather()
-            for source, module in _modules(self.maps):
-                x = self.layout.columns(source).to(step.mean.device)
-                module.center.copy_(step.mean[x])
-                descent.set_curvature(source, step.scatter[x][:, x] / step.n)
+            self._prepare_descent(optimizer.param_groups)
         n_own = torch.tensor(0.0 if batch.is_padding else len(rows), dtype=torch.float64)
         n = self.trainer.strategy.reduce(n_own.to(rows.device, copy=True), reduce_op="sum")
         # DDP averages gradients over ranks; the mean is to be one over subjects.
         scale = self.trainer.world_size * float(n_own) / float(n)
         # The closed form's penalty counts once per fit, not once per step.
         ridge = float(self.ridge) / (self.trainer.num_training_batches * float(n))
-        errors = [squared_error(m, x, y, scale, ridge) for _, x, y, m in self._by_source(rows)]
-        loss = torch.stack(errors).sum()
+        loss = rows.new_zeros(())
+        for _, x, y, module in self._by_source(rows):
+            error = 0.5 * (module(x) - y).square().sum(1).mean()
+            loss = loss + error * scale + 0.5 * ridge * module.weight.square().sum()
         optimizer.zero_grad()
         self.manual_backward(loss)
-        descent.decay(self.global_step / self.trainer.estimated_stepping_batches)
+        # Along a half cosine to zero, so that batch noise dies out.
+        done = self.global_step / self.trainer.estimated_stepping_batches
+        for group in optimizer.param_groups:
+            group["lr"] = group["top_lr"] * 0.5 * (1 + math.cos(math.pi * min(done, 1.0)))
         optimizer.step()
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(rows), sync_dist=True)
+
+    def _prepare_descent(self, groups: Iterable[dict[str, Any]]) -> None:
+        """Center maps, and set learning rates, by the subjects of the first step.
+
+        Rates are in units of the inverse of the largest curvature, the largest eigenvalue of the
+        source's covariance: below 1 they converge, and one setting suits every LM.
+        """
+        step = self.fit_moments.gather()
+        curvature = {}
+        for source, module in _modules(self.maps):
+            x = self.layout.columns(source).to(step.mean.device)
+            module.center.copy_(step.mean[x])
+            largest = torch.linalg.matrix_norm(step.scatter[x][:, x] / step.n, ord=2)
+            curvature[source] = max(largest.item(), torch.finfo(torch.float64).tiny)
+        # With momentum m a step goes 1 / (1 - m) times as far.
+        unit = self.learning_rate * (1 - self.momentum)
+        for group in groups:
+            is_weight = group["parameter"] == "weight"
+            group["top_lr"] = unit / (curvature[group["source"]] if is_weight else 1.0)
 
     # -- scoring -----------------------------------------------------------------------------
 
@@ -338,11 +336,12 @@ class LinearProbe(LMStudy):
         doing = self.trainer.state.fn
         if not self.n_fit and doing is not None and doing != "fit":
             raise ConfigError(
-                f"there is no map to {doing.value} yet. Run `lincorr fit` first and pass its "
-                "checkpoint with --ckpt_path."
+                f"there is no map to {doing.value} yet. Pass the checkpoint of a `lincorr fit` "
+                "with --ckpt_path."
             )
 
-    def _begin_scoring(self) -> None:
+    def on_validation_epoch_start(self) -> None:
+        """Forget earlier scores."""
         self._check_fitted()
         self.test_moments.reset()
         for metric in self.instancewise.values():
@@ -350,14 +349,20 @@ class LinearProbe(LMStudy):
         self._read["test"].clear()
         self._kept = []
 
-    def _score_batch(self, batch: SubjectBatch) -> None:
+    def on_test_epoch_start(self) -> None:
+        """Forget earlier scores."""
+        self.on_validation_epoch_start()
+
+    def validation_step(self, batch: SubjectBatch, batch_idx: int) -> None:
+        """Add held-out subjects to the scores."""
+        del batch_idx
         if self.trainer.sanity_checking:
             return  # there are no maps yet
-        self._check_held_out(batch.subjects)
+        require_held_out(batch.subjects, self.fit_subjects)
         rows = self.joint_rows(batch.subjects)
         if batch.is_padding:
             return
-        self._read["test"].append((batch.first, batch.subjects))
+        self._read["test"].append(batch)
         self.test_moments.update(rows)
         for source, x, y, module in self._by_source(rows):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
@@ -365,48 +370,24 @@ class LinearProbe(LMStudy):
         if room > 0:
             self._kept.append(rows[:room].float())
 
-    def _check_held_out(self, subjects: Sequence[str]) -> None:
-        seen = set(self.fit_subjects) & set(subjects)
-        if seen:
-            raise SubjectsError(
-                f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are "
-                "among those that the maps were fitted on. Use the data settings of the run that "
-                "fitted them (its config.yaml), or other subjects."
-            )
+    def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
+        """Add held-out subjects to the scores."""
+        self.validation_step(batch, batch_idx)
 
-    def _fitted_maps(self) -> FittedMaps:
-        """Return the maps as plain tensors, with the moments of this run's fit if it had one."""
-        maps, permuted, control = (
-            {source: module.solution for source, module in _modules(modules)}
-            for modules in (self.maps, self.permuted_maps, self.control_maps)
-        )
-        if self._fit is not None:
-            return replace(self._fit, maps=maps)
-        return FittedMaps(self.ridges, maps, permuted, control, self.n_fit)
-
-    def _finish_scoring(self) -> None:
+    def on_validation_epoch_end(self) -> None:
+        """Score all pairs."""
         if self.trainer.sanity_checking:
             return
         test, fitted = self.test_moments.gather(), self._fitted_maps()
         self._fit = None  # its solvers and moments take memory
-        instance = {
-            # torchmetrics squeezes the result of a source with a single target
-            source: cast(InstancewisePearson, metric).compute().reshape(-1)
-            for source, metric in self.instancewise.items()
-        }
-        errors = mean_r_errors(fitted, test, self.layout, self._kept)
-        self._kept = []
-        scores = add_significance(score_pairs(fitted, test, self.layout, instance), errors)
-        scores = add_partial_correlations(scores, fitted, test, self.layout, self.partial_out)
+        scores = self._score(fitted, test)
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
         self.log(f"{self._phase}/label_mean", mean, prog_bar=True)
+        weights = weights_by_pair(self.layout, fitted.maps)
         self._findings = ProbeFindings(
             scores=scores,
-            weights={
-                pair: weight.cpu().clone().numpy()
-                for pair, weight in weights_by_pair(self.layout, fitted.maps).items()
-            },
+            weights={pair: weight.cpu().clone().numpy() for pair, weight in weights.items()},
             layout=self.layout,
             paths=ridge_paths(fitted, test, self.layout, self.ridge_grid),
             compositions=compose_maps(scores, fitted.maps, test, self.layout),
@@ -415,39 +396,39 @@ class LinearProbe(LMStudy):
             n_test=int(test.n),
         )
 
+    def on_test_epoch_end(self) -> None:
+        """Score all pairs."""
+        self.on_validation_epoch_end()
+
+    def _score(self, fitted: FittedMaps, test: Moments) -> list[PairScore]:
+        instance = {
+            # torchmetrics squeezes the result of a source with a single target
+            source: cast(InstancewisePearson, metric).compute().reshape(-1)
+            for source, metric in self.instancewise.items()
+        }
+        layout, scores = self.layout, score_pairs(fitted, test, self.layout, instance)
+        scores = with_numbers(scores, standard_errors(fitted, test, layout, self._kept))
+        self._kept = []
+        scores = with_numbers(scores, p_values(scores))
+        partial = partial_correlations(scores, fitted, test, layout, self.partial_out)
+        return with_numbers(scores, partial)
+
+    def _fitted_maps(self) -> FittedMaps:
+        """Return the maps as plain tensors, with the moments of this run's fit if it had one."""
+        maps, permuted, control = (
+            {source: module.solution for source, module in _modules(modules)}
+            for modules in (self.maps, self.permuted_maps, self.control_maps)
+        )
+        stored = FittedMaps(self.ridges, maps, permuted, control, self.n_fit)
+        return stored if self._fit is None else replace(self._fit, maps=maps)
+
     @property
     def _phase(self) -> str:
         return "test" if self.trainer.testing else "val"
 
-    def on_validation_epoch_start(self) -> None:
-        """Forget an earlier validation."""
-        self._begin_scoring()
-
-    def on_test_epoch_start(self) -> None:
-        """Forget an earlier test."""
-        self._begin_scoring()
-
-    def on_validation_epoch_end(self) -> None:
-        """Score all pairs."""
-        self._finish_scoring()
-
-    def on_test_epoch_end(self) -> None:
-        """Score all pairs."""
-        self._finish_scoring()
-
     def on_predict_start(self) -> None:
         """Refuse to predict without maps."""
         self._check_fitted()
-
-    def validation_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Add held-out subjects to the scores."""
-        del batch_idx
-        self._score_batch(batch)
-
-    def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Add held-out subjects to the scores."""
-        del batch_idx
-        self._score_batch(batch)
 
     def predict_step(self, batch: SubjectBatch, batch_idx: int) -> dict[str, Any]:
         """Predict target logits.
@@ -495,23 +476,37 @@ class LinearProbe(LMStudy):
     def checkpoint_state(self) -> dict[str, Any]:
         """Return what the maps were fitted on."""
         return {
-            "token_ids": {name: d.token_ids for name, d in self.layout.domains.items()},
-            "prompts": self._prompts(),
+            "fitted_on": self._fitted_on(),
             "ridge": self.ridge,
             "fit_subjects": self.fit_subjects,
             "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
             "n_fit": self.n_fit,
         }
 
-    def _prompts(self) -> dict[str, str | None]:
-        templates = {name: d.knowledge.template for name, d in self.layout.domains.items()}
-        return {**templates, "control": self.layout.control}
+    def _fitted_on(self) -> dict[str, tuple[str | None, list[int]]]:
+        """Return each prompt, the control included, and the tokens that are read after it."""
+        domains = self.layout.domains
+        own = {name: (d.knowledge.template, d.token_ids) for name, d in domains.items()}
+        return {**own, "control": (self.layout.control, self.layout.control_token_ids)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume a fit from the middle of an epoch or after its end."""
         super().on_load_checkpoint(checkpoint)
-        if self._trainer is not None and self.trainer.training:
-            _check_resumable(checkpoint["loops"]["fit_loop"], self.trainer.max_epochs or -1)
+        if self._trainer is None or not self.trainer.training:
+            return
+        progress, max_epochs = checkpoint["loops"]["fit_loop"], self.trainer.max_epochs or -1
+        epochs = progress["epoch_progress"]["current"]
+        is_whole = progress["epoch_loop.batch_progress"]["is_last_batch"]
+        if epochs["started"] > epochs["processed"] and not is_whole:
+            raise CheckpointError(
+                "the checkpoint is from the middle of an epoch, and has no statistics of the "
+                "subjects read so far. Resume from the end of an epoch, or start a new run."
+            )
+        if 0 < max_epochs <= epochs["started"]:
+            raise CheckpointError(
+                f"the checkpoint has all {max_epochs} epochs of trainer.max_epochs. Score its maps "
+                "with `lincorr validate`, or raise trainer.max_epochs."
+            )
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Read what the maps were fitted on."""
@@ -521,18 +516,13 @@ class LinearProbe(LMStudy):
                 f"the checkpoint fits {sorted(state['ridges'])}, this run {sorted(own)}. "
                 "Set the same model.knowledge and model.pairs, or fit again."
             )
-        for name, domain in self.layout.domains.items():
-            if state["token_ids"][name] != domain.token_ids:
+        for name, now in self._fitted_on().items():
+            then = state["fitted_on"][name]
+            if then != now:
                 raise CheckpointError(
-                    f"the labels of {name} are not those that the checkpoint was fitted on. "
-                    "Use the same model.knowledge_files, or fit again."
-                )
-        for name, template in self._prompts().items():
-            if state["prompts"].get(name) != template:
-                raise CheckpointError(
-                    f"the checkpoint was fitted with the {name} prompt "
-                    f"{state['prompts'].get(name)!r}, this run has {template!r}. Use the settings "
-                    "of the run that wrote it (its config.yaml), or fit again."
+                    f"the checkpoint was fitted with the {name} prompt {then[0]!r} or on other "
+                    f"labels, this run has {now[0]!r}. Use the settings of the run that wrote it "
+                    "(its config.yaml), or fit again."
                 )
         # Only a fit sets these.
         self.ridge = state["ridge"]
@@ -540,22 +530,6 @@ class LinearProbe(LMStudy):
         self.fit_subjects = state["fit_subjects"]
         self.ridges = {(s, t): state["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
         self.n_fit = state["n_fit"]
-
-
-def _check_resumable(progress: Mapping[str, Any], max_epochs: int) -> None:
-    """Refuse a checkpoint from the middle of an epoch, or after the last one."""
-    epochs = progress["epoch_progress"]["current"]
-    is_whole = progress["epoch_loop.batch_progress"]["is_last_batch"]
-    if epochs["started"] > epochs["processed"] and not is_whole:
-        raise CheckpointError(
-            "the checkpoint is from the middle of an epoch, and has no statistics of the "
-            "subjects read so far. Resume from the end of an epoch, or start a new run."
-        )
-    if 0 < max_epochs <= epochs["started"]:
-        raise CheckpointError(
-            f"the checkpoint has all {max_epochs} epochs of trainer.max_epochs. Score its maps with"
-            " `lincorr validate`, or raise trainer.max_epochs."
-        )
 
 
 def _modules(maps: nn.ModuleDict) -> Iterator[tuple[str, AffineMap]]:

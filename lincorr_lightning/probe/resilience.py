@@ -1,10 +1,14 @@
-"""How well linear maps of one LM hold on another one (paper, section 4.2)."""
+"""How well linear maps of one LM hold on another one (paper, section 4.2; figures 8, 9, 19-21)."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
+from statistics import fmean
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -12,25 +16,55 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError, require
+from lincorr_lightning.errors import ConfigError, LinearMapError, require
 from lincorr_lightning.functional import Moments, summarize
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects
-from lincorr_lightning.linear_map.layout import JointLayout, build_layout, domain_rows
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.resilience_results import PairResilience, resilience_results
+from lincorr_lightning.probe.scores import mean_r, require_held_out
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.pair_matrix import pair_matrices, pair_number
+from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
+from lincorr_lightning.results.table import Table, columns_of
 from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")
 _MAX_NAMED = 5
+# Below this r a fraction of it means nothing.
+_MIN_R = 0.2
+
+
+@dataclass(frozen=True)
+class PairResilience:
+    """How well an old map holds on a new LM; each r is a mean over labels, on held-out subjects."""
+
+    source: str
+    target: str
+    before: float | None = pair_number("", ".2f", "before", "The old map on the old LM")
+    """None if r on the old LM is not known."""
+    after: float | None = pair_number("", ".2f", "after", "The old map on the new LM")
+    difference: float | None = pair_number(
+        "", ".2f", "difference", "The old map on the new LM, minus on the old LM"
+    )
+    refitted: float | None = pair_number("", ".2f", "refitted", "A map fitted on the new LM itself")
+    kept: float | None = pair_number(
+        "", ".2f", "kept", "Fraction of the refitted map's r that the old map keeps",
+        f"fraction of r, where the refitted r is {_MIN_R:g} or more",
+    )  # fmt: skip
+    """None where `refitted` is close to zero."""
+    after_std: float | None = pair_number(
+        "", "", "after_std", "The old map on the new LM, standard deviation of r over labels",
+        "standard deviation of r", is_signed=False,
+    )  # fmt: skip
+    n_labels: int = 0
+    """Number of target labels."""
 
 
 class MapResilience(LMStudy):
@@ -60,13 +94,8 @@ class MapResilience(LMStudy):
             which the maps of the new LM get, too.
 
     Raises:
-        LinearMapError: The folder holds no map, or the LMs have different labels, which the message
-            names.
+        LinearMapError: The folder holds no map, or the LMs have different labels.
         ConfigError: Neither a folder nor an LM to fit maps on, or a pair that the folder lacks.
-        LanguageModelError: An LM cannot be read.
-
-    Attributes:
-        results: What the last test found; None before.
     """
 
     study = "resilience"
@@ -91,59 +120,63 @@ class MapResilience(LMStudy):
             )
         require("model.ridge", ridge, at_least=0)
         super().__init__(lm)
-        self.before: LanguageModel | None = None
         self.save_hyperparameters()
-        if before is not None:
-            before = as_settings(LMConfig, before)
-            dtype = dtype_name(self.lm.dtype)
-            if same_dtype and before.dtype != dtype:
-                rank_zero_info(
-                    f"model.before is read in {dtype}, the dtype of model.lm, and not in "
-                    f"{before.dtype}; model.same_dtype false compares dtypes."
-                )
-                before = replace(before, dtype=dtype)
-            self.before = LanguageModel(before)
         self.stored = None if linear_map is None else LinearMap.from_pretrained(linear_map)
+        # The run that wrote the maps, if they are still in its folder.
+        self._run = None if linear_map is None else Path(linear_map).resolve().parent
         catalogue = Catalogue.load(*knowledge_files)
-        wanted = None if pairs is None else split_names(pairs)
-        names = split_names(knowledge)
+        names, wanted = split_names(knowledge), None if pairs is None else split_names(pairs)
         if self.stored is not None:
-            lacking = [pair for pair in wanted or () if pair not in self.stored.pairs]
+            names, wanted = [], wanted or self.stored.pairs
+            lacking = [pair for pair in wanted if pair not in self.stored.pairs]
             if lacking:
                 raise ConfigError(
                     f"model.pairs names {lacking[0]}, which {linear_map} lacks; it has "
                     f"{', '.join(self.stored.pairs[:_MAX_NAMED])}, ... Leave model.pairs null for "
                     "all."
                 )
-            wanted, names = wanted or self.stored.pairs, []
         self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted)
+        self.before: LanguageModel | None = None
         self.layout_before: JointLayout | None = None
-        if self.before is not None:
+        if before is not None:
+            self.before = self._language_model_before(as_settings(LMConfig, before), same_dtype)
             self.layout_before = build_layout(self.before.tokenizer, catalogue, names, wanted)
             labels = {n: d.texts for n, d in self.layout_before.domains.items()}
             self._check_labels(labels, self.before.config.name_or_path)
+        ridges: Mapping[str, float] = {}
         if self.stored is not None:
-            used = [name for name in self.stored.knowledge if name in self.layout.domains]
-            labels = {name: self.stored.labels(name) for name in used}
-            self._check_labels(labels, f"the map of {self.stored.lm}")
-            for name, domain in self.layout.domains.items():
-                own, other = domain.knowledge.template, self.stored.templates[name]
-                if own != other:
-                    raise LinearMapError(
-                        f"the map was fitted with the {name} prompt {other!r}, this run "
-                        f"has {own!r}. Name the same model.knowledge_files."
-                    )
-        stored = {} if self.stored is None else self.stored.ridge
-        self.ridges = {(s, t): stored.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
+            self._check_stored(self.stored)
+            ridges = self.stored.ridge
+        self.ridges = {(s, t): ridges.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
         n = self.layout.n_columns
         self.moments = nn.ModuleDict({half: JointMoments(n) for half in _HALVES})
         self.moments_before = nn.ModuleDict(
             {half: JointMoments(n) for half in _HALVES if self.before is not None}
         )
-        # The run that wrote the maps, if they are still in its folder.
         self._scores: list[PairResilience] | None = None
-        self._run = None if linear_map is None else Path(linear_map).resolve().parent
         self._fitted_on: set[str] = set()
+
+    def _language_model_before(self, config: LMConfig, same_dtype: bool) -> LanguageModel:
+        dtype = dtype_name(self.lm.dtype)
+        if same_dtype and config.dtype != dtype:
+            rank_zero_info(
+                f"model.before is read in {dtype}, the dtype of model.lm, and not in "
+                f"{config.dtype}; model.same_dtype false compares dtypes."
+            )
+            config = replace(config, dtype=dtype)
+        return LanguageModel(config)
+
+    def _check_stored(self, stored: LinearMap) -> None:
+        """Refuse maps that were fitted on other labels or prompts."""
+        used = [name for name in stored.knowledge if name in self.layout.domains]
+        self._check_labels({name: stored.labels(name) for name in used}, f"the map of {stored.lm}")
+        for name, domain in self.layout.domains.items():
+            own, other = domain.knowledge.template, stored.templates[name]
+            if own != other:
+                raise LinearMapError(
+                    f"the map was fitted with the {name} prompt {other!r}, this run has {own!r}. "
+                    "Name the same model.knowledge_files."
+                )
 
     def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
         """Refuse other labels; their token ids may differ, because maps are between labels."""
@@ -151,16 +184,14 @@ class MapResilience(LMStudy):
         for name in dict.fromkeys([*own, *labels]):
             here, there = own.get(name, []), labels.get(name, [])
             if here != there:
-                only_here = [text for text in here if text not in there][:_MAX_NAMED]
-                only_there = [text for text in there if text not in here][:_MAX_NAMED]
-                shared = [text for text in here if text in there]
-                listed = ", ".join(shared[:_MAX_NAMED]) + (", ..." if shared[_MAX_NAMED:] else "")
+                only_here, only_there = (
+                    ", ".join(sorted(set(a) - set(b))[:_MAX_NAMED]) or "none"
+                    for a, b in ((here, there), (there, here))
+                )
                 raise LinearMapError(
-                    f"{name} has other labels in {self.lm.config.name_or_path} than in {whose}: "
-                    f"only there {only_there or 'none'}, only here {only_here or 'none'}"
-                    f"{'' if only_here or only_there else ', in another order'}; {len(shared)} "
-                    f"labels are in both{f' ({listed})' if shared else ''}. A map can be "
-                    "tested between LMs whose tokenizers give the same labels; leave "
+                    f"{name} has other labels in {self.lm.config.name_or_path} than in {whose}, or "
+                    f"in another order: only there {only_there}; only here {only_here}. A map can "
+                    "be tested between LMs whose tokenizers give the same labels; leave "
                     f"{name} out of model.pairs, or fit the map with the same knowledge files."
                 )
 
@@ -174,7 +205,7 @@ class MapResilience(LMStudy):
     def on_test_start(self) -> None:
         """Begin a test."""
         for metric in (*self.moments.values(), *self.moments_before.values()):
-            metric.reset()  # type: ignore[operator]
+            cast(JointMoments, metric).reset()
         self._fitted_on = set() if self._run is None else read_fit_subjects(self._run)
 
     @torch.no_grad()
@@ -186,133 +217,91 @@ class MapResilience(LMStudy):
                 "of the held-out half. Set data.test_on to all."
             )
         if batch.half == "test":
-            self._check_held_out(batch.subjects)
-        rows = domain_rows(self.lm, self.layout, batch.subjects)
-        old = None
-        if self.before is not None and (batch.half == "test" or self.stored is None):
-            assert self.layout_before is not None
-            old = domain_rows(self.before, self.layout_before, batch.subjects)
-        if batch.is_padding:
-            return
-        self.moments[batch.half].update(rows)  # type: ignore[operator]
-        if old is not None:
-            self.moments_before[batch.half].update(old)  # type: ignore[operator]
-
-    def _check_held_out(self, subjects: Sequence[str]) -> None:
-        seen = self._fitted_on & set(subjects)
-        if seen:
-            raise SubjectsError(
-                f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are "
-                "among those that the old maps were fitted on. Use the data settings of the run "
-                "that wrote them (its config.yaml), or other subjects."
-            )
+            require_held_out(batch.subjects, self._fitted_on)
+        rows = {"moments": domain_rows(self.lm, self.layout, batch.subjects)}
+        if self.layout_before is not None and (batch.half == "test" or self.stored is None):
+            assert self.before is not None
+            rows["moments_before"] = domain_rows(self.before, self.layout_before, batch.subjects)
+        for name, read in rows.items() if not batch.is_padding else ():
+            getattr(self, name)[batch.half].update(read)
 
     # -- scoring -----------------------------------------------------------------------------
 
     def on_test_epoch_end(self) -> None:
         """Score all pairs."""
-        now = {half: metric.gather() for half, metric in self.moments.items()}  # type: ignore[operator]
-        then = {half: metric.gather() for half, metric in self.moments_before.items()}  # type: ignore[operator]
-        before = {} if then or self._run is None else _read_label_means(self._run)
-        old = self._old_weights(then)
-        refitted = self._solve(now["fit"])
-        self._scores = score_resilience(
-            self.layout, old, refitted, now["test"], then.get("test"), before
+        now, then = (
+            {half: cast(JointMoments, metric).gather() for half, metric in moments.items()}
+            for moments in (self.moments, self.moments_before)
         )
-        self._n = int(now["fit"].n), int(now["test"].n)
+        self._n = {f"n_{half}": int(moments.n) for half, moments in now.items()}
+        stored = self.stored
+        old = self._fit(then["fit"]) if stored is None else self._stored_weights(stored)
+        after = label_r_by_pair(now["test"], self.layout, old)
+        refitted = label_r_by_pair(now["test"], self.layout, self._fit(now["fit"]))
+        before = _read_label_means(self._run) if self._run is not None and not then else {}
+        if then:
+            r = label_r_by_pair(then["test"], self.layout, old)
+            before = {pair: mean_r(one) for pair, one in r.items()}
+        self._scores = [
+            _compare(*pair, before.get(pair), after[pair], mean_r(refitted[pair]))
+            for pair in self.layout.pairs
+        ]
+
+    def _stored_weights(self, stored: LinearMap) -> dict[str, Tensor]:
+        """Return W of the map of each source to all its targets, ``(n_target, n_source)``."""
+        names = {s: [f"{s}->{t}" for t in self.layout.targets(s)] for s in self.layout.sources}
+        return {
+            source: torch.cat([stored.weight(name) for name in pairs]).to(self.device)
+            for source, pairs in names.items()
+        }
+
+    def _fit(self, moments: Moments) -> dict[str, Tensor]:
+        """Return W of the fitted map of each source to all its targets, likewise."""
+        maps = fit_layout(moments, self.layout, self.ridges).maps
+        return {source: solution.weight for source, solution in maps.items()}
 
     def build_results(self) -> Results | None:
         """Return the scores of the last test."""
         if self._scores is None:
             return None
-        dtypes = dtype_name(self._old_dtype()), dtype_name(self.lm.dtype)
+        lm, dtype = "", ""
+        if self.before is not None:
+            lm, dtype = self.before.config.name_or_path, dtype_name(self.before.dtype)
+        if self.stored is not None:
+            lm, dtype = lm or self.stored.lm, self.stored.fingerprint["dtype"]
+        old, new = dtype, dtype_name(self.lm.dtype)
         warning = None
-        if dtypes[0] != dtypes[1]:
+        if old != new:
             warning = (
-                f"The old maps are those of an LM in {dtypes[0]}, and the new LM is in "
-                f"{dtypes[1]}: part of the change in r is due to precision. Set model.lm.dtype to "
-                f"{dtypes[0]}."
+                f"The old maps are those of an LM in {old}, and the new LM is in {new}: part of "
+                f"the change in r is due to precision. Set model.lm.dtype to {old}."
             )
             rank_zero_warn(warning)
-        before = self.stored if self.before is None else self.before.config
-        assert before is not None
-        return resilience_results(
-            self._scores,
-            lm=self.lm.config.name_or_path,
-            lm_before=before.lm if isinstance(before, LinearMap) else before.name_or_path,
-            n_fit=self._n[0],
-            n_test=self._n[1],
-            dtypes=dict(zip(("before", "after"), dtypes, strict=True)),
-            warning=warning,
-        )
-
-    def _old_dtype(self) -> str | torch.dtype:
-        """Return the dtype of the LM that the maps were fitted on."""
-        if self.stored is not None:
-            return self.stored.fingerprint["dtype"]
-        assert self.before is not None
-        return self.before.dtype
-
-    def _old_weights(self, then: Mapping[str, Moments]) -> dict[str, Tensor]:
-        """Return W of the old map of each source to all its targets, ``(n_target, n_source)``."""
-        if self.stored is None:
-            return self._solve(then["fit"])
-        weights = {}
-        for source in self.layout.sources:
-            names = [f"{source}->{target}" for target in self.layout.targets(source)]
-            weights[source] = torch.cat([self.stored.weight(n) for n in names]).to(self.device)
-        return weights
-
-    def _solve(self, fit: Moments) -> dict[str, Tensor]:
-        """Return W of each source to all its targets, ``(n_target, n_source)``."""
-        maps = fit_layout(fit, self.layout, self.ridges).maps
-        return {source: solution.weight for source, solution in maps.items()}
+        about = {
+            "lm_before": lm, "dtypes": {"before": old, "after": new}, "warning": warning, **self._n,
+        }  # fmt: skip
+        return resilience_results(self._scores, about, self.lm.config.name_or_path)
 
 
-def score_resilience(
-    layout: JointLayout,
-    old: Mapping[str, Tensor],
-    refitted: Mapping[str, Tensor],
-    now: Moments,
-    then: Moments | None,
-    before: Mapping[str, float | None],
-) -> list[PairResilience]:
-    """Score old maps on a new LM, beside maps that were fitted on it.
-
-    Args:
-        layout: Columns of the joint rows.
-        old: W of the old map of each source, ``(n_target, n_source)``.
-        refitted: W of the new LM's own map of each source, likewise.
-        now: Moments of held-out subjects on the new LM.
-        then: Moments of held-out subjects on the old LM; None if it was not read.
-        before: Known mean label-wise r of the old maps on the old LM, by ``city->country``; used
-            where the old LM was not read.
-    """
-    after, own = label_r_by_pair(now, layout, old), label_r_by_pair(now, layout, refitted)
-    earlier = {} if then is None else label_r_by_pair(then, layout, old)
-    known = before if then is None else {
-        f"{source}->{target}": number(summarize(r).mean) for (source, target), r in earlier.items()
-    }  # fmt: skip
-    pairs = []
-    for source, target in layout.pairs:
-        summary = summarize(after[source, target])
-        pairs.append(
-            PairResilience.of(
-                source,
-                target,
-                before=known.get(f"{source}->{target}"),
-                after=number(summary.mean),
-                refitted=number(summarize(own[source, target]).mean),
-                after_std=number(summary.std),
-                n_labels=layout.sizes[target],
-            )
-        )
-    return pairs
+def _compare(
+    source: str, target: str, before: float | None, r: Tensor, refitted: float | None
+) -> PairResilience:
+    """Compare r of the old map on the new LM, ``(n_target,)``, with the other two."""
+    summary = summarize(r)
+    after = number(summary.mean)
+    difference = kept = None
+    if after is not None and before is not None:
+        difference = after - before
+    if after is not None and refitted is not None and refitted >= _MIN_R:
+        kept = after / refitted
+    return PairResilience(
+        source, target, before, after, difference, refitted, kept, number(summary.std), len(r)
+    )
 
 
-def _read_label_means(run: Path) -> dict[str, float]:
+def _read_label_means(run: Path) -> dict[Pair, float | None]:
     """Return the mean label-wise r of each pair in the results of the run that wrote the maps."""
-    path = run / "results.json"
+    path = run / RESULTS_FILE
     if not path.is_file():
         rank_zero_warn(
             "r of the maps on their own LM is not known: there is no results.json "
@@ -320,8 +309,46 @@ def _read_label_means(run: Path) -> dict[str, float]:
         )
         return {}
     pairs = read_json(path, LinearMapError, "Run the probe again.").get("pairs", [])
-    return {
-        f"{pair['source']}->{pair['target']}": pair["label_mean"]
-        for pair in pairs
-        if pair.get("label_mean") is not None
-    }
+    return {(pair["source"], pair["target"]): pair.get("label_mean") for pair in pairs}
+
+
+def resilience_results(
+    pairs: Sequence[PairResilience], about: Mapping[str, Any], lm: str
+) -> Results:
+    """Build the results of the resilience study; `about` is what holds for all pairs."""
+    from lincorr_lightning.results.style import short_name
+
+    _, _, shown = columns_of(PairResilience)
+    known = {key: [v for p in pairs if (v := getattr(p, key)) is not None] for key in shown}
+    mean = {key: fmean(values) if values else None for key, values in known.items()}
+    rows = [
+        {"pair": f"{pair.source}->{pair.target}", **asdict(pair)}
+        for pair in sorted(pairs, key=lambda p: math.inf if p.kept is None else p.kept)
+    ]
+    summary = Table.of(
+        "summary", rows, ["pair", *shown],
+        f"Label-wise r of the old maps on {about['n_test']:,} held-out subjects",
+        "By the fraction of the refitted map's r that the old map keeps. "
+        f"{about['warning'] or ''}".strip(),
+        headline=True, formats=shown,
+    )  # fmt: skip
+    every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
+    matrices = list(pair_matrices(pairs))
+    note = (
+        f"map of {short_name(about['lm_before'])}, on {short_name(lm)}; {about['n_test']:,} "
+        f"held-out subjects; refitted on {about['n_fit']:,}"
+    )
+    return Results(
+        study="resilience",
+        values={**about, "mean": mean, "pairs": [asdict(pair) for pair in pairs]},
+        scalars={f"test/{name}": value for name, value in mean.items() if value is not None},
+        tables=[summary, every, *(matrix.table for matrix in matrices)],
+        figures=[
+            Figure(
+                matrix.name,
+                f"{matrix.caption}: label-wise correlation of every ordered pair.",
+                partial(matrix.draw, matrix.caption, note),
+            )
+            for matrix in matrices
+        ],
+    )

@@ -1,8 +1,11 @@
-"""Scores of fitted maps on held-out subjects, beside those of their nulls (paper section 3)."""
+"""Scores of fitted maps on held-out subjects, beside those of their nulls (paper section 3).
+
+To add a number: a field of `PairScore`, and a function that returns it by pair for `with_numbers`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -11,70 +14,76 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
 from lincorr_lightning.linear_map.solver import FittedMaps, score_maps
 from lincorr_lightning.results.numbers import Rates, number, rates_as_json
-from lincorr_lightning.results.table import column
+from lincorr_lightning.results.pair_matrix import pair_number
 
-RANKS = ("1", "3", "5")
-WAYS = ("influenced", "influencing")
+_WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
+
+Numbers = Mapping[Pair, Mapping[str, Any]]
+"""Fields of `PairScore` by pair."""
 
 
 @dataclass(frozen=True)
 class PairScore:
-    """Scores of one pair on held-out subjects; an r that is not known is None.
+    """Scores of one pair on held-out subjects; what is not known is None.
 
-    Attributes:
-        source: Name of the source.
-        target: Name of the target.
-        label_mean: Mean label-wise r; None when no label varies.
-        label_std: Its standard deviation over labels.
-        instance_mean: Mean instance-wise r.
-        permuted_label_mean: Mean label-wise r of a map fitted on permuted targets.
-        control_label_mean: Mean label-wise r from the control prompt.
-        excess: `label_mean` minus `control_label_mean`.
-        label_error: Standard error of `label_mean` over subjects.
-        excess_error: Standard error of `excess`, or of `label_mean` where there is no control.
-        p: One-sided p-value of `excess`, or of `label_mean` where there is no control.
-        q: `p` adjusted for all pairs of the run.
-        partial_label_mean: Mean label-wise r with the knowledge of ``model.partial_out`` removed
-            from both sides.
-        through_given: Fraction of the correlation that goes through that knowledge: 1 minus what
-            the source explains of the target beyond it over what the source explains alone (squared
-            correlations).
-        ridge: Ridge strength of the map.
-        n_labels: Number of target labels.
-        n_constant_labels: Number of target labels without r because they never change.
-        precision: Hit@N under ``influenced`` and ``influencing``; None without a reference.
-        completeness: Scores by completeness of the target labels, where these differ: ``n_labels``,
-            ``label_mean``, and ``influenced``, Hit@N or None (paper, table 18).
-        label_r: r of each label, ``(n_target_labels,)``, NaN where constant.
+    The first are means over target labels of the label-wise r: of the map, of one fitted on
+    permuted targets, and of one from the control prompt.
     """
 
     source: str
     target: str
-    label_mean: float | None = column("r", ".2f")
-    label_std: float | None = column("std", ".2f")
-    instance_mean: float | None = column()
-    permuted_label_mean: float | None = column("r, permuted", ".2f")
-    control_label_mean: float | None = column("r, control prompt", ".2f")
-    excess: float | None = column("r above the control", ".2f")
-    label_error: float | None = column(default=None)
-    excess_error: float | None = column(default=None)
-    p: float | None = column(default=None)
-    q: float | None = column(default=None)
-    partial_label_mean: float | None = column(default=None)
-    through_given: float | None = column(default=None)
-    ridge: float | None = column(default=0.0)
+    label_mean: float | None = pair_number(
+        "r", ".2f", matrix="correlation", shows="Label-wise correlation", logged=True
+    )
+    label_std: float | None = pair_number(
+        "std", ".2f", matrix="std", shows="Standard deviation of label-wise r over labels",
+        unit="standard deviation of r", is_signed=False,
+    )  # fmt: skip
+    instance_mean: float | None = pair_number(
+        matrix="instance", shows="Instance-wise correlation", logged=True
+    )
+    permuted_label_mean: float | None = pair_number(
+        "r, permuted", ".2f", matrix="permuted", shows="Label-wise correlation, permuted targets",
+        logged=True,
+    )  # fmt: skip
+    control_label_mean: float | None = pair_number(
+        "r, control prompt", ".2f", matrix="control",
+        shows="Label-wise correlation, control prompt", logged=True,
+    )  # fmt: skip
+    excess: float | None = pair_number("r above the control", ".2f", logged=True)
+    """`label_mean` minus `control_label_mean`."""
+    label_error: float | None = None
+    """Standard error of `label_mean` over subjects."""
+    excess_error: float | None = None
+    """Standard error of `excess`, or of `label_mean` where there is no control."""
+    p: float | None = None
+    """One-sided p-value of `excess`, or of `label_mean` where there is no control."""
+    q: float | None = None
+    """`p` adjusted for all pairs of the run."""
+    partial_label_mean: float | None = None
+    """Mean label-wise r with the knowledge of ``model.partial_out`` removed from both sides."""
+    through_given: float | None = None
+    """Fraction of the correlation that goes through that knowledge: 1 minus what the source
+    explains of the target beyond it over what the source explains alone (squared correlations)."""
+    ridge: float | None = pair_number(logged=True)
     n_labels: int = 0
+    """Number of target labels."""
     n_constant_labels: int = 0
+    """Number of target labels without r because they never change."""
     precision: Mapping[str, Rates] | None = None
+    """Hit@N under ``influenced`` and ``influencing``; None without a reference."""
     completeness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Scores by completeness of the target labels, where these differ, see `by_completeness`."""
     label_r: npt.NDArray[np.floating[Any]] = field(
         default_factory=lambda: np.empty(0), repr=False, compare=False
     )
+    """r of each label, ``(n_target_labels,)``, NaN where constant; not in ``results.json``."""
 
     @property
     def pair(self) -> Pair:
@@ -105,7 +114,23 @@ class PairScore:
 def hit_columns(precision: Mapping[str, Rates | None] | None) -> dict[str, float | None]:
     """Return Hit@N in both directions as columns ``influenced_1`` to ``influencing_n``."""
     known = precision or {}
-    return {f"{way}_{n}": (known.get(way) or {}).get(n) for way in WAYS for n in (*RANKS, "n")}
+    return {f"{way}_{n}": (known.get(way) or {}).get(n) for way in _WAYS for n in _RANKS}
+
+
+def with_numbers(scores: Sequence[PairScore], numbers: Numbers) -> list[PairScore]:
+    """Return the scores with more of their fields."""
+    return [replace(score, **numbers.get(score.pair, {})) for score in scores]
+
+
+def require_held_out(subjects: Sequence[str], fit_subjects: Collection[str]) -> None:
+    """Refuse to score maps on subjects that they were fitted on."""
+    seen = set(fit_subjects).intersection(subjects)
+    if seen:
+        raise SubjectsError(
+            f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are among "
+            "those that the maps were fitted on. Use the data settings of the run that fitted them "
+            "(its config.yaml), or other subjects."
+        )
 
 
 def rank_pairs(scores: Sequence[PairScore]) -> list[PairScore]:
@@ -136,36 +161,38 @@ def score_pairs(
     measured = score_maps(fitted, test, layout)
     scores = []
     for pair in layout.pairs:
-        source, target = pair
-        one = measured[pair]
-        summary, r, control = summarize(one.r), _mean(one.r), _mean(one.control_r)
-        completeness = layout.domains[target].completeness
+        one, reference = measured[pair], layout.references[pair]
+        summary, r, control = summarize(one.r), mean_r(one.r), mean_r(one.control_r)
+        completeness = layout.domains[pair[1]].completeness
         scores.append(
             PairScore(
-                source=source,
-                target=target,
+                *pair,
                 label_mean=r,
                 label_std=number(summary.std),
                 instance_mean=number(instance_means[pair]),
-                permuted_label_mean=_mean(one.permuted_r),
+                permuted_label_mean=mean_r(one.permuted_r),
                 control_label_mean=control,
                 excess=None if r is None or control is None else r - control,
                 ridge=number(fitted.ridges[pair]),
-                n_labels=layout.sizes[target],
+                n_labels=layout.sizes[pair[1]],
                 n_constant_labels=int(summary.n_constant),
-                precision=one.precision
-                and {way: rates_as_json(rates) for way, rates in one.precision.items()},
-                completeness=by_completeness(
-                    one.r, one.weight, layout.references[pair], completeness
-                ),
+                precision=_as_json(one.precision),
+                completeness=by_completeness(one.r, one.weight, reference, completeness),
                 label_r=one.r.numpy(),
             )
         )
     return scores
 
 
-def _mean(r: Tensor | None) -> float | None:
+def mean_r(r: Tensor | None) -> float | None:
+    """Return the mean of r over labels, leaving out constant ones; None if there is none."""
     return None if r is None else number(summarize(r).mean)
+
+
+def _as_json(precision: Mapping[str, Rates] | None) -> dict[str, Rates] | None:
+    if precision is None:
+        return None
+    return {way: rates_as_json(rates) for way, rates in precision.items()}
 
 
 def by_completeness(
@@ -176,9 +203,9 @@ def by_completeness(
 ) -> dict[str, dict[str, Any]]:
     """Return the scores by completeness of the target labels (paper, appendix K, table 18).
 
-    Hit@N is of influenced targets: of the source labels with a right target of one completeness,
-    the fraction for which one of them is among the N highest; right ones of other completeness do
-    not compete.
+    By completeness, ``n_labels``, ``label_mean`` and ``influenced``: Hit@N of influenced targets.
+    Of the source labels with a right target of one completeness, it is the fraction for which one
+    of them is among the N highest; right ones of other completeness do not compete.
 
     Args:
         r: r of each target label, ``(n_target,)``.
@@ -199,39 +226,28 @@ def by_completeness(
             influenced = rates_as_json(hits.by_rank())
         scores[str(kind)] = {
             "n_labels": int(chosen.sum()),
-            "label_mean": number(summarize(r[chosen]).mean),
+            "label_mean": mean_r(r[chosen]),
             "influenced": influenced,
         }
     return scores
 
 
-# -- the ridge path ------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class RidgePoint:
-    """Scores at one ridge strength: mean label-wise r, and Hit@N where there is a reference."""
-
-    ridge: float
-    label_mean: float | None
-    influenced: Rates | None
-    influencing: Rates | None
-
-
 def ridge_paths(
     fitted: FittedMaps, test: Moments, layout: JointLayout, grid: Sequence[float]
-) -> dict[Pair, list[RidgePoint]]:
-    """Score every ridge strength for every pair; there is no path without the fit's solvers."""
-    paths: dict[Pair, list[RidgePoint]] = {}
+) -> dict[Pair, list[dict[str, Any]]]:
+    """Score every ridge strength for every pair; there is no path without the fit's solvers.
+
+    Returns:
+        The path of each pair: ``ridge``, ``label_mean``, and Hit@N, or None without a reference,
+        under ``influenced`` and ``influencing``.
+    """
+    paths: dict[Pair, list[dict[str, Any]]] = {}
     for source in source_progress(layout, "ridge path") if fitted.solvers else ():
         for ridge in grid:
             maps = {source: fitted.solvers[source].solve(ridge)}
             alone = replace(fitted, maps=maps, permuted={}, control={})
             for pair, one in score_maps(alone, test, layout).items():
-                hits = {way: rates_as_json(rates) for way, rates in (one.precision or {}).items()}
-                mean = number(float(one.r.double().nanmean()))
-                point = RidgePoint(
-                    float(ridge), mean, hits.get("influenced"), hits.get("influencing")
-                )
+                hits = _as_json(one.precision) or dict.fromkeys(_WAYS)
+                point = {"ridge": float(ridge), "label_mean": mean_r(one.r), **hits}
                 paths.setdefault(pair, []).append(point)
     return paths

@@ -6,14 +6,15 @@ Beyond the paper, which leaves the question open (appendix B); the statistics ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, summarize
+from lincorr_lightning.functional import Moments
 from lincorr_lightning.functional.significance import (
     adjust_for_many,
     one_sided_p,
@@ -30,7 +31,7 @@ from lincorr_lightning.linear_map.solver import (
     weights_by_pair,
 )
 from lincorr_lightning.metrics import MeanRStandardError, Scale
-from lincorr_lightning.probe.scores import PairScore
+from lincorr_lightning.probe.scores import Numbers, PairScore, mean_r
 from lincorr_lightning.results.numbers import number
 
 FINDING = 0.01
@@ -40,13 +41,9 @@ FINDING = 0.01
 _MAX_COMPOSED = 50
 
 
-PairErrors = dict[Pair, tuple[float, float]]
-"""Standard errors of r and of its excess over the control's, by pair."""
-
-
-def mean_r_errors(
+def standard_errors(
     fitted: FittedMaps, test: Moments, layout: JointLayout, rows: Sequence[Tensor]
-) -> PairErrors:
+) -> Numbers:
     """Measure the standard errors of r, and of its excess, over held-out subjects.
 
     The influence function is taken around the moments of the held-out half itself: around those of
@@ -58,7 +55,7 @@ def mean_r_errors(
         layout: Columns of the joint rows.
         rows: Joint rows of some held-out subjects of this rank, ``(n, n_columns)`` each.
     """
-    errors: PairErrors = {}
+    errors: dict[Pair, dict[str, float | None]] = {}
     device = test.mean.device
     none = test.mean.new_zeros(0, len(test.mean))
     for source in layout.sources:
@@ -77,10 +74,11 @@ def mean_r_errors(
             metric.update(own(part[:, x]), part[:, y], None if null is None else null(part[:, c]))
         # r is that of all subjects; the errors are of those whose rows were kept.
         scale = (metric.count / test.n).sqrt().cpu()
-        for target, error, excess_error in zip(
+        for target, *both in zip(
             layout.targets(source), *(metric.compute().cpu() * scale).tolist(), strict=True
         ):
-            errors[source, target] = error, excess_error
+            label, excess = map(number, both)
+            errors[source, target] = {"label_error": label, "excess_error": excess}
     return errors
 
 
@@ -94,91 +92,71 @@ def _std(scatter: Tensor, n: Tensor) -> Tensor:
     return (scatter.clamp(min=0) / n).sqrt()
 
 
-def add_significance(scores: Sequence[PairScore], errors: PairErrors) -> list[PairScore]:
-    """Return the scores with standard errors, p-values, and q-values adjusted for all pairs."""
-    p: list[float | None] = []
-    for score in scores:
-        (_, error), evidence = errors[score.pair], score.evidence
-        known = error > 0 and evidence is not None
-        p.append(number(one_sided_p(evidence / error)) if known else None)  # type: ignore[operator]
-    values = torch.tensor([torch.nan if one is None else one for one in p], dtype=torch.float64)
-    adjusted = adjust_for_many(values).tolist()
-    return [
-        replace(
-            score,
-            label_error=number(errors[score.pair][0]),
-            excess_error=number(errors[score.pair][1]),
-            p=one,
-            q=None if one is None else number(q),
-        )
-        for score, one, q in zip(scores, p, adjusted, strict=True)
-    ]
+def p_values(scores: Sequence[PairScore]) -> Numbers:
+    """Return p, and q adjusted for all pairs, of scores that have standard errors."""
+    p = {
+        score.pair: number(one_sided_p(score.evidence / score.excess_error))
+        for score in scores
+        if score.evidence is not None and score.excess_error
+    }
+    values = [math.nan if one is None else one for one in p.values()]
+    q = adjust_for_many(torch.tensor(values, dtype=torch.float64))
+    return {
+        pair: {"p": one, "q": None if one is None else number(adjusted)}
+        for (pair, one), adjusted in zip(p.items(), q.tolist(), strict=True)
+    }
 
 
-def add_partial_correlations(
+def partial_correlations(
     scores: Sequence[PairScore],
     fitted: FittedMaps,
     test: Moments,
     layout: JointLayout,
     partial_out: Sequence[str],
-) -> list[PairScore]:
-    """Return the scores with r after other knowledge was removed from both sides."""
+) -> Numbers:
+    """Return r after other knowledge was removed from both sides; none for stored maps."""
+    numbers: dict[Pair, dict[str, float | None]] = {}
+    alone = {score.pair: torch.from_numpy(score.label_r).square() for score in scores}
     fit = fitted.moments
     if fit is None or not partial_out:
-        return list(scores)
-    removed = torch.cat([layout.columns(name) for name in partial_out])
-    found: dict[Pair, tuple[Tensor, Tensor]] = {}
+        return numbers
     for source in layout.sources:
         if source in partial_out:
             continue
         partial = partial_correlation(
-            fit, test, layout.columns(source), layout.target_columns(source), removed,
+            fit, test, layout.columns(source), layout.target_columns(source),
+            torch.cat([layout.columns(name) for name in partial_out]),
             per_target_ridge(layout, source, fitted.ridges),
         )  # fmt: skip
         unique = dict(split_targets(layout, source, partial.unique.cpu()))
         for target, r in split_targets(layout, source, partial.r.cpu()):
             if target not in partial_out:
-                found[source, target] = r, unique[target]
-    return [
-        _with_partial(score, *found[score.pair]) if score.pair in found else score
-        for score in scores
-    ]
-
-
-def _with_partial(score: PairScore, r: Tensor, unique: Tensor) -> PairScore:
-    alone = torch.from_numpy(score.label_r).square()
-    known = ~(alone + unique).isnan()
-    explained = float(alone[known].sum())
-    through = 1 - float(unique[known].sum()) / explained if explained > 0 else None
-    return replace(
-        score, partial_label_mean=number(summarize(r).mean), through_given=number(through)
-    )
+                both = torch.stack([alone[source, target], unique[target]])
+                explained, beyond = both[:, ~both.isnan().any(0)].sum(1).tolist()
+                numbers[source, target] = {
+                    "partial_label_mean": mean_r(r),
+                    "through_given": number(1 - beyond / explained) if explained > 0 else None,
+                }
+    return numbers
 
 
 @dataclass(frozen=True)
 class Composition:
-    """``W(via→target) W(source→via)`` in place of ``W(source→target)``.
-
-    Attributes:
-        source: Name of the source.
-        via: Name of the knowledge in between.
-        target: Name of the target.
-        direct: Mean label-wise r of the pair's own map.
-        composed: Mean label-wise r of the composed map.
-        weight_cosine: Cosine between the two matrices.
-        elsewhere: Median r through knowledge without a reference on either leg; None if there is
-            none.
-        kept: `composed` as a fraction of `direct`.
-    """
+    """``W(via→target) W(source→via)`` in place of ``W(source→target)``."""
 
     source: str
     via: str
     target: str
     direct: float | None
+    """Mean label-wise r of the pair's own map."""
     composed: float | None
+    """Mean label-wise r of the composed map."""
     weight_cosine: float | None
+    """Cosine between the two matrices."""
     elsewhere: float | None
+    """Median r through knowledge without a reference on either leg; None if there is none."""
     kept: float | None
+    """`composed` as a fraction of `direct`."""
 
 
 def compose_maps(
@@ -203,10 +181,7 @@ def compose_maps(
             continue
         composed = {n: weights[n, target] @ weights[source, n] for n in between}
         columns = layout.columns(source), layout.columns(target)
-        r = {
-            n: number(summarize(label_r(test, weight, *columns).cpu()).mean)
-            for n, weight in composed.items()
-        }
+        r = {n: mean_r(label_r(test, weight, *columns).cpu()) for n, weight in composed.items()}
         others = [one for n in between if not any(known[n]) and (one := r[n]) is not None]
         for via in through:
             direct, indirect = score.label_mean, r[via]

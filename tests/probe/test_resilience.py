@@ -155,7 +155,7 @@ def test_maps_of_a_folder(probed, small_lm, changed_lm, tmp_path):
 
 
 def test_subjects_that_the_maps_were_fitted_on_are_refused(probed, changed_lm, tmp_path):
-    with pytest.raises(SubjectsError, match="old maps were fitted on"):
+    with pytest.raises(SubjectsError, match="the maps were fitted on"):
         score_again(tmp_path, changed_lm, {"seed": 5}, linear_map=str(probed))
 
 
@@ -176,7 +176,7 @@ def test_lms_of_other_labels_are_refused(small_lm, tmp_path):
     tokenizer.save_pretrained(other)
     file = other / "tokenizer.json"
     file.write_text(file.read_text().replace('"Peru"', '"Chad"'))
-    message = r"country has other labels.*only there \['Peru'\].* \d+ labels are in both \(\w+, "
+    message = "country has other labels.*only there Peru; only here none"
     with pytest.raises(LinearMapError, match=message):
         MapResilience(LMConfig(str(other)), before=LMConfig(small_lm), knowledge=NAMES)
 
