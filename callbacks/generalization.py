@@ -14,9 +14,8 @@ from lincorr_lightning.callbacks.relation_callback import DomainLogits, MapCallb
 from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
-from lincorr_lightning.finetune.edit_file import read_edits
-from lincorr_lightning.finetune.edits import Edit, reference_mask, resolve_edits
-from lincorr_lightning.finetune.results import cases_table, outcome_charts, outcome_figures
+from lincorr_lightning.finetune.edits import Edit, read_edits, reference_mask, resolve_edits
+from lincorr_lightning.finetune.results import case_results, outcome_charts
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
@@ -289,13 +288,9 @@ class Generalization(MapCallback):
             **case_statistics(self.cases),
         }
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
+        table, figures = case_results(self.cases, self.tag, random, taught, suffix)
         return Results(
-            self.study,
-            values,
-            scalars,
-            tables=[cases_table(self.cases, self.tag, taught, suffix)],
-            figures=outcome_figures(self.cases, self.tag, random, taught, suffix),
-            charts=self._charts,
+            self.study, values, scalars, tables=[table], figures=figures, charts=self._charts
         )
 
 

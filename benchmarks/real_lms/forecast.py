@@ -61,7 +61,8 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
     raw = [{"subject": row["subject"], "answer": row["source_answer"]} for row in rows]
     edits: Sequence[Edit] = resolve_edits(raw, tokenized, lm)
     forecasts = forecast_edits(lm, edits, tokenized, RIDGES, n_subjects=MAP_SUBJECTS)
-    predicted = {**forecasts.predicted, STEP: step(lm, edits, tokenized, method)}
+    by_step = logits_after_step(lm, edits, tokenized, TRAINING[method])
+    predicted = {**forecasts.predicted, STEP: by_step}
     found = {f"predicted/{name}": logits.numpy() for name, logits in predicted.items()}
     for name, baseline in BASELINES.items():
         found[f"risk/{name}"] = baseline(lm, edits, tokenized).numpy()
@@ -74,17 +75,6 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
         "outcome": np.array(outcomes, dtype=np.int8),
         **found,
     }
-
-
-def step(
-    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation, method: str
-) -> torch.Tensor:
-    """Return the target logits after the optimizer's step, ``(n, n_target)``."""
-    subjects = [edit.subject for edit in edits]
-    return logits_after_step(
-        lm, edits, relation.source_prompts(subjects), relation.target_prompts(subjects),
-        relation.target.token_ids, TRAINING[method], scales=(STEP_SCALE,),
-    )[0]  # fmt: skip
 
 
 class TrainingTime(L.Callback):
@@ -113,12 +103,12 @@ def measure_costs(folder: Path, method: str, relation: str = "city->country") ->
     others = sample_up_to(lm.tokenizer, FITTED_SUBJECTS, [edit.subject for edit in edits])
     forecasters: dict[str, Callable[[], object]] = {
         "in_context": partial(logits_in_context, lm, edits, tokenized),
-        "optimizer_step": partial(step, lm, edits, tokenized, method),
+        "optimizer_step": partial(logits_after_step, lm, edits, tokenized, TRAINING[method]),
         "maps": partial(fit_linear_maps, lm, tokenized, others, RIDGES),
         **{name: partial(BASELINES[name], lm, edits, tokenized) for name in TIMED_BASELINES},
     }
     found: dict[str, float] = {"n_edits": n}
-    step(lm, edits[:1], tokenized, method)  # the first call allocates memory
+    forecasters["optimizer_step"]()  # the first call allocates memory
     for name, forecast in forecasters.items():
         start = time.process_time()
         forecast()

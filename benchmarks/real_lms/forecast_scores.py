@@ -22,8 +22,8 @@ from sklearn.linear_model import LogisticRegression
 
 from benchmarks.real_lms.forecast_baselines import BASELINES
 from benchmarks.real_lms.tables import edits_of
+from lincorr_lightning.finetune.forecasts import outcome_features
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE
-from lincorr_lightning.finetune.outcome_model import outcome_features
 from lincorr_lightning.functional import Outcome, risk
 
 FLOATS = npt.NDArray[np.float64]

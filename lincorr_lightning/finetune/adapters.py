@@ -32,9 +32,6 @@ class AdapterSettings:
         target_modules: Names of the linear layers with an adapter, such as ``[q_proj, v_proj]``;
             null takes all but the head.
         seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: A value is out of range.
     """
 
     rank: int = 8
@@ -51,15 +48,7 @@ class AdapterSettings:
 
 
 class TrainedLMStudy(LMStudy):
-    """A study that trains an LM by AdamW: all of its weights, or adapters.
-
-    Args:
-        lm: The LM, or its settings as a mapping.
-        method: ``full`` or ``lora``.
-        learning_rate: Learning rate of AdamW.
-        weight_decay: Weight decay of AdamW.
-        betas: Decay rates of AdamW's two averages.
-    """
+    """A study that trains an LM by AdamW: all of its weights, or adapters."""
 
     trains_lm = True
 

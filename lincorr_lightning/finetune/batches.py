@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.finetune.edits import Edit, LeftOut
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
 IGNORED = -100
@@ -137,9 +137,6 @@ class EditSchedule:
         edits_per_step: Edits in a batch; independent edits of a batch are trained side by side,
             each in an adapter of its own.
         steps_per_edit: Optimizer steps of each group of independent edits.
-
-    Raises:
-        ConfigError: A value is not allowed.
     """
 
     protocol: Literal["joint", "independent"] = "joint"
@@ -171,13 +168,9 @@ class EditDataset(Dataset[EditBatch]):
         catalogue: All knowledge of the run, for other relations of the same run; None is the
             knowledge that the package ships.
         subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
-        left_out: Edits that are not trained, for the results.
+        left_out: Rows of the table ``left_out``: edits that are not trained.
         max_risk: Probability of a hallucination above which a forecast marks an edit; None marks
             none.
-
-    Attributes:
-        edits: As given, like `relation`, `schedule`, `catalogue`, `subwords`, `left_out` and
-            `max_risk`.
     """
 
     def __init__(
@@ -191,14 +184,15 @@ class EditDataset(Dataset[EditBatch]):
         n_shards: int = 1,
         catalogue: Catalogue | None = None,
         subwords: bool = False,
-        left_out: Sequence[LeftOut] = (),
+        left_out: Sequence[Mapping[str, Any]] = (),
         max_risk: float | None = None,
     ) -> None:
         self.edits, self.relation, self.schedule = list(edits), relation, schedule
         self.catalogue = Catalogue.load() if catalogue is None else catalogue
         self.subwords, self.left_out, self.max_risk = subwords, left_out, max_risk
         self._prompts, self._seed, self._rank, self._n_shards = prompts, seed, rank, n_shards
-        self._n_repeats = schedule.steps_per_edit if schedule.protocol == "independent" else 1
+        self._is_independent = schedule.protocol == "independent"
+        self._n_repeats = schedule.steps_per_edit if self._is_independent else 1
 
     @property
     def determined_by(self) -> dict[str, Any]:
@@ -214,17 +208,17 @@ class EditDataset(Dataset[EditBatch]):
         epoch, step = divmod(index, len(self))
         turn, repeat = divmod(step, self._n_repeats)
         n, size = len(self.edits), self.schedule.edits_per_step
-        if self.schedule.protocol == "independent":
-            group = turn * self._n_shards + self._rank
-            return self._batch(range(n)[group * size : (group + 1) * size], repeat, self._n_repeats)
-        order = np.random.default_rng([self._seed, epoch]).permutation(n)
         per_step = size * self._n_shards
-        parts = np.array_split(order[turn * per_step : (turn + 1) * per_step], self._n_shards)
-        return self._batch(parts[self._rank].tolist(), 0, 0)
-
-    def _batch(self, ids: Sequence[int], step: int, n_steps: int) -> EditBatch:
+        if self._is_independent:
+            first = turn * per_step + self._rank * size
+            ids = list(range(n)[first : first + size])
+        else:
+            order = np.random.default_rng([self._seed, epoch]).permutation(n)
+            parts = np.array_split(order[turn * per_step : (turn + 1) * per_step], self._n_shards)
+            ids = parts[self._rank].tolist()
         prompts = [self._prompts[i] for i in ids] or [self._prompts[0]]
-        return edit_batch([self.edits[i] for i in ids], ids, prompts, step, n_steps)
+        n_steps = self._n_repeats if self._is_independent else 0
+        return edit_batch([self.edits[i] for i in ids], ids, prompts, repeat, n_steps)
 
 
 def edit_dataset(trainer: Any) -> EditDataset | None:

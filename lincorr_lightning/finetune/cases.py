@@ -27,7 +27,6 @@ class EditCase:
     """What one edit did, a row of the table ``cases``; numbers are None where they do not exist.
 
     Attributes:
-        subject: The subject.
         source_answer: The source answer that was taught, or, without edits, the LM's own answer.
         reference: Target labels that are right for the source answer, joined by ``|``.
         answer_before: Target label that leads before training.
@@ -35,13 +34,11 @@ class EditCase:
         outcome: A value of `Outcome`.
         source_learned: Whether the label of the source answer leads after training.
         weight_reference: Highest weight of a reference label in W's column of the source answer.
-        weight_answer: Weight of `answer_after` in that column.
-        weight_max: Maximum of that column.
+        weight_answer: Weight of `answer_after` in that column, whose maximum is `weight_max`.
         prior_reference: Highest target logit of a reference label before training.
         prior_winner: Target logit of `answer_after` before training.
         probability_reference_before: Probability of the reference labels before training, in a
-            softmax over the target labels.
-        probability_reference_after: The same after training.
+            softmax over the target labels; `probability_reference_after` is that after it.
         cause: A value of `Cause` for a hallucination, else empty.
         completeness: How much of the reference its label spells: ``whole``, ``phrase`` or
             ``subword``, the most complete one of several labels. Empty without a reference.
@@ -101,12 +98,13 @@ def edit_cases(
     cases = []
     for i, subject in enumerate(subjects):
         right, column = reference_mask[i], weight[:, labels[i]]
-        kinds = {relation.target.completeness[t] for t in right.nonzero().flatten().tolist()}
+        of_reference = right.nonzero().flatten().tolist()
+        kinds = {relation.target.completeness[t] for t in of_reference}
         cases.append(
             EditCase(
                 subject=subject,
                 source_answer=source[labels[i]] if answers is None else answers[i],
-                reference="|".join(target[t] for t in right.nonzero().flatten().tolist()),
+                reference="|".join(target[t] for t in of_reference),
                 answer_before=target[before[i]],
                 answer_after=target[after[i]],
                 outcome=outcomes[i].value,
@@ -143,24 +141,24 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """
     from scipy.stats import mannwhitneyu
 
-    weights = {
-        outcome: [float(case.weight_reference or 0.0) for case in weighed_cases(cases, outcome)]
-        for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
-    }
-    reference: dict[str, Any] = {
-        outcome.value: {"n": len(w), "median": number(median(w)) if w else None}
-        for outcome, w in weights.items()
-    }
+    reference: dict[str, Any] = {}
+    for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
+        weights = [float(case.weight_reference or 0.0) for case in weighed_cases(cases, outcome)]
+        reference[outcome.value] = weights
     p = None
-    if all(weights.values()):
-        p = number(mannwhitneyu(*weights.values(), alternative="two-sided").pvalue)
+    if all(reference.values()):
+        p = number(mannwhitneyu(*reference.values(), alternative="two-sided").pvalue)
+    summary = {
+        outcome: {"n": len(weights), "median": number(median(weights)) if weights else None}
+        for outcome, weights in reference.items()
+    }
     causes = Counter(case.cause for case in cases)
     wrong = [case.ambiguous for case in cases if case.outcome == Outcome.HALLUCINATED]
     by_kind = {
-        str(kind): [case for case in cases if case.completeness == kind] for kind in Completeness
+        kind.value: [case for case in cases if case.completeness == kind] for kind in Completeness
     }
     return {
-        "weight_reference": {**reference, "rank_test_p": p},
+        "weight_reference": {**summary, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
         "completeness": {kind: _shares(group) for kind, group in by_kind.items() if group},
         "given_learned": _shares([case for case in cases if case.source_learned]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from operator import itemgetter
 from typing import Any
 
@@ -14,16 +13,17 @@ from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSchedule
-from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import (
     Edit,
-    LeftOut,
+    RawEdit,
+    read_edits,
     record_baseline,
     refuse_unknown_subjects,
     repaired_subjects,
     resolve_labels,
     sample_candidates,
     sample_edits,
+    source_statement,
     without_repaired,
 )
 from lincorr_lightning.finetune.forecasts import forecast_edits
@@ -69,7 +69,6 @@ class EditsDataModule(StudyData):
     Raises:
         KnowledgeError: The relation does not exist.
         SubjectsError: A subject is named twice.
-        ConfigError: A setting is out of range, or two contradict each other.
     """
 
     batch_type = EditBatch
@@ -99,17 +98,18 @@ class EditsDataModule(StudyData):
         require("data.seed", seed, at_least=0)
         if max_risk is not None:
             require("data.max_risk", max_risk, at_least=0, at_most=1)
-        if subjects is not None and edits_file is not None:
-            raise ConfigError(
-                "data.subjects and data.edits_file both name the subjects of the edits. Leave one "
-                "of them null."
-            )
         require_subject_kind(subject_kind)
-        if subjects is not None and not subjects:
-            raise ConfigError("data.subjects is empty; null samples some.")
-        twice = next((x for i, x in enumerate(subjects or ()) if x in (subjects or ())[:i]), None)
-        if twice is not None:
-            raise SubjectsError(f"data.subjects names {twice!r} twice. Remove one.")
+        if subjects is not None:
+            if edits_file is not None:
+                raise ConfigError(
+                    "data.subjects and data.edits_file both name the subjects of the edits. Leave "
+                    "one of them null."
+                )
+            if not subjects:
+                raise ConfigError("data.subjects is empty; null samples some.")
+            if len(set(subjects)) < len(subjects):
+                twice = max(subjects, key=subjects.count)
+                raise SubjectsError(f"data.subjects names {twice!r} twice. Remove one.")
         self.save_hyperparameters(ignore=["lm", "schedule", "training"])
         self.relation, self.subwords, self.seed = relation, subwords, seed
         self.n_edits, self.subjects, self.subject_kind = n_edits, subjects, subject_kind
@@ -125,8 +125,7 @@ class EditsDataModule(StudyData):
         self._raw: list[RawEdit] | None = None
         self._tokenized: TokenizedRelation | None = None
         self._edits: list[Edit] | None = None
-        self._left_out: list[LeftOut] = []
-        self._restored_labels: list[list[int]] | None = None
+        self._left_out: list[dict[str, Any]] = []
 
     def setup(self, stage: str) -> None:
         """Read the file and find the labels, before the LM's weights are read."""
@@ -137,25 +136,24 @@ class EditsDataModule(StudyData):
 
     def _resolve(self) -> TokenizedRelation:
         """Return the relation in the LM's tokens, and check what the user named once."""
-        if self._tokenized is None:
-            tokenizer = self.language_model.tokenizer
-            relation = TokenizedRelation.of(
-                self.relation, self._catalogue, tokenizer, self.subwords
-            )
-            if self.edits_file is not None:
-                raw = read_edits(self.edits_file)
-                self._raw = raw[: self.n_edits]
-                if len(self._raw) < len(raw):
-                    rank_zero_warn(
-                        f"{self.edits_file} has {len(raw)} edits; only the first {len(self._raw)} "
-                        "are used (data.n_edits). Set it to null to use all."
-                    )
-                resolve_labels(self._raw, relation, tokenizer)
-            else:
-                relation.require_reference()
-                refuse_unknown_subjects(self.subjects or (), tokenizer)
-            self._tokenized = relation
-        return self._tokenized
+        if self._tokenized is not None:
+            return self._tokenized
+        tokenizer = self.language_model.tokenizer
+        relation = TokenizedRelation.of(self.relation, self._catalogue, tokenizer, self.subwords)
+        if self.edits_file is not None:
+            raw = read_edits(self.edits_file)
+            self._raw = raw[: self.n_edits]
+            if len(self._raw) < len(raw):
+                rank_zero_warn(
+                    f"{self.edits_file} has {len(raw)} edits; only the first {len(self._raw)} "
+                    "are used (data.n_edits). Set it to null to use all."
+                )
+            resolve_labels(self._raw, relation, tokenizer)
+        else:
+            relation.require_reference()
+            refuse_unknown_subjects(self.subjects or (), tokenizer)
+        self._tokenized = relation
+        return relation
 
     def prepare_edits(self) -> list[Edit]:
         """Return the edits, and make them on the first call.
@@ -167,12 +165,6 @@ class EditsDataModule(StudyData):
             self._edits = self._make_edits(relation, lm)
             if self._leaves_out:
                 self._edits = self._without_risky(self._edits, relation, lm)
-        elif self._restored_labels not in (None, _label_ids(relation)):
-            raise CheckpointError(
-                f"the labels of {relation.name} in the checkpoint's edits differ from those of "
-                "this LM and these knowledge files. Use those of the run that wrote it, or start "
-                "a new run."
-            )
         known = [edit for edit in self._edits if edit.target_before in edit.reference]
         if known and self._raw is not None:
             rank_zero_warn(
@@ -207,16 +199,17 @@ class EditsDataModule(StudyData):
         risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
         self._left_out = [
-            LeftOut(edit.subject, edit.answer, reference, risk)
+            {"subject": edit.subject, "source_answer": edit.answer, "reference": reference,
+             "p_hallucinated": risk}
             for edit, reference, risk in zip(edits, forecasts.references, risks, strict=True)
             if risk > limit
-        ]
+        ]  # fmt: skip
         if not kept:
-            safest = min(self._left_out, key=lambda edit: edit.p_hallucinated)
+            lowest = min(zip(risks, edits, strict=True))
             raise SubjectsError(
                 f"data.max_risk is {limit:g}, but every edit is forecast to hallucinate with a "
-                f"higher probability; the lowest, {safest.p_hallucinated:.2f}, is that of "
-                f"{safest.subject!r} -> {safest.source_answer!r}. Raise it, or set it to null."
+                f"higher probability; the lowest, {lowest[0]:.2f}, is that of "
+                f"{lowest[1].subject!r} -> {lowest[1].answer!r}. Raise it, or set it to null."
             )
         rank_zero_info(
             f"{len(edits) - len(kept)} of {len(edits)} edits are left out, which are forecast to "
@@ -242,10 +235,9 @@ class EditsDataModule(StudyData):
             # Ranks may round logits differently; all use the edits of rank 0.
             edits = self._edits = self.trainer.strategy.broadcast(edits)
         require_items(self.trainer, len(edits), "edits", "give more edits")
-        prompts = relation.source_prompts([edit.subject for edit in edits])
-        gap = " " if relation.source.knowledge.leading_space else ""
         # Refuses an answer that would end beyond the LM's last position.
-        lm.rows([f"{p}{gap}{edit.answer}" for p, edit in zip(prompts, edits, strict=True)])
+        lm.rows([source_statement(relation, edit) for edit in edits])
+        prompts = relation.source_prompts([edit.subject for edit in edits])
         shard = data_shard(self.trainer)
         return EditDataset(
             edits, relation, lm.rows(prompts), schedule, self.seed, shard.number, shard.n,
@@ -254,32 +246,33 @@ class EditsDataModule(StudyData):
 
     # -- resuming ----------------------------------------------------------------------------------
 
+    def _determined_by(self) -> dict[str, Any]:
+        """Return what the edits follow from: settings, what a file says, and the LM's labels."""
+        relation = self._resolve()
+        names = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk")
+        return {
+            **{name: getattr(self, name) for name in names},
+            "edits_file": self._raw and [[*edit[1:3], list(edit.reference)] for edit in self._raw],
+            "knowledge_files": [relation.source.token_ids, relation.target.token_ids],
+        }
+
     def state_dict(self) -> dict[str, Any]:
         """Return the edits, which could not be sampled again from an LM in training."""
         if self._edits is None:
             return {}
-        names = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk")
         return {
             "edits": [edit._asdict() for edit in self._edits],
-            "labels": _label_ids(self._resolve()),
-            "settings": {name: getattr(self, name) for name in names},
-            "file": _contents(self._raw),
-            "left_out": [asdict(edit) for edit in self._left_out],
+            "determined_by": self._determined_by(),
+            "left_out": self._left_out,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the edits of the run that is resumed."""
         if not state_dict:
             return
-        require_same_data(state_dict["settings"], vars(self))
-        if state_dict["file"] != _contents(self._raw):
-            raise CheckpointError(
-                "the checkpoint's edits are not those of data.edits_file. Use the file of the run "
-                "that wrote it, or start a new run."
-            )
+        require_same_data(state_dict["determined_by"], self._determined_by())
         self._edits = [Edit(**state) for state in state_dict["edits"]]
-        self._left_out = [LeftOut(**state) for state in state_dict["left_out"]]
-        self._restored_labels = state_dict["labels"]
+        self._left_out = state_dict["left_out"]
 
 
 def require_same_data(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -287,18 +280,6 @@ def require_same_data(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None
     for name, value in stored.items():
         if value != plain(now[name]):
             raise CheckpointError(
-                f"the checkpoint's edits were made with data.{name} {value}, this run has "
-                f"{now[name]}. Use the settings of the run that wrote it (its config.yaml), or "
-                "start a new run."
+                f"the checkpoint's edits were made with another data.{name}. Use the settings and "
+                "files of the run that wrote it (its config.yaml), or start a new run."
             )
-
-
-def _label_ids(relation: TokenizedRelation) -> list[list[int]]:
-    return [relation.source.token_ids, relation.target.token_ids]
-
-
-def _contents(edits: list[RawEdit] | None) -> list[list[Any]] | None:
-    """Return what a file says, whatever its path."""
-    if edits is None:
-        return None
-    return [[edit.subject, edit.answer, list(edit.reference)] for edit in edits]

@@ -1,9 +1,9 @@
-"""Edits: resolved from what a user wrote, or sampled so that each asks for something new."""
+"""Edits: read and resolved as a user wrote them, or sampled so that each asks for something new."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -12,14 +12,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
 from lincorr_lightning.knowledge import Domain, TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.encoding import LONE_SURROGATE
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
-from lincorr_lightning.results.table import column
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -28,8 +27,30 @@ MAX_CANDIDATES_PER_EDIT = 20
 """Subjects tried at most per edit; some subjects cannot be taught anything new."""
 REPAIRED_SUBJECTS = "repaired_subjects"
 """Key of a repaired LM's config.json: the subjects that it was repaired with."""
+SEPARATOR = "|"
+"""Separates the target answers of a reference that has several."""
+_REQUIRED, _OPTIONAL = ("subject", "answer"), ("reference",)
 
-Named = TypeVar("Named", str, RawEdit)
+
+class RawEdit(NamedTuple):
+    """An edit as a user wrote it, and where, for messages.
+
+    `reference` has the target answers that are right then; it is empty for the relation's own.
+    """
+
+    where: str
+    subject: str
+    answer: str
+    reference: tuple[str, ...] = ()
+
+
+class SourceAnswer(NamedTuple):
+    """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
+
+    answer: str
+    tokens: tuple[int, ...]
+    label: int
+    reference: tuple[int, ...]
 
 
 class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses inside a batch
@@ -54,30 +75,7 @@ class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses insid
     target_before: int
 
 
-@dataclass(frozen=True)
-class LeftOut:
-    """An edit that is not trained, because it is forecast to hallucinate (``data.max_risk``).
-
-    Attributes:
-        subject: The subject.
-        source_answer: The new source answer.
-        reference: The target answers that it should lead to, as in a table of forecasts.
-        p_hallucinated: Probability of a hallucination.
-    """
-
-    subject: str
-    source_answer: str
-    reference: str
-    p_hallucinated: float = column("p hallucinated", ".0%")
-
-
-class SourceAnswer(NamedTuple):
-    """A source answer that can be taught, with its tokens, label and reference as in `Edit`."""
-
-    answer: str
-    tokens: tuple[int, ...]
-    label: int
-    reference: tuple[int, ...]
+Named = TypeVar("Named", str, RawEdit)
 
 
 def reference_mask(edits: Sequence[Edit], n_target: int) -> Tensor:
@@ -93,13 +91,17 @@ def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> li
 
     Such as ``X lives in the city of Paris. X lives in the country of``.
     """
-    subjects = [edit.subject for edit in edits]
-    sources, targets = relation.source_prompts(subjects), relation.target_prompts(subjects)
-    gap = " " if relation.source.knowledge.leading_space else ""
+    targets = relation.target_prompts([edit.subject for edit in edits])
     return [
-        f"{source}{gap}{edit.answer}. {target}"
-        for source, edit, target in zip(sources, edits, targets, strict=True)
+        f"{source_statement(relation, edit)}. {target}"
+        for edit, target in zip(edits, targets, strict=True)
     ]
+
+
+def source_statement(relation: TokenizedRelation, edit: Edit) -> str:
+    """Return the source prompt of an edit with its new answer."""
+    gap = " " if relation.source.knowledge.leading_space else ""
+    return f"{relation.relation.source.prompt(edit.subject)}{gap}{edit.answer}"
 
 
 # -- sampling --------------------------------------------------------------------------------------
@@ -118,6 +120,8 @@ def sample_edits(
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
+    Answers that fit no subject for a while (where the LM gives one country for every subject, the
+    cities of that country) are kept for the first subject that they fit.
 
     Args:
         relation: The relation that the edits are about.
@@ -135,21 +139,38 @@ def sample_edits(
         for label, answers in enumerate(_source_answers(relation, lm.tokenizer))
         if labels is None or label in labels
     ]
-    rounds = ShuffledRounds([answers for answers in by_label if answers], seed)
+    by_label = [answers for answers in by_label if answers]
+    kept: list[SourceAnswer] = []
     edits: list[Edit] = []
+    n_rounds = 0
     for first in range(0, len(pool), n):  # in chunks, so that few more prompts run than needed
         part = pool[first : first + n]
-        before = leading_labels(relation, lm, part)
-        for subject, source, target in zip(part, *before, strict=True):
-            answer = rounds.draw(source, target)
-            if answer is not None:
-                edits.append(Edit(subject, *answer, source, target))
+        for subject, source, target in zip(part, *leading_labels(relation, lm, part), strict=True):
+            answer = _take_new(kept, source, target)
+            if answer is None:
+                order = np.random.default_rng([seed, n_rounds]).permutation(len(by_label))
+                # Answers that share a label take turns, one per round.
+                fresh = [by_label[i][n_rounds % len(by_label[i])] for i in order]
+                answer = _take_new(fresh, source, target)
+                if answer is None:
+                    continue
+                kept += fresh
+                n_rounds += 1
+            edits.append(Edit(subject, *answer, source, target))
             if len(edits) == n:
                 return edits
     raise SubjectsError(
         f"{setting} asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
         f"taught something new about {relation.name}. Lower {setting}, or name more subjects."
     )
+
+
+def _take_new(answers: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
+    """Take the first answer that changes these labels, which lead now, out of the list."""
+    for index, answer in enumerate(answers):
+        if answer.label != source and target not in answer.reference:
+            return answers.pop(index)
+    return None
 
 
 def sample_candidates(
@@ -165,39 +186,90 @@ def sample_candidates(
     return [subject for index, subject in enumerate(pool) if index not in unknown]
 
 
-class ShuffledRounds:
-    """Draws source answers in shuffled rounds, each of which contains every label once.
+def leading_labels(
+    relation: TokenizedRelation, lm: LanguageModel, subjects: Sequence[str]
+) -> tuple[list[int], list[int]]:
+    """Return the indices of the source and target labels that lead for each subject."""
+    source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
+    target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
+    return source.argmax(1).tolist(), target.argmax(1).tolist()
 
-    Answers that fit no subject for a while (where the LM gives one country for every subject, the
-    cities of that country) are kept for the first subject that they fit.
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]:
+    """Read edits from a file, or from a list; warn of subjects that have several answers.
+
+    Args:
+        edits: ``.jsonl`` (one object per line), ``.csv`` (with a header) or a list, with
+            ``subject`` and ``answer`` of each edit, and ``reference`` where it is not the
+            relation's (a list, or one text with ``|`` between its answers). Other fields are
+            ignored.
+
+    Raises:
+        SubjectsError: The file cannot be read, there is no edit, or one is invalid; the message
+            has the line, or the number in the list from 1.
     """
+    if isinstance(edits, (str, Path)):
+        name, entries = str(edits), read_rows(edits, "edits", _REQUIRED, _OPTIONAL)
+    else:
+        name = "the list of edits"
+        entries = ((f"edit {number}", entry) for number, entry in enumerate(edits, 1))
+    by_subject: dict[str, dict[str, RawEdit]] = {}
+    raw = []
+    for where, entry in entries:
+        edit = _checked(entry, where)
+        first = by_subject.setdefault(edit.subject, {}).setdefault(edit.answer, edit)
+        if first is not edit:
+            raise SubjectsError(
+                f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {first.where}. "
+                "Remove one of them."
+            )
+        raw.append(edit)
+    if not raw:
+        raise SubjectsError(f"{name} has no edit. Write at least one, with subject and answer.")
+    several = [list(group.values()) for group in by_subject.values() if len(group) > 1]
+    if several:
+        one, other = several[0][:2]
+        rank_zero_warn(
+            f"{len(several)} of {len(by_subject)} subjects are taught several answers, such as "
+            f"{one.subject!r}: {one.answer!r} ({one.where}) and {other.answer!r} ({other.where}). "
+            "Each is a separate edit; with model.protocol joint, they contradict each other."
+        )
+    return raw
 
-    def __init__(self, answers_of_labels: Sequence[Sequence[SourceAnswer]], seed: int) -> None:
-        self._answers = answers_of_labels
-        self._seed = seed
-        self._n_rounds = 0
-        self._left_over: list[SourceAnswer] = []
 
-    def draw(self, source: int, target: int) -> SourceAnswer | None:
-        """Take the next answer that changes these labels, which lead now; None if there is none."""
-        answer = self._take_new(self._left_over, source, target)
-        if answer is None:
-            rng = np.random.default_rng([self._seed, self._n_rounds])
-            labels = [self._answers[i] for i in rng.permutation(len(self._answers))]
-            # Answers that share a label take turns, one per round.
-            fresh = [answers[self._n_rounds % len(answers)] for answers in labels]
-            answer = self._take_new(fresh, source, target)
-            if answer is not None:
-                self._left_over += fresh
-                self._n_rounds += 1
-        return answer
+def _checked(entry: Any, where: str) -> RawEdit:
+    if not isinstance(entry, Mapping):
+        raise SubjectsError(
+            f'{where}: an object is needed, such as {{"subject": "Ada", "answer": "Paris"}}, not '
+            f"{entry!r}."
+        )
+    fields = (*_REQUIRED, *_OPTIONAL)
+    for name in entry:
+        meant = get_close_matches(str(name), fields, 1, 0.8) if name not in fields else []
+        # Silently ignored, a misspelled reference would be replaced by the relation's own.
+        if meant and meant[0] not in entry:
+            raise SubjectsError(f"{where}: there is no field {name!r}. Did you mean {meant[0]!r}?")
+    subject, answer = (_text(entry.get(name), name, where) for name in _REQUIRED)
+    reference = entry.get("reference")
+    if isinstance(reference, str):
+        reference = reference.split(SEPARATOR) if reference.strip() else None
+    if reference is not None and (not isinstance(reference, list) or not reference):
+        raise SubjectsError(
+            f"{where}: 'reference' is {reference!r}; it must be a text or a list of texts."
+        )
+    parts = [_text(part, "reference", where) for part in reference or ()]
+    return RawEdit(where, subject, answer, tuple(parts))
 
-    @staticmethod
-    def _take_new(stock: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
-        for index, answer in enumerate(stock):
-            if answer.label != source and target not in answer.reference:
-                return stock.pop(index)
-        return None
+
+def _text(value: Any, name: str, where: str) -> str:
+    if value is None:
+        raise SubjectsError(f"{where}: {name!r} is missing. Each edit needs subject and answer.")
+    if not isinstance(value, str) or not value.strip():
+        raise SubjectsError(f"{where}: {name!r} is {value!r}; it must be a non-empty text.")
+    return value.strip()
 
 
 # -- resolving -------------------------------------------------------------------------------------
@@ -238,8 +310,7 @@ def resolve_labels(
         message = f"{first.where}: {_no_label(first.answer, relation.source, known)}"
         if others:
             listed = "; ".join(f"{edit.where}: {edit.answer!r}" for edit in others[:5])
-            dots = "; …" if len(others) > 5 else ""
-            message += f" {len(others)} more answers are no label: {listed}{dots}."
+            message += f" {len(others)} more answers are no label, such as {listed}."
         raise SubjectsError(message)
     resolved = []
     for edit in edits:
@@ -265,15 +336,6 @@ def record_baseline(
     before = leading_labels(relation, lm, [subject for subject, _ in edits])
     rows = zip(edits, *before, strict=True)
     return [Edit(subject, *answer, *labels) for (subject, answer), *labels in rows]
-
-
-def leading_labels(
-    relation: TokenizedRelation, lm: LanguageModel, subjects: Sequence[str]
-) -> tuple[list[int], list[int]]:
-    """Return the indices of the source and target labels that lead for each subject."""
-    source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
-    target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
-    return source.argmax(1).tolist(), target.argmax(1).tolist()
 
 
 def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
@@ -331,9 +393,6 @@ def _unknown_subjects(subjects: Sequence[str], tokenizer: PreTrainedTokenizerBas
     }
 
 
-# -- source answers --------------------------------------------------------------------------------
-
-
 def _source_answers(
     relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
 ) -> list[list[SourceAnswer]]:
@@ -357,12 +416,8 @@ def _source_answers(
             right = by_text.setdefault(answer.text, set())
             for identity in reference.get(answer.identity, ()):
                 right |= target_labels.get(identity, set())
-        answers_of_labels.append(
-            [
-                SourceAnswer(text, tokens[text], index, tuple(sorted(right)))
-                for text, right in by_text.items()
-            ]
-        )
+        answers = [SourceAnswer(t, tokens[t], index, tuple(sorted(by_text[t]))) for t in by_text]
+        answers_of_labels.append(answers)
     return answers_of_labels
 
 

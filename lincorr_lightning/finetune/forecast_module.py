@@ -45,9 +45,6 @@ class EditForecast(LMStudy):
     Attributes:
         edit_training: How the edits are to be trained.
         forecasts: The forecasts, after a prediction.
-
-    Raises:
-        LanguageModelError: The LM cannot be read.
     """
 
     study = "forecast"

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 
 import torch
 from torch import Tensor
@@ -12,7 +15,6 @@ from torch.nn.functional import one_hot
 
 from lincorr_lightning.finetune.edits import Edit, prompts_in_context, reference_mask
 from lincorr_lightning.finetune.optimizer_step import EditTraining, logits_after_step
-from lincorr_lightning.finetune.outcome_model import outcome_features, outcome_model
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import (
     Outcome,
@@ -81,16 +83,8 @@ class Forecasts:
         """Name of the forecaster whose answers and risks are shown first, the best one."""
         return _default(self.predicted)
 
-    @property
-    def answers_before(self) -> list[str]:
-        """Target label that leads before each edit."""
-        return self._leading(self.before)
-
-    def answers(self, name: str) -> list[str]:
-        """Return the target label that a forecaster predicts for each edit."""
-        return self._leading(self.predicted[name])
-
-    def _leading(self, logits: Tensor) -> list[str]:
+    def leading(self, logits: Tensor) -> list[str]:
+        """Return the target label that leads in each row of `before` or of predicted logits."""
         return [self.labels[i] for i in logits.argmax(1).tolist()]
 
     def risks(self, name: str) -> list[float]:
@@ -129,7 +123,7 @@ class Forecasts:
         n = len(answers_after)
         scores: dict[str, dict[str, float | None]] = {}
         for name, logits in {**self.predicted, "answer_before": self.before}.items():
-            answers = zip(self._leading(logits), answers_after, strict=True)
+            answers = zip(self.leading(logits), answers_after, strict=True)
             hits = sum(one == after for one, after in answers)
             # Not torchmetrics' AUROC: its sigmoid makes large risks equal, and it returns 0 where
             # all edits end alike.
@@ -178,13 +172,12 @@ def forecast_edits(
             its own.
     """
     subjects = [edit.subject for edit in edits]
-    source_ids, target_ids = relation.source.token_ids, relation.target.token_ids
-    source_prompts = relation.source_prompts(subjects)
-    target_prompts = relation.target_prompts(subjects)
-    source = lm.domain_logits(source_prompts, source_ids).cpu()
-    target = lm.domain_logits(target_prompts, target_ids).cpu()
+    sides = ((relation.source, relation.source_prompts), (relation.target, relation.target_prompts))
+    source, target = (
+        lm.domain_logits(prompts(subjects), domain.token_ids).cpu() for domain, prompts in sides
+    )
     labels = torch.tensor([edit.label for edit in edits])
-    mask = reference_mask(edits, target.shape[1])
+    mask, texts = reference_mask(edits, target.shape[1]), relation.target.texts
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
         warn_of_fit_subjects(linear_map, subjects)
@@ -201,34 +194,23 @@ def forecast_edits(
         name: forecast_from_map(source, target, labels, weight) for name, weight in weights.items()
     }
     predicted["in_context"] = logits_in_context(lm, edits, relation)
-    probabilities, probabilities_from = None, ""
+    probabilities, origin = None, ""
     if training is not None:
-        (predicted["optimizer_step"],) = logits_after_step(
-            lm, edits, source_prompts, target_prompts, target_ids, training, adapters
-        )
+        predicted["optimizer_step"] = logits_after_step(lm, edits, relation, training, adapters)
         model = outcome_model(training.method)
         features = outcome_features(target, predicted["optimizer_step"], mask)
         probabilities = model.probabilities(features)
-        probabilities_from = model.describe(relation.name, training.summary)
+        origin = model.describe(relation.name, training.summary)
     causes: list[str] = []
     if weights:
         weight = weights.get("map_auto", next(iter(weights.values())))
         expected = predicted[_default(predicted)].argmax(1).tolist()
         causes = _causes(relation, edits, weight, expected)
-    texts = relation.target.texts
     return Forecasts(
-        relation.name,
-        subjects,
-        [edit.answer for edit in edits],
+        relation.name, subjects, [edit.answer for edit in edits],
         ["|".join(texts[i] for i in edit.reference) for edit in edits],
-        texts,
-        target,
-        mask,
-        predicted,
-        probabilities,
-        probabilities_from,
-        causes,
-    )
+        texts, target, mask, predicted, probabilities, origin, causes,
+    )  # fmt: skip
 
 
 def _causes(
@@ -256,3 +238,79 @@ def logits_in_context(
         ``(n, n_target)``, on the CPU.
     """
     return lm.domain_logits(prompts_in_context(edits, relation), relation.target.token_ids).cpu()
+
+
+# -- probabilities of outcomes -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class OutcomeModel:
+    """Predicts the probabilities of an edit's outcomes from where a step of its optimizer leads.
+
+    A multinomial logistic regression, fitted on edits of several pretrained LMs
+    (`benchmarks.real_lms.forecast --fit true`, which writes ``outcome_model.json``). Its inputs are
+    probabilities, which mean the same on every LM and for every relation, where logits do not.
+
+    Attributes:
+        coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 2)`` float64.
+        intercepts: One for each outcome, ``(3,)`` float64.
+        n_edits: Number of edits that it was fitted on.
+        lms: Names of their LMs.
+        relations: Names of their relations, as ``city->country``.
+        training: How they were trained, see `EditTraining.summary`.
+    """
+
+    coefficients: Tensor
+    intercepts: Tensor
+    n_edits: int
+    lms: Sequence[str]
+    relations: Sequence[str]
+    training: str
+
+    def probabilities(self, features: Tensor) -> Tensor:
+        """Return the probability of each outcome, ``(n, 3)``, from `outcome_features`."""
+        return (features @ self.coefficients.T + self.intercepts).softmax(1)
+
+    def describe(self, relation: str, training: str) -> str:
+        """Say what the model was fitted on, and how other edits differ from that."""
+        relations, lms = ", ".join(self.relations), ", ".join(self.lms)
+        text = f"fitted on {self.n_edits} edits of {relations} on {lms}, trained by {self.training}"
+        if relation not in self.relations:
+            text += f"; {relation} is not among them"
+        if training != self.training:
+            text += f"; these are trained by {training}"
+        return text
+
+
+@cache
+def outcome_model(method: str) -> OutcomeModel:
+    """Return the model of edits that were trained by ``full`` or ``lora``.
+
+    If none was fitted on edits of that method, it is the other one's: ``training`` says which.
+    """
+    file = files("lincorr_lightning.finetune") / "outcome_model.json"
+    models = json.loads(file.read_text(encoding="utf-8"))
+    stored = models.get(method, next(iter(models.values())))
+    coefficients, intercepts = (
+        torch.tensor(stored[name], dtype=torch.float64) for name in ("coefficients", "intercepts")
+    )
+    origin = {name: stored[name] for name in ("n_edits", "lms", "relations", "training")}
+    return OutcomeModel(coefficients, intercepts, **origin)
+
+
+def outcome_features(before: Tensor, by_step: Tensor, reference_mask: Tensor) -> Tensor:
+    """Return the inputs of an `OutcomeModel`, in log-odds.
+
+    Args:
+        before: Target logits before the edits, ``(n, n_target)``.
+        by_step: The forecaster ``optimizer_step``'s, same shape.
+        reference_mask: Target labels in each edit's reference, same shape, bool.
+
+    Returns:
+        ``(n, 2)``: after the step, of the reference, and of the answer before the edit.
+    """
+    p = by_step.softmax(1)
+    of_answer_before = p.gather(1, before.argmax(1, keepdim=True))[:, 0]
+    both = torch.stack([(p * reference_mask).sum(1), of_answer_before], 1)
+    # Extreme log-odds would dominate the regression.
+    return both.double().clamp(1e-6, 1 - 1e-6).logit()

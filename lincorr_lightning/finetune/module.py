@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Literal
@@ -30,10 +30,9 @@ from lincorr_lightning.finetune.batches import (
     answer_losses,
     edit_dataset,
 )
-from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import Forecasts, forecast_edits
 from lincorr_lightning.finetune.optimizer_step import EditTraining
-from lincorr_lightning.finetune.results import finetune_results, is_merged
+from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.config import LMConfig
@@ -79,7 +78,6 @@ class SourceFinetune(TrainedLMStudy):
 
     Raises:
         LanguageModelError: The LM cannot be read, or has no such target modules.
-        ConfigError: Settings contradict each other.
     """
 
     study = "source_finetune"
@@ -117,17 +115,16 @@ class SourceFinetune(TrainedLMStudy):
         self.edit_training = EditTraining(
             method, learning_rate, steps_per_edit, self.adapter_settings, not self.is_independent
         )
-        one_at_a_time = self.is_independent and not self.is_stacked
         self.edit_schedule = EditSchedule(
             protocol,
-            1 if one_at_a_time else edits_per_step,
+            1 if self.is_independent and method == "full" else edits_per_step,
             steps_per_edit if self.is_independent else 1,
         )
         self.makes_forecasts, self.save_model = forecast, save_model
         self.adapters: StackedLoRA | None = None
         self.forecasts: Forecasts | None = None
         self._base: list[Tensor] = []
-        self._step: list[tuple[EditBatch, Tensor]] = []  # since the last update, with losses
+        self._batch: EditBatch | None = None
         self._seen: set[int] = set()
         self._started = 0.0
         self._n_own_steps = 0
@@ -159,17 +156,7 @@ class SourceFinetune(TrainedLMStudy):
                 f"{self.trainer.accumulate_grad_batches}, but independent edits take one optimizer "
                 "step per batch. Leave it at 1, or set model.protocol to joint."
             )
-        if self.is_independent and self.trainer.max_epochs == self.trainer.max_steps == -1:
-            raise ConfigError(
-                "trainer.max_epochs is -1, so the run would never end; independent edits are "
-                "trained in one epoch. Set it to 1."
-            )
         super().setup(stage)
-        self.row_reader = RowReader(self.lm)
-
-    def teardown(self, stage: str) -> None:
-        """Drop what has been read of the LM."""
-        super().teardown(stage)
         self.row_reader = RowReader(self.lm)
 
     def prepare_lm(self) -> None:
@@ -203,13 +190,9 @@ class SourceFinetune(TrainedLMStudy):
                     "to false."
                 )
             self.forecasts = forecast_edits(
-                self.lm,
-                dataset.edits,
-                dataset.relation,
-                training=self.edit_training,
-                adapters=self.adapters,
-                reader=self.row_reader,
-            )
+                self.lm, dataset.edits, dataset.relation, training=self.edit_training,
+                adapters=self.adapters, reader=self.row_reader,
+            )  # fmt: skip
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
         """Start independent edits from the base weights."""
@@ -231,18 +214,14 @@ class SourceFinetune(TrainedLMStudy):
                 f"SourceFinetune trains on batches of edits (EditBatch), not {type(batch).__name__}"
                 ". Pass --data EditsDataModule, or a DataLoader that yields EditBatch."
             )
-        if (batch.n_steps > 0) != self.is_independent:
+        size = self.edit_schedule.edits_per_step if self.is_independent else math.inf
+        if (batch.n_steps > 0) != self.is_independent or len(batch.input_ids) > size:
             kind = "independent" if batch.n_steps else "joint"
             raise ConfigError(
-                f"model.protocol is {self.edit_schedule.protocol}, but a batch is of {kind} edits. "
-                "Pass EditsDataModule(..., schedule=module.edit_schedule)."
-            )
-        size = self.edit_schedule.edits_per_step
-        if self.is_independent and len(batch.input_ids) > size:
-            raise ConfigError(
-                f"a batch has {len(batch.input_ids)} independent edits, but at most {size} are "
-                "trained side by side. Make smaller batches, or raise model.edits_per_step (with "
-                "model.method lora)."
+                f"a batch has {len(batch.input_ids)} {kind} edits, but model.protocol is "
+                f"{self.edit_schedule.protocol}, and {size} are trained side by side. "
+                "Pass EditsDataModule(..., schedule=module.edit_schedule), or raise "
+                "model.edits_per_step (with model.method lora)."
             )
 
     @torch.no_grad()
@@ -256,8 +235,8 @@ class SourceFinetune(TrainedLMStudy):
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
             losses = answer_losses(self.lm.model, batch)
-        self._require_finite("the loss is", losses, batch.edits)
-        self._step.append((batch, losses.detach()))
+        self._require_finite("the loss is", losses, batch)
+        self._batch = batch
         has_loss = (batch.labels != IGNORED).any(1)
         total, weight = (losses * has_loss).sum(), self._edit_weight(has_loss)
         # The mean over the edits of all ranks, each of which knows its own edits only.
@@ -274,52 +253,36 @@ class SourceFinetune(TrainedLMStudy):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
-        batch, _ = self._step[-1]
+        batch = self._batch
+        assert batch is not None
         self._n_own_steps += bool(batch.edits)
+        n = len(batch.input_ids)
         with torch.no_grad():
             if self.adapters is not None:
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
                 sums = [p.flatten(1).float().sum(1) for p in self.adapters.parameters()]
-                total = torch.stack(sums).sum(0)[: len(batch.input_ids)]
+                total = torch.stack(sums).sum(0)[:n]
             else:
                 # One pass over the weights, where checking each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
-                total = (norm.full_tensor() if isinstance(norm, DTensor) else norm).reshape(1)
-        edits = batch.edits if self.is_independent else None
-        self._require_finite("after the update a weight is", total, edits)
-        self._step.clear()
+                total = (norm.full_tensor() if isinstance(norm, DTensor) else norm).expand(n)
+        self._require_finite("after the update a weight is", total, batch)
 
-    def _require_finite(self, what: str, values: Tensor, edits: Sequence[Edit] | None) -> None:
-        """Stop if a value is not finite, and name the edits that may be the cause.
-
-        `what` is the message's subject and verb. `edits` are those of the values; None if joint
-        weights are concerned, which are the same on all ranks: all of them stop here, or none.
-        """
-        finite, trainer = values.isfinite(), self.trainer
-        if bool(finite.all()):
+    def _require_finite(self, what: str, values: Tensor, batch: EditBatch) -> None:
+        """Stop if a row's value is not finite, and name its edit; `what` is subject and verb."""
+        finite = values.isfinite().tolist()
+        if all(finite):
             return
-        if edits is None:
-            own = [
-                (-loss, number, edit)
-                for batch, losses in self._step
-                for loss, number, edit in zip(losses.tolist(), batch.ids, batch.edits, strict=False)
-            ]
-            edits = [edit for *_, edit in sorted(row for part in gather(own) for row in part)]
-            origin = " (all edits of the step, highest loss first)" if len(edits) > 1 else ""
-        else:  # the row of a padding batch has no edit
-            rows = zip(edits, finite.tolist(), strict=False)
-            edits = [edit for edit, is_finite in rows if not is_finite]
-            on_rank = f" (on rank {trainer.global_rank} of {trainer.world_size})"
-            origin = on_rank if trainer.world_size > 1 else ""
+        # The row of a padding batch has no edit.
+        edits = [edit for edit, ok in zip(batch.edits, finite, strict=False) if not ok]
         names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
         where = f"at the edit {'; '.join(names[:_MAX_NAMED])}" if names else "in a padding batch"
         if len(names) > _MAX_NAMED:
             where += f" and {len(names) - _MAX_NAMED} more"
-        kept = any(c.best_model_path for c in trainer.checkpoint_callbacks)  # type: ignore[attr-defined]
         raise NonFiniteError(
-            f"{what} NaN or infinite at step {trainer.global_step}, {where}{origin}. Lower "
-            f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to float32; "
-            + ("the last checkpoint was saved before." if kept else "no checkpoint was kept.")
+            f"{what} NaN or infinite at step {self.trainer.global_step}, {where}. Lower "
+            f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to float32. "
+            "A checkpoint that was saved before is not affected."
         )
 
     def configure_gradient_clipping(
@@ -345,31 +308,23 @@ class SourceFinetune(TrainedLMStudy):
 
     def build_results(self) -> Results:
         """Return what the callbacks measured, and the scores of the forecasts."""
-        dataset, schedule = edit_dataset(self.trainer), self.edit_schedule
+        dataset, protocol = edit_dataset(self.trainer), self.edit_schedule.protocol
         n_seen = len(set().union(*gather(self._seen)))
         callbacks: Sequence[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        measured = collect_callback_results(self.trainer)
-        results = finetune_results(
-            measured,
-            self.forecasts,
-            {
-                "protocol": schedule.protocol,
-                "method": self.method,
-                "n_edits": n_seen if dataset is None else len(dataset.edits),
-                "n_steps": self._count_steps(),
-                "seconds": round(self._seconds, 2),
-            },
-            dataset,
-            {
-                key: points
-                for callback in callbacks
-                for key, points in getattr(callback, "history", {}).items()
-            },
+        histories = [getattr(callback, "history", {}) for callback in callbacks]
+        run = {
+            "protocol": protocol,
+            "method": self.method,
+            "n_edits": n_seen if dataset is None else len(dataset.edits),
+            "n_steps": self._count_steps(),
+            "seconds": round(self._seconds, 2),
+        }
+        return finetune_results(
+            collect_callback_results(self.trainer), self.forecasts, run, dataset,
+            {key: points for history in histories for key, points in history.items()},
             self.lm.config.name_or_path,
-            f"{schedule.protocol}, {self.method}, learning rate {self.learning_rate:g}",
-        )
-        included = [replace(one, values={}) if is_merged(one) else one for one in measured]
-        return replace(results, included=included)
+            f"{protocol}, {self.method}, learning rate {self.learning_rate:g}",
+        )  # fmt: skip
 
     def write_artifacts(self, folder: Path) -> None:
         """Save the trained LM if wanted."""

@@ -10,9 +10,10 @@ order. This says how long a step has to be.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,6 +26,7 @@ from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import EditBatch, answer_losses, edit_batch
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, evaluating
 
@@ -47,9 +49,6 @@ class EditTraining:
         adapter: Rank, alpha, target modules and seed of the adapters.
         together: Whether all edits are trained in one run. A forecast is of each edit alone even
             then.
-
-    Raises:
-        ConfigError: A value is out of range.
     """
 
     method: Literal["full", "lora"] = "lora"
@@ -80,12 +79,10 @@ class EditTraining:
 def logits_after_step(
     lm: LanguageModel,
     edits: Sequence[Edit],
-    source_prompts: Sequence[str],
-    target_prompts: Sequence[str],
-    target_tokens: Sequence[int],
+    relation: TokenizedRelation,
     training: EditTraining,
     adapters: StackedLoRA | None = None,
-    scales: Sequence[float] = (STEP_SCALE,),
+    scale: float = STEP_SCALE,
 ) -> Tensor:
     """Return the target logits after a step along each edit's first update.
 
@@ -95,20 +92,20 @@ def logits_after_step(
         lm: The LM before the edits. If some of its weights are trained (``requires_grad``), the
             step is along those; else along all, or along new adapters.
         edits: The edits.
-        source_prompts: Source prompt of each edit.
-        target_prompts: Target prompt of each edit.
-        target_tokens: Token ids of the n_target labels.
+        relation: The relation that they are about, with n_target labels.
         training: How the edits are trained.
         adapters: Adapters on the LM to use, whose B is 0 afterwards. None makes some for ``lora``.
-        scales: Lengths of the step, in units of ``loss / sum(|gradient|)``, at which the loss
-            would be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way
-            that AdamW takes if all its updates agree; twice that with adapters.
+        scale: Length of the step, in units of ``loss / sum(|gradient|)``, at which the loss would
+            be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way that
+            AdamW takes if all its updates agree; twice that with adapters.
 
     Returns:
-        ``(n_scales, n_edits, n_target)``, float64, on the CPU.
+        ``(n_edits, n_target)``, float64, on the CPU.
     """
-    sources, targets = lm.rows(source_prompts), lm.rows(target_prompts)
-    parts = [torch.zeros(len(scales), 0, len(target_tokens), dtype=torch.float64)]
+    subjects, tokens = [edit.subject for edit in edits], relation.target.token_ids
+    sources = lm.rows(relation.source_prompts(subjects))
+    targets = lm.rows(relation.target_prompts(subjects))
+    parts = [torch.zeros(0, len(tokens), dtype=torch.float64)]
     # Lightning predicts in inference mode, in which there are no gradients.
     with (
         torch.inference_mode(False),
@@ -116,7 +113,6 @@ def logits_after_step(
         torch.autocast(lm.model.device.type, enabled=False),
         _adapters_for(lm, training, adapters, len(edits)) as stack,
     ):
-        tokens = torch.tensor(target_tokens, device=lm.model.device)
         size = 1 if stack is None else stack.n
         for first in range(0, len(edits), size):
             chosen = slice(first, first + size)
@@ -124,14 +120,11 @@ def logits_after_step(
             batch: EditBatch = move_data_to_device(
                 edit_batch(edits[chosen], ids, sources[chosen]), lm.model.device
             )
-            after = (
-                _step_in_weights(lm, batch, targets[chosen], tokens, training, scales)
-                if stack is None
-                else _step_in_adapters(lm, batch, targets[chosen], tokens, training, scales, stack)
+            read = partial(
+                lm.logits_of_rows, targets[chosen], tokens, None if stack is None else stack.rows
             )
-            _require_finite(batch, "a logit after its first update", after.sum((0, 2)))
-            parts.append(after.double().cpu())
-    return torch.cat(parts, 1)
+            parts.append(_after_step(lm, stack, batch, training, scale, read).cpu())
+    return torch.cat(parts)
 
 
 @contextmanager
@@ -150,16 +143,74 @@ def _adapters_for(
         made.remove()
 
 
-def _require_finite(batch: EditBatch, what: str, values: Tensor) -> None:
-    """Refuse a value that is not finite; there is one for each edit."""
-    for number, edit, is_finite in zip(
-        batch.ids, batch.edits, values.isfinite().tolist(), strict=True
-    ):
+class _EditedLM(nn.Module):
+    """An LM and its adapters as one module, whose weights can be exchanged for a call."""
+
+    def __init__(self, lm: LanguageModel, adapters: StackedLoRA | None) -> None:
+        super().__init__()
+        self.lm, self.adapters = lm, adapters
+
+    def forward(self, compute: Callable[[], Tensor]) -> Tensor:
+        return compute()
+
+
+def _after_step(
+    lm: LanguageModel,
+    adapters: StackedLoRA | None,
+    batch: EditBatch,
+    training: EditTraining,
+    scale: float,
+    read: Callable[[], Tensor],
+) -> Tensor:
+    """Return what `read` does after each edit's step: in the weights, or side by side in adapters.
+
+    See `logits_after_step`.
+    """
+    n, module = len(batch.ids), _EditedLM(lm, adapters)
+    if adapters is None:
+        weights = {k: p for k, p in module.named_parameters() if p.is_floating_point()}
+        weights = {k: p for k, p in weights.items() if p.requires_grad} or weights
+    else:  # B is 0, so that A has no gradient
+        adapters.reset([training.adapter.seed + i for i in batch.ids])
+        weights = dict(adapters.lora_B.named_parameters("adapters.lora_B"))
+    # New leaves that share the weights' memory, so that a frozen LM stays frozen.
+    leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
+    side_by_side = nullcontext() if adapters is None else adapters.rows(range(n))
+    with torch.enable_grad(), side_by_side:
+        losses = functional_call(module, leaves, (partial(answer_losses, lm.model, batch),))
+        # Edits side by side are summed: the gradient of one does not depend on the others.
+        computed = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)
+    gradients = {k: g for k, g in zip(leaves, computed, strict=True) if g is not None}
+    losses, moved = losses.detach(), {}
+    with torch.no_grad():
+        # The first dimension of a factor is that of the edits; an LM has one edit.
+        slopes = [
+            (g.float().abs().sum()[None] if adapters is None else g.abs().sum((1, 2))[:n])
+            for g in gradients.values()
+        ]
+        # An LM may be spread over several devices.
+        slope = torch.stack([one.to(losses.device) for one in slopes]).sum(0)
+        _require_finite(batch, losses + slope)
+        lengths = _step_length(scale, losses, slope, training)
+        for name, gradient in gradients.items():
+            update = _update(gradient)  # in place, which saves a copy of the weights
+            if adapters is None:
+                update.mul_(float(lengths))
+            else:
+                update[:n].mul_(lengths.to(update)[:, None, None])
+            moved[name] = update.add_(weights[name])
+        return functional_call(module, moved, (read,))
+
+
+def _require_finite(batch: EditBatch, values: Tensor) -> None:
+    """Refuse a loss or gradient that is not finite; there is one value for each edit."""
+    finite = values.isfinite().tolist()
+    for number, edit, is_finite in zip(batch.ids, batch.edits, finite, strict=True):
         if not is_finite:
             raise NonFiniteError(
-                f"edit {number} ({edit.subject!r} -> {edit.answer!r}): {what} is not finite, so it "
-                "cannot be forecast. Set lm.dtype to float32, or leave the forecast by the "
-                "optimizer's step out."
+                f"edit {number} ({edit.subject!r} -> {edit.answer!r}): its loss or its gradient is "
+                "not finite, so it cannot be forecast. Set lm.dtype to float32, or leave the "
+                "forecast by the optimizer's step out."
             )
 
 
@@ -168,84 +219,6 @@ def _update(gradient: Tensor) -> Tensor:
     if gradient.dtype in HALF_PRECISIONS:  # which have no number as small as epsilon
         return gradient.sign_().neg_()
     return gradient.div_(gradient.abs().add_(_EPS)).neg_()
-
-
-def _step_in_adapters(
-    lm: LanguageModel,
-    batch: EditBatch,
-    targets: Sequence[Sequence[int]],
-    tokens: Tensor,
-    training: EditTraining,
-    scales: Sequence[float],
-    adapters: StackedLoRA,
-) -> Tensor:
-    """Step all edits of a batch side by side; see `logits_after_step`."""
-    n = len(batch.ids)
-    adapters.reset([training.adapter.seed + i for i in batch.ids])
-    factors = list(adapters.lora_B.values())  # B is 0, so that A has no gradient
-    with torch.enable_grad(), adapters.rows(range(n)):
-        losses = answer_losses(lm.model, batch)
-        # Edits side by side are summed: the gradient of one does not depend on the others.
-        gradients = torch.autograd.grad(losses.sum(), factors)
-    slopes = torch.stack([g[:n].abs().sum((1, 2)).to(losses.device) for g in gradients]).sum(0)
-    _require_finite(batch, "its loss or its gradient", losses.detach() + slopes)
-    updates = [_update(gradient) for gradient in gradients]
-    after = []
-    with torch.no_grad():
-        for scale in scales:
-            lengths = torch.zeros(adapters.n, 1, 1, device=losses.device)
-            lengths[:n, 0, 0] = _step_length(scale, losses.detach(), slopes, training)
-            for factor, update in zip(factors, updates, strict=True):
-                factor.copy_(update * lengths.to(update))
-            after.append(lm.logits_of_rows(targets, tokens, adapters.rows))
-        for factor in factors:  # B = 0 switches the adapters off
-            factor.zero_()
-    return torch.stack(after)
-
-
-class _Losses(nn.Module):
-    """The losses of an LM's edits as a module, whose weights can be exchanged for a call."""
-
-    def __init__(self, lm: LanguageModel) -> None:
-        super().__init__()
-        self.model = lm.model
-
-    def forward(self, batch: EditBatch) -> Tensor:
-        return answer_losses(self.model, batch)
-
-
-def _step_in_weights(
-    lm: LanguageModel,
-    batch: EditBatch,
-    targets: Sequence[Sequence[int]],
-    tokens: Tensor,
-    training: EditTraining,
-    scales: Sequence[float],
-) -> Tensor:
-    """Step one edit in the LM's own weights; see `logits_after_step`."""
-    # The same names in `LanguageModel` and in `_Losses`.
-    every = {n: p for n, p in lm.named_parameters() if p.is_floating_point()}
-    trained = {n: p for n, p in every.items() if p.requires_grad} or every
-    # New leaves that share the weights' memory, so that a frozen LM stays frozen.
-    leaves = {name: weight.detach().requires_grad_() for name, weight in trained.items()}
-    with torch.enable_grad():
-        loss = functional_call(_Losses(lm), leaves, (batch,)).sum()
-        computed = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-    gradients = {n: g for n, g in zip(leaves, computed, strict=True) if g is not None}
-    # An LM may be spread over several devices.
-    slope = torch.stack([g.float().abs().sum().to(loss.device) for g in gradients.values()]).sum()
-    _require_finite(batch, "its loss or its gradient", (loss.detach() + slope)[None])
-    updates = {name: _update(gradient) for name, gradient in gradients.items()}
-    ids, mask = (part.to(loss.device) for part in lm.pad(targets))
-    after = []
-    with torch.no_grad():
-        for i, scale in enumerate(scales, start=1):
-            length = float(_step_length(scale, loss.detach(), slope, training))
-            # The last step replaces the update, which saves a copy of the weights.
-            scaled = (u.mul_(length) if i == len(scales) else u * length for u in updates.values())
-            moved = {n: u.add_(trained[n]) for n, u in zip(updates, scaled, strict=True)}
-            after.append(functional_call(lm, moved, (ids, mask, tokens)))
-    return torch.stack(after)
 
 
 def _step_length(scale: float, losses: Tensor, slopes: Tensor, training: EditTraining) -> Tensor:

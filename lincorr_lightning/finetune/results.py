@@ -1,25 +1,24 @@
 """Tables, figures and `Results` of edits and of their forecasts.
 
-`cases_table`, `outcome_figures` and `outcome_charts` serve callbacks that measure what edits do,
-in any run; `finetune_results` and `forecast_results` are those of the two studies.
+`case_results` and `outcome_charts` serve callbacks that measure what edits do, in any run;
+`finetune_results` and `forecast_results` are those of the two studies.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
 from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.cases import EditCase
-from lincorr_lightning.finetune.edit_file import SEPARATOR
-from lincorr_lightning.finetune.edits import Edit, LeftOut
+from lincorr_lightning.finetune.edits import SEPARATOR
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
-from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
@@ -28,41 +27,42 @@ _CORRELATIONS = {
     "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
     "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
 }  # fmt: skip
+_FORECAST_HEADINGS = {
+    "source_answer": "new answer", "answer_before": "before", "answer_after": "after",
+    "above_max_risk": "above max_risk",
+}  # fmt: skip
 _OUTCOMES = [outcome.value for outcome in Outcome]
 
 
-def cases_table(
-    cases: Sequence[EditCase], relation: str, taught: bool = True, suffix: str = ""
-) -> Table:
-    """Return the table ``cases`` with a row per edit, in the order of the edits (paper, table 6).
+def case_results(
+    cases: Sequence[EditCase],
+    relation: str,
+    random: float | None = None,
+    taught: bool = True,
+    suffix: str = "",
+) -> tuple[Table, list[Figure]]:
+    """Return the table ``cases`` and the figures ``reference_weights`` and ``outcomes``.
 
-    `taught` is False if subjects were watched without edits; `suffix` is appended to the table's
-    name where a run has several.
+    They are those of table 6 and figure 5 of the paper; the table has a row per edit, in the order
+    of the edits.
+
+    Args:
+        cases: What each edit did.
+        relation: Name of the relation.
+        random: Share of edits for which a random label would be right.
+        taught: False if subjects were watched without edits.
+        suffix: Appended to all names, where a run has several of them.
     """
-    return Table.of(
+    from lincorr_lightning.finetune import figures
+
+    table = Table.of(
         f"cases{suffix}", cases, EditCase,
         f"What {'each edit' if taught else 'training'} did to the target of {relation} (paper, "
         "table 6).",
         "W stands in the column of the source answer; logits are those before training.",
         headings={"source_answer": "taught" if taught else "source answer"},
     )  # fmt: skip
-
-
-def outcome_figures(
-    cases: Sequence[EditCase],
-    relation: str,
-    random: float | None = None,
-    taught: bool = True,
-    suffix: str = "",
-) -> list[Figure]:
-    """Return the figures ``reference_weights`` (paper, figure 5) and ``outcomes``.
-
-    `random` is the share of edits for which a random label would be right; for `taught` and
-    `suffix` see `cases_table`.
-    """
-    from lincorr_lightning.finetune import figures
-
-    return [
+    return table, [
         Figure(f"reference_weights{suffix}",
                f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
                "figure 5).",
@@ -121,14 +121,12 @@ def forecast_table(
         "subject": forecasts.subjects,
         "source_answer": forecasts.source_answers,
         "reference": forecasts.references,
-        "answer_before": forecasts.answers_before,
-        "expected_answer": forecasts.answers(forecasts.default),
+        "answer_before": forecasts.leading(forecasts.before),
+        "expected_answer": forecasts.leading(forecasts.predicted[forecasts.default]),
     }
-    headings = {"source_answer": "new answer", "answer_before": "before", "answer_after": "after",
-                "above_max_risk": "above max_risk"}  # fmt: skip
-    formats = {}
-    for name in forecasts.predicted:
-        cells[f"{name}_answer"] = forecasts.answers(name)
+    headings, formats = dict(_FORECAST_HEADINGS), {}
+    for name, logits in forecasts.predicted.items():
+        cells[f"{name}_answer"] = forecasts.leading(logits)
         cells[f"{name}_risk"] = [number(risk) for risk in forecasts.risks(name)]
         headings |= {f"{name}_answer": f"{name}: answer", f"{name}_risk": "risk"}
         formats[f"{name}_risk"] = ".2f"
@@ -150,23 +148,22 @@ def forecast_table(
     )  # fmt: skip
 
 
-def riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
-    """Return the table ``riskiest``: the n edits that are most likely to hallucinate.
-
-    `every` is the table of all forecasts.
-    """
-    names = ["subject", "source_answer", "reference", "answer", "p_hallucinated", "cause"]
-    names += [name for name in ("above_max_risk",) if name in every.keys]
+def _riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
+    """Return the n edits that are most likely to hallucinate, of the table of all forecasts."""
+    names = ["subject", "source_answer", "reference", "expected_answer", "p_hallucinated", "cause",
+             "above_max_risk"]  # fmt: skip
     frame = every.frame.sort_values("p_hallucinated", ascending=False, kind="stable").head(n)
-    frame = frame.rename(columns={"expected_answer": "answer"})
     frame = frame if "cause" in frame else frame.assign(cause="")
     return Table(
-        "riskiest", frame[names],
-        f"The edits of {forecasts.relation} that are most likely to hallucinate.", headline=True,
-        headings={"source_answer": "new answer", "answer": "expected answer",
-                  "above_max_risk": "above max_risk"},
+        "riskiest",
+        frame[[name for name in names if name in frame]].rename(
+            columns={"expected_answer": "answer"}
+        ),
+        f"The edits of {forecasts.relation} that are most likely to hallucinate.",
+        headline=True,
+        headings={**_FORECAST_HEADINGS, "answer": "expected answer"},
         formats={"p_hallucinated": ".0%"},
-    )  # fmt: skip
+    )
 
 
 def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Results:
@@ -186,7 +183,7 @@ def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Res
         expected = {outcome.value: fmean(forecasts.probability(outcome)) for outcome in Outcome}
         rows.append({"forecaster": "mean probability", **expected})
         note += f"Probabilities: {forecasts.probabilities_from}."
-        tables.insert(0, riskiest_table(forecasts, every))
+        tables.insert(0, _riskiest_table(forecasts, every))
     if max_risk is not None:
         n_above = sum(forecasts.above(max_risk))
         note += f" {n_above} of {n} edits hallucinate with a probability above {max_risk:g}."
@@ -218,11 +215,11 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
 
 def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float]]:
     """Return the share of each predicted outcome by forecaster."""
-    shares = {}
-    for name in forecasts.predicted:
-        outcomes = forecasts.outcomes(name)
-        shares[name] = {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
-    return shares
+    predicted = {name: forecasts.outcomes(name) for name in forecasts.predicted}
+    return {
+        name: {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
+        for name, outcomes in predicted.items()
+    }
 
 
 # -- a fine-tune -----------------------------------------------------------------------------------
@@ -240,8 +237,7 @@ def finetune_results(
     """Return the results of a fine-tune, with those of its callbacks.
 
     The values of the ``generalization`` on the run's own relation, and the correlations of the
-    ``gradient_correlation`` on it, stand at the top level. All callbacks of these two kinds must
-    have a value ``relation``; a table whose name starts with ``cases`` scores the forecasts.
+    ``gradient_correlation`` on it, stand at the top level.
 
     Args:
         measured: Results of the callbacks.
@@ -252,8 +248,8 @@ def finetune_results(
         lm_name: Name of the LM, for titles.
         subtitle: How the edits were trained, for the figure of the training.
     """
-    outcomes = [one for one in measured if _is_kind(one, "generalization")]
-    gradients = [one for one in measured if _is_kind(one, "gradient_correlation")]
+    outcomes = _of_kind(measured, "generalization")
+    gradients = _of_kind(measured, "gradient_correlation")
     name = outcomes[0].values["relation"] if outcomes else None
     name = name if dataset is None else dataset.relation.name
     own = next((one for one in outcomes if one.values.get("relation") == name), None)
@@ -287,21 +283,16 @@ def finetune_results(
             tables.append(_scores_table(values["forecast"], forecasts))
         tables.append(forecast_table(forecasts, after))
         figures.append(_risk_figure(forecasts))
-    if dataset is not None and dataset.edits:
-        tables.append(edits_table(dataset.edits, dataset.relation))
-    if dataset is not None and dataset.left_out:
-        tables.append(_left_out_table(dataset.left_out, len(dataset.edits)))
-    return Results("source_finetune", values, tables=tables, figures=figures)
+    if dataset is not None:
+        tables += _edits_tables(dataset)
+    merged = {one.study for one in (*outcomes, *gradients)}  # their values are among those above
+    included = [replace(one, values={}) if one.study in merged else one for one in measured]
+    return Results("source_finetune", values, tables=tables, figures=figures, included=included)
 
 
-def is_merged(one: Results) -> bool:
-    """Whether the values of a callback stand in `finetune_results`, so as not to be repeated."""
-    return _is_kind(one, "generalization") or _is_kind(one, "gradient_correlation")
-
-
-def _is_kind(one: Results, study: str) -> bool:
-    """Whether results are of a kind of callback, the second of which is numbered."""
-    return re.fullmatch(rf"{study}(_\d+)?", one.study) is not None
+def _of_kind(measured: Sequence[Results], study: str) -> list[Results]:
+    """Return the results of a kind of callback, the second of which is numbered."""
+    return [one for one in measured if re.fullmatch(rf"{study}(_\d+)?", one.study)]
 
 
 def _by_relation(measured: Sequence[Results]) -> dict[str, dict[str, Any]]:
@@ -324,36 +315,35 @@ def _after_training(
     A callback may measure other edits than those that are trained, or not all of them.
     """
     table = next((t for t in (own.tables if own else ()) if t.name.startswith("cases")), None)
-    if table is None:
+    cells = {} if table is None else table.frame.to_dict("list")
+    if cells.get("subject") != list(forecasts.subjects):
         return None
-    cells = table.frame.to_dict("list")
-    if (cells["subject"], cells["source_answer"]) != (
-        list(forecasts.subjects), list(forecasts.source_answers),
-    ):  # fmt: skip
+    if cells["source_answer"] != list(forecasts.source_answers):
         return None
     return cells["answer_after"], cells["outcome"]
 
 
-def edits_table(edits: Sequence[Edit], relation: TokenizedRelation) -> Table:
-    """Return the table ``edits``, whose CSV file ``data.edits_file`` reads."""
-    source, target = relation.source.texts, relation.target.texts
-    rows = [
-        (one.subject, one.answer, SEPARATOR.join(target[i] for i in one.reference),
-         source[one.source_before], target[one.target_before])
-        for one in edits
-    ]  # fmt: skip
-    return Table.of(
-        "edits", rows, ("subject", "answer", "reference", "source_before", "target_before"),
-        f"The edits of {relation.name}, with the LM's answers before training.",
-    )  # fmt: skip
-
-
-def _left_out_table(left_out: Sequence[LeftOut], n_trained: int) -> Table:
-    return Table.of(
-        "left_out", left_out, LeftOut,
-        f"The {len(left_out)} of {n_trained + len(left_out)} edits that are left out, because they "
-        "are forecast to hallucinate (data.max_risk).",
-    )  # fmt: skip
+def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
+    """Yield ``edits``, whose CSV file ``data.edits_file`` reads, and ``left_out``, if any."""
+    relation, edits, left_out = dataset.relation, dataset.edits, dataset.left_out
+    if edits:
+        source, target = relation.source.texts, relation.target.texts
+        rows = [
+            (one.subject, one.answer, SEPARATOR.join(target[i] for i in one.reference),
+             source[one.source_before], target[one.target_before])
+            for one in edits
+        ]  # fmt: skip
+        yield Table.of(
+            "edits", rows, ("subject", "answer", "reference", "source_before", "target_before"),
+            f"The edits of {relation.name}, with the LM's answers before training.",
+        )  # fmt: skip
+    if left_out:
+        yield Table.of(
+            "left_out", left_out, (),
+            f"The {len(left_out)} of {len(edits) + len(left_out)} edits that are left out, because "
+            "they are forecast to hallucinate (data.max_risk).",
+            headings={"p_hallucinated": "p hallucinated"}, formats={"p_hallucinated": ".0%"},
+        )  # fmt: skip
 
 
 def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -59,7 +60,6 @@ class StackedLoRA(nn.Module):
     Raises:
         LanguageModelError: A target module does not exist, is not linear or is the output layer;
             the LM has adapters already.
-        ConfigError: `n` or `rank` is not positive.
 
     Example:
         >>> from lincorr_lightning import LanguageModel
@@ -90,16 +90,20 @@ class StackedLoRA(nn.Module):
         self.lora_B = nn.ParameterDict()
         for name, layer in layers.items():
             n_in, n_out = features_of(layer)
-            like = _empty_factor(layer)
+            # As in peft: the layer's own dtype, but at least float32.
+            own: Any = layer.weight.dtype
+            own = own if own.is_floating_point and own.itemsize >= 4 else torch.float32
+            like = torch.empty(0, dtype=own, device=layer.weight.device)  # type: ignore[arg-type]
             self.lora_A[_key(name)] = nn.Parameter(like.new_empty(n, rank, n_in))
             self.lora_B[_key(name)] = nn.Parameter(like.new_zeros(n, n_out, rank))
         self.reset(range(n))
 
         self._rows: _Rows | None = None
         model.requires_grad_(False)
-        self._hooks = [model.register_forward_pre_hook(_ModelHook(self), with_kwargs=True)]
+        # Methods, not closures, so that a copied or pickled module has working ones.
+        self._hooks = [model.register_forward_pre_hook(self._check_forward, with_kwargs=True)]
         for name, layer in layers.items():
-            hook = layer.register_forward_hook(_LayerHook(self, name), with_kwargs=True)
+            hook = layer.register_forward_hook(partial(self._add_to, name), with_kwargs=True)
             self._hooks.append(hook)
 
     @classmethod
@@ -128,7 +132,10 @@ class StackedLoRA(nn.Module):
             ConfigError: There are more seeds than adapters.
         """
         if len(seeds) > self.n:
-            raise ConfigError(f"{len(seeds)} seeds were given for {self.n} adapters.")
+            raise ConfigError(
+                f"a batch has {len(seeds)} edits, but at most {self.n} are trained side by side. "
+                "Make smaller batches, or raise model.edits_per_step."
+            )
         for i, seed in enumerate(seeds):
             # Drawn on the CPU in float32, so that device and precision do not change the start.
             generator = torch.Generator().manual_seed(seed)
@@ -186,6 +193,65 @@ class StackedLoRA(nn.Module):
             gradient.mul_(scale.to(gradient).view(-1, 1, 1))
         return norms
 
+    # -- hooks -------------------------------------------------------------------------------
+
+    def _check_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Check the shape of a forward pass of the LM."""
+        rows = self._rows
+        if rows is None:
+            return
+        if model.training and torch.is_grad_enabled() and _is_checkpointing(model):
+            raise LanguageModelError(
+                "gradient checkpointing reruns layers after the context of the adapters has ended. "
+                "Call gradient_checkpointing_disable() on the LM."
+            )
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if given is None:
+            given = kwargs.get("inputs_embeds")
+        rows.length = None
+        if isinstance(given, Tensor):
+            if len(given) != rows.n:
+                raise LanguageModelError(
+                    f"the LM got {len(given)} rows, but rows() names the adapters of {rows.n}. "
+                    "Name one adapter per row, and -1 for the LM itself."
+                )
+            rows.length = given.shape[1]
+
+    def _add_to(
+        self,
+        name: str,
+        layer: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        output: Tensor,
+    ) -> Tensor | None:
+        """Add the output of the adapters to that of a layer."""
+        del layer
+        rows = self._rows
+        if rows is None or rows.is_base:
+            return None
+        x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        is_flat = x.dim() == 2 and rows.length is not None and len(x) == rows.n * rows.length
+        if not is_flat and (x.dim() < 3 or len(x) != rows.n):
+            raise LanguageModelError(
+                f"{name} gets an input of shape {tuple(x.shape)} in a forward pass of "
+                f"{rows.n} rows, so that its rows cannot be separated (as in a mixture of "
+                "experts). Leave it out of the target modules."
+            )
+        down, up = (rows.select(factors[_key(name)]) for factors in (self.lora_A, self.lora_B))
+        x = x.reshape(rows.n, -1, x.shape[-1])
+        if rows.is_mixed:
+            x = x.index_select(0, rows.with_adapter(x.device))
+        added = torch.bmm(torch.bmm(x.to(down.dtype), down.mT) * self.scaling, up.mT)
+        wide = output.reshape(rows.n, -1, output.shape[-1])
+        wide = wide.to(torch.promote_types(output.dtype, added.dtype))
+        if rows.is_mixed:
+            # Not a sum with zeros: rows of the LM itself stay bitwise the same.
+            wide = wide.index_add(0, rows.with_adapter(x.device), added.to(wide.dtype))
+        else:
+            wide = wide + added
+        return wide.to(output.dtype).reshape(output.shape)
+
 
 class _Rows:
     """The adapter of each row of a forward pass, and the selection of its factors."""
@@ -220,85 +286,8 @@ class _Rows:
         return self._on[device]
 
 
-# Hooks are objects, not closures, so that a copied or pickled module has working ones.
-
-
-class _ModelHook:
-    """Checks the shape of each forward pass of the LM."""
-
-    def __init__(self, owner: StackedLoRA) -> None:
-        self.owner = owner
-
-    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        rows = self.owner._rows
-        if rows is None:
-            return
-        if model.training and torch.is_grad_enabled() and _is_checkpointing(model):
-            raise LanguageModelError(
-                "gradient checkpointing reruns layers after the context of the adapters has ended. "
-                "Call gradient_checkpointing_disable() on the LM."
-            )
-        given = kwargs.get("input_ids", args[0] if args else None)
-        if given is None:
-            given = kwargs.get("inputs_embeds")
-        rows.length = None
-        if isinstance(given, Tensor):
-            if len(given) != rows.n:
-                raise LanguageModelError(
-                    f"the LM got {len(given)} rows, but rows() names the adapters of {rows.n}. "
-                    "Name one adapter per row, and -1 for the LM itself."
-                )
-            rows.length = given.shape[1]
-
-
-class _LayerHook:
-    """Adds the output of the adapters to that of a layer."""
-
-    def __init__(self, owner: StackedLoRA, name: str) -> None:
-        self.owner = owner
-        self.name = name
-        self.key = _key(name)
-
-    def __call__(
-        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
-    ) -> Tensor | None:
-        rows = self.owner._rows
-        if rows is None or rows.is_base:
-            return None
-        x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        is_flat = x.dim() == 2 and rows.length is not None and len(x) == rows.n * rows.length
-        if not is_flat and (x.dim() < 3 or len(x) != rows.n):
-            raise LanguageModelError(
-                f"{self.name} gets an input of shape {tuple(x.shape)} in a forward pass of "
-                f"{rows.n} rows, so that its rows cannot be separated (as in a mixture of "
-                "experts). Leave it out of the target modules."
-            )
-        down = rows.select(self.owner.lora_A[self.key])
-        up = rows.select(self.owner.lora_B[self.key])
-        x = x.reshape(rows.n, -1, x.shape[-1])
-        if rows.is_mixed:
-            x = x.index_select(0, rows.with_adapter(x.device))
-        added = torch.bmm(torch.bmm(x.to(down.dtype), down.mT) * self.owner.scaling, up.mT)
-        wide = output.reshape(rows.n, -1, output.shape[-1])
-        wide = wide.to(torch.promote_types(output.dtype, added.dtype))
-        if rows.is_mixed:
-            # Not a sum with zeros: rows of the LM itself stay bitwise the same.
-            wide = wide.index_add(0, rows.with_adapter(x.device), added.to(wide.dtype))
-        else:
-            wide = wide + added
-        return wide.to(output.dtype).reshape(output.shape)
-
-
 def _is_checkpointing(model: nn.Module) -> bool:
     return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
-
-
-def _empty_factor(layer: Any) -> Tensor:
-    # As in peft: the layer's own dtype, but at least float32.
-    own: torch.dtype = layer.weight.dtype
-    if not own.is_floating_point or own.itemsize < 4:
-        own = torch.float32
-    return torch.empty(0, dtype=own, device=layer.weight.device)
 
 
 def _key(name: str) -> str:

@@ -57,7 +57,6 @@ def trainer(**options):
 
 
 def edits_for(module, schedule=None, **options):
-    """A datamodule of a module's LM."""
     return EditsDataModule(module.lm, schedule=schedule, **options)
 
 
@@ -87,13 +86,6 @@ def test_sampled_edits_are_new_to_the_lm_and_have_a_reference(lm, relation):
         assert edit.target_before not in edit.reference
         assert cities.texts[edit.label] == edit.answer
         assert {countries.texts[i] for i in edit.reference} == facts[edit.answer]
-
-
-def test_answers_cover_the_domain_evenly(lm, relation):
-    data = EditsDataModule(lm, n_edits=100)
-    counts = Counter(edit.label for edit in data.prepare_edits())
-    assert set(counts) == set(relation.reference_mask.any(0).nonzero()[0].tolist())
-    assert max(counts.values()) - min(counts.values()) <= 3
 
 
 def test_answers_are_even_where_the_lm_gives_every_subject_one_country(lm, relation, monkeypatch):
@@ -146,7 +138,6 @@ def test_subjects_may_be_given(lm):
         ({"relation": "city->color"}, KnowledgeError, "city->color has no reference"),
         ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
         ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "number 2: the subject 'Zzyzx'"),
-        ({"subjects": ["name1", " "]}, SubjectsError, "number 2: the subject ' '"),
         ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
         ({"subjects": []}, ConfigError, "data.subjects is empty"),
         ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
@@ -154,7 +145,7 @@ def test_subjects_may_be_given(lm):
         ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
         ({"n_edits": None}, ConfigError, r"data\.n_edits is null"),
         ({"lm": None}, ConfigError, r"Pass lm=module.lm"),
-        ({"batch_size": 0}, ConfigError, "data.batch_size is 0"),
+        ({"subject_kind": "dogs"}, ConfigError, "'dogs'; it must be any, words or names"),
         ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
     ],
 )
@@ -165,10 +156,9 @@ def test_unusable_settings_are_refused(lm, options, error, message):
 
 def test_settings_are_checked_before_weights_are_read(small_lm):
     module = Taught(small_lm)
-    with pytest.raises(KnowledgeError, match="no reference"):
-        trainer().fit(module, edits_for(module, relation="city->color"))
-    with pytest.raises(SubjectsError, match="Zzyzx"):
-        trainer().fit(module, edits_for(module, subjects=["Zzyzx"]))
+    for wrong in ({"relation": "city->color"}, {"subjects": ["Zzyzx"]}):
+        with pytest.raises((KnowledgeError, SubjectsError), match=r"no reference|Zzyzx"):
+            trainer().fit(module, edits_for(module, **wrong))
     assert not module.lm.is_loaded
 
 
@@ -185,13 +175,6 @@ def test_an_answer_beyond_the_last_position_is_refused(make_lm, tmp_path):
 
 
 # -- with a trainer ----------------------------------------------------------------------------
-
-
-def test_without_a_schedule_edits_are_joint_batches(small_lm):
-    module = Taught(small_lm)
-    trainer(max_epochs=1).fit(module, edits_for(module, n_edits=11, batch_size=4))
-    assert [len(ids) for _, _, ids, _ in module.seen] == [4, 4, 3]
-    assert sorted(i for _, _, ids, _ in module.seen for i in ids) == list(range(11))
 
 
 def test_prediction_goes_through_the_edits_in_order(small_lm):
@@ -232,7 +215,7 @@ def weights(module):
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("saved_by", ["exception", "steps"])
-@pytest.mark.parametrize("n_seen", [1, 5, 6, 7])
+@pytest.mark.parametrize("n_seen", [1, 6, 7])
 def test_a_failed_run_resumes_where_it_stopped(small_lm, tmp_path, schedule, saved_by, n_seen):
     n_edits = 22 if schedule == "joint" else 10  # 6 steps an epoch
 
@@ -297,14 +280,9 @@ MORE = {"knowledge_files": ["more.yaml"]}
     ("schedule", "options", "message"),
     [
         (EditSchedule("joint", 5), {}, "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
-        (SCHEDULES["joint"], {"n_edits": 23}, "data.n_edits 22, this run has 23"),
-        (SCHEDULES["joint"], {"seed": 1}, "data.seed 0, this run has 1"),
-        (
-            SCHEDULES["joint"],
-            {"relation": "city->beast"} | MORE,
-            "data.relation city",
-        ),
-        (SCHEDULES["joint"], MORE, "labels of city->country in the checkpoint's edits"),
+        (SCHEDULES["joint"], {"n_edits": 23}, "made with another data.n_edits"),
+        (SCHEDULES["joint"], {"relation": "city->beast"} | MORE, "another data.relation"),
+        (SCHEDULES["joint"], MORE, "another data.knowledge_files"),
     ],
 )
 def test_a_run_is_not_resumed_with_other_edits(
@@ -327,15 +305,8 @@ def test_edits_of_names(small_lm):
     lm = LanguageModel.from_pretrained(small_lm)
     data = EditsDataModule(lm, n_edits=4, subjects=None, subject_kind="names")
     with pytest.raises(SubjectsError, match="only 0 can be taught"):  # not in this vocabulary
-        data.setup("fit")
-        data.train_dataloader()
-    with pytest.raises(
-        ConfigError, match=r"subject_kind is 'dogs'; it must be any, words or names"
-    ):
-        EditsDataModule(lm, subject_kind="dogs")
-    words = EditsDataModule(lm, n_edits=4, subject_kind="words")
-    words.setup("fit")
-    edits = words.train_dataloader().dataset.edits
+        data.prepare_edits()
+    edits = EditsDataModule(lm, n_edits=4, subject_kind="words").prepare_edits()
     assert len(edits) == 4 and all(edit.subject.isalpha() for edit in edits)
 
 

@@ -2,10 +2,13 @@
 
 import csv
 import json
+import math
+from importlib.resources import files
 
+import numpy as np
 import pytest
 import torch
-from sklearn.linear_model import LinearRegression, Ridge
+from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
 from sklearn.metrics import roc_auc_score
 from torch.utils.data import DataLoader
 
@@ -13,12 +16,16 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edits import Edit, LeftOut
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecast_module import EditForecast
-from lincorr_lightning.finetune.forecasts import forecast_edits
+from lincorr_lightning.finetune.forecasts import (
+    OutcomeModel,
+    forecast_edits,
+    outcome_features,
+    outcome_model,
+)
 from lincorr_lightning.finetune.module import SourceFinetune
-from lincorr_lightning.finetune.optimizer_step import EditTraining
-from lincorr_lightning.finetune.outcome_model import outcome_model
+from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -98,9 +105,8 @@ def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts, tm
     assert without.default == "in_context"
     assert (without.probabilities_from, without.probabilities) == ("", None)
     # An edit that is expected to generalize has no cause.
-    for edit, answer, cause in zip(
-        edits, without.answers("in_context"), without.causes, strict=True
-    ):
+    answers = without.leading(without.predicted["in_context"])
+    for edit, answer, cause in zip(edits, answers, without.causes, strict=True):
         assert (cause == "") == (relation.target.texts.index(answer) in edit.reference)
 
 
@@ -199,22 +205,16 @@ def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
     (path,) = tmp_path.rglob("results.json")
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert (results["study"], results["relation"]) == ("forecast", "city->country")
-    assert results["n_edits"] == 7
     names = {"map_0", "map_auto", "map_10", "in_context", "optimizer_step"}
     assert set(results["predicted_outcomes"]) == names
-    assert results["forecast_default"] == "optimizer_step"
-    assert results["settings"]["lm"]["name_or_path"] == small_lm
-    assert path.parent.parent.name == "forecast"
+    assert (results["n_edits"], results["forecast_default"]) == (7, "optimizer_step")
     with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == 7
-    lm = LanguageModel.from_pretrained(small_lm)
-    expected = EditsDataModule(lm, n_edits=7).prepare_edits()
+    expected = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=7).prepare_edits()
     assert [row["subject"] for row in rows] == [edit.subject for edit in expected]
     for name in names:
         assert any(name in column for column in rows[0]), name
-    picture = path.parent / "figures" / "forecast.png"
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert (path.parent / "figures" / "forecast.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_fine_tune_of_the_same_edits_forecasts_the_same(small_lm, tmp_path, finetune):
@@ -232,12 +232,6 @@ def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_other_data_is_refused(small_lm, make_trainer):
-    module = EditForecast(LMConfig(small_lm))
-    with pytest.raises(ConfigError, match="forecasts the edits of an EditDataset, not of list"):
-        make_trainer().predict(module, DataLoader([0]))
-
-
 def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer):
     module = EditForecast(LMConfig(small_lm), ridges=[0.0], n_subjects=100, optimizer_step=False)
     module.lm.load()
@@ -246,6 +240,8 @@ def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer)
     make_trainer().predict(module, DataLoader(dataset, batch_size=None))
     assert module.forecasts.subjects == [edit.subject for edit in data.prepare_edits()]
     assert set(module.forecasts.predicted) == {"map_0", "in_context"}
+    with pytest.raises(ConfigError, match="forecasts the edits of an EditDataset, not of list"):
+        make_trainer().predict(module, DataLoader([0]))
 
 
 # -- leaving risky edits out --------------------------------------------------------------------
@@ -261,8 +257,11 @@ def test_edits_above_a_risk_are_left_out(lm, edits, relation):
     assert data.prepare_edits() == expected
     assert 0 < len(expected) < 12
     labels = relation.target.texts
-    left = [LeftOut(edit.subject, edit.answer, "|".join(labels[i] for i in edit.reference), risk)
-            for edit, risk in zip(edits, risks, strict=True) if risk > limit]  # fmt: skip
+    left = [
+        {"subject": edit.subject, "source_answer": edit.answer,
+         "reference": "|".join(labels[i] for i in edit.reference), "p_hallucinated": risk}
+        for edit, risk in zip(edits, risks, strict=True) if risk > limit
+    ]  # fmt: skip
     dataset = data.train_dataloader().dataset
     assert dataset.left_out == left
     again = EditsDataModule(lm, n_edits=12, max_risk=limit, training=training)
@@ -290,15 +289,15 @@ def test_a_prediction_marks_the_edits_above_a_risk(small_lm, tmp_path):
         ] * 4
 
 
-def test_a_risk_needs_the_probabilities(small_lm, tmp_path):
-    with pytest.raises(ConfigError, match=r"data\.max_risk needs .* model\.optimizer_step true"):
-        predict(small_lm, tmp_path, "--data.max_risk=0.5", "--model.optimizer_step=false")
-
-
-@pytest.mark.parametrize(("ridges", "message"), [("[best]", "'best'; each is"), ("[-1]", "-1")])
-def test_ridges_that_cannot_be(small_lm, tmp_path, ridges, message):
-    with pytest.raises(ConfigError, match=rf"model\.ridges.*{message}"):
-        predict(small_lm, tmp_path, f"--model.ridges={ridges}")
+@pytest.mark.parametrize(("options", "message"), [
+    (["--model.ridges=[best]"], r"model\.ridges.*'best'; each is"),
+    (["--model.ridges=[-1]"], r"model\.ridges.*-1"),
+    (["--data.max_risk=0.5", "--model.optimizer_step=false"],
+     r"data\.max_risk needs .* model\.optimizer_step true"),
+])  # fmt: skip
+def test_settings_that_cannot_be(small_lm, tmp_path, options, message):
+    with pytest.raises(ConfigError, match=message):
+        predict(small_lm, tmp_path, *options)
 
 
 def test_a_risk_that_leaves_no_edit_is_refused(lm):
@@ -307,9 +306,8 @@ def test_a_risk_that_leaves_no_edit_is_refused(lm):
         SubjectsError, match=r"max_risk is 0, .* lowest, 0\.\d\d, is that of '.* Raise it"
     ):
         data.prepare_edits()
-    for wrong in (-0.1, 1.1):
-        with pytest.raises(ConfigError, match=r"data\.max_risk"):
-            EditsDataModule(lm, max_risk=wrong)
+    with pytest.raises(ConfigError, match=r"data\.max_risk"):
+        EditsDataModule(lm, max_risk=1.1)
 
 
 def test_the_program_forecasts_risks_as_the_study_trains(small_lm, tmp_path):
@@ -323,10 +321,6 @@ def test_the_program_forecasts_risks_as_the_study_trains(small_lm, tmp_path):
     assert cli.datamodule._training == module.edit_training
     assert (module.edit_training.method, module.edit_training.learning_rate) == ("lora", 0.003)
     assert module.edit_training.n_steps == 2
-    scores = module.forecasts.scores(["France"] * 6, ["hallucinated"] * 6)
-    p = module.forecasts.probabilities
-    expected = ((p - torch.tensor([0.0, 1.0, 0.0])) ** 2).sum(1).mean()
-    assert scores["optimizer_step"]["brier"] == pytest.approx(expected.item())
 
 
 def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation):
@@ -347,3 +341,53 @@ def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation
     text = forecast_edits(lm, edits[:2], relation, [], training=same).probabilities_from
     assert text == model.describe("city->country", same.summary)
     assert text.startswith(f"fitted on {model.n_edits} edits of ") and "these are" not in text
+
+
+# -- probabilities of outcomes -----------------------------------------------------------------
+
+
+def test_probabilities_are_those_of_the_regression():
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(90, 5)), rng.integers(3, size=90)
+    theirs = LogisticRegression().fit(x, y)
+    ours = OutcomeModel(
+        torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_), 90, ("a",), ("b->c",), ""
+    )
+    found = ours.probabilities(torch.tensor(x)).numpy()
+    np.testing.assert_allclose(found, theirs.predict_proba(x), atol=1e-9)
+
+
+def test_features_equal_the_definition():
+    rng = np.random.default_rng(1)
+    before, by_step = rng.normal(scale=3, size=(2, 20, 6))
+    mask = rng.random((20, 6)) < 0.3
+    mask[:, 0] = True
+    found = outcome_features(*map(torch.tensor, (before, by_step, mask)))
+    for i in range(20):
+        old = max(range(6), key=lambda j, row=before[i]: row[j])
+        expected = []
+        weights = [math.exp(value) for value in by_step[i]]
+        for chosen in ([j for j in range(6) if mask[i, j]], [old]):
+            p = sum(weights[j] for j in chosen) / sum(weights)
+            expected.append(math.log(p / (1 - p)))
+        assert found[i].tolist() == pytest.approx(expected)
+    logits = torch.tensor([[1e3, 0.0]])
+    bounded = outcome_features(logits, -logits, torch.tensor([[False, True]]))
+    assert bounded.abs().max() < 14
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_the_shipped_models_agree_with_common_sense(method):
+    model = outcome_model(method)
+    assert model.n_edits and model.lms and model.relations and model.training
+    before = torch.tensor([[4.0, 0.0, 0.0]]).expand(3, -1)
+    after = torch.tensor([[0.0, 6.0, 0.0], [0.0, 0.0, 6.0], [6.0, 0.0, 0.0]])
+    mask = torch.tensor([[False, True, False]]).expand(3, -1)
+    p = model.probabilities(outcome_features(before, after, mask))
+    torch.testing.assert_close(p.sum(1), torch.ones(3, dtype=torch.float64))
+    # An edit that is seen to reach its reference is the most likely to generalize.
+    assert p[:, 0].argmax() == 0
+    assert p[2, 2] == p[:, 2].max()
+    file = files("lincorr_lightning.finetune") / "outcome_model.json"
+    for stored in json.loads(file.read_text(encoding="utf-8")).values():
+        assert stored["step_scale"] == STEP_SCALE

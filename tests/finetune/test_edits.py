@@ -2,15 +2,13 @@
 
 import csv
 import json
-import re
 
 import pytest
 
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edit_file import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import resolve_edits
-from lincorr_lightning.finetune.results import edits_table
+from lincorr_lightning.finetune.edits import RawEdit, read_edits, resolve_edits
+from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -95,28 +93,17 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
         ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: this is not JSON"),
         ("e.jsonl", GOOD + "\n" + '["b", "Paris"]', "line 3: an object is needed"),
         ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: 'answer' is missing"),
-        ("e.jsonl", GOOD + '{"answer": "Paris"}', "line 2: 'subject' is missing"),
         ("e.jsonl", '{"subject": "  ", "answer": "Paris"}', "line 1: 'subject' is '  '"),
-        ("e.jsonl", '{"subject": 3, "answer": "Paris"}', "line 1: 'subject' is 3"),
         ("e.jsonl", GOOD + GOOD, "line 2: 'a' is taught 'Paris' already, at .*line 1"),
         (
             "e.jsonl",
             '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
             "line 1: there is no field 'refrence'. Did you mean 'reference'",
         ),
-        (
-            "e.jsonl",
-            '{"subject": "a", "answer": "Paris", "reference": ["Italy", 2]}',
-            "line 1: 'reference' is 2",
-        ),
         ("e.jsonl", "\n \n", "has no edit"),
-        ("e.csv", "subject,answer,answer\na,Paris,Rome\n", "line 1: the header has 'answer' twice"),
-        ("e.csv", "subject,answer\n", "has no edit"),
         ("e.csv", "subject,reference\na,b\n", "line 1: the header lacks answer"),
         ("e.csv", "subject,answer\na,Paris\nb\n", "line 3: 'answer' is missing"),
         ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-        ("e.csv", 'subject,answer\na,"Paris\nb,Oslo\n', "line 2: this is not CSV"),
-        ("e.csv", "subject,answer\na,\n", "line 2: 'answer' is ''"),
         ("e.txt", GOOD, "neither .jsonl nor .csv"),
     ],
 )
@@ -142,22 +129,13 @@ def test_a_subject_with_two_answers_is_two_edits_and_a_warning(file_of):
 # -- labels ------------------------------------------------------------------------------------
 
 
-def test_n_edits_caps_the_edits_of_a_file(lm, file_of):
-    entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
-    path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
-    with pytest.warns(
-        UserWarning, match=r"has 3 edits; only the first 2 are used \(data\.n_edits\)"
-    ):
-        edits = EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits()
-    assert [(edit.subject, edit.answer) for edit in edits] == entries[:2]
-
-
 def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, file_of):
     entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
-    data = EditsDataModule(lm, edits_file=path, n_edits=None)
-    edits = data.prepare_edits()
+    edits = EditsDataModule(lm, edits_file=path, n_edits=None).prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries
+    with pytest.warns(UserWarning, match=r"only the first 2 are used \(data\.n_edits\)"):
+        assert EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits() == edits[:2]
     relation = tokenized(lm)
     cities, countries = relation.source.texts, relation.target.texts
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
@@ -193,12 +171,11 @@ def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
     for relation, n in (("city->country", 40), ("team->country", 25)):
         data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
-        edits = data.prepare_edits()
+        dataset, edits = data.train_dataloader().dataset, data.prepare_edits()
         path = tmp_path / "edits.csv"
-        resolved = tokenized(lm, relation, teams)
-        table = edits_table(edits, resolved)
+        table = finetune_results([], None, {}, dataset, {}, "", "").table("edits")
         assert table.keys == ["subject", "answer", "reference", "source_before", "target_before"]
-        target = resolved.target.texts[edits[0].target_before]
+        target = dataset.relation.target.texts[edits[0].target_before]
         assert table.frame["target_before"][0] == target
         table.frame.to_csv(path, index=False)
         again = EditsDataModule(lm, relation, edits_file=str(path), knowledge_files=[teams])
@@ -223,10 +200,8 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, 
     ("line", "message"),
     [
         ({"answer": "Pariss"}, "line 2: 'Pariss' is not a label of 'city'. Did you mean 'Paris'"),
-        ({"answer": "Paris, London"}, "line 2: 'Paris, London' is not a label"),
         ({"answer": "Chicago"}, "'Chicago' is an answer of 'city', but not a label .*unknown word"),
         ({"reference": "Frence"}, "line 2: reference: 'Frence' is not .*Did you mean 'France'"),
-        ({"reference": "France|red"}, "reference: 'red' is not a label of 'country'"),
         ({"subject": "Nobody"}, "line 2: the subject 'Nobody' has no token"),
     ],
 )
@@ -243,11 +218,6 @@ def test_a_list_in_a_config_is_checked_as_a_file_is(lm, file_of):
     entries = [{"subject": "name1", "answer": "Paris"}]
     path = file_of(json.dumps(entries[0]))
     assert resolve_edits(entries, relation, lm) == resolve_edits(path, relation, lm)
-    for bad, message in (
-        ([{"subject": "name1"}], "edit 1: 'answer' is missing"),
-        ([*entries, "Paris"], "edit 2: an object is needed"),
-        ([*entries, {"subject": "", "answer": "Paris"}], "edit 2: 'subject' is ''"),
-        ([], "list of edits has no edit"),
-    ):
-        with pytest.raises(SubjectsError, match=re.escape(message)):
+    for bad, message in (([*entries, "Paris"], "edit 2: an object is needed"), ([], "has no edit")):
+        with pytest.raises(SubjectsError, match=message):
             resolve_edits(bad, relation, lm)
