@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from pandas import DataFrame
@@ -13,13 +15,14 @@ from lincorr_lightning.reproduce.lm_runs import LMRuns
 from lincorr_lightning.results.heat_maps import correlation_heatmap
 from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.report.comparison import short_size
-from lincorr_lightning.results.report.page import PageFigure
-from lincorr_lightning.results.style import BLUE, GREY, to_picture
+from lincorr_lightning.results.results import Figure
+from lincorr_lightning.results.saved_run import SavedFigure
+from lincorr_lightning.results.style import BLUE, GREY
 
 ENGLISH = "en"
 
 
-def figures_of_runs(lms: Sequence[LMRuns], run: str, name: str, place: str) -> list[PageFigure]:
+def figures_of_runs(lms: Sequence[LMRuns], run: str, name: str, place: str) -> list[SavedFigure]:
     """Return a figure of a run of each LM.
 
     Args:
@@ -28,15 +31,15 @@ def figures_of_runs(lms: Sequence[LMRuns], run: str, name: str, place: str) -> l
         name: Name of the figure.
         place: Figure of the paper, for the caption.
     """
-    found = []
-    for lm in lms:
-        for figure in lm.runs[run].figures if run in lm.runs else ():
-            if figure.path.stem == name:
-                found.append(PageFigure.of(*figure.read(), f"{place}, {lm.name}: {figure.caption}"))
-    return found
+    return [
+        replace(figure, caption=f"{place}, {lm.name}: {figure.caption}")
+        for lm in lms
+        for figure in (lm.runs[run].figures if run in lm.runs else ())
+        if figure.name == name
+    ]
 
 
-def languages_figures(lms: Sequence[LMRuns]) -> Iterator[PageFigure]:
+def languages_figures(lms: Sequence[LMRuns]) -> Iterator[Figure]:
     """Yield the mean label-wise r between languages of each LM (figure 22)."""
     catalogue = Catalogue.load()
     for lm in lms:
@@ -55,11 +58,11 @@ def languages_figures(lms: Sequence[LMRuns]) -> Iterator[PageFigure]:
         title = f"Mean label-wise r between languages in {lm.name}"
         note = "mean over kinds of knowledge; source in rows, target in columns"
         frame = DataFrame(matrix, names, names)
-        drawn = correlation_heatmap(frame, title, note, value_label="Pearson r")
-        yield PageFigure.of(*to_picture(drawn), f"Figure 22, {lm.name}: {title}.")
+        draw = partial(correlation_heatmap, frame, title, note, value_label="Pearson r")
+        yield Figure("languages", f"Figure 22, {lm.name}: {title}.", draw)
 
 
-def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
+def resilience_over_sizes(lms: Sequence[LMRuns]) -> list[Figure]:
     """Return the mean r of the maps before and after post-training, by LM (figure 20)."""
     rows = []
     for lm in lms:
@@ -72,13 +75,14 @@ def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
         if both:
             rows.append((lm.name, run.n_parameters or 0, *np.array(both, dtype=float).mean(0)))
     if len(rows) < 2:
-        return None
+        return []
     frame = DataFrame(rows, columns=["lm", "size", "before", "after"]).sort_values("size")
     frame["x"] = range(len(frame))
     names = [
         f"{lm}\n{short_size(size)}" for lm, size in zip(frame["lm"], frame["size"], strict=True)
     ]
-    drawn = curves(
+    draw = partial(
+        curves,
         frame.melt(["x"], ["before", "after"], "when", "r"), "x", "r", "when",
         title="Label-wise r after post-training", colours={"before": GREY, "after": BLUE},
         labels=("", "mean label-wise r"),
@@ -88,4 +92,4 @@ def resilience_over_sizes(lms: Sequence[LMRuns]) -> PageFigure | None:
         "Figure 20: mean label-wise r of attributes, before post-training and of the same maps "
         "after it."
     )
-    return PageFigure.of(*to_picture(drawn), caption)
+    return [Figure("resilience", caption, draw)]

@@ -34,10 +34,11 @@ from lincorr_lightning.reproduce.tables import (
     runs_table,
 )
 from lincorr_lightning.results.paper import paper_influences, paper_numbers
-from lincorr_lightning.results.report.comparison import draw_over_sizes
-from lincorr_lightning.results.report.page import PageFigure, PageSection, write_page
-from lincorr_lightning.results.report.text import PageTable
-from lincorr_lightning.results.style import to_picture
+from lincorr_lightning.results.report.comparison import over_sizes
+from lincorr_lightning.results.report.page import PageSection, write_page
+from lincorr_lightning.results.results import Figure
+from lincorr_lightning.results.saved_run import SavedFigure
+from lincorr_lightning.results.table import Table
 
 _ATTRIBUTE, _MATH = (probe_run(family) for family in PROBED_FAMILIES[:2])
 # Item (by its first place) -> run and figure of it.
@@ -78,11 +79,8 @@ def write_reproduction(
     agreements: list[Agreement] = []
     shared: list[SharedLabels] = []
     sections = [_section(item, lms, agreements, shared) for item in items]
-    overview = [
-        PageTable.of(table, len(table), "")
-        for table in agreement_tables(agreements, shared, settings.size)
-    ]
-    sections.append(PageSection("Runs", "runs", [], [runs_table(lms)], [], []))
+    overview = agreement_tables(agreements, shared, settings.size)
+    sections.append(PageSection("Runs", "runs", tables=[runs_table(lms)]))
     names = ", ".join(lm.name for lm in lms)
     runs = [run for lm in lms for run in lm.runs.values()]
     for lm in lms:
@@ -109,8 +107,8 @@ def _section(
 ) -> PageSection:
     reason = missing_reason(item, lms)
     if reason:
-        return PageSection(item.heading, item.keys[0], [], [], [], [], reason)
-    tables: list[PageTable] = []
+        return PageSection(item.heading, item.keys[0], note=reason)
+    tables: list[Table] = []
     for place in item.places:
         if any(number.place == place for number in paper_numbers()):
             table, found = compare(place, lms, item.runs, _COMPARED.get(place))
@@ -128,20 +126,18 @@ def _section(
     if place in _RUN_FIGURES and len(figures) < len(lms):
         run, _ = _RUN_FIGURES[place]
         reason = _reasons([run], [lm for lm in lms if run not in lm.runs])
-    return PageSection(item.heading, item.keys[0], [], tables, figures, [], reason)
+    return PageSection(item.heading, item.keys[0], (), tables, figures, reason)
 
 
-def _figures(item: Item, lms: Sequence[LMRuns]) -> list[PageFigure]:
+def _figures(item: Item, lms: Sequence[LMRuns]) -> Sequence[Figure | SavedFigure]:
     """Return the figures of a section: those of runs, or one of all LMs."""
     place = item.places[0]
     if place in _RUN_FIGURES:
         return figures_of_runs(lms, *_RUN_FIGURES[place], item.numbers)
     if place == "Figure 4":
-        drawn = draw_over_sizes([lm.runs[_ATTRIBUTE] for lm in lms if _ATTRIBUTE in lm.runs])
-        return [] if drawn is None else [PageFigure.of(*to_picture(drawn[0]), drawn[1])]
+        return over_sizes([lm.runs[_ATTRIBUTE] for lm in lms if _ATTRIBUTE in lm.runs])
     if place == "Figure 20":
-        over_sizes = resilience_over_sizes(lms)
-        return [] if over_sizes is None else [over_sizes]
+        return resilience_over_sizes(lms)
     return list(languages_figures(lms)) if place == "Figure 22" else []
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
+from pandas import DataFrame, MultiIndex
 from scipy.stats import binomtest
 
 from lincorr_lightning.functional import Outcome
@@ -27,9 +28,8 @@ from lincorr_lightning.results.paper import (
     paper_numbers,
     paper_settings,
 )
-from lincorr_lightning.results.report.text import PageTable
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.table import show
+from lincorr_lightning.results.table import Table, show
 
 _N_CASES = 4
 # The paper has these as the r of the logits, once.
@@ -71,7 +71,7 @@ def compare(
     lms: Sequence[LMRuns],
     runs: Sequence[str],
     more: Callable[[LMRuns, str], Mapping[str, str]] | None = None,
-) -> tuple[PageTable, list[Agreement]]:
+) -> tuple[Table, list[Agreement]]:
     """Lay a table of the paper beside the numbers of LMs.
 
     Args:
@@ -121,9 +121,9 @@ def compare(
     ]
     if any(reasons):
         columns.append(_Columns("", ["left out"], [[one] for one in reasons], are_numbers=False))
-    headings = [heading for part in columns for heading in part.headings]
+    headings = [(part.heading, heading) for part in columns for heading in part.headings]
     note = _lm_note(numbers, lms, runs)
-    meanings = [_MEANINGS[h] for h in dict.fromkeys(headings) if h in _MEANINGS]
+    meanings = [_MEANINGS[h] for h in dict.fromkeys(h for _, h in headings) if h in _MEANINGS]
     note += f" {'; '.join(meanings)}." * bool(meanings)
     if any(
         0 < sum(value is None for value in here.values()) < len(here)
@@ -131,13 +131,14 @@ def compare(
         for here in own.values()
     ):
         note += " Cells are empty where no label or edit is of that kind."
-    table = PageTable(
+    cells = [list(chain(*row)) for row in zip(*(part.rows for part in columns), strict=True)]
+    table = Table(
+        place,
+        DataFrame(cells, columns=MultiIndex.from_tuples(headings), dtype=object),
         f"{place} of the paper and the same here",
-        headings,
-        [part.are_numbers for part in columns for _ in part.headings],
-        [list(chain(*cells)) for cells in zip(*(part.rows for part in columns), strict=True)],
         note,
-        [(part.heading, len(part.headings)) for part in columns],
+        headline=True,
+        formats={one: ".2f" for part in columns if part.are_numbers for one in part.headings},
     )
     return table, list(agreements(place, lms, found, by_row))
 
@@ -225,7 +226,7 @@ def _beside(quantity: Quantity, value: float | None, number: PaperNumber | None)
     return f"{quantity.show(value)} ({difference})"
 
 
-def runs_table(lms: Sequence[LMRuns]) -> PageTable:
+def runs_table(lms: Sequence[LMRuns]) -> Table:
     """Return all runs: what they measured, how long they took, and where they are."""
     rows = []
     for lm in lms:
@@ -239,14 +240,14 @@ def runs_table(lms: Sequence[LMRuns]) -> PageTable:
             ]  # fmt: skip
             seconds = lm.seconds.get(name)
             rows.append(
-                [lm.name, name, ", ".join(sizes), str(run.lm.get("dtype") or ""),
-                 "" if seconds is None else f"{seconds:,.0f}", str(run.folder)]
+                [lm.name, name, ", ".join(sizes), str(run.lm.get("dtype") or ""), seconds,
+                 str(run.folder)]
             )  # fmt: skip
     total = sum(seconds for lm in lms for seconds in lm.seconds.values())
-    return PageTable(
-        "Runs", ["LM", "run", "size", "dtype", "seconds", "folder"],
-        [False, False, False, False, True, False], rows,
+    return Table.of(
+        "runs", rows, ["LM", "run", "size", "dtype", "seconds", "folder"], "Runs",
         f"{total / 60:,.0f} minutes in all. `lincorr report` makes a page of each run.",
+        headline=True, formats={"seconds": ",.0f"},
     )  # fmt: skip
 
 
@@ -301,7 +302,7 @@ def gradient_cells(lm: LMRuns, relation: str) -> dict[str, str]:
     }
 
 
-def cases_table(lm: LMRuns) -> PageTable | None:
+def cases_table(lm: LMRuns) -> Table | None:
     """Return cases as in table 6: edits that generalized, and edits that hallucinated."""
     run = lm.runs.get(edit_run(CITY))
     table = next((t for t in run.tables if t.name == "cases"), None) if run is not None else None
@@ -312,15 +313,16 @@ def cases_table(lm: LMRuns) -> PageTable | None:
     for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
         own = [case for case in cases if case["outcome"] == outcome]
         for case in own[:_N_CASES]:
-            weights = (_text(case[f"weight_{name}"]) for name in _WEIGHTS)
+            weights = (case[f"weight_{name}"] for name in _WEIGHTS)
             rows.append(
                 [case["source_answer"], case["reference"], case["answer_after"], outcome, *weights]
             )
     headings = ["city", "reference", "answer given", "outcome", "W of the reference",
                 "W of the answer given", "maximum of W"]  # fmt: skip
-    return PageTable(
-        f"Cases of {lm.name}", headings, [False] * 4 + [True] * 3, rows,
-        f"The first {_N_CASES} edits of each outcome, of {len(cases)}.",
+    return Table.of(
+        "cases", rows, headings, f"Cases of {lm.name}",
+        f"The first {_N_CASES} edits of each outcome, of {len(cases)}.", headline=True,
+        formats=dict.fromkeys(headings[4:], ".2f"),
     )  # fmt: skip
 
 
@@ -347,7 +349,7 @@ def strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list
 
 def compare_influences(
     lm: LMRuns, printed: PaperInfluences
-) -> tuple[PageTable, SharedLabels | None] | None:
+) -> tuple[Table, SharedLabels | None] | None:
     """Lay the paper's labels with the highest weights beside those here (tables 3, 15 to 17).
 
     Args:
@@ -367,16 +369,17 @@ def compare_influences(
     found = strongest(weights, printed.relation, n)[printed.direction]
     here = {name: found[name] for name in printed.labels if name in found}
     rows = [
-        [name, ", ".join(theirs), ", ".join(own), str(len(set(theirs) & set(own)))]
+        [name, ", ".join(theirs), ", ".join(own), len(set(theirs) & set(own))]
         for name, own in here.items()
         for theirs in (printed.labels[name],)
     ]
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
     known = [x.strip() for x in weights.labels(token)]
     shared = shared_labels(printed, lm.name, here, known) if here else None
-    table = PageTable(
+    table = Table.of(
+        "influences", rows, [label, f"paper, {printed.lm}", lm.name, "shared"],
         f"{printed.relation} in {lm.name}: the {n} labels of {token} with the highest weights",
-        [label, f"paper, {printed.lm}", lm.name, "shared"], [False, False, False, True], rows, note,
+        note, headline=True, formats={"shared": "d"},
     )  # fmt: skip
     return table, shared
 

@@ -26,7 +26,7 @@ def describe_run(folder: Path) -> str:
     with suppress(ReportError):
         for table in SavedRun.read(folder).tables:
             if table.headline:
-                _print_table(console, table)
+                _print_table(console, table.first(MAX_ROWS))
     figures = sorted(path.name for path in (folder / "figures").glob("*.png"))
     out.write(f"Run folder:  {folder}\n")
     if figures:
@@ -38,16 +38,12 @@ def describe_run(folder: Path) -> str:
 
 
 def _print_table(console: Console, table: Table) -> None:
-    title = table.caption or table.name
-    if len(table) > MAX_ROWS:
-        title = f"{title.rstrip('.')} (first {MAX_ROWS} of {len(table):,} rows)"
-    shown = RichTable()
-    for number, (key, heading) in enumerate(zip(table.keys, table.titles, strict=True)):
-        is_number = bool(table.formats.get(key))
-        shown.add_column(
-            Text(heading), justify="right" if is_number else "left", no_wrap=number == 0
-        )
-    for row in table.texts(MAX_ROWS):
-        shown.add_row(*map(Text, row))
-    # A title of the table's own would be broken to the table's width.
-    console.print(Text(title), shown, *([Text(table.note), ""] if table.note else [""]), sep="\n")
+    grid = RichTable()
+    for number, (title, is_number) in enumerate(zip(table.titles, table.is_number, strict=True)):
+        grid.add_column(Text(title), justify="right" if is_number else "left", no_wrap=number == 0)
+    for row in table.texts():
+        grid.add_row(*map(Text, row))
+    # A title of the grid's own would be broken to its width.
+    console.print(Text(table.caption or table.name), grid, Text(table.note), sep="\n")
+    if table.note:
+        console.print()

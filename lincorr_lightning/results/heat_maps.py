@@ -86,7 +86,7 @@ def draw_heatmap(
     axes.set_yticks(range(n_rows), row_labels, fontsize=label_size)
     axes.tick_params(length=0, pad=3, labelcolor=INK)
     # Two collections are faster than minor ticks, each of which is an object with a label.
-    between = {"colors": "white", "linewidth": min(1.0, 3 * cell), "zorder": 1.5}
+    between: dict[str, Any] = {"colors": "white", "linewidth": min(1.0, 3 * cell), "zorder": 1.5}
     axes.vlines(np.arange(n_columns + 1) - 0.5, -0.5, n_rows - 0.5, **between)
     axes.hlines(np.arange(n_rows + 1) - 0.5, -0.5, n_columns - 0.5, **between)
     axes.spines[:].set_visible(False)

@@ -91,10 +91,8 @@ def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> N
     if results.charts:
         _add_charts(writer, results.charts)
     for table in results.tables:
-        parts = [table.caption, table.markdown(MAX_TEXT_ROWS), table.note]
-        if len(table) > MAX_TEXT_ROWS:
-            parts.append(f"{MAX_TEXT_ROWS} of {len(table):,} rows")
-        text = "\n\n".join(part for part in parts if part)
+        shown = table.first(MAX_TEXT_ROWS)
+        text = "\n\n".join(filter(None, (table.caption, shown.markdown(), shown.note)))
         writer.add_text(f"tables/{table.name}", text, step)  # type: ignore[no-untyped-call]
     for figure in results.figures:
         add_picture(writer, f"figures/{figure.name}", figure.picture, step)

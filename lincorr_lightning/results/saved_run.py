@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import csv
+import io
 import re
 import shlex
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -17,23 +17,28 @@ import yaml
 from lincorr_lightning.config import load_yaml
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
-from lincorr_lightning.results.results import EARLIER_FILE, RESULTS_FILE, SCHEMA, find_by_name
+from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, find_by_name
 from lincorr_lightning.results.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
+    from lincorr_lightning.results.style import Picture
+
 CONFIG_FILE = "config.yaml"
 PACKAGE = "lincorr-lightning"
 
+# Keys of all studies, and their types.
+_KEYS: dict[str, Any] = {
+    "study": str, "lm": (dict, NoneType), "versions": dict, "settings": dict, "tables": list,
+    "figures": list,
+}  # fmt: skip
 _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
-_DTYPES = ("object", "float64", "float32", "int64", "Int64", "bool", "boolean")
+_NULLABLE = {"int64": "Int64", "bool": "boolean"}
 _MAX_NAME = 100  # characters of a study's, table's or figure's name
-
-# A folder with one of these holds a run that has begun.
-_TRACES = (CONFIG_FILE, "hparams.yaml", "checkpoints", "linear_map", "tables")
-_RUN_AGAIN = "Run the study again"
 _MAX_NAMED_FOLDERS = 5
+_RUN_AGAIN = "Run the study again"
+_WAY_OUT = f"{_RUN_AGAIN}, or delete the file to have the page without it."
 
 
 @dataclass(frozen=True)
@@ -50,22 +55,26 @@ class SavedFigure:
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows."""
-        return self.read()[0]
+        return self.picture.png
 
-    def read(self) -> tuple[bytes, int, int]:
-        """Return the file's bytes, and its width and height in pixels.
+    @property
+    def picture(self) -> Picture:
+        """The PNG.
 
         Raises:
             ReportError: The file is not a PNG, or is cut short.
         """
-        png = _read(self.path)
-        if png[:8] != b"\x89PNG\r\n\x1a\n" or png[12:16] != b"IHDR" or b"IEND" not in png[-12:]:
-            raise ReportError(
-                f"{self.path} is no PNG, or was cut short. {_RUN_AGAIN}, or delete the file to "
-                "have the page without it."
-            )
-        width, height = struct.unpack(">II", png[16:24])
-        return png, width, height
+        from PIL import Image
+
+        from lincorr_lightning.results.style import Picture
+
+        try:
+            png = regular_file(self.path).read_bytes()
+            with Image.open(io.BytesIO(png), formats=["PNG"]) as image:
+                image.verify()
+                return Picture(png, *image.size)
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            raise ReportError(f"{self.path} is no PNG, or was cut short. {_WAY_OUT}") from error
 
 
 @dataclass(frozen=True)
@@ -103,23 +112,17 @@ class SavedRun:
             raise ReportError(
                 f"{folder} {problem}. Name the folder of a run, which holds {RESULTS_FILE}."
             )
-        path = folder / RESULTS_FILE
+        path, config = folder / RESULTS_FILE, folder / CONFIG_FILE
         if not path.is_file():
             raise ReportError(_why_no_results(folder))
         values = read_json(path, ReportError, f"It was cut short or changed; {_RUN_AGAIN.lower()}.")
-        text = ""
-        if (folder / CONFIG_FILE).is_file():
-            text = _read_text(folder / CONFIG_FILE)
-        _check_schema(values, path)
-        run = cls(folder, values, _parse_config(text, folder / CONFIG_FILE), text)
+        _check(values, path)
+        text = _read_config(config) if config.is_file() else ""
+        run = cls(folder, values, _parse_config(text, config), text)
         try:
-            _ = (run.fingerprint, run.settings, run.versions, run.tables, run.figures)
+            _ = (run.fingerprint, run.tables, run.figures)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            what = f"key {error} is missing" if isinstance(error, KeyError) else str(error)
-            raise ReportError(
-                f"{path} is not what {run.study} of this version writes: {what}. The file was "
-                f"changed: {_RUN_AGAIN.lower()}."
-            ) from error
+            raise _changed(path, str(error)) from error
         return run
 
     @property
@@ -156,13 +159,20 @@ class SavedRun:
     @property
     def versions(self) -> Mapping[str, str]:
         """Versions of this package and of the libraries that its numbers depend on."""
-        return {str(key): str(value) for key, value in dict(self.values["versions"]).items()}
+        return {str(key): str(value) for key, value in self.values["versions"].items()}
 
     @property
     def seeds(self) -> dict[str, Any]:
         """Every seed of the run, by its key."""
-        found = dict(_find_seeds(self.config)) or dict(_find_seeds(self.settings))
-        return {key.replace(".init_args", ""): value for key, value in found.items()}
+        config, settings = (
+            {
+                key.replace(".init_args", ""): value
+                for key, value in flatten(values)
+                if re.fullmatch(r"(.*\.)?seed(s|_everything)?", key)
+            }
+            for values in (self.config, self.settings)
+        )
+        return config or settings
 
     @property
     def command(self) -> str | None:
@@ -220,49 +230,22 @@ class SavedRun:
         return self.folder / "tables" / f"{name}.csv"
 
 
-def _file_name(name: Any) -> str:
-    if not isinstance(name, str) or len(name) > _MAX_NAME or "/" in name or "\\" in name:
-        raise ValueError(f"{str(name)[:_MAX_NAME]!r} is not the name of a table or figure")
-    return name
+def flatten(values: Mapping[str, Any], without: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield nested values by their keys, joined by dots.
 
+    Args:
+        values: Mappings in mappings.
+        without: A key of `values` to leave out.
 
-def _format(text: Any) -> str:
-    if not isinstance(text, str) or not _FORMAT.fullmatch(text):
-        raise ValueError(f"{str(text)[:_MAX_NAME]!r} is not a format of numbers")
-    return text
-
-
-def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
-    """Return a table with the dtypes that ``results.json`` has for its columns."""
-    from pandas import read_csv
-
-    way_out = f"{_RUN_AGAIN}, or delete the file to have the page without it."
-    kinds = {str(one["key"]): _dtype(one) for one in columns}
-    try:
-        with regular_file(path).open(newline="", encoding="utf-8") as file:
-            head, *rows = list(csv.reader(file, strict=True)) or [[]]
-        if head != list(kinds):
-            raise ReportError(
-                f"{path} has the columns {', '.join(head)}; {RESULTS_FILE} says "
-                f"{', '.join(kinds)}. {way_out}"
-            )
-        for number, row in enumerate(rows, start=2):
-            if len(row) != len(kinds):  # pandas would fill it up
-                raise ReportError(
-                    f"{path}, line {number} has {len(row)} cells for {len(kinds)} columns. "
-                    f"{way_out}"
-                )
-        return read_csv(path, dtype=kinds, keep_default_na=False, na_values=[""])
-    except (UnicodeDecodeError, csv.Error, OSError, ValueError, TypeError) as error:
-        raise ReportError(f"{path} cannot be read as a table: {error}. {way_out}") from error
-
-
-def _dtype(column: Mapping[str, Any]) -> str:
-    kind = str(column.get("dtype") or ("float64" if column["format"] else "object"))
-    if kind not in _DTYPES:
-        raise ValueError(f"{kind[:_MAX_NAME]!r} is not a type of cells")
-    # A column without missing values may have got some in a file that was changed by hand.
-    return {"int64": "Int64", "bool": "boolean"}.get(kind, kind)
+    Example:
+        >>> dict(flatten({"a": 1, "b": {"c": [2]}, "lm": {}}, without="lm"))
+        {'a': 1, 'b.c': [2]}
+    """
+    for key, value in values.items():
+        if isinstance(value, Mapping) and key != without:
+            yield from ((f"{key}.{name}", one) for name, one in flatten(value))
+        elif key != without:
+            yield str(key), value
 
 
 def config_verb(text: str) -> str:
@@ -279,24 +262,24 @@ def config_verb(text: str) -> str:
     return command[1] if command else "fit"
 
 
-def _check_schema(values: Mapping[str, Any], path: Path) -> None:
-    study = values.get("study")
-    if not isinstance(study, str) or len(study) > _MAX_NAME:
+def _check(values: Mapping[str, Any], path: Path) -> None:
+    """Refuse a ``results.json`` without the keys that all studies share."""
+    if values.get("schema") != SCHEMA:
         raise ReportError(
-            f"{path} does not name its study (key 'study'): this package did not write it."
+            f"{path} is not of schema {SCHEMA}: another version of {PACKAGE} wrote it. "
+            f"{_RUN_AGAIN} with this version, or make the report with that one."
         )
-    schema = values.get("schema")
-    if schema == SCHEMA:
-        return
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise ReportError(
-            f"{path} has schema {schema}, and this version reads {SCHEMA}: a newer version of "
-            f"{PACKAGE} wrote it. Update {PACKAGE}."
-        )
-    raise ReportError(
-        f"{path} has no schema {SCHEMA}: a version of {PACKAGE} before 0.2 wrote it, with other "
-        f"keys. {_RUN_AGAIN} with this version."
-    )
+    for key, kind in _KEYS.items():
+        if key not in values:
+            raise _changed(path, f"key {key!r} is missing")
+        if not isinstance(values[key], kind):
+            raise _changed(path, f"key {key!r} holds something else")
+    if len(values["study"]) > _MAX_NAME:
+        raise _changed(path, "the study's name is too long")
+
+
+def _changed(path: Path, what: str) -> ReportError:
+    return ReportError(f"{path} was changed: {what[:_MAX_NAME]}. {_RUN_AGAIN}.")
 
 
 def _why_no_results(folder: Path) -> str:
@@ -306,57 +289,62 @@ def _why_no_results(folder: Path) -> str:
         n_more = len(below) - _MAX_NAMED_FOLDERS
         more = f" and {n_more} more" if n_more > 0 else ""
         return f"{folder} is not the folder of a run, but holds some. Name them: {some}{more}"
-    if any((folder / name).exists() for name in _TRACES) or list(folder.glob("events.out.*")):
-        config, again = folder / CONFIG_FILE, "Run it again"
-        if config.is_file():
-            verb = config_verb(_read_text(config))
-            again += f" (lincorr {verb} --config {shlex.quote(str(config))})"
-        earlier = (
-            f" {EARLIER_FILE} is of an earlier run, whose other files were partly replaced."
-            if (folder / EARLIER_FILE).is_file()
-            else ""
-        )
-        return (
-            f"the run in {folder} did not finish: it has no {RESULTS_FILE}.{earlier} {again}, or "
-            "leave it out."
-        )
-    return f"{folder} is not the folder of a run: it has no {RESULTS_FILE}."
+    config, command = folder / CONFIG_FILE, ""
+    if config.is_file():
+        verb = config_verb(_read_config(config))
+        command = f" (lincorr {verb} --config {shlex.quote(str(config))})"
+    return (
+        f"{folder} has no {RESULTS_FILE}: it is not the folder of a run, or the run did not "
+        f"finish. Run it again{command}, or leave it out."
+    )
 
 
-def _read(path: Path) -> bytes:
+def _file_name(name: Any) -> str:
+    """Return a name that leads to no other folder."""
+    if not isinstance(name, str) or len(name) > _MAX_NAME or re.search(r"[/\\\0]", name):
+        raise ValueError(f"{str(name)[:_MAX_NAME]!r} is not the name of a table or figure")
+    return name
+
+
+def _format(text: Any) -> str:
+    """Return a format that takes neither long nor fails."""
+    if not isinstance(text, str) or not _FORMAT.fullmatch(text):
+        raise ValueError(f"{str(text)[:_MAX_NAME]!r} is not a format of numbers")
+    return text
+
+
+def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
+    """Return a table with the dtypes that ``results.json`` has for its columns."""
+    from pandas import read_csv
+
+    # A column without missing values may have got some in a file that was changed by hand.
+    kinds = {one["key"]: _NULLABLE.get(one["dtype"], one["dtype"]) for one in columns}
     try:
-        return regular_file(path).read_bytes()
-    except OSError as error:
-        raise ReportError(f"cannot read {path}: {error.strerror}.") from error
+        frame = read_csv(
+            regular_file(path), dtype=kinds, keep_default_na=False, na_values=[""], index_col=False
+        )
+    except (OSError, ValueError, TypeError) as error:
+        raise ReportError(f"{path} cannot be read as a table: {error}. {_WAY_OUT}") from error
+    if list(frame.columns) != list(kinds):
+        raise ReportError(
+            f"{path} has the columns {', '.join(frame.columns)}; {RESULTS_FILE} says "
+            f"{', '.join(kinds)}. {_WAY_OUT}"
+        )
+    return frame
 
 
-def _read_text(path: Path) -> str:
+def _read_config(path: Path) -> str:
     try:
-        return _read(path).decode("utf-8")
-    except UnicodeDecodeError as error:
+        return regular_file(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read: {error}. {_RUN_AGAIN}.") from error
 
 
 def _parse_config(text: str, path: Path) -> dict[str, Any]:
     try:
-        found = load_yaml(text) if text else {}
+        config = load_yaml(text) if text else {}
     except (yaml.YAMLError, ValueError) as error:
         raise ReportError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise ReportError(f"{path} holds no settings.")
-    return found
-
-
-def _find_seeds(settings: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings that are named seed, seeds or seed_everything, if they are integers."""
-    if not isinstance(settings, Mapping):
-        return
-    for name, value in settings.items():
-        full = f"{key}.{name}" if key else str(name)
-        if not re.fullmatch(r"seed(s|_everything)?", str(name)):
-            yield from _find_seeds(value, full)
-        elif all(
-            isinstance(one, (int, type(None)))
-            for one in (value if isinstance(value, list) else [value])
-        ):
-            yield full, value
+    return config

@@ -6,6 +6,7 @@ import dataclasses
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -70,12 +71,12 @@ class Table:
     Args:
         name: Name of the file ``tables/<name>.csv``.
         frame: The rows. The first columns identify a row: a report joins the tables of several runs
-            on them.
+            on them. The upper one of two levels of columns names groups of columns.
         caption: What the table shows, one sentence.
         note: How to read it, or what is left out.
-        headline: Whether the table is shown at the end of a run and first on a report page.
+        headline: Whether the table is shown at the end of a run and unfolded on a report page.
         headings: Headings of columns that are not named as they are read.
-        formats: Format specifications of columns of numbers.
+        formats: Format specifications of columns of numbers; texts in these stay as they are.
     """
 
     name: str
@@ -131,34 +132,63 @@ class Table:
     @property
     def keys(self) -> list[str]:
         """Names of the columns."""
-        return [str(key) for key in self.frame.columns]
+        return [str(key) for key in self.frame.columns.get_level_values(-1)]
 
     @property
     def titles(self) -> list[str]:
         """Headings of the columns."""
         return [self.headings.get(key) or key.replace("_", " ") for key in self.keys]
 
+    @property
+    def is_number(self) -> list[bool]:
+        """Whether a column holds numbers."""
+        return [bool(self.formats.get(key)) for key in self.keys]
+
+    @property
+    def groups(self) -> list[tuple[str, int]]:
+        """Heading and number of columns of each group of columns, from the left."""
+        columns = self.frame.columns
+        upper = columns.get_level_values(0) if columns.nlevels > 1 else ()
+        return [(str(name), len(list(own))) for name, own in groupby(upper)]
+
     def __len__(self) -> int:
         """Return the number of rows."""
         return len(self.frame)
 
-    def texts(self, limit: int | None = None) -> list[list[str]]:
-        """Return the cells of the first rows as text, formatted."""
+    def first(self, n: int, rest: str = "") -> Table:
+        """Return a table of the first rows, with a note if there are more.
+
+        Args:
+            n: Number of rows at most.
+            rest: Where all rows are.
+        """
+        if len(self) <= n:
+            return self
+        note = f"The first {n} of {len(self):,} rows{rest and f'; all: {rest}'}."
+        return dataclasses.replace(
+            self, frame=self.frame.head(n), note=f"{self.note} {note}".strip()
+        )
+
+    def texts(self) -> list[list[str]]:
+        """Return the cells as text, formatted."""
         forms = [self.formats.get(key, "") for key in self.keys]
-        frame = self.frame if limit is None else self.frame.head(limit)
-        rows = frame.astype(object).where(frame.notna(), None)
+        rows = self.frame.astype(object).where(self.frame.notna(), None)
         return [
             [show(cell, form) for cell, form in zip(row, forms, strict=True)]
             for row in rows.itertuples(index=False, name=None)
         ]
 
-    def markdown(self, limit: int | None = None) -> str:
-        """Return the table as Markdown."""
-        return markdown_table(self.titles, self.texts(limit))
+    def markdown(self) -> str:
+        """Return the table as Markdown; headings name the group of columns, too."""
+        groups = [name for name, n in self.groups for _ in range(n)] or [""] * len(self.keys)
+        heads = [f"{one} {title}".strip() for one, title in zip(groups, self.titles, strict=True)]
+        rule = ["---:" if is_number else "---" for is_number in self.is_number]
+        cells = [[escape_markdown(cell) for cell in row] for row in (heads, *self.texts())]
+        return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
 
     def _repr_markdown_(self) -> str:
         """Return what a notebook shows."""
-        return self.markdown(limit=20)
+        return self.first(20).markdown()
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
@@ -188,8 +218,7 @@ def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:
         return [getattr(row, n) for n in names] if dataclasses.is_dataclass(row) else row
 
     columns = list(zip(*map(cells, rows), strict=True)) or [()] * len(names)
-    parts = {i: typed_series(values) for i, values in enumerate(columns)}
-    frame = DataFrame(parts)
+    frame = DataFrame({i: typed_series(values) for i, values in enumerate(columns)})
     frame.columns = list(names)  # type: ignore[assignment]
     return frame
 
@@ -206,30 +235,27 @@ def typed_series(values: Sequence[Any]) -> Series[Any]:
     return Series(list(values), dtype="object" if text else None)
 
 
-def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    r"""Return a Markdown table; numbers get three decimals, None an empty cell.
+# -- texts in files ------------------------------------------------------------------------------
+
+
+def clean(text: str) -> str:
+    r"""Return text with arrows in the names of pairs, and without characters no text file can hold.
 
     Example:
-        >>> print(markdown_table(["pair", "r"], [["city->country", 0.98765], ["a|b", None]]))
-        | pair | r |
-        | --- | --- |
-        | city-\>country | 0.988 |
-        | a\|b |  |
+        >>> clean("city->country\x00")
+        'city→country\ufffd'
     """
-
-    def cell(value: Any) -> str:
-        is_float = isinstance(value, (float, np.floating))
-        return f"{value:.3f}" if is_float else escape_markdown("" if value is None else str(value))
-
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(map(cell, line))} |" for line in lines)
+    arrows = text.replace("->", "→")
+    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", arrows)
 
 
 def escape_markdown(text: str) -> str:
-    r"""Return text with Markdown's special characters escaped.
+    r"""Return text in one line with Markdown's special characters escaped.
 
     Example:
         >>> escape_markdown("*a_b*")
         '\\*a\\_b\\*'
     """
-    return re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", re.sub(r"\s+", " ", text))
+    text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", re.sub(r"\s+", " ", clean(text)))
+    # An entity would be read as the character it stands for.
+    return text.replace("&", "&amp;").strip()

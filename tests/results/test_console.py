@@ -32,7 +32,7 @@ def test_a_long_table_is_cut_and_markup_is_text(tmp_path: Path) -> None:
     table = make_table("t", ["name", Column("n", format=",")], rows, "Names.", headline=True)
     Results("study", tables=[table]).write(tmp_path)
     text = describe_run(tmp_path)
-    assert f"Names (first {MAX_ROWS} of {MAX_ROWS + 5} rows)" in text
+    assert f"The first {MAX_ROWS} of {MAX_ROWS + 5} rows." in text
     assert "[red]p0[/red]" in text and f"[red]p{MAX_ROWS}[/red]" not in text
 
 

@@ -66,7 +66,7 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert image.encoded_image_string == (run_folder(trainer) / "figures/matrix.png").read_bytes()
     text = events.Tensors("tables/pairs/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.startswith("Pairs.\n\n| pair | r |") and "| p1 | 0.25 |" in text
-    assert text.endswith("Read me.\n\n100 of 130 rows") and "| p100 |" not in text
+    assert text.endswith("Read me. The first 100 of 130 rows.") and "| p100 |" not in text
 
 
 def layouts(folder: Path) -> dict[str, dict[str, list[str]]]:

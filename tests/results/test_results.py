@@ -86,9 +86,12 @@ def test_files_hold_what_results_hold(tmp_path: Path) -> None:
 def test_cells_as_text() -> None:
     table = small_results().table("pairs")
     assert table.texts() == [["city->country", "0.99", "1,650"], ["a|b", "", "3"]]
-    assert table.texts(1) == [["city->country", "0.99", "1,650"]]
-    assert table.markdown(1).splitlines() == [
-        "| pair | label-wise r | n |", "| --- | --- | --- |", r"| city-\>country | 0.99 | 1,650 |",
+    first = table.first(1, "elsewhere")
+    assert first.texts() == [["city->country", "0.99", "1,650"]]
+    assert first.note == "Read me. The first 1 of 2 rows; all: elsewhere."
+    assert table.first(2) is table
+    assert first.markdown().splitlines() == [
+        "| pair | label-wise r | n |", "| --- | ---: | ---: |", "| city→country | 0.99 | 1,650 |",
     ]  # fmt: skip
 
 

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from pandas import DataFrame, json_normalize
+from pandas import DataFrame, concat
 
-from lincorr_lightning.results.paper import (
-    PaperNumber,
-    paper_lm,
-    paper_numbers,
-    size_figure,
-)
+from lincorr_lightning.results.paper import PaperNumber, paper_lm, paper_numbers, size_figure
 from lincorr_lightning.results.plots import curves
-from lincorr_lightning.results.report.text import PageTable, clean
-from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.results import Figure
+from lincorr_lightning.results.saved_run import SavedRun, flatten
 from lincorr_lightning.results.style import legible, short_name
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Table, clean
 
 MAX_ROWS = 30
 _MAX_PANELS, _MAX_DIFFERENCES = 6, 6
@@ -40,46 +35,31 @@ def run_names(runs: Sequence[SavedRun]) -> list[str]:
     return names
 
 
-def join_tables(runs: Sequence[SavedRun]) -> list[PageTable]:
+def join_tables(runs: Sequence[SavedRun]) -> list[Table]:
     """Join the headline tables that runs have in common, with a group of columns for each run."""
     by_run = [{table.name: table for table in run.tables if table.headline} for run in runs]
     common = [name for name in by_run[0] if all(name in tables for tables in by_run)]
+    joined = (_join([tables[name] for tables in by_run], run_names(runs)) for name in common)
     note = _differences(runs)
-    joined = (_join([tables[name] for tables in by_run], run_names(runs), note) for name in common)
-    return [table for table in joined if table is not None]
+    return [replace(table, note=note).first(MAX_ROWS) for table in joined if table is not None]
 
 
-def _join(tables: Sequence[Table], names: Sequence[str], note: str) -> PageTable | None:
+def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
     """Lay tables of the same columns side by side, by the columns that identify their rows."""
-    keys, formats = tables[0].keys, tables[0].formats
-    if any((table.keys, table.formats) != (keys, formats) for table in tables):
+    first = tables[0]
+    if any((table.keys, table.formats) != (first.keys, first.formats) for table in tables):
         return None
     n_keys = _n_key_columns([table.frame for table in tables])
-    numbers = [i for i in range(n_keys, len(keys)) if formats.get(keys[i])]
-    rows: dict[tuple[Any, ...], list[str]] = {}
-    for group, table in enumerate(tables):
-        start = n_keys + group * len(numbers)
-        labels = table.frame.iloc[:, :n_keys].itertuples(index=False, name=None)
-        for label, cells in zip(labels, table.texts(), strict=True):
-            empty = cells[:n_keys] + [""] * (len(numbers) * len(tables))
-            rows.setdefault(label, empty)[start : start + len(numbers)] = [
-                cells[i] for i in numbers
-            ]
-    if not numbers or not rows:
+    labels = first.keys[:n_keys]
+    numbers = [key for key in first.keys[n_keys:] if first.formats.get(key)]
+    if not numbers or not any(map(len, tables)):
         return None
-    shown = list(rows.values())[:MAX_ROWS]
-    if len(shown) < len(rows):
-        note = f"The first {len(shown)} of {len(rows):,} rows. {note}".strip()
-    captions = {table.caption for table in tables}
+    frames = [table.frame.set_index(labels)[numbers] for table in tables]
+    frame = concat(frames, axis=1, keys=names, sort=False).reset_index(col_level=1)
     # A caption may name numbers of its run.
-    caption = tables[0].caption if len(captions) == 1 else ""
-    titles = tables[0].titles
-    return PageTable(
-        f"{(caption or tables[0].name.replace('_', ' ').capitalize()).rstrip('.')}: by run",
-        titles[:n_keys] + [titles[i] for i in numbers] * len(names),
-        [bool(formats.get(key)) for key in keys[:n_keys]] + [True] * (len(numbers) * len(names)),
-        shown, note, [("", n_keys), *((name, len(numbers)) for name in names)],
-    )  # fmt: skip
+    same = len({table.caption for table in tables}) == 1
+    caption = (same and first.caption) or first.name.replace("_", " ").capitalize()
+    return replace(first, frame=frame, caption=f"{caption.rstrip('.')}: by run")
 
 
 def _n_key_columns(frames: Sequence[DataFrame]) -> int:
@@ -93,18 +73,18 @@ def _n_key_columns(frames: Sequence[DataFrame]) -> int:
 
 def _differences(runs: Sequence[SavedRun]) -> str:
     """Name the settings in which runs differ besides their LM: their numbers differ for it, too."""
-    settings = [{key: value for key, value in run.settings.items() if key != "lm"} for run in runs]
-    flat = json_normalize(settings).astype(str)
-    differ = [key for key in flat if flat[key].nunique() > 1]
-    named = ", ".join(f"{key} ({' / '.join(flat[key])})" for key in differ[:_MAX_DIFFERENCES])
-    more = f" and {len(differ) - _MAX_DIFFERENCES} more" if len(differ) > _MAX_DIFFERENCES else ""
+    settings = [dict(flatten(run.settings, without="lm")) for run in runs]
+    values = {key: [str(own.get(key)) for own in settings] for own in settings for key in own}
+    differ = [f"{key} ({' / '.join(own)})" for key, own in values.items() if len(set(own)) > 1]
+    named, n_more = ", ".join(differ[:_MAX_DIFFERENCES]), len(differ) - _MAX_DIFFERENCES
+    more = f" and {n_more} more" if n_more > 0 else ""
     return f"The runs differ also in {named}{more}." if differ else ""
 
 
 # -- the paper -----------------------------------------------------------------------------------
 
 
-def beside_paper(runs: Sequence[SavedRun]) -> list[PageTable]:
+def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
     """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs."""
     own: list[list[str]] = []
     others: dict[PaperNumber, None] = {}
@@ -119,13 +99,23 @@ def beside_paper(runs: Sequence[SavedRun]) -> list[PageTable]:
                 others[number] = None
     known = {(row[0], row[1]) for row in own}
     rest = [number for number in others if (number.relation, number.heading) not in known]
+    texts = dict.fromkeys(("here", "paper", "difference"), ".2f")
     tables = []
     if own:
-        headings = ["relation", "quantity", "here", "paper", "difference", "in the paper", "LM"]
-        is_number = [False, False, True, True, True, False, False]
-        tables.append(PageTable("Beside the paper", headings, is_number, own))
+        columns = ["relation", "quantity", *texts, "in the paper", "LM"]
+        caption = "Beside the paper"
+        tables.append(Table.of("paper", own, columns, caption, headline=True, formats=texts))
     if rest and not any(paper_lm(run.lm_name) for run in runs):
-        tables.append(_other_lms(rest, runs))
+        names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in runs))
+        table = Table.of(
+            "other_lms",
+            [[n.relation, n.heading, n.lm, n.quantity.show(n.value), n.place] for n in rest],
+            ["relation", "quantity", "LM of the paper", "paper", "in the paper"],
+            "The paper’s numbers for other LMs",
+            f"The paper has no such numbers for {names}: these are of other LMs, for orientation.",
+            formats=texts,
+        )
+        tables.append(table)
     return tables
 
 
@@ -137,63 +127,41 @@ def _row(number: PaperNumber, value: float) -> list[str]:
     ]  # fmt: skip
 
 
-def _other_lms(numbers: Sequence[PaperNumber], runs: Sequence[SavedRun]) -> PageTable:
-    names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in runs))
-    return PageTable(
-        "The paper’s numbers for other LMs",
-        ["relation", "quantity", "LM of the paper", "paper", "in the paper"],
-        [False, False, False, True, False],
-        [[n.relation, n.heading, n.lm, n.quantity.show(n.value), n.place] for n in numbers],
-        f"The paper has no such numbers for {names}: these are of other LMs, for orientation.",
-    )
-
-
 # -- the size of the LM --------------------------------------------------------------------------
 
 
-def draw_over_sizes(runs: Sequence[SavedRun]) -> tuple[Figure, str] | None:
-    """Draw Hit@N over the size of the LM, as in the paper's figure 4.
-
-    Returns:
-        The figure and its caption; None if there are fewer than two LMs or no such numbers.
-    """
+def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
+    """Return Hit@N by LM, as in the paper's figure 4; nothing for one LM or without Hit@N."""
     place, lines = size_figure()
-    entries = runs[0].values.get("pairs") if runs[0].study == lines[0].study else ()
-    pairs = [
-        f"{pair.get('source')}->{pair.get('target')}"
-        for pair in (entries if isinstance(entries, list) else ())
-        if isinstance(pair, Mapping)
-    ]
+    if len({run.lm_name for run in runs}) < 2 or runs[0].study != lines[0].study:
+        return []
+    pairs = [f"{pair['source']}->{pair['target']}" for pair in runs[0].values["pairs"]]
     pairs = [pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs)]
-    if len({run.lm_name for run in runs}) < 2 or not pairs:
-        return None
-    sizes = [run.n_parameters for run in runs]
-    # LMs of one size, or of an unknown one, have no place of their own on an axis of sizes.
-    to_scale = None not in sizes and len(set(sizes)) == len(runs)
-    names = [short_size(size or 0) for size in sizes] if to_scale else run_names(runs)
-    xs = [math.log10(size or 1) if to_scale else i for i, size in enumerate(sizes)]
+    if not pairs:
+        return []
     frame = DataFrame(
         [
             {"pair": clean(pair), "x": x, "line": line.heading, "value": line.of(run, pair)}
             for pair in pairs[:_MAX_PANELS]
             for line in lines
-            for x, run in zip(xs, runs, strict=True)
+            for x, run in enumerate(runs)
         ]
     ).astype({"value": float})
+    names = [
+        f"{name} ({short_size(run.n_parameters)})" if run.n_parameters else name
+        for name, run in zip(run_names(runs), runs, strict=True)
+    ]
 
-    def name_lms(axes: Axes, pair: str, rows: DataFrame) -> None:
-        del pair, rows
-        rotation: dict[str, Any] = {} if to_scale else {"rotation": 35, "ha": "right"}
-        axes.set_xticks(xs, legible(names), fontsize=8, **rotation)
+    def name_lms(axes: Axes, *_: Any) -> None:
+        axes.set_xticks(range(len(runs)), legible(names), fontsize=8, rotation=35, ha="right")
         axes.set_ylim(-0.03, 1.03)
 
-    figure = curves(
-        frame, "x", "value", "line", "pair", title="Precision of W by LM",
-        subtitle="x: number of parameters" if to_scale else "x: the LMs in their order",
-        labels=("", "Hit@N"), whole_x=False, each=name_lms,
+    draw = partial(
+        curves, frame, "x", "value", "line", "pair", title="Precision of W by LM",
+        subtitle="x: the LMs in their order", labels=("", "Hit@N"), whole_x=False, each=name_lms,
     )  # fmt: skip
     left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
-    return figure, f"Hit@N of W by LM (paper, {place}){left_out}."
+    return [Figure("sizes", f"Hit@N of W by LM (paper, {place}){left_out}.", draw)]
 
 
 def short_size(n_parameters: float) -> str:

@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
+from pandas import DataFrame, MultiIndex
 
 from lincorr_lightning.results.report import write_report
-from lincorr_lightning.results.report.text import PageTable, to_latex, to_markdown
+from lincorr_lightning.results.report.text import to_latex, to_markdown
 from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Table
 from tests.results.conftest import draw, lm_info
 from tests.results.tables import Column, make_table
 
@@ -48,22 +50,22 @@ def test_characters_that_no_text_file_can_hold(tmp_path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert "nul \ufffd and bell \ufffd" in text, path
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
-    table = PageTable("half \ud800", ["a"], [False], [["b"]])
+    table = make_table("half", ["a"], [["b"]], "half \ud800")
     assert "half \ufffd" in to_markdown("s", [table]) and "half \ufffd" in to_latex("s", [table])
 
 
 @pytest.fixture
-def nasty_table() -> PageTable:
-    return PageTable(
-        f"A table of {NASTY}",
-        ["pair", NASTY, "share"],
-        [False, True, True],
-        [["city->country", "0.50", "25.0%"], [NASTY, "−0.50", ""], ["[a]", "text", "100.0%"]],
-        f"Note: {NASTY}.",
-    )
+def nasty_table() -> Table:
+    """A table with groups of columns, and texts among its numbers."""
+    columns = MultiIndex.from_tuples([("", "pair"), ("a", NASTY), ("[b]", "share")])
+    rows = [["city->country", 0.5, "25.0%"], [NASTY, -0.5, ""], ["[a]", "text", "100.0%"]]
+    frame = DataFrame(rows, columns=columns)
+    formats = {NASTY: ".2f", "share": ".1%"}
+    caption, note = f"A table of {NASTY}", f"Note: {NASTY}."
+    return Table("t", frame, caption, note, headings={NASTY: NASTY}, formats=formats)
 
 
-def test_markdown_is_read_back(nasty_table: PageTable) -> None:
+def test_markdown_is_read_back(nasty_table: Table) -> None:
     reader = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
     tokens = reader.parse(to_markdown("Study & <b>", [nasty_table]))
     kinds = [token.type for token in tokens]
@@ -75,8 +77,10 @@ def test_markdown_is_read_back(nasty_table: PageTable) -> None:
     assert texts[0] == "Study & <b>"
     assert texts[1] == f"A table of {NASTY}"
     cells = texts[2:-1]
-    assert cells == ["pair", NASTY, "share", "city→country", "0.50", "25.0%", NASTY, "−0.50", "",
-                     "[a]", "text", "100.0%"]  # fmt: skip
+    assert cells == [
+        "pair", f"a {NASTY}", "[b] share", "city→country", "0.50", "25.0%", NASTY, "−0.50", "",
+        "[a]", "text", "100.0%",
+    ]  # fmt: skip
 
 
 def read_latex(text: str) -> list[list[list[str]]]:
@@ -86,7 +90,12 @@ def read_latex(text: str) -> list[list[list[str]]]:
     # Escaped signs stand for themselves; special signs that remain have their meaning.
     code = re.sub(r"\\([{}$&#%_])", lambda m: chr(0xE000 + ord(m[1])), code)
     code = re.sub(r"\\text(\w+)\{\}", "?", code)
-    code = re.sub(r"\\shortstack\[r\]\{([^{}]*)\}", lambda m: m[1].replace("\\\\", " "), code)
+    # A group's heading, once for each of its columns.
+    code = re.sub(
+        r"\\multicolumn\{(\d+)\}\{c\}\{((?:[^{}]|\{[^{}]*\})*)\}",
+        lambda m: "&".join([m[2]] * int(m[1])), code,
+    )  # fmt: skip
+    code = code.replace("{[}", "[")
     depth = 0
     for sign in code:
         depth += {"{": 1, "}": -1}.get(sign, 0)
@@ -113,22 +122,23 @@ def read_latex(text: str) -> list[list[list[str]]]:
 
 
 def test_a_long_table_in_latex_goes_over_pages() -> None:
-    rows = [[f"k_{i}", f"{i / 100}"] for i in range(80)]
-    text = to_latex("x", [PageTable("Long", ["key", "r"], [False, True], rows, "Note.")])
+    rows = [[f"k_{i}", i / 100] for i in range(80)]
+    table = make_table("long", ["key", Column("r", format=".2f")], rows, "Long", "Note.")
+    text = to_latex("x", [table])
     assert read_latex(text) == []
     assert text.count("\\begin{longtable}{lr}") == 1 and "\\begin{table}" not in text
-    body = text.partition("\\endhead")[2].partition("\\bottomrule")[0]
+    body = text.partition("\\endlastfoot")[2].partition("\\end{longtable}")[0]
     assert [line.count("&") for line in body.split("\\\\")[:-1]] == [1] * 80
 
 
-def test_latex_is_read_back(
-    nasty_table: PageTable, probe: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_latex_is_read_back(nasty_table: Table, probe: Callable[..., Path], tmp_path: Path) -> None:
     (table,) = read_latex(to_latex("study_name", [nasty_table]))
-    assert len(table) == 4
-    assert table[1] == ["city$\\rightarrow$country", "0.50", f"25.0{chr(0xE000 + ord('%'))}"]
+    assert len(table) == 5
+    assert [table[0][2], table[1][2]] == ["[b]", "share"]
+    assert table[2] == ["city$\\rightarrow$country", "0.50", f"25.0{chr(0xE000 + ord('%'))}"]
     write_report([probe(), probe("b"), write_nasty(tmp_path / "nasty", NASTY)], tmp_path / "out")
     for path in (tmp_path / "out").glob("*.tex"):
         assert read_latex(path.read_text())
     (joined, *_) = read_latex((tmp_path / "out" / "linear_probe.tex").read_text())
-    assert joined[0][:2] == ["pair", "b r"] and joined[1][0] == "city$\\rightarrow$country"
+    assert joined[0][1:4] == ["b"] * 3 and joined[1][:2] == ["pair", "r"]
+    assert joined[2][0] == "city$\\rightarrow$country"
