@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, get_args
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 MappingName = Literal["reference", "permuted", "letters"]
 MAPPINGS: tuple[MappingName, ...] = get_args(MappingName)
-_MAX_LISTED = 8
 
 
 @dataclass(frozen=True)
@@ -66,11 +65,9 @@ class PairedLabels:
 class MappedLabels:
     """The tokens of the labels under a mapping.
 
-    Attributes:
-        source_tokens: Token of each source label.
-        target_tokens: Token of the target that is taught with it.
-        domain_tokens: The distinct tokens of targets; chance is one in this number.
-        reference: Which of them are right for which source, ``(n_sources, n_domain)``.
+    `target_tokens` are those that are taught with the `source_tokens`, and `domain_tokens` the
+    distinct ones of all targets. `reference` says which of the domain are right for which source,
+    ``(n_sources, n_domain)``.
     """
 
     source_tokens: tuple[int, ...]
@@ -124,22 +121,17 @@ def pair_labels(
 def _indices(
     only: Sequence[str], relation: TokenizedRelation, target_of: dict[int, int]
 ) -> list[int]:
+    """Look source answers up by their own text or that of their token."""
+    labels = enumerate(relation.source.labels)
     position = {text: index for index, text in enumerate(relation.source.texts)}
-    # An answer's own text, or that of its token.
-    for index, label in enumerate(relation.source.labels):
-        position |= {answer.text: index for answer in label.answers}
-    unknown = [text for text in only if text not in position]
+    position |= {answer.text: index for index, label in labels for answer in label.answers}
+    unknown = [text for text in only if position.get(text) not in target_of]
     if unknown:
         raise SubjectsError(
-            f"data.source_labels: no single token of this vocabulary stands for "
-            f"{_listed(unknown)} as an answer of {relation.relation.source.name!r}. Remove them; "
-            "`lincorr audit --details true` lists the labels."
-        )
-    without = [text for text in only if position[text] not in target_of]
-    if without:
-        raise SubjectsError(
-            f"data.source_labels: {relation.name} has no target among the labels for "
-            f"{_listed(without)}. Remove them."
+            f"data.source_labels: {', '.join(map(repr, unknown))} cannot be taught: no single "
+            f"token of this vocabulary stands for the answer of {relation.relation.source.name!r}, "
+            f"or none for its target in {relation.name}. Remove them; `lincorr audit --details "
+            "true` lists the labels."
         )
     return sorted({position[text] for text in only})
 
@@ -159,15 +151,23 @@ def map_labels(
         tokenizer: Tokenizer of the vocabulary.
         seed: Seed of the permutation.
     """
+    order = _permutation(labels, seed) if name == "permuted" else list(range(len(labels)))
+    source, target, domain = labels.relation.source, labels.relation.target, labels.target_domain
+    source_tokens = [source.token_ids[i] for i in labels.sources]
+    token_of = {i: target.token_ids[i] for i in domain}
     if name == "letters":
-        return _letters(labels, tokenizer)
-    order = _permutation(labels, seed) if name == "permuted" else range(len(labels))
-    source, target = labels.relation.source, labels.relation.target
+        source_tokens = _letters(source.knowledge, map(labels.source_text, order), tokenizer)
+        letters = _letters(target.knowledge, (target.texts[i] for i in domain), tokenizer)
+        token_of = dict(zip(domain, letters, strict=True))
+    domain_tokens = list(dict.fromkeys(token_of.values()))
+    reference = np.zeros((len(labels), len(domain_tokens)), dtype=np.bool_)
+    for i, is_right in zip(domain, labels.reference.T, strict=True):
+        reference[:, domain_tokens.index(token_of[i])] |= is_right
     return MappedLabels(
-        tuple(source.token_ids[i] for i in labels.sources),
-        tuple(target.token_ids[labels.targets[i]] for i in order),
-        tuple(target.token_ids[i] for i in labels.target_domain),
-        labels.reference[list(order)],
+        tuple(source_tokens),
+        tuple(token_of[labels.targets[i]] for i in order),
+        tuple(domain_tokens),
+        reference[order],
     )
 
 
@@ -188,44 +188,22 @@ def _permutation(labels: PairedLabels, seed: int) -> list[int]:
     return [int(i) for i in order]
 
 
-def _letters(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -> MappedLabels:
-    """Cut the answers to their first letters."""
-    source, target = labels.relation.relation.source, labels.relation.relation.target
-    firsts = [labels.source_text(i)[0] for i in range(len(labels))]
-    domain = [labels.relation.target.texts[i][0] for i in labels.target_domain]
-    source_ids = _letter_tokens(source, firsts, tokenizer)
-    target_ids = _letter_tokens(target, domain, tokenizer)
-    tokens = sorted(set(target_ids.values()))
-    reference = np.zeros((len(firsts), len(tokens)), dtype=np.bool_)
-    for column, letter in enumerate(domain):
-        reference[:, tokens.index(target_ids[letter])] |= labels.reference[:, column]
-    return MappedLabels(
-        tuple(source_ids[letter] for letter in firsts),
-        tuple(target_ids[labels.target_text(i)[0]] for i in range(len(firsts))),
-        tuple(tokens),
-        reference,
-    )
-
-
-def _letter_tokens(
-    knowledge: Knowledge, letters: Sequence[str], tokenizer: PreTrainedTokenizerBase
-) -> dict[str, int]:
-    """Return the token of each letter in the position of an answer."""
-    wanted = list(dict.fromkeys(letters))
-    cut = replace(knowledge, answers=tuple(Answer(letter, letter) for letter in wanted))
-    tokens = dict(zip(wanted, answer_tokens(cut, tokenizer), strict=True))
-    bad = [
-        letter
-        for letter, ids in tokens.items()
-        if ids is None or len(ids) != 1 or ids[0] == tokenizer.unk_token_id
-    ]
+def _letters(
+    knowledge: Knowledge, texts: Iterable[str], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Return the token of each text's first letter in the position of an answer."""
+    letters = [text[0] for text in texts]
+    cut = replace(knowledge, answers=tuple(Answer(x, x) for x in dict.fromkeys(letters)))
+    tokens = {a.text: i for a, i in zip(cut.answers, answer_tokens(cut, tokenizer), strict=True)}
+    found = {x: ids[0] for x, ids in tokens.items() if ids and len(ids) == 1}
+    bad = [x for x in tokens if found.get(x, tokenizer.unk_token_id) == tokenizer.unk_token_id]
     if bad:
         raise DomainError(
-            f"mapping letters: {_listed(bad)} of the answers of {knowledge.name!r} are not single "
-            "tokens of this vocabulary. Remove letters from model.mapping, or choose an LM that "
-            "has tokens for letters."
+            f"mapping letters: {', '.join(map(repr, bad))} of the answers of {knowledge.name!r} "
+            "are not single tokens of this vocabulary. Remove letters from model.mapping, or "
+            "choose an LM that has tokens for letters."
         )
-    return {letter: ids[0] for letter, ids in tokens.items() if ids}
+    return [found[x] for x in letters]
 
 
 def answer_token_ids(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -237,8 +215,3 @@ def answer_token_ids(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -
             mapped = map_labels(labels, name, tokenizer)
             tokens.update(mapped.source_tokens, mapped.domain_tokens)
     return tokens
-
-
-def _listed(texts: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, texts[:_MAX_LISTED]))
-    return shown + (f" and {len(texts) - _MAX_LISTED} more" if len(texts) > _MAX_LISTED else "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from functools import cached_property
 from time import monotonic
 from typing import Any, cast, get_args
 
@@ -12,11 +11,24 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lincorr_lightning.ablation.batches import PhaseName, PhaseSettings, TextBatch, TrainingPlan
+from lincorr_lightning.ablation.datamodule import (
+    PairedCorpus,
+    PhaseName,
+    PhaseSettings,
+    TextBatch,
+    TrainingPlan,
+)
 from lincorr_lightning.ablation.mappings import MAPPINGS, MappingName
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
-from lincorr_lightning.ablation.pooled_texts import Candidates, PooledTexts
-from lincorr_lightning.ablation.scores import RunScores, baselines, cases, score, score_paired
+from lincorr_lightning.ablation.scores import (
+    Candidates,
+    PooledTexts,
+    RunScores,
+    baselines,
+    cases,
+    score,
+    score_paired,
+)
 from lincorr_lightning.ablation.token_embedding import (
     EmbeddingSource,
     TokenEmbedding,
@@ -115,7 +127,6 @@ class VocabularyAblation(Study):
         self.scores: dict[str, list[RunScores]] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._batch: TextBatch | None = None
-        self._restored_texts: str | None = None
         self._started = 0.0
 
     # -- setting up ------------------------------------------------------------------------------
@@ -128,10 +139,11 @@ class VocabularyAblation(Study):
                 "epoch of the trainer. Set it to 1, and the epochs of the phases as "
                 "model.compose.epochs and model.learn.epochs."
             )
-        if self.trainer.accumulate_grad_batches != 1:
+        if self.trainer.accumulate_grad_batches != 1 or self.trainer.gradient_clip_val:
             raise ConfigError(
-                "trainer.accumulate_grad_batches must be 1; set model.compose.batch_size and "
-                "model.learn.batch_size instead."
+                "trainer.accumulate_grad_batches must be 1 and trainer.gradient_clip_val null: all "
+                "networks are trained side by side. Set batch_size and learning_rate of "
+                "model.compose and model.learn instead."
             )
         super().setup(stage)
 
@@ -169,33 +181,23 @@ class VocabularyAblation(Study):
         """Pool the texts once; at the beginning of a phase, reset optimizer and networks."""
         del batch_idx
         if self.texts is None or self.texts.corpus is not batch.corpus:
-            self.texts = self._pool(batch)
+            self.texts = self._pool(batch.corpus)
         if not batch.begins:
             return
-        optimizer = self.optimizers(use_pl_optimizer=False)
-        assert isinstance(optimizer, torch.optim.Optimizer)
+        (optimizer,) = self.trainer.optimizers
         optimizer.state.clear()
         settings = self.plan.phases[batch.phase]
         for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate
-            group["weight_decay"] = settings.weight_decay
+            group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
         if batch.phase != "learn" or "compose" not in self.plan.phases:
             self._reset_networks()
 
-    def _pool(self, batch: TextBatch) -> PooledTexts:
+    def _pool(self, corpus: PairedCorpus) -> PooledTexts:
         assert self.embedding is not None
-        corpus, plan = batch.corpus, self.plan
-        if (corpus.mappings, corpus.seeds) != (plan.mappings, plan.seeds):
+        if corpus.plan != self.plan:
             raise ConfigError(
-                f"the texts are for the mappings {', '.join(corpus.mappings)} and the seeds "
-                f"{list(corpus.seeds)}, the study for {', '.join(plan.mappings)} and "
-                f"{list(plan.seeds)}. Pass plan=module.plan to the data."
-            )
-        if self._restored_texts not in (None, corpus.fingerprint):
-            raise CheckpointError(
-                "the checkpoint was written with other texts (data.relation, n_paired, n_new, "
-                "source labels, seed or file). Use the settings of the run that wrote it (its "
-                "config.yaml), or start a new run."
+                f"the texts are for another study: {corpus.plan}. Pass plan=module.plan to the "
+                "data."
             )
         return PooledTexts(corpus, self.embedding, self.candidates, self.network, self.device)
 
@@ -203,7 +205,8 @@ class VocabularyAblation(Study):
         """Return the sum of the networks' cross-entropies."""
         del batch_idx
         self._batch = batch
-        texts = self._texts
+        texts = self.texts
+        assert texts is not None, "pooled at the beginning of the first step"
         logits = texts.logits(self.networks(texts.inputs(batch.rows)))
         answers = texts.answers_to(batch.rows)
         losses = cross_entropy(logits.flatten(0, 1), answers.reshape(-1), reduction="none")
@@ -219,51 +222,30 @@ class VocabularyAblation(Study):
             self.log("train/loss", mean, prog_bar=True, batch_size=batch.n_rows)
         return loss
 
-    @property
-    def _texts(self) -> PooledTexts:
-        assert self.texts is not None, "pooled at the beginning of the first step"
-        return self.texts
-
-    def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: int | float | None = None,
-        gradient_clip_algorithm: str | None = None,
-    ) -> None:
-        """Clip each network by its own norm."""
-        if gradient_clip_val and gradient_clip_algorithm != "value":
-            self.networks.clip_gradients(float(gradient_clip_val))
-            return
-        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
-
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Step, and score the networks before any callback saves them and their scores."""
         super().optimizer_step(*args, **kwargs)
-        assert self._batch is not None
-        self._score(self._batch)
+        batch = self._batch
+        assert batch is not None
+        if batch.ends or (batch.ends_epoch and (batch.epoch + 1) % self.score_every == 0):
+            self._score(batch)
 
     def _score(self, batch: TextBatch) -> None:
-        """Score the networks every `score_every` epochs, and at the end of a phase."""
-        due = (batch.epoch + 1) % self.score_every == 0 or batch.ends
-        if not (batch.ends_epoch and due):
-            return
+        """Score the networks, and log shares by mapping."""
+        assert self.texts is not None
         if batch.phase == "compose":
-            self._log(batch.phase, score_paired(self._texts, self.networks))
-            return
-        scores = score(self._texts, self.networks, composed=batch.phase == "learn")
-        if batch.ends:
-            self.scores[batch.phase] = scores
-        shape = (len(self.plan.seeds), len(self.plan.mappings))
-        shares = {
-            name: torch.tensor([getattr(one, name) for one in scores]).view(shape).mean(0).tolist()
-            for name in ("source_learned", "generalized")
-        }
-        self._log(batch.phase, shares)
-
-    def _log(self, phase: PhaseName, shares: Mapping[str, list[float]]) -> None:
-        """Log shares by mapping."""
+            shares = score_paired(self.texts, self.networks)
+        else:
+            scores = score(self.texts, self.networks, composed=batch.phase == "learn")
+            if batch.ends:
+                self.scores[batch.phase] = scores
+            shape = (len(self.plan.seeds), len(self.plan.mappings))
+            shares = {
+                name: torch.tensor([getattr(s, name) for s in scores]).view(shape).mean(0).tolist()
+                for name in ("source_learned", "generalized")
+            }
         scalars = {
-            f"val/{phase}/{name}/{mapping}": value
+            f"val/{batch.phase}/{name}/{mapping}": value
             for name, values in shares.items()
             for mapping, value in zip(self.plan.mappings, values, strict=True)
         }
@@ -277,14 +259,14 @@ class VocabularyAblation(Study):
         from lincorr_lightning.ablation.results import ablation_results
 
         if self.texts is None:  # resumed after the last step
-            self.texts = self._pool(self.trainer.train_dataloader.dataset[0])  # type: ignore[union-attr]
+            self.texts = self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
         texts, embedding = self.texts, self.embedding
         assert embedding is not None
+        composed = self.scores.get("learn") or score(texts, self.networks, composed=True)
         return ablation_results(
             texts.corpus,
             embedding,
-            composed=self.scores.get("learn") or score(texts, self.networks, composed=True),
-            uncomposed=self.scores.get("uncomposed", ()),
+            runs=[*composed, *self.scores.get("uncomposed", ())],
             baselines=baselines(texts),
             history=self.history,
             cases=cases(texts, self.networks, embedding.tokenizer),
@@ -294,32 +276,24 @@ class VocabularyAblation(Study):
     # -- checkpoints -----------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return the fingerprints of embedding and texts, and the scores so far."""
+        """Return the fingerprint of the embedding, and the scores so far."""
+        assert self.embedding is not None
         return {
-            "embedding": self._fingerprint,
-            "texts": self.texts and self.texts.corpus.fingerprint,
+            "embedding": self.embedding.fingerprint,
             "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
             "history": {key: list(points) for key, points in self.history.items()},
         }
 
-    @cached_property
-    def _fingerprint(self) -> dict[str, str]:
-        assert self.embedding is not None
-        return self.embedding.fingerprint
-
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the scores; refuse another embedding."""
         self.configure_model()
-        if state["embedding"] != self._fingerprint:
+        assert self.embedding is not None
+        if state["embedding"] != self.embedding.fingerprint:
             raise CheckpointError(
                 "the checkpoint was written with another model.lm. Use the settings of the run "
                 "that wrote it (its config.yaml), or start a new run."
             )
-        self._restored_texts = state["texts"]
         self.scores = {
             name: [RunScores(**one) for one in runs] for name, runs in state["scores"].items()
         }
-        self.history = {
-            key: [(int(step), float(share)) for step, share in points]
-            for key, points in state["history"].items()
-        }
+        self.history = dict(state["history"])

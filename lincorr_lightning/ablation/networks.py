@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -12,12 +12,6 @@ from torch import Tensor, nn
 from lincorr_lightning.errors import ConfigError, require
 
 Activation = Literal["gelu", "relu", "silu", "tanh"]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "gelu": nn.functional.gelu,
-    "relu": nn.functional.relu,
-    "silu": nn.functional.silu,
-    "tanh": torch.tanh,
-}
 
 
 @dataclass(frozen=True)
@@ -82,16 +76,7 @@ class StackedNetworks(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs of each network, of the inputs' shape ``(n_networks, n, d)``."""
-        activation = _ACTIVATIONS[self.settings.activation]
+        activation = getattr(nn.functional, self.settings.activation)
         hidden = activation(torch.baddbmm(self.bias_in, inputs, self.weight_in))
-        outputs = torch.baddbmm(self.bias_out, hidden, self.weight_out)
+        outputs: Tensor = torch.baddbmm(self.bias_out, hidden, self.weight_out)
         return inputs + outputs if self.settings.residual else outputs
-
-    @torch.no_grad()
-    def clip_gradients(self, max_norm: float) -> None:
-        """Clip the gradient of each network by its own norm, as if it were trained alone."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients]).norm(dim=0)
-        scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
-        for gradient in gradients:
-            gradient.mul_(scale[:, None, None])

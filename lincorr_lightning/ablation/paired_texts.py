@@ -57,31 +57,20 @@ def sample_texts(
 
     No two subjects have the same tokens, and none has a token that is an answer.
     """
-    subjects = _sample_subjects(labels, tokenizer, n_paired + n_new, seed)
-    rng = np.random.default_rng([seed, 4])
-    answers = [a for n in (n_paired, n_new) for a in (rng.permutation(n) % len(labels)).tolist()]
-    return PairedTexts(tuple(subjects), tuple(answers), n_paired)
-
-
-def _sample_subjects(
-    labels: PairedLabels, tokenizer: PreTrainedTokenizerBase, n: int, seed: int
-) -> list[str]:
-    answers = answer_token_ids(labels, tokenizer)
-    available = len(usable_strings(tokenizer))
+    n, answers = n_paired + n_new, answer_token_ids(labels, tokenizer)
+    sample = sample_subjects(tokenizer, len(usable_strings(tokenizer)), seed=seed)
     subjects: dict[tuple[int, ...], str] = {}
-    # A longer sample begins with the shorter one.
-    for n_sampled in (min(2 * n, available), available):
-        subjects = {}
-        sample = sample_subjects(tokenizer, n_sampled, seed=seed)
-        for subject, tokens in zip(sample, _own_tokens(sample, labels, tokenizer), strict=True):
-            if tokens and answers.isdisjoint(tokens):
-                subjects.setdefault(tokens, subject)
-            if len(subjects) == n:
-                return list(subjects.values())
-    raise SubjectsError(
-        f"{n} subjects are needed; the vocabulary has {len(subjects)} that are distinct and "
-        "contain no answer. Lower data.n_paired or data.n_new."
-    )
+    for subject, tokens in zip(sample, _own_tokens(sample, labels, tokenizer), strict=True):
+        if tokens and answers.isdisjoint(tokens):
+            subjects.setdefault(tokens, subject)
+    if len(subjects) < n:
+        raise SubjectsError(
+            f"{n} subjects are needed; the vocabulary has {len(subjects)} that are distinct and "
+            "contain no answer. Lower data.n_paired or data.n_new."
+        )
+    rng = np.random.default_rng([seed, 4])
+    assigned = [a for k in (n_paired, n_new) for a in (rng.permutation(k) % len(labels)).tolist()]
+    return PairedTexts(tuple(subjects.values())[:n], tuple(assigned), n_paired)
 
 
 def _own_tokens(
@@ -121,10 +110,9 @@ def read_paired_texts(path: str | Path) -> list[TextRow]:
         row = _parse(entry, where)
         other = rows.setdefault(row.subject, row)
         if other is not row:
-            both = "in both phases" if other.phase != row.phase else "twice"
             raise SubjectsError(
-                f"{where}: {row.subject!r} occurs {both}, also at {other.where}. What is learned "
-                "must be about subjects of no other text: remove one of them."
+                f"{where}: {row.subject!r} has another text at {other.where}. What is learned must "
+                "be about subjects of no other text: remove one of them."
             )
     for phase in PHASES:
         if not any(row.phase == phase for row in rows.values()):
@@ -136,22 +124,14 @@ def read_paired_texts(path: str | Path) -> list[TextRow]:
 
 
 def _parse(entry: Any, where: str) -> TextRow:
-    if not isinstance(entry, Mapping):
+    values = [entry.get(name) if isinstance(entry, Mapping) else None for name in _REQUIRED]
+    fields = [value.strip() if isinstance(value, str) else "" for value in values]
+    if not all(fields) or fields[0] not in PHASES:
         raise SubjectsError(
-            f'{where}: an object is needed, such as {{"phase": "compose", "subject": "Ada", '
-            f'"source": "Paris"}}, not {entry!r}.'
+            f"{where}: each text needs a phase (compose or learn), a subject and a source, such as "
+            f"compose, Ada and Paris; this is {entry!r}."
         )
-    fields = {}
-    for name in _REQUIRED:
-        value = entry.get(name)
-        if not isinstance(value, str) or not value.strip():
-            raise SubjectsError(
-                f"{where}: {name!r} is {value!r}; each text needs phase, subject and source."
-            )
-        fields[name] = value.strip()
-    if fields["phase"] not in PHASES:
-        raise SubjectsError(f"{where}: phase is {fields['phase']!r}; it must be compose or learn.")
-    return TextRow(where, **fields)
+    return TextRow(where, *fields)
 
 
 def resolve_texts(
@@ -173,26 +153,20 @@ def resolve_texts(
     seen: dict[tuple[int, ...], TextRow] = {}
     for row, own in zip(ordered, tokens, strict=True):
         other = seen.setdefault(own, row)
-        problem = ""
         if not own:
-            problem = f"this vocabulary cannot spell {row.subject!r}. Choose another subject."
+            problem = "this vocabulary cannot spell the subject"
         elif not answers.isdisjoint(own):
-            problem = (
-                f"the subject {row.subject!r} has an answer in it, which would reveal it. Choose "
-                "another subject."
-            )
+            problem = "the subject has an answer in it, which would reveal it"
         elif other is not row:
-            problem = (
-                f"{row.subject!r} and {other.subject!r} ({other.where}) have the same tokens in "
-                "this vocabulary. Remove one of them."
-            )
+            problem = f"{other.subject!r} ({other.where}) has the same tokens in this vocabulary"
         elif row.source not in position:
             problem = (
-                f"{row.source!r} is not one of the source labels of this run. Raise "
-                "data.max_source_labels, or leave it null."
+                f"{row.source!r} is not one of the source labels of this run; raise "
+                "data.max_source_labels, or leave it null"
             )
-        if problem:
-            raise SubjectsError(f"{row.where}: {problem}")
+        else:
+            continue
+        raise SubjectsError(f"{row.where}, {row.subject!r}: {problem}. Change or remove the text.")
     return PairedTexts(
         tuple(row.subject for row in ordered),
         tuple(position[row.source] for row in ordered),

@@ -9,32 +9,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-import numpy as np
 from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame, concat
 
-from lincorr_lightning.ablation.batches import PairedCorpus
+from lincorr_lightning.ablation.datamodule import PairedCorpus
 from lincorr_lightning.ablation.paired_texts import COLUMNS
-from lincorr_lightning.ablation.scores import Case, RunScores
+from lincorr_lightning.ablation.scores import RunScores
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
+from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.plots import History, bars, training_curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import BLUE, short_name
 from lincorr_lightning.results.table import Table, column
-
-PAPER: Mapping[str, Mapping[str, float]] = {
-    "city->country": {"reference": 0.9766, "permuted": 0.2266, "letters": 0.3672},
-    "country->continent": {"reference": 0.7812},
-    "ceo->company": {"reference": 0.5859},
-    "X+1->X+2": {"reference": 0.0938},
-}
-"""Table 7 of the paper: generalized shares with the vocabulary of Llama-3."""
-
-_PANELS = {
-    "uncomposed": ("source_learned", "generalized"),
-    "compose": ("source_learned", "target_learned"),
-    "learn": ("source_learned", "generalized"),
-}
 
 
 @dataclass(frozen=True)
@@ -66,83 +52,35 @@ def ablation_results(
     corpus: PairedCorpus,
     embedding: TokenEmbedding,
     *,
-    composed: Sequence[RunScores],
-    uncomposed: Sequence[RunScores],
+    runs: Sequence[RunScores],
     baselines: Mapping[str, Sequence[float]],
     history: History,
-    cases: Iterable[Case],
+    cases: Iterable[Mapping[str, str | bool]],
     seconds: float,
 ) -> Results:
     """Build the results of a run.
 
-    Args:
-        corpus: The texts.
-        embedding: The token embedding.
-        composed: Scores of each network after both phases.
-        uncomposed: Scores without the compose phase; empty if it was not measured.
-        baselines: Shares that are right without a network, by name and mapping.
-        history: (step, share) pairs by log key, ``val/phase/quantity/mapping``.
-        cases: What the networks answer.
-        seconds: Duration of the training.
+    `runs` are the scores of each network after both phases and, if that was measured, without the
+    compose phase. The log keys of `history` are ``val/phase/quantity/mapping``.
     """
-    relation = corpus.labels.relation.name
-    lm, n_seeds = short_name(embedding.name_or_path), len(corpus.seeds)
-    runs = [*composed, *uncomposed]
+    relation, lm = corpus.labels.relation.name, short_name(embedding.name_or_path)
     summary = [
-        _summarize(relation, mapping, composed, uncomposed,
+        _summarize(relation, mapping, DataFrame(map(asdict, runs)),
                    {name: shares[m] for name, shares in baselines.items()})
         for m, mapping in enumerate(corpus.mappings)
     ]  # fmt: skip
-    table = Table.of(
-        "summary",
-        summary,
-        caption=f"{relation}: generalized from the vocabulary of {lm} alone, means over seeds",
-        note="Std: over seeds. Most frequent answer: the right answer of most new subjects. Paper: "
-        "vocabulary of Llama-3.",
-        headline=True,
-    )
-    panels = {
-        f"{phase}: {quantity.replace('_', ' ')}": [
-            f"val/{phase}/{quantity}/{mapping}" for mapping in corpus.mappings
-        ]
-        for phase, quantities in _PANELS.items()
-        for quantity in quantities
-        if f"val/{phase}/{quantity}/{corpus.mappings[0]}" in history
-    }
-    figures = [
-        Figure(
-            "generalization",
-            f"{relation}: share of the new subjects that are generalized, by mapping",
-            partial(
-                _generalization_bars, table.frame, f"{relation}: generalized",
-                f"vocabulary of {lm}; {corpus.n_new} new subjects; right answer within the domain; "
-                + (f"mean and std of {n_seeds} seeds" if n_seeds > 1 else "one seed"),
-            ),
-        )
-    ]  # fmt: skip
-    if panels:
-        curves = {
-            f"{title}/{mapping}": history[key]
-            for title, keys in panels.items()
-            for mapping, key in zip(corpus.mappings, keys, strict=True)
-        }
-        figures.append(
-            Figure(
-                "training",
-                f"{relation}: shares during training, by phase and mapping",
-                partial(
-                    training_curves, curves, f"{relation}: composed from the vocabulary of {lm}",
-                    "share of the new subjects (compose: of the paired texts)",
-                ),
-            )
-        )  # fmt: skip
-    first = asdict(summary[0])
-    for key in ("n_seeds", "std", "says_source", "paper"):
-        del first[key]  # of the table only
+    of_the_table_only = ("n_seeds", "std", "says_source", "paper")
+    panels: dict[str, list[str]] = {}
+    curves = {}
+    for key, points in history.items():
+        _, phase, quantity, mapping = key.split("/")
+        panel = f"{phase}: {quantity.replace('_', ' ')}"
+        panels.setdefault(panel, []).append(key)
+        curves[f"{panel}/{mapping}"] = points
     return Results(
         "vocabulary_ablation",
         values={
-            **first,
+            **{k: v for k, v in asdict(summary[0]).items() if k not in of_the_table_only},
             "n": corpus.n_new,
             "mappings": list(map(asdict, summary)),
             "runs": list(map(asdict, runs)),
@@ -154,48 +92,81 @@ def ablation_results(
             "embedding": {"key": embedding.key, "shape": list(embedding.weight.shape)},
         },
         tables=[
-            table,
-            Table.of("runs", runs, caption="Shares of the new subjects, by network"),
-            Table.of("cases", cases, Case, caption="New subjects of the first seed"),
             Table.of(
-                "texts",
-                corpus.texts[0].rows(corpus.labels),
-                COLUMNS,
+                "summary",
+                summary,
+                caption=f"{relation}: generalized from the vocabulary of {lm} alone, means over "
+                "seeds",
+                note="Std: over seeds. Most frequent answer: the right answer of most new "
+                "subjects. Paper: vocabulary of Llama-3.",
+                headline=True,
+            ),
+            Table.of("runs", runs, caption="Shares of the new subjects, by network"),
+            Table.of("cases", cases, caption="New subjects of the first seed"),
+            Table.of(
+                "texts", corpus.texts[0].rows(corpus.labels), COLUMNS,
                 caption="Texts of the first seed, a valid data.texts_file",
             ),
         ],
-        figures=figures,
+        figures=_figures(relation, lm, corpus.n_new, DataFrame(summary), curves),
         lm=embedding.info,
         charts={relation: panels},
-    )
+    )  # fmt: skip
 
 
 def _summarize(
-    relation: str,
-    mapping: str,
-    composed: Sequence[RunScores],
-    uncomposed: Sequence[RunScores],
-    baselines: Mapping[str, float],
+    relation: str, mapping: str, runs: DataFrame, baselines: Mapping[str, float]
 ) -> MappingScores:
     """Return means and standard deviation over seeds."""
-    own = [asdict(scores) for scores in composed if scores.mapping == mapping]
-    without = [scores.generalized for scores in uncomposed if scores.mapping == mapping]
-    shares = {
-        name: float(np.mean([scores[name] for scores in own]))
+    own = runs[runs["mapping"] == mapping]
+    table_7 = (n for n in paper_numbers() if n.place == "Table 7" and n.relation == relation)
+    paper = {number.quantity.name: number.value for number in table_7}
+    composed, uncomposed = own[own["composed"]], own[~own["composed"]]
+    means = {
+        name: float(composed[name].mean())
         for name in ("source_learned", "generalized", "unrestricted", "says_source")
     }
-    before = float(np.mean(without)) if without else None
+    before = float(uncomposed["generalized"].mean()) if len(uncomposed) else None
     return MappingScores(
         mapping,
-        len(own),
-        **shares,
-        std=float(np.std([s["generalized"] for s in own], ddof=1)) if len(own) > 1 else None,
+        len(composed),
+        **means,
+        std=float(composed["generalized"].std()) if len(composed) > 1 else None,
         uncomposed=before,
-        gain=None if before is None else shares["generalized"] - before,
+        gain=None if before is None else means["generalized"] - before,
         random=baselines["random"],
         majority=baselines["majority"],
-        paper=PAPER.get(relation, {}).get(mapping),
+        paper=paper.get(f"mapping_{mapping}"),
     )
+
+
+def _figures(
+    relation: str, lm: str, n_new: int, summary: DataFrame, curves: History
+) -> list[Figure]:
+    n_seeds = summary["n_seeds"][0]
+    spread = f"mean and std of {n_seeds} seeds" if n_seeds > 1 else "one seed"
+    figures = [
+        Figure(
+            "generalization",
+            f"{relation}: share of the new subjects that are generalized, by mapping",
+            partial(
+                _generalization_bars, summary, f"{relation}: generalized",
+                f"vocabulary of {lm}; {n_new} new subjects; right answer within the domain; "
+                f"{spread}",
+            ),
+        )
+    ]  # fmt: skip
+    if curves:
+        title = f"{relation}: composed from the vocabulary of {lm}"
+        subtitle = "share of the new subjects (compose: of the paired texts)"
+        figures.append(
+            Figure(
+                "training",
+                f"{relation}: shares during training, by phase and mapping",
+                partial(training_curves, curves, title, subtitle),
+            )
+        )
+    return figures
 
 
 def _generalization_bars(summary: DataFrame, title: str, subtitle: str) -> MatplotlibFigure:

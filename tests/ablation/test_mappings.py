@@ -86,12 +86,10 @@ def test_too_few_pairs_say_how_many_there_are(relation):
 
 
 def test_source_labels_must_be_single_tokens_with_a_target(relation):
-    with pytest.raises(SubjectsError, match=r"no single token.*'Gotham', 'Metropolis'"):
-        pair_labels(relation, only=["Paris", "Gotham", "Metropolis"])
     right = relation.reference_mask.copy()
     right[:, relation.source.texts.index("Lima")] = False
-    with pytest.raises(SubjectsError, match="no target among the labels for 'Lima'"):
-        pair_labels(replace(relation, reference_mask=right), only=["Paris", "Rome", "Lima"])
+    with pytest.raises(SubjectsError, match=r"'Gotham', 'Lima' cannot be taught"):
+        pair_labels(replace(relation, reference_mask=right), only=["Paris", "Gotham", "Lima"])
 
 
 def test_a_relation_without_reference_is_refused(tokenizer):

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.ablation.batches import PhaseDataset
+from lincorr_lightning.ablation.datamodule import PhaseDataset
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.cli import main
@@ -59,7 +59,7 @@ def plainly(run, lm, index):
         outer.bias.copy_(drawn.bias_out[0, 0])
     candidates = torch.tensor(module.texts.candidate_tokens[s])
     column = {int(token): i for i, token in enumerate(candidates)}
-    steps = PhaseDataset(corpus, module.plan.phases)
+    steps = PhaseDataset(corpus)
     optimizer = None
 
     def logits(which):
@@ -110,18 +110,6 @@ def test_side_by_side_is_one_by_one(ablate, small_lm):
             (run.module.networks.weight_in, run.module.networks.weight_out), weights, strict=True
         ):
             torch.testing.assert_close(ours[index].detach(), theirs, rtol=1e-3, atol=1e-4)
-
-
-def test_a_run_of_one_is_that_of_many(ablate):
-    many = ablate(seeds=[0, 7])
-    for name, seed, index in (("permuted", 0, 1), ("reference", 7, 2)):
-        one = ablate(mapping=name, seeds=[seed])
-        torch.testing.assert_close(
-            one.module.networks.weight_in[0], many.module.networks.weight_in[index],
-            rtol=1e-3, atol=1e-4,
-        )  # fmt: skip
-        same = [r for r in many.results["runs"] if (r["mapping"], r["seed"]) == (name, seed)]
-        assert one.results["runs"] == same
 
 
 def test_results_tables_figures_and_logs(ablate, tmp_path):
@@ -185,7 +173,7 @@ def test_any_dataloader_of_batches_trains(ablate, tmp_path):
         usual.module.plan.lm, mapping=["reference", "permuted"], compose=COMPOSE, learn=LEARN
     )
     trainer = quiet_trainer(tmp_path / "plain", logger=False, enable_checkpointing=False)
-    steps = PhaseDataset(usual.data.corpus, module.plan.phases)
+    steps = PhaseDataset(usual.data.corpus)
     trainer.fit(module, DataLoader(steps, batch_size=None))
     assert module.scores == usual.module.scores
     (path,) = (tmp_path / "plain").rglob("results.json")
@@ -195,7 +183,7 @@ def test_any_dataloader_of_batches_trains(ablate, tmp_path):
     assert float(trainer.callback_metrics[key]) == pytest.approx(module.history[key][-1][1])
     assert "train/loss" in trainer.callback_metrics
     other = VocabularyAblation(usual.module.plan.lm, seeds=[8])
-    with pytest.raises(ConfigError, match=r"the texts are for the mappings.*plan=module\.plan"):
+    with pytest.raises(ConfigError, match=r"another study.*plan=module\.plan"):
         quiet_trainer(tmp_path, logger=False, enable_checkpointing=False).fit(
             other, DataLoader(steps, batch_size=None)
         )
@@ -221,7 +209,7 @@ def test_vocabulary_or_texts_are_candidates_and_only_networks_are_trained(ablate
     assert {name.split(".")[0] for name, _ in run.module.named_parameters()} == {"networks"}
 
 
-@pytest.mark.parametrize("step", [4, 14, 22, 8, 23, 31])  # in each phase, and at the end of each
+@pytest.mark.parametrize("step", [4, 23, 31])  # in a phase, at its end, at the end
 def test_resumes_in_any_phase(ablate, tmp_path, step):
     keep = ModelCheckpoint(
         dirpath=tmp_path / "kept", filename="{step}", every_n_train_steps=1, save_top_k=-1
@@ -281,17 +269,11 @@ def test_a_loss_that_is_not_finite_stops(ablate):
     ("bad", "message"),
     [
         ({"mapping": "scrambled"}, "scrambled.*reference, permuted, letters"),
-        ({"mapping": []}, "empty"),
         ({"mapping": ["reference", "reference"]}, "each once"),
-        ({"seeds": []}, "seeds"),
         ({"seeds": [-1]}, "seeds"),
-        ({"candidates": "some"}, "vocabulary, texts"),
-        ({"embedding_source": "both"}, "input, output"),
         ({"score_every": 0}, "score_every"),
         ({"network": {"activation": "step"}}, "activation"),
-        ({"network": {"width": 0}}, "width"),
         ({"network": {"input_rms": 0.0}}, "input_rms"),
-        ({"compose": {"batch_size": 0}}, "batch_size"),
         ({"learn": {"learning_rate": -1.0}}, "learning_rate"),
     ],
 )
@@ -302,7 +284,7 @@ def test_unusable_settings_are_refused(bad, message):
 
 @pytest.mark.parametrize(
     ("trainer", "message"),
-    [({"max_epochs": 3}, "max_epochs is 3"), ({"accumulate_grad_batches": 2}, "batch_size")],
+    [({"max_epochs": 3}, "max_epochs is 3"), ({"gradient_clip_val": 0.5}, "learning_rate")],
 )
 def test_unusable_trainers_are_refused(ablate, trainer, message):
     with pytest.raises(ConfigError, match=message):

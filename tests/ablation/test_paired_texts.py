@@ -53,15 +53,10 @@ def test_a_written_file_is_read_back(tokenizer, tmp_path):
 
 ROWS = '{"phase": "compose", "subject": "name1", "source": "Paris"}\n'
 BAD = {
-    "overlap": ('{"phase": "learn", "subject": "name1", "source": "Rome"}', "line 2.*both phases"),
-    "twice": ('{"phase": "compose", "subject": "name1", "source": "Rome"}', "line 2.*twice"),
-    "phase": (
-        '{"phase": "sing", "subject": "name2", "source": "Rome"}',
-        "line 2.*compose or learn",
-    ),
-    "field": ('{"phase": "learn", "source": "Rome"}', "line 2.*'subject'"),
-    "json": ("{", "line 2.*not JSON"),
-    "no object": ("[1]", "line 2.*an object"),
+    "twice": ('{"phase": "learn", "subject": "name1", "source": "Rome"}', "line 2.*line 1"),
+    "phase": ('{"phase": "x", "subject": "name2", "source": "Rome"}', "line 2.*compose or learn"),
+    "field": ('{"phase": "learn", "source": "Rome"}', "line 2.*a subject"),
+    "no object": ("[1]", r"line 2.*this is \[1\]"),
     "none of a phase": ("", "no text of phase 'learn'"),
 }
 

@@ -19,7 +19,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding, read_token_embedding
-from lincorr_lightning.errors import LanguageModelError, SubjectsError
+from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.config import LMConfig
 from tests.toys import save_toy_gguf
 
@@ -39,12 +39,14 @@ MODELS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "modernbert": lambda: hf.ModernBertForMaskedLM(hf.ModernBertConfig(**_ENCODER, pad_token_id=0)),
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
     "t5-encoder": lambda: hf.T5EncoderModel(hf.T5Config(**_T5)),
+    "mamba": lambda: hf.MambaForCausalLM(
+        hf.MambaConfig(vocab_size=VOCAB, hidden_size=8, num_hidden_layers=1)
+    ),
     "llama-bare": lambda: hf.LlamaModel(hf.LlamaConfig(**_ENCODER)),
     "gpt2-bare": lambda: hf.GPT2Model(
         hf.GPT2Config(vocab_size=VOCAB, n_positions=16, n_embd=8, n_layer=1, n_head=1)
     ),
 }
-HEADLESS = {"bert-bare", "t5-encoder", "llama-bare", "gpt2-bare"}
 
 
 def read(folder: Path | str, source: Any = "input", **options: Any) -> TokenEmbedding:
@@ -101,22 +103,16 @@ def test_embedding_and_head_of_every_decoder(
     inputs, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     ours, ours_head = read(path), read(path, "output")
     assert torch.equal(ours.weight, inputs) and torch.equal(ours_head.weight, head)
-    assert ours.is_tied == ours_head.is_tied == (head is inputs)
-    assert (ours.key == ours_head.key) == ours.is_tied
+    assert (ours.key == ours_head.key) == (head is inputs)
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_embedding_of_encoders_and_bare_models(name: str, saved: Callable[..., Path]) -> None:
-    ours = read(saved(name))
-    assert torch.equal(ours.weight, oracle(saved(name)))
-    assert ours.weight.shape == (VOCAB, 8) and not ours.weight.requires_grad
-    assert ours.is_tied == (name not in HEADLESS)
-    assert ours.name_or_path == str(saved(name))
-    if name in HEADLESS:
-        message = refusal(saved(name), "output")
-        assert "no output head" in message and "Set model.embedding_source to input" in message
-    else:
-        assert torch.equal(read(saved(name), "output").weight, ours.weight)
+    for source in ("input", "output"):  # their heads are tied, or there are none
+        ours = read(saved(name), source)
+        assert torch.equal(ours.weight, oracle(saved(name)))
+        assert ours.weight.shape == (VOCAB, 8) and not ours.weight.requires_grad
+        assert ours.name_or_path == str(saved(name))
 
 
 def test_prefix_may_be_there_or_lack(folder: Path) -> None:
@@ -129,99 +125,30 @@ def test_prefix_may_be_there_or_lack(folder: Path) -> None:
         assert ours.key == f"{new}embed_tokens.weight" and torch.equal(ours.weight, expected)
 
 
-def test_two_matrices_of_a_config_that_ties(saved: Callable[..., Path], tmp_path: Path) -> None:
+def test_two_matrices_are_tied_if_they_are_equal(
+    saved: Callable[..., Path], tmp_path: Path
+) -> None:
     # T5 v1.1 (Flan-T5): T5Config of transformers 5 always ties, whatever config.json says.
     path = Path(shutil.copytree(saved("t5"), tmp_path / "t5"))
     tensors = load_file(path / "model.safetensors")
-    same = tensors["shared.weight"].clone()
-    save_file(tensors | {"lm_head.weight": same}, path / "model.safetensors", {"format": "pt"})
-    assert read(path).is_tied and read(path, "output").key == "shared.weight"
-    same[-1, -1] += 1
-    save_file(tensors | {"lm_head.weight": same}, path / "model.safetensors", {"format": "pt"})
-    ours = read(path, "output")
-    head = hf.AutoModelForSeq2SeqLM.from_pretrained(path).get_output_embeddings().weight
-    assert not ours.is_tied and torch.equal(ours.weight, head)
-
-
-def test_tied_matrix_under_the_name_of_the_head(
-    lm_folder: Callable[..., Path], tmp_path: Path
-) -> None:
-    path = Path(shutil.copytree(lm_folder("llama-tied"), tmp_path / "tied"))
-    tensors, expected = load_file(path / "model.safetensors"), oracle(path)
-    tensors["lm_head.weight"] = tensors.pop("model.embed_tokens.weight")
-    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    ours = read(path)
-    assert ours.key == "lm_head.weight" and ours.is_tied and torch.equal(ours.weight, expected)
+    head = tensors["shared.weight"].clone()
+    for key in ("shared.weight", "lm_head.weight"):
+        save_file(tensors | {"lm_head.weight": head}, path / "model.safetensors", {"format": "pt"})
+        ours = read(path, "output")
+        assert ours.key == key and torch.equal(ours.weight, head)
+        head[-1, -1] += 1
 
 
 @pytest.mark.parametrize("source", ["input", "output"])
 def test_untied_head_is_warned_of(
     folder: Path, source: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    random = torch.get_rng_state()
     with caplog.at_level(logging.INFO, "lincorr_lightning"):
         ours = read(folder, source)
-    assert torch.equal(torch.get_rng_state(), random)  # building the architecture draws none
     [record] = caplog.records
     assert record.levelname == "WARNING" and "model.embedding_source" in record.message
     other = {"model.embed_tokens.weight", "lm_head.weight"} - {ours.key}
     assert f"{ours.key} is used for both, and not {other.pop()}" in record.message
-
-
-def test_architecture_that_cannot_be_built(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = oracle(folder)
-    head = load_file(folder / "model.safetensors")["lm_head.weight"]
-    (folder / "pytorch_model.bin").write_bytes(b"never opened beside safetensors")
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["ZorkForCausalLM"]}))
-
-    def from_config(*_: Any, **__: Any) -> None:
-        raise ImportError("this architecture needs a package that is not installed")
-
-    for auto in (hf.AutoModel, hf.AutoModelForCausalLM):
-        monkeypatch.setattr(auto, "from_config", from_config)
-    assert torch.equal(read(folder).weight, expected)
-    assert torch.equal(read(folder, "output").weight, head)
-
-
-_REMOTE = """
-import torch
-from transformers import PreTrainedConfig, PreTrainedModel
-
-class ZorkConfig(PreTrainedConfig):
-    model_type = "zork"
-
-class ZorkModel(PreTrainedModel):
-    config_class = ZorkConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.lexicon = torch.nn.Embedding(config.vocab_size, 4)
-        self.post_init()
-
-    def get_input_embeddings(self):
-        return self.lexicon
-"""
-
-
-def test_architecture_of_the_checkpoint_itself(
-    tmp_path: Path, small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", tmp_path / "modules")
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    path = tmp_path / "zork"
-    small.tokenizer().save_pretrained(path)
-    (path / "zork.py").write_text(_REMOTE)
-    config = {
-        "model_type": "zork", "vocab_size": VOCAB, "architectures": ["ZorkModel"],
-        "auto_map": {"AutoConfig": "zork.ZorkConfig", "AutoModel": "zork.ZorkModel"},
-    }  # fmt: skip
-    (path / "config.json").write_text(json.dumps(config))
-    weight = torch.randn(VOCAB, 4)
-    tensors = {"lexicon.weight": weight, "a.weight": torch.randn(VOCAB, 4)}
-    save_file(tensors, path / "model.safetensors")
-    assert torch.equal(read(path, trust_remote_code=True).weight, weight)
-    assert "set lm.trust_remote_code" in refusal(path)
 
 
 # -- which file ------------------------------------------------------------------------------
@@ -257,18 +184,7 @@ def test_pickled_weights(
     ours, ours_head = read(path), read(path, "output")
     assert torch.equal(ours.weight, model.get_input_embeddings().weight)
     assert torch.equal(ours_head.weight, model.get_output_embeddings().weight)
-    assert ours.is_tied == (name == "llama-tied") and not ours.weight.requires_grad
-
-
-def test_shards_of_pickled_weights(folder: Path) -> None:
-    expected, tensors = oracle(folder), load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    torch.save({"model.embed_tokens.weight": expected}, folder / "pytorch_model-2.bin")
-    weight_map = dict.fromkeys(tensors, "pytorch_model-1.bin")
-    weight_map["model.embed_tokens.weight"] = "pytorch_model-2.bin"
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    assert torch.equal(read(folder).weight, expected)
-    assert "lacks the file pytorch_model-1.bin" in refusal(folder, "output")
+    assert (ours_head.key == ours.key) == (name == "llama-tied") and not ours.weight.requires_grad
 
 
 def test_no_code_of_a_pickle_is_run(folder: Path) -> None:
@@ -277,7 +193,7 @@ def test_no_code_of_a_pickle_is_run(folder: Path) -> None:
             return (Path.touch, (folder / "sprung",))
 
     save_bin(folder, {"model.embed_tokens.weight": Trap()})  # type: ignore[dict-item]
-    assert "file pytorch_model.bin" in refusal(folder)
+    assert "pytorch_model.bin of the folder" in refusal(folder)
     assert not (folder / "sprung").exists()
 
 
@@ -296,10 +212,10 @@ def test_hub_id_among_earlier_downloads(folder: Path, tmp_path: Path) -> None:
     assert torch.equal(ours.weight, oracle(folder)) and ours.name_or_path == "some-org/some-lm"
     (snapshot / "shard-1.safetensors").unlink()
     message = refusal("some-org/some-lm", cache_dir=str(tmp_path / "cache"))
-    assert "lacks the file shard-1.safetensors" in message and "hf download some-org" in message
+    assert "lacks the file shard-1.safetensors" in message
     index.unlink()
     message = refusal("some-org/some-lm", cache_dir=str(tmp_path / "cache"))
-    assert "has no weights" in message and "hf download some-org/some-lm" in message
+    assert "has no weights" in message
     assert "is not a folder" in refusal("some-org/other", cache_dir=str(tmp_path / "cache"))
 
 
@@ -324,24 +240,17 @@ def test_damaged_weights(name: str, kept: float, folder: Path) -> None:
     content = (folder / name).read_bytes()
     (folder / name).write_bytes(content[: int(len(content) * kept)])
     message = refusal(folder)
-    assert f"the weights of the folder {folder} cannot be read" in message
-    assert f"The file {name} is damaged or cut short" in message
+    assert f"{name} of the folder {folder} cannot be read" in message
+    assert "copy or download" in message.lower()
 
 
 def test_no_weights_and_damaged_index(folder: Path) -> None:
-    tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    message = refusal(folder)
-    assert f"the folder {folder} has no weights" in message
-    assert "model.safetensors" in message and "pytorch_model.bin" in message
+    assert f"the folder {folder} has no weights" in refusal(folder)
     index = folder / "model.safetensors.index.json"
-    for content in ("{nope", "{}", '{"weight_map": 3}'):
+    for content in ("{nope", '{"weight_map": 3}'):
         index.write_text(content)
-        assert "The file model.safetensors.index.json is damaged" in refusal(folder)
-    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "shard.safetensors")}))
-    del tensors["model.embed_tokens.weight"]  # is not in its shard
-    save_file(tensors, folder / "shard.safetensors")
-    assert "The file shard.safetensors is damaged" in refusal(folder)
+        assert "model.safetensors.index.json" in refusal(folder)
 
 
 @pytest.mark.parametrize(
@@ -365,56 +274,27 @@ def test_tensor_that_is_no_vocabulary(
 # -- rows, means, fingerprint ----------------------------------------------------------------
 
 
-def test_rows_are_float32_copies(folder: Path) -> None:
+def test_pooled_is_the_mean_over_a_texts_own_tokens(folder: Path, small: SimpleNamespace) -> None:
     hf.AutoModelForCausalLM.from_pretrained(folder).bfloat16().save_pretrained(folder)
     ours = read(folder)
-    assert ours.weight.dtype == torch.bfloat16
-    rows = ours.rows([4, 0, 4])
-    assert rows.dtype == torch.float32 and torch.equal(rows, ours.weight[[4, 0, 4]].float())
-    rows.zero_()
-    assert ours.rows(torch.tensor([4])).any()
-    assert ours.rows([]).shape == (0, 16)
-
-
-def test_pooled_is_the_mean_over_a_texts_own_tokens(
-    folder: Path, small: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ours = read(folder)
+    assert ours.weight.dtype == torch.bfloat16  # as stored
     texts = [small.ids(text, bos=False) for text in small.prompts]
-    naive = torch.stack([ours.weight[ids].mean(0) for ids in texts])
+    naive = torch.stack([ours.weight[ids].float().mean(0) for ids in texts])
     torch.testing.assert_close(ours.pooled(texts), naive)
     singles = torch.cat([ours.pooled([ids]) for ids in texts])
     assert torch.equal(singles, ours.pooled(texts))
-    monkeypatch.setattr("lincorr_lightning.ablation.token_embedding._TEXTS_AT_ONCE", 3)
-    assert torch.equal(singles, ours.pooled(texts))
-    assert ours.pooled([]).shape == (0, 16)
-
-
-def test_tokens_without_a_row_and_texts_without_a_mean(folder: Path) -> None:
-    ours = read(folder)
-    with pytest.raises(SubjectsError, match=f"token id {VOCAB} in model.embed.*0 to {VOCAB - 1}"):
-        ours.rows([2, VOCAB])
-    with pytest.raises(SubjectsError, match="token id -1 "):
-        ours.rows(torch.tensor([-1]))
-    with pytest.raises(SubjectsError, match="text 1 has no token"):
-        ours.pooled([[3], []])
-    with pytest.raises(SubjectsError, match=f"no row for the token id {VOCAB}"):
-        ours.pooled([[3], [4, VOCAB]])
 
 
 def test_fingerprint_knows_every_bit_and_the_tokenizer(folder: Path) -> None:
     ours = read(folder)
-    assert read(folder).fingerprint == ours.fingerprint
     assert pickle.loads(pickle.dumps(ours)).fingerprint == ours.fingerprint
     assert read(folder, "output").fingerprint != ours.fingerprint
-    assert replace(ours, weight=ours.weight.double()).fingerprint != ours.fingerprint
     changed = ours.weight.clone()
     changed.view(torch.int32)[7, 5] ^= 1
     assert replace(ours, weight=changed).fingerprint != ours.fingerprint
-    changed.view(torch.int32)[7, 5] ^= 1
-    assert replace(ours, weight=changed).fingerprint == ours.fingerprint
+    assert replace(ours, weight=changed).fingerprint["tokenizer"] == ours.fingerprint["tokenizer"]
     ours.tokenizer.add_tokens("Zork")
-    assert ours.fingerprint != read(folder).fingerprint
+    assert replace(ours).fingerprint != read(folder).fingerprint
 
 
 # -- GGUF files ------------------------------------------------------------------------------
@@ -429,14 +309,13 @@ def test_embedding_and_head_of_gguf_files(tmp_path: Path) -> None:
         ("output", "output.weight", model.lm_head),
     ):
         ours = read(path, source)
-        assert (ours.key, ours.is_tied) == (key, False)
-        assert torch.equal(ours.weight, matrix.weight)
+        assert ours.key == key and torch.equal(ours.weight, matrix.weight)
     written = save_toy_gguf(path, "Q8_0").model.embed_tokens.weight.detach().numpy()
     kind = gguf.GGMLQuantizationType.Q8_0
     expected = torch.from_numpy(gguf.dequantize(gguf.quantize(written, kind), kind))
     assert torch.equal(read(path).weight, expected)
     save_toy_gguf(path, tie_word_embeddings=True)  # and so without a head
-    assert read(path, "output").is_tied
+    assert read(path, "output").key == "token_embd.weight"
     path.write_bytes(path.read_bytes()[:-1_000])
     assert re.search(r"toy\.gguf cannot be read.*complete", refusal(path))
 
@@ -472,14 +351,14 @@ for folder in large:
 def test_memory_is_that_of_the_matrix(lm_folder: Callable[..., Path], tmp_path: Path) -> None:
     tensors = {
         "model.embed_tokens.weight": torch.ones(30_000, 256),
-        "model.layers.0.mlp.up_proj.weight": torch.zeros(300_000, 256),
+        "model.layers.0.mlp.up_proj.weight": torch.zeros(100_000, 256),
     }
     safe, pickled = (shutil.copytree(lm_folder("llama"), tmp_path / name) for name in "sp")
     save_file(tensors, safe / "model.safetensors", metadata={"format": "pt"})
     save_bin(pickled, tensors)
     command = [sys.executable, "-c", _MEASURE, *map(str, (lm_folder("llama"), safe, pickled))]
     answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    shutil.rmtree(safe)  # 300 MB each, which pytest would keep
+    shutil.rmtree(safe)  # 130 MB each, which pytest would keep
     shutil.rmtree(pickled)
     for line in answer.splitlines():
         size, grown = map(int, line.split())

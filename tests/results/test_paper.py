@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from lincorr_lightning.ablation.results import PAPER
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.results.paper import (
     PaperNumber,
@@ -48,15 +47,6 @@ def test_each_number_is_there_once_of_relations_that_exist() -> None:
     for number in paper_numbers():
         assert set(number.relation.split("->")) <= names, number.relation
         assert -0.1 < number.value < 1
-
-
-def test_table_7_is_that_of_the_ablation() -> None:
-    found = {
-        (n.relation, n.quantity.name.removeprefix("mapping_")): n.value
-        for n in paper_numbers()
-        if n.place == "Table 7"
-    }
-    assert found == {(r, m): v for r, mappings in PAPER.items() for m, v in mappings.items()}
 
 
 @pytest.mark.parametrize(
