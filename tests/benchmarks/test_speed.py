@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +11,6 @@ import pytest
 import scipy.linalg
 import torch
 
-from benchmarks.common import ROOT
 from benchmarks.speed import (
     all_pairs,
     gpu,
@@ -22,12 +20,9 @@ from benchmarks.speed import (
     published_method,
     reading,
     stacked_edits,
-    startup,
     token_geometry,
-    watching,
 )
 from lincorr_lightning.functional import LeastSquares
-from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm import sample_up_to
 
 Rows = Callable[[str], list[list[str]]]
@@ -39,61 +34,6 @@ def test_processes(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
     one, two = rows(capsys.readouterr().out)
     assert (one[0], two[0]) == ("1", "2")
     assert float(two[6]) < 1e-6
-
-
-@pytest.mark.nightly
-def test_memory_of_studies(rows: Rows) -> None:
-    # From a small process: a child's peak begins with what its parent held as it was forked.
-    options = '["--data.n_subjects=200", "--model.knowledge=[city, country]"]'
-    command = [sys.executable, "-m", "benchmarks.speed.memory", "--studies", '["linear_probe"]']
-    done = subprocess.run(
-        [*command, "--options", options], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    libraries, probe = rows(done.stdout)
-    assert 100 < int(libraries[1].split()[0]) < int(probe[1].split()[0])
-
-
-def test_startup(capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: Rows) -> None:
-    output = tmp_path / "startup.json"
-    only = ("lincorr --version", "lincorr --help")
-    startup.main(n=3, before=str(ROOT), only=only, output=str(output))
-    numbers = json.loads(output.read_text())
-    table = rows(capsys.readouterr().out)
-    assert len(table) == len(only)
-    for name, *cells, ratio in table:
-        before, after = numbers[name]["before"], numbers[name]["after"]
-        runs = [before["processor"], before["wall"], after["processor"], after["wall"]]
-        assert cells == [f"{sorted(seconds)[1]:.2f} s" for seconds in runs]
-        ratios = [a / b for a, b in zip(after["processor"], before["processor"], strict=True)]
-        assert ratio == f"{sorted(ratios)[1]:.2f}"
-
-
-def test_the_main_job_is_stopped_at_its_first_batch(tmp_path: Path) -> None:
-    times = startup.Times()
-    command = startup.COMMANDS["main job, to its first batch"]
-    kept = [argument.replace("{runs}", str(tmp_path)) for argument in command]
-    times.add([*kept, "--data.n_subjects=100"], ROOT)
-    assert len(times.processor) == 1
-    assert list(tmp_path.rglob("config.yaml")) and not list(tmp_path.rglob("results.json"))
-
-
-@pytest.mark.nightly
-def test_watching(
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rows: Rows,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    watching.main(steps=4, repeats=1)
-    table = rows(capsys.readouterr().out)
-    assert len(table) == 6
-    assert float(table[0][2].removesuffix("x")) == 1
-    bare = float(table[0][1].split()[0])
-    for row in table:
-        # A step is printed to 0.1 ms.
-        ratio = float(row[1].split()[0]) / bare
-        assert float(row[2].removesuffix("x")) == pytest.approx(ratio, rel=0.1 / bare, abs=0.01)
 
 
 def test_stacked_edits(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
@@ -146,26 +86,6 @@ def test_published_method(capsys: pytest.CaptureFixture[str], rows: Rows) -> Non
         parts = [float(row[column].split()[0]) for row in (logits, fit, total)]
         assert parts[0] + parts[1] == pytest.approx(parts[2], abs=2e-3)
     assert float(total[1].split()[0]) > float(total[2].split()[0]) > 0
-
-
-def test_all_pairs(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
-    all_pairs.main(n_fit=50, scale=0.03)
-    text = capsys.readouterr().out
-    names = [name for name, _ in catalogue_sizes()]
-    sizes = [max(2, round(0.03 * n)) for _, n in catalogue_sizes()]
-    n_pairs = len(names) * (len(names) - 1)
-    assert f"{len(names)} kinds of knowledge, {sum(sizes):,} labels, {n_pairs:,} pairs" in text
-    measured = [float(s) for s in re.findall(r"\d+ x \d+: ([\d.]+) s", text)]
-    assert len(measured) == 3
-    published, ours = rows(text)
-    # Seconds are rounded to a tenth in the text.
-    extrapolated = float(published[1].replace(",", ""))
-    assert extrapolated == pytest.approx(sum(measured) / 3 * n_pairs, abs=0.05 * n_pairs + 1)
-    assert 0 < float(ours[2].split()[0]) < 16
-
-
-def catalogue_sizes() -> list[tuple[str, int]]:
-    return [(each.name, len(each.answers)) for each in Catalogue.load().select(["all"])]
 
 
 def test_all_pairs_are_solved(monkeypatch: pytest.MonkeyPatch) -> None:
