@@ -1,387 +1,311 @@
-"""The runs of a reproduction, and what an LM's vocabulary leaves out of them."""
+"""The runs of a reproduction, as ``plan.yaml`` has them, on the vocabulary of an LM."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lincorr_lightning.config import find_packaged, read_config
+import yaml
+
 from lincorr_lightning.errors import ConfigError, DomainError
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.answer_tokens import unknown_words
 from lincorr_lightning.knowledge.domain import build_domain
-from lincorr_lightning.reproduce.items import (
-    CITY,
-    PLACES,
-    PRINTED_EDITS,
-    SUBWORD_EDITS,
-    SUBWORD_PROBE,
-    Item,
-    needed_runs,
-    probe_run,
-)
-from lincorr_lightning.reproduce.settings import Settings, StudyConfig
-from lincorr_lightning.results.paper import paper_numbers
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.vocabulary import count_subjects
+from lincorr_lightning.reproduce.settings import Settings, packaged
+from lincorr_lightning.results.paper import paper_numbers, paper_section
 from lincorr_lightning.results.saved_run import config_verb
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 LINEAR_MAP, VERSION = "linear_map", "version_0"
-# An edit has fewer steps, so that only its end is measured.
-_AT_THE_END = 100_000
-NAMES = "name_country->country"
-CONTROL = "color"
-"""Knowledge that an edit should not change, as a null of table 5."""
+_MAX_SUBJECTS = 10_000  # the paper's
+_NAMES = "name_country->country"
+_CONTROL = "color"  # knowledge that an edit should not change, as a null of table 5
+
+
+# -- tables and figures ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Item:
+    """One or more tables or figures of the paper that show the same quantity, see ``plan.yaml``."""
+
+    places: tuple[str, ...]
+    title: str
+    runs: tuple[str, ...]
+    figure: str = ""
+    further: tuple[str, ...] = ()
+    note: str = ""
+    n_lms: int = 1
+    needs_after: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Names for the command line, as ``table2``."""
+        return tuple(place.lower().replace(" ", "") for place in self.places)
+
+    @property
+    def numbers(self) -> str:
+        """The numbers, as ``Tables 8 and 14``."""
+        kind = self.places[0].split()[0]
+        *numbers, last = [place.split()[1] for place in self.places]
+        return f"{kind}s {', '.join(numbers)} and {last}" if numbers else self.places[0]
+
+    @property
+    def heading(self) -> str:
+        """The numbers, their sections in the paper, and the title."""
+        sections = ", ".join(dict.fromkeys(map(paper_section, self.places)))
+        return f"{self.numbers} ({sections}): {self.title}"
+
+    def lacks(self, has_after: bool, n_lms: int) -> str:
+        """Return what else is needed, given a number of LMs; empty if nothing is."""
+        if self.needs_after and not has_after:
+            return "--after"
+        return f"{self.n_lms} LMs" if n_lms < self.n_lms else ""
+
+
+@cache
+def _data() -> Mapping[str, Any]:
+    return dict(yaml.safe_load(Path(__file__).with_name("plan.yaml").read_text(encoding="utf-8")))
+
+
+def plan_data(part: str) -> Mapping[str, Any]:
+    """Return a part of ``plan.yaml``: ``runs``, ``groups`` or ``overview``."""
+    return dict(_data()[part])
+
+
+@cache
+def all_items() -> tuple[Item, ...]:
+    """Return all tables and figures in the paper's order."""
+    groups = plan_data("groups")
+    found = []
+    for entry in _data()["items"]:
+        runs = tuple(run for name in entry["runs"] for run in groups.get(name, [name]))
+        found.append(Item(**entry | {"places": tuple(entry["places"]), "runs": runs}))
+    return tuple(found)
+
+
+@cache
+def tables_served() -> Mapping[str, str]:
+    """Return the runs that serve one table alone, and their tables."""
+    return {name: one["table"] for name, one in plan_data("runs").items() if "table" in one}
+
+
+def select_items(only: Sequence[str]) -> list[Item]:
+    """Return the items of some tables and figures; all if none is named."""
+    by_key = {key: item for item in all_items() for key in item.keys}
+    chosen = []
+    for name in only:
+        key = name.lower().replace(" ", "")
+        if key not in by_key:
+            known = ", ".join(by_key)
+            raise ConfigError(f"there is no table or figure {name!r} to reproduce, only {known}.")
+        chosen.append(by_key[key])
+    return [item for item in all_items() if item in chosen or not only]
+
+
+# -- the runs of an LM -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of `lincorr`.
+    """A run of `lincorr`."""
 
-    Attributes:
-        name: Its name, as ``edits_city->country``.
-        folder: The folder of its ``version_0``.
-        arguments: Command line without the LM.
-        study: One of `STUDIES`.
-        what: What it measures, in words.
-        probe: Folder of the probe whose maps are used, on subjects that they were not fitted on.
-        answers: Answers that the edits teach, one each; empty if they are sampled.
-    """
-
-    name: str
-    folder: Path
-    arguments: tuple[str, ...]
-    study: str
-    what: str
-    probe: Path | None = None
-    answers: tuple[str, ...] = ()
+    name: str  # as edits_city->country
+    folder: Path  # that of its version_0
+    study: str  # of a size, as edits
+    arguments: tuple[str, ...]  # the command line without the LM
+    probe: Path | None = None  # edits are of subjects that its maps were not fitted on
+    answers: tuple[str, ...] = ()  # of the edits, one each; empty if they are sampled
 
 
 @dataclass
 class LMPlan:
-    """The runs on one LM.
+    """The runs on one LM."""
 
-    Attributes:
-        lm: The LM.
-        after: The same LM after post-training; None without.
-        name: Name of its folder.
-        runs: The runs, in their order.
-        left_out: What cannot be run, and why: the name of a run or kind of knowledge.
-        too_few_subjects: That the vocabulary has fewer subjects than the probes ask for; or empty.
-        tokenizer: The LM's tokenizer; None before `plan_lm`.
-        fingerprint: The LM's fingerprint.
-        after_fingerprint: That of the LM after post-training.
-    """
-
+    name: str  # of its folder
     lm: str
-    after: str | None
-    name: str
-    runs: list[PlannedRun] = field(default_factory=list)
-    left_out: dict[str, str] = field(default_factory=dict)
-    too_few_subjects: str = ""
-    tokenizer: PreTrainedTokenizerBase | None = None
+    after: str | None = None  # the same LM after post-training
+    tokenizer: Any = None
     fingerprint: Mapping[str, str] = field(default_factory=dict)
     after_fingerprint: Mapping[str, str] = field(default_factory=dict)
+    n_subjects: int = 0  # that the vocabulary has
+    labels: dict[str, list[str]] = field(default_factory=dict)  # by kind of knowledge
+    left_out: dict[str, str] = field(default_factory=dict)  # run or kind of knowledge -> why
+    runs: list[PlannedRun] = field(default_factory=list)
 
 
-def packaged(name: str) -> Path:
-    """Return a packaged config, or the path as it is.
-
-    Raises:
-        ConfigError: There is neither.
-    """
-    if Path(name).is_file():
-        return Path(name)
-    found = find_packaged(Path(name))
-    if found is None:
-        raise ConfigError(f"there is no config {name}, neither as a file nor in the package.")
-    return found
+class _LeftOutError(Exception):
+    """Why a run cannot be made on an LM."""
 
 
-def plan_lm(
-    plan: LMPlan,
-    items: Iterable[Item],
-    settings: Settings,
-    tokenizer: PreTrainedTokenizerBase,
-    folder: Path,
-    n_subjects: int,
+def plan_runs(
+    plan: LMPlan, lm: LanguageModel, items: Iterable[Item], settings: Settings, folder: Path
 ) -> None:
-    """Fill the plan of an LM.
-
-    Args:
-        plan: The plan, without runs.
-        items: The tables and figures.
-        settings: The settings.
-        tokenizer: The LM's tokenizer.
-        folder: Folder of its runs.
-        n_subjects: Number of subjects that the vocabulary has.
-    """
-    catalogue = Catalogue.load()
-    plan.tokenizer = tokenizer
-    left_out: dict[str, str] = {}
-    known = _known(catalogue, tokenizer, left_out)
-    n_lms = len(settings.lm)
-    wanted = [item for item in items if item.is_available(plan.after is not None, n_lms)]
-    names = needed_runs(wanted)
-    # Families of probes, and both ends of relations.
-    used = {part for name in names for part in name.partition("_")[2].split("->")}
-    plan.left_out |= {
-        name: reason
-        for name, reason in left_out.items()
-        if catalogue[name].family in used or name in used
-    }
-    planner = _Planner(catalogue, known, left_out, settings, n_subjects, tokenizer, folder)
+    """Add the runs that tables and figures need to the plan of an LM; `folder` is theirs."""
+    plan.tokenizer = lm.tokenizer
+    words = settings.option("probe", "data.words_per_subject") or 1
+    kind: Any = settings.option("probe", "data.subject_kind") or "any"
+    plan.n_subjects = count_subjects(lm.tokenizer, words, kind)
+    _read_labels(plan)
+    wanted = [item for item in items if not item.lacks(plan.after is not None, len(settings.lm))]
+    distinct = dict.fromkeys(name for item in wanted for name in item.runs)
+    names = sorted(distinct, key=lambda name: not name.startswith("probe"))  # others use their maps
     folders = safe_names(names)
     for name in names:
-        found = planner.run(name, folder / folders[name])
-        if isinstance(found, str):
-            plan.left_out[name] = found
-        else:
-            plan.runs.append(found)
-
-
-def _known(
-    catalogue: Catalogue, tokenizer: PreTrainedTokenizerBase, left_out: dict[str, str]
-) -> dict[str, list[str]]:
-    """Return the labels of each kind of knowledge; note which have none, and why."""
-    found = {}
-    for name, knowledge in catalogue.items():
-        unknown = unknown_words(knowledge, tokenizer)
         try:
-            labels = [text.strip() for text in build_domain(knowledge, tokenizer).texts]
+            plan.runs.append(_plan_run(name, folder / folders[name], plan, settings))
+        except _LeftOutError as reason:
+            plan.left_out[name] = str(reason)
+
+
+def _wanted_subjects(settings: Settings, study: str) -> int:
+    wanted = settings.option(study, "data.n_subjects")
+    if not isinstance(wanted, int | None):
+        raise ConfigError(f"data.n_subjects is {wanted!r}; it must be a whole number or null.")
+    return _MAX_SUBJECTS if wanted is None else wanted
+
+
+def _read_labels(plan: LMPlan) -> None:
+    """Find the labels of each kind of knowledge; note which have none, and why."""
+    for name, knowledge in Catalogue.load().items():
+        unknown = unknown_words(knowledge, plan.tokenizer)
+        try:
+            labels = [text.strip() for text in build_domain(knowledge, plan.tokenizer).texts]
         except DomainError:
-            left_out[name] = "no answer is a label of the vocabulary"
+            plan.left_out[name] = "no answer is a label of the vocabulary"
             continue
         if unknown:
-            left_out[name] = f"the vocabulary lacks words of the prompt: {', '.join(unknown)}"
+            reason = f"the vocabulary lacks words of the prompt: {', '.join(unknown)}"
+            plan.left_out[name] = reason
         elif len(labels) < 2:
-            left_out[name] = "only one answer is a label of the vocabulary"
+            plan.left_out[name] = "only one answer is a label of the vocabulary"
         else:
-            found[name] = labels
-    return found
+            plan.labels[name] = labels
 
 
-def family_pairs(family: str, catalogue: Catalogue, known: Iterable[str]) -> list[str]:
+def _family_pairs(family: str, plan: LMPlan) -> list[str]:
     """Return the pairs of a family: all, and for cross_language those of one kind of knowledge."""
-    names = [n for n in catalogue if catalogue[n].family == family and n in set(known)]
-    if family != "cross_language":
-        pairs = [f"{source}->{target}" for source, target in permutations(names, 2)]
-        # Tables 8, 9 and 14 have a pair whose target is an attribute.
-        return pairs + [NAMES] * (family == "simile" and set(NAMES.split("->")) <= set(known))
-    kinds = dict.fromkeys(catalogue[name].kind for name in names)
-    groups = [
-        [n for n in known if (catalogue[n].kind or n) == kind and n in (kind, *names)]
-        for kind in kinds
-    ]
-    return [f"{s}->{t}" for group in groups for s, t in permutations(group, 2)]
+    catalogue, known = Catalogue.load(), plan.labels
+    names = [name for name in known if catalogue[name].family == family]
+    groups = [names]
+    if family == "cross_language":
+        kinds = dict.fromkeys(catalogue[name].kind for name in names)
+        groups = [
+            [n for n in known if (catalogue[n].kind or n) == kind and n in (kind, *names)]
+            for kind in kinds
+        ]
+    pairs = [f"{s}->{t}" for group in groups for s, t in permutations(group, 2)]
+    if family == "simile" and set(_NAMES.split("->")) <= known.keys():
+        pairs.append(_NAMES)  # tables 8, 9 and 14 have a pair whose target is an attribute
+    if not pairs:
+        raise _LeftOutError(f"fewer than two kinds of knowledge of the family {family} have labels")
+    return pairs
 
 
-@dataclass(frozen=True)
-class _Planner:
-    """Plans the runs of one LM.
-
-    Attributes:
-        catalogue: The catalogue of knowledge.
-        known: Labels of each kind of knowledge that has some.
-        left_out: Why other kinds of knowledge have none.
-        settings: The settings.
-        n_available: Number of subjects that the vocabulary has.
-        tokenizer: The LM's tokenizer.
-        folder: Folder of the runs.
-    """
-
-    catalogue: Catalogue
-    known: Mapping[str, Sequence[str]]
-    left_out: Mapping[str, str]
-    settings: Settings
-    n_available: int
-    tokenizer: PreTrainedTokenizerBase
-    folder: Path
-
-    def run(self, name: str, where: Path) -> PlannedRun | str:
-        """Return a run in the folder `where`, or why it cannot be."""
-        kind, _, rest = name.partition("_")
-        if kind in ("probe", "after"):
-            return self._probe(name, where, kind, rest)
-        relation = CITY if name in (SUBWORD_EDITS, PRINTED_EDITS) else rest
-        lacking = [end for end in relation.split("->") if end not in self.known]
-        if lacking:
-            return f"{lacking[0]}: {self.left_out[lacking[0]]}"
-        if kind == "edits":
-            return self._edits(name, where, relation)
-        return self._ablation(name, where, relation)
-
-    def _probe(self, name: str, where: Path, kind: str, family: str) -> PlannedRun | str:
-        """Plan the fit of a family's maps, or (`kind` ``after``) their scores on the tuned LM."""
-        wanted = study_setting(self.settings, kind, "data", "n_subjects")
-        n_subjects = self.n_available if wanted is None else min(wanted, self.n_available)
-        options: dict[str, Any]
-        if name == SUBWORD_PROBE:
-            used, options = CITY.split("->"), {"model.subwords": True, "model.pairs": [CITY]}
-        else:
-            pairs = family_pairs(family, self.catalogue, self.known)
-            if not pairs:
-                return f"fewer than two kinds of knowledge of the family {family} have labels"
-            used = list(dict.fromkeys(end for pair in pairs for end in pair.split("->")))
-            options = {"model.pairs": pairs}
-        options["model.knowledge"] = used
-        if kind == "after":
-            maps = self.folder / probe_run(family) / VERSION / LINEAR_MAP
-            options = {"model.before": None, "model.linear_map": str(maps)}
-        what = f"{len(used)} prompts of {n_subjects:,} subjects"
-        fixed = {"data.n_subjects": n_subjects}
-        return self._planned(name, where, kind, what, options, fixed)
-
-    def _edits(self, name: str, where: Path, relation: str) -> PlannedRun | str:
-        with_subwords = name == SUBWORD_EDITS
-        # The subword probe also has beginnings of words as source labels, which edits lack.
-        probed = None if with_subwords else relation_probe(relation, self.catalogue)
-        probe = None if probed is None else self.folder / probed / VERSION
-        stored = None if probe is None else str(probe / LINEAR_MAP)
-        controls = [CONTROL] if CONTROL in self.known and CONTROL not in relation else []
-        outcomes = {"controls": controls, "linear_map": stored, "every_n_steps": _AT_THE_END}
-        callbacks: list[dict[str, Any]] = [
-            {"class_path": "Generalization", "init_args": outcomes}
-        ]  # fmt: skip
-        if name not in PLACES:
-            gradients = {"class_path": "GradientCorrelation", "init_args": {"linear_map": stored}}
-            callbacks.append(gradients)
-        options = {
-            "data.relation": relation, "trainer.callbacks": callbacks, "model.forecast": False,
-            "data.subwords": with_subwords,
-        }  # fmt: skip
-        n_edits, fixed = _number(self.settings, "edits", "data", "n_edits"), {}
-        answers: tuple[str, ...] = ()
-        if name == PRINTED_EDITS:
-            printed = [n.answer for n in paper_numbers() if n.place == PLACES[name]]
-            labels = self.known[relation.partition("->")[0]]
-            answers = tuple(city for city in dict.fromkeys(printed) if city in labels)
-            if not answers:
-                return "no city of the paper's table is a label of the vocabulary"
-            n_edits, fixed = len(answers), {"data.n_edits": None}
-        run = self._planned(name, where, "edits", f"{n_edits} edits", options, fixed)
-        return replace(run, probe=probe, answers=answers)
-
-    def _ablation(self, name: str, where: Path, relation: str) -> PlannedRun:
-        mappings = ["reference", "permuted", "letters"] if relation == CITY else ["reference"]
-        options: dict[str, Any] = {"data.relation": relation, "model.mapping": mappings}
-        if relation != CITY:
-            options["data.max_source_labels"] = None  # they have few labels
-        epochs = sum(
-            _number(self.settings, "ablation", "model", f"{phase}.epochs")
-            for phase in ("compose", "learn")
-        )
-        n_seeds = len(study_setting(self.settings, "ablation", "model", "seeds") or [0])
-        n = len(mappings) * n_seeds
-        what = ("1 training" if n == 1 else f"{n} trainings") + f" of {epochs:,} epochs"
-        return self._planned(name, where, "ablation", what, options, {})
-
-    def _planned(
-        self,
-        name: str,
-        where: Path,
-        study: str,
-        what: str,
-        options: Mapping[str, Any],
-        fixed: Mapping[str, Any],
-    ) -> PlannedRun:
-        """Return a run; the settings' options replace `options`, and `fixed` replaces those."""
-        fixed = {"trainer.default_root_dir": str(where.parent), "name": where.name, **fixed}
-        arguments = _arguments(self.settings.studies[study], self.settings, options, fixed)
-        return PlannedRun(name, where, tuple(arguments), study, what)
-
-
-def study_setting(settings: Settings, study: str, part: str, name: str) -> Any:
-    """Return a setting of a study, as the options or its config have it; None if none has it."""
-    chosen = settings.studies[study]
-    for options in (chosen.options, settings.options):
-        if f"{part}.{name}" in options:
-            return options[f"{part}.{name}"]
-    found: Any = read_config(str(packaged(chosen.config))).get(part, {}).get("init_args", {})
-    for key in name.split("."):
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return found
-
-
-def _number(settings: Settings, study: str, part: str, name: str) -> int:
-    value = study_setting(settings, study, part, name)
-    if not isinstance(value, int):
-        config = settings.studies[study].config
-        raise ConfigError(f"{config} has no number {part}.init_args.{name}; add it.")
-    return value
-
-
-def relation_probe(relation: str, catalogue: Catalogue) -> str | None:
+def relation_probe(relation: str) -> str | None:
     """Return the name of the probe that has the map of a relation; None if there is none."""
+    catalogue = Catalogue.load()
     families = {catalogue[end].family for end in relation.split("->")}
     for family in ("cross_language", "simile"):  # these also have pairs with attributes
         if family in families:
-            return probe_run(family)
-    return probe_run(families.pop()) if len(families) == 1 else None
+            return f"probe_{family}"
+    return f"probe_{families.pop()}" if len(families) == 1 else None
 
 
-def _arguments(
-    study: StudyConfig, settings: Settings, options: Mapping[str, Any], fixed: Mapping[str, Any]
-) -> Iterator[str]:
-    config = packaged(study.config)
-    yield config_verb(config.read_text(encoding="utf-8"))
+def _plan_run(name: str, folder: Path, plan: LMPlan, settings: Settings) -> PlannedRun:
+    """Fill in the options that ``plan.yaml`` has for a run."""
+    study, _, subject = name.partition("_")
+    entry = plan_data("runs").get(name) or plan_data("runs")[study]
+    if study in ("probe", "after"):
+        pairs = [entry["relation"]] if "relation" in entry else _family_pairs(subject, plan)
+        relation, probe = pairs[0], f"probe_{subject}"
+    else:
+        relation = entry.get("relation", subject)
+        pairs, probe = [relation], relation_probe(relation) or ""
+    for end in relation.split("->"):
+        if end not in plan.labels:
+            raise _LeftOutError(f"{end}: {plan.left_out[end]}")
+    maps = folder.parent / probe / VERSION
+    values = {
+        "pairs": pairs,
+        "knowledge": list(dict.fromkeys(name for pair in pairs for name in pair.split("->"))),
+        "relation": relation,
+        "n_subjects": min(_wanted_subjects(settings, study), plan.n_subjects),
+        "maps": str(maps / LINEAR_MAP) if probe else None,
+        "controls": [_CONTROL] if _CONTROL in plan.labels and _CONTROL not in relation else [],
+    }
+    answers: list[str] = []
+    if entry.get("printed"):
+        printed = dict.fromkeys(n.answer for n in paper_numbers() if n.place == entry["table"])
+        answers = [answer for answer in printed if answer in plan.labels[relation.split("->")[0]]]
+        if not answers:
+            raise _LeftOutError("no city of the paper's table is a label of the vocabulary")
+    config = packaged(settings.studies[study]["config"])
+    arguments = [config_verb(config.read_text(encoding="utf-8"))]
     for file in (config, *map(packaged, settings.overlays)):
-        yield "--config"
-        yield str(file)
-    for key, value in {**options, **settings.options, **study.options, **fixed}.items():
+        arguments += ["--config", str(file)]
+    options = {
+        **_filled(entry["options"], values), **settings.options,
+        **settings.studies[study]["options"], "trainer.default_root_dir": str(folder.parent),
+        "name": folder.name, **_filled(entry.get("fixed", {}), values),
+    }  # fmt: skip
+    for key, value in options.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        yield f"--{key}={text}"
+        arguments.append(f"--{key}={text}")
+    held_out = maps if probe and entry.get("held_out") else None
+    return PlannedRun(name, folder, study, tuple(arguments), held_out, tuple(answers))
+
+
+def _filled(options: Any, values: Mapping[str, Any]) -> Any:
+    """Return options with the values of what stands in braces."""
+    if isinstance(options, Mapping):
+        return {key: _filled(value, values) for key, value in options.items()}
+    if isinstance(options, list):
+        return [_filled(value, values) for value in options]
+    if isinstance(options, str) and options.startswith("{"):
+        return values[options.strip("{}")]
+    return options
+
+
+# -- the plan as text ------------------------------------------------------------------------------
 
 
 def describe(
-    plan: LMPlan, items: Iterable[Item], n_lms: int, finished: Container[str]
+    plan: LMPlan, items: Sequence[Item], settings: Settings, finished: Container[str]
 ) -> Iterator[str]:
-    """Yield the lines that show a plan.
-
-    Args:
-        plan: The plan.
-        items: The tables and figures.
-        n_lms: Number of LMs on the page.
-        finished: Names of the runs that are finished.
-    """
-    catalogue = Catalogue.load()
+    """Yield the lines that show a plan; `finished` are names of runs."""
     runs = "1 run" if len(plan.runs) == 1 else f"{len(plan.runs)} runs"
-    yield f"{plan.name}: {runs}" + (f", tuned: {plan.after}" * bool(plan.after))
+    yield f"{plan.name}: {runs}" + (f", tuned: {plan.after}" if plan.after else "")
     for run in plan.runs:
-        yield f"  {run.name}: {run.what}" + (", finished" if run.name in finished else "")
-    if plan.too_few_subjects:
-        yield f"  {plan.too_few_subjects}"
-    served = [item for item in items if item.is_available(plan.after is not None, n_lms)]
-    by_reason: dict[tuple[str, str], list[str]] = {}
+        state = ", finished" if run.name in finished else ""
+        yield f"  {run.name}: {settings.studies[run.study]['config']}{state}"
+    wanted = _wanted_subjects(settings, "probe")
+    if plan.n_subjects < wanted:
+        all_of_them = f"all {plan.n_subjects:,} subjects that the vocabulary has"
+        yield f"  probes: {all_of_them}, not {wanted:,}"
+    needs = {item.numbers: item.lacks(bool(plan.after), len(settings.lm)) for item in items}
+    parts = {item.numbers: _parts(item) for item in items if not needs[item.numbers]}
     for name, reason in plan.left_out.items():
-        short = reason.partition(":")[0] if name in catalogue else reason
-        where = "; ".join(i.numbers for i in served if _is_part(name, i, catalogue))
-        if name in catalogue and not where:
-            continue  # no table that was asked for has it
-        by_reason.setdefault((short, where), []).append(name)
-    for (reason, where), names in by_reason.items():
-        yield f"  left out: {', '.join(names)} ({where}): {reason}"
-    for item in items:
-        if item not in served:
-            needed = "--after" if item.needs_after and not plan.after else f"{item.n_lms} LMs"
-            yield f"  left out: {item.numbers}: needs {needed}"
+        where = "; ".join(numbers for numbers, names in parts.items() if name in names)
+        if where:
+            yield f"  left out: {name} ({where}): {reason}"
+    for numbers, needed in needs.items():
+        if needed:
+            yield f"  left out: {numbers}: needs {needed}"
 
 
-def _is_part(name: str, item: Item, catalogue: Catalogue) -> bool:
-    """Return whether a run or a kind of knowledge is part of an item."""
-    printed = [n.relation.split("->") for n in paper_numbers() if n.place in item.places]
-    if printed and name in catalogue:  # a table has some pairs of a family only
-        return any(name in ends for ends in printed)
-    for run in item.runs:
-        kind, _, rest = run.partition("_")
-        if name == run or name in rest.split("->"):
-            return True
-        if kind in ("probe", "after") and name in catalogue and catalogue[name].family == rest:
-            return True
-    return False
+def _parts(item: Item) -> set[str]:
+    """Return the runs and kinds of knowledge of an item."""
+    catalogue = Catalogue.load()
+    printed = [number.relation for number in paper_numbers() if number.place in item.places]
+    families = {run.partition("_")[2] for run in item.runs}
+    # A table has some pairs of a family only.
+    ends = {end for relation in printed for end in relation.split("->")}
+    return {*item.runs, *(ends or (n for n in catalogue if catalogue[n].family in families))}

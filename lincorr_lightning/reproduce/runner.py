@@ -12,7 +12,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from hashlib import sha256
 from pathlib import Path
@@ -32,40 +32,28 @@ from lincorr_lightning.version import __version__
 
 STATE = "reproduction.json"
 _MAX_NAMED = 5
-_LOGGERS = ("lightning.pytorch", "lightning.fabric", "lightning.pytorch.utilities.rank_zero")
 
 
 class State:
-    """What has been done in a folder, kept in ``reproduction.json``.
-
-    Args:
-        folder: The folder.
-
-    Attributes:
-        runs: How each run was made (`run_inputs`), its seconds, and its error if there was one.
-        tables: Tables and figures of the page, also those asked for earlier.
-        lms: Names of the LMs that have been asked for.
-
-    Raises:
-        ConfigError: The file is damaged.
-    """
+    """What has been done in a folder, kept in ``reproduction.json``."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / STATE
+        # Run -> how it was made (`run_inputs`), its seconds, and its error if there was one.
         self.runs: dict[str, dict[str, Any]] = {}
+        # Tables and figures on the page, and names of LMs, also those asked for earlier.
         self.tables: list[str] = []
         self.lms: list[str] = []
         if self.path.is_file():
             kept = read_json(self.path, ConfigError, "Remove the folder, or name another one.")
             self.runs, self.tables, self.lms = kept["runs"], kept["tables"], kept["lms"]
 
-    def check(self, plans: Sequence[LMPlan]) -> None:
-        """Refuse to go on with finished runs that were made in another way.
+    def entry(self, plan: LMPlan, run: PlannedRun) -> Mapping[str, Any]:
+        """Return what is known of a run; empty if it was not begun."""
+        return self.runs.get(f"{plan.name}/{run.name}", {})
 
-        Raises:
-            ConfigError: A run has other arguments, another LM or other files, which the message
-                names, or the folder is of other LMs.
-        """
+    def check(self, plans: Sequence[LMPlan]) -> None:
+        """Refuse to go on with finished runs that were made in another way, or of other LMs."""
         names = [plan.name for plan in plans]
         if self.lms and not set(names) & set(self.lms):
             raise ConfigError(
@@ -74,7 +62,7 @@ class State:
             )
         for plan in plans:
             for run in plan.runs:
-                earlier = self.runs.get(f"{plan.name}/{run.name}", {}).get("inputs")
+                earlier = self.entry(plan, run).get("inputs")
                 if earlier is None or saved_run(run) is None:
                     continue
                 inputs = run_inputs(run, plan)
@@ -124,10 +112,7 @@ def saved_run(run: PlannedRun) -> SavedRun | None:
 
 
 def run_all(plans: Sequence[LMPlan], state: State) -> None:
-    """Make the runs that are not finished. The error of a run is kept, and the others go on.
-
-    `state` is written after each run.
-    """
+    """Make the runs that are not finished. The error of a run is kept, and the others go on."""
     todo = [(plan, run) for plan in plans for run in plan.runs if saved_run(run) is None]
     total = sum(len(plan.runs) for plan in plans)
     for number, (plan, run) in enumerate(todo, start=total - len(todo) + 1):
@@ -152,13 +137,9 @@ def run_all(plans: Sequence[LMPlan], state: State) -> None:
 
 
 def check_command_lines(plans: Sequence[LMPlan]) -> None:
-    """Parse a command line of each study, before anything runs.
-
-    Raises:
-        ConfigError: One is not valid.
-    """
-    found = {run.study: run for plan in plans for run in plan.runs}
-    for study, run in found.items():
+    """Parse a command line of each study, before anything runs."""
+    by_study = {run.study: run for plan in plans for run in plan.runs}
+    for study, run in by_study.items():
         try:
             with redirect_stdout(io.StringIO()), suppress(SystemExit):  # after it has printed
                 run_lightning_cli([*run.arguments, "--print_config"])
@@ -170,27 +151,25 @@ def check_command_lines(plans: Sequence[LMPlan]) -> None:
 
 
 def _make(run: PlannedRun, plan: LMPlan) -> None:
-    if is_rank_zero():
-        shutil.rmtree(run.folder, ignore_errors=True)  # of a run that was stopped
+    rank_zero_only(shutil.rmtree)(run.folder, ignore_errors=True)  # of a run that was stopped
     lm = plan.after if run.study == "after" and plan.after else plan.lm
     command = [
         *run.arguments, f"--model.lm.name_or_path={lm}", "--trainer.enable_progress_bar=false",
     ]  # fmt: skip
     if run.probe is not None:
         subjects = _held_out_subjects(run.probe)
-        if run.answers:
-            n = len(run.answers)
-            if len(subjects) < n:
-                raise ReportError(
-                    f"{run.name} needs {n} subjects that its maps were not fitted on, but the "
-                    f"probe has {len(subjects)}. Raise data.n_subjects of the probe."
-                )
-            edits = run.folder.with_suffix(".csv")
-            write_csv(edits, ("subject", "answer"), zip(subjects[:n], run.answers, strict=True))
-            command.append(f"--data.edits_file={edits}")
-        else:
+        if not run.answers:
             command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")
-    with redirect_stdout(io.StringIO()), _quiet():
+        elif len(subjects) < len(run.answers):
+            raise ReportError(
+                f"{run.name} needs {len(run.answers)} subjects that its maps were not fitted on, "
+                f"but the probe has {len(subjects)}. Raise data.n_subjects of the probe."
+            )
+        else:
+            edits = run.folder.with_suffix(".csv")
+            write_csv(edits, ("subject", "answer"), zip(subjects, run.answers, strict=False))
+            command.append(f"--data.edits_file={edits}")
+    with _quiet():
         cli = run_lightning_cli(command)
     for module in cli.model.modules():
         if isinstance(module, StackedLoRA):
@@ -199,33 +178,21 @@ def _make(run: PlannedRun, plan: LMPlan) -> None:
 
 def _held_out_subjects(probe: Path) -> list[str]:
     """Return the subjects of a probe that its maps were not fitted on."""
-    for table in SavedRun.read(probe).tables:
-        if table.name == "subjects":
-            frame = table.frame
-            return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
-    raise ReportError(f"{probe} has no table of its subjects. Remove the folder, and start again.")
+    frame = SavedRun.read(probe).table("subjects").frame
+    return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Return a context without the messages at the start of each run; warnings are shown."""
-    loggers = [logging.getLogger(name) for name in _LOGGERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
+    """Hide what each run prints and logs; warnings are shown."""
+    logging.disable(logging.INFO)
     try:
-        with warnings.catch_warnings():
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
             # Hundreds of labels are in other scripts.
             warnings.filterwarnings("ignore", message="Glyph .* missing from font")
             yield
     finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-def is_rank_zero() -> bool:
-    """Return whether this process writes the files."""
-    return int(getattr(rank_zero_only, "rank", None) or 0) == 0
+        logging.disable(logging.NOTSET)
 
 
 @rank_zero_only

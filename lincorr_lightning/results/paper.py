@@ -121,14 +121,16 @@ def paper_numbers() -> tuple[PaperNumber, ...]:
     )  # fmt: skip
 
 
-def paper_settings(study: str) -> str:
-    """Return the settings of a study in the paper; empty if the paper does not have it.
-
-    Example:
-        >>> paper_settings("linear_probe")
-        '5,000 subjects to fit, ridge 0'
-    """
-    return str(_data()["settings"].get(study, ""))
+def differing_settings(run: SavedRun) -> list[str]:
+    """Return the settings of a run that are not the paper's, beside those of the paper."""
+    differ = []
+    for path, paper in _data()["settings"].get(run.study, {}).items():
+        value: Any = run.values
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value not in (None, paper):
+            differ.append(f"{path.removeprefix('settings.')} {value} (in the paper {paper})")
+    return differ
 
 
 @dataclass(frozen=True)
