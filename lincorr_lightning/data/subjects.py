@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.data.loaders import make_loader
-from lincorr_lightning.distributed import batch_edges, data_shard, require_items
+from lincorr_lightning.distributed import batch_edges, data_shard, gather, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.vocabulary import (
@@ -50,6 +50,15 @@ class SubjectBatch:
     first: int
     half: Half
     is_padding: bool = False
+
+
+def require_fit_half_first(batch: SubjectBatch, batch_idx: int) -> None:
+    """Refuse a test that fits maps unless it begins with the fit half; all ranks must call it."""
+    if batch_idx == 0 and "fit" not in gather(batch.half):
+        raise ConfigError(
+            "This study fits maps on the fit half of the subjects while it tests, and the first "
+            "batches are of the held-out half. Set data.test_on to all."
+        )
 
 
 class SubjectsDataModule(StudyData):

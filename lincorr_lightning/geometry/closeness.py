@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from lincorr_lightning.geometry.mantel import Floats, mantel_test, rank_residuals
 from lincorr_lightning.results.table import column
 
-
-@dataclass(frozen=True)
-class ScoredPair:
-    """Scores of a linear map from a source to a target on held-out subjects."""
-
-    source: str
-    target: str
-    r: float | None
-    """Mean label-wise r."""
-
-    excess: float | None
-    """r minus that of the control prompt; None without a control."""
-
-    hits: Mapping[str, float | None] = field(default_factory=dict)
-    """Hit@N of influenced targets by N; empty without a reference."""
+Score = Mapping[str, Any]
+"""Scores of a map, as under ``pairs`` in a probe's ``results.json``."""
 
 
 @dataclass(frozen=True)
@@ -35,19 +23,14 @@ class ClosenessTest:
 
     closeness: str
     """``overlap``, ``dimension_difference`` or ``wording``."""
-
     setting: str
     """As ``k=10`` or ``n2=2``; empty for wording."""
-
     layer: str
     """Number of the layer; ``all`` for the mean over all layers."""
-
     against: str
     """Score of the maps: ``r``, ``excess`` or ``hit1``."""
-
     given: str | None
     """``wording`` if that is partialled out, else None."""
-
     spearman: float | None = column("rho", ".2f", None)
     p: float | None = column(format=".4f", default=None)
     n_pairs: int | None = None
@@ -56,30 +39,20 @@ class ClosenessTest:
 
 @dataclass(frozen=True)
 class KnowledgeCloseness:
-    """Closeness of the clouds of two kinds of knowledge, and scores of the maps between them.
-
-    Attributes:
-        n_subjects: Number of subjects, the points of each cloud.
-        scores: Scores of the maps, by ordered pair.
-        layers: Numbers of the layers.
-        range_scalings: Range scalings n2 of the intrinsic dimension.
-        ks: Sizes of the neighborhoods.
-        dimension: Intrinsic dimension of each cloud by knowledge, ``(n_layers, n_scalings)``.
-        overlap: Mean overlap of neighborhoods in two clouds by pair, ``(n_layers, n_ks)``.
-        wording: Similarity of the wording of two prompts by pair, from 0 to 1: the null of
-            closeness.
-        n_permutations: Number of permutations of a test.
-        seed: Seed of the permutations.
-    """
+    """Closeness of the clouds of two kinds of knowledge, and scores of the maps between them."""
 
     n_subjects: int
-    scores: Sequence[ScoredPair]
+    """Number of subjects, the points of each cloud."""
+    scores: Sequence[Score]
     layers: Sequence[int]
     range_scalings: Sequence[int]
     ks: Sequence[int]
     dimension: Mapping[str, Floats]
+    """Intrinsic dimension of each cloud by knowledge, ``(n_layers, n_scalings)``."""
     overlap: Mapping[tuple[str, str], Floats]
+    """Mean overlap of neighborhoods in two clouds by pair, ``(n_layers, n_ks)``."""
     wording: Mapping[tuple[str, str], float]
+    """Similarity of the wording of two prompts by pair, from 0 to 1: the null of closeness."""
     n_permutations: int
     seed: int
 
@@ -101,10 +74,10 @@ class KnowledgeCloseness:
         """
         both: dict[str, dict[tuple[str, str], list[float]]] = {"r": {}, "excess": {}, "hit1": {}}
         for score in self.scores:
-            values = (score.r, score.excess, score.hits.get("1"))
+            values = score["label_mean"], score.get("excess"), influenced_hits(score).get("1")
+            pair = min(score["source"], score["target"]), max(score["source"], score["target"])
             for by_pair, value in zip(both.values(), values, strict=True):
                 if value is not None and math.isfinite(value):
-                    pair = min(score.source, score.target), max(score.source, score.target)
                     by_pair.setdefault(pair, []).append(value)
         return {
             name: self._matrix({pair: sum(known) / len(known) for pair, known in by_pair.items()})
@@ -116,8 +89,7 @@ class KnowledgeCloseness:
 
     def overlap_matrix(self, k: int, layer: int | None = None) -> Floats:
         """Return the overlap of all pairs."""
-        values = {pair: by_layer[:, k] for pair, by_layer in self.overlap.items()}
-        return self._matrix({pair: _at(one, layer) for pair, one in values.items()})
+        return self._matrix({pair: _at(o[:, k], layer) for pair, o in self.overlap.items()})
 
     def difference_matrix(self, scaling: int, layer: int | None = None) -> Floats:
         """Return ``|log ID - log ID'|`` of all pairs."""
@@ -139,23 +111,19 @@ class KnowledgeCloseness:
         difference of log ID. Prompts worded alike may be close and correlated for that alone: see
         rho of the wording, and the other correlations with wording partialled out.
         """
-        layers: list[int | None] = [None]
-        if len(self.layers) > 1:
-            layers += range(len(self.layers))
-        return [test for layer in layers for test in self._tests(layer)]
+        single = range(len(self.layers)) if len(self.layers) > 1 else ()
+        return [test for layer in (None, *single) for test in self._tests(layer)]
 
     def _tests(self, layer: int | None) -> Iterator[ClosenessTest]:
         number = "all" if layer is None else str(self.layers[layer])
         wording = self._matrix(self.wording)
-        measures = [
-            *(("overlap", f"k={k}", self.overlap_matrix(i, layer)) for i, k in enumerate(self.ks)),
-            *(
-                ("dimension_difference", f"n2={n2}", self.difference_matrix(i, layer))
-                for i, n2 in enumerate(self.range_scalings)
-            ),
-            *([("wording", "", wording)] if layer is None else []),
-        ]
-        for name, setting, matrix in measures:
+        measures = {("overlap", f"k={k}"): self.overlap_matrix(i, layer)
+                    for i, k in enumerate(self.ks)}  # fmt: skip
+        for i, n2 in enumerate(self.range_scalings):
+            measures["dimension_difference", f"n2={n2}"] = self.difference_matrix(i, layer)
+        if layer is None:
+            measures["wording", ""] = wording
+        for (name, setting), matrix in measures.items():
             for against, scores in self.score_matrices.items():
                 for given in (None, "wording") if name != "wording" else (None,):
                     pair = matrix, scores
@@ -167,13 +135,13 @@ class KnowledgeCloseness:
 
     def test(self, closeness: str, setting: str, against: str) -> ClosenessTest:
         """Return one of `tests`, over the mean of all layers, with nothing partialled out."""
-        wanted = (closeness, setting, "all", against, None)
-        (test,) = (
-            test
-            for test in self.tests
-            if (test.closeness, test.setting, test.layer, test.against, test.given) == wanted
-        )
-        return test
+        wanted = closeness, setting, "all", against, None
+        return next(t for t in self.tests if astuple(t)[: len(wanted)] == wanted)
+
+
+def influenced_hits(score: Score) -> Mapping[str, float | None]:
+    """Return Hit@N of influenced targets by N; empty without a reference."""
+    return (score.get("precision") or {}).get("influenced", {})
 
 
 def _at(values: Floats, layer: int | None) -> float:

@@ -12,12 +12,9 @@ from lincorr_lightning.errors import require
 # Columns that are multiplied at a time: a cloud of next-token probabilities has as many as the
 # vocabulary, and is not copied to float64 as a whole.
 _COLUMNS = 8192
-# Squared distances below this fraction of the squared norms are computed from differences: the
-# others are right to about 1e-9.
+# A token with a squared distance below this fraction of the squared norms has all its distances
+# computed from differences: the others are right to about 1e-9.
 _CLOSE = 1e-6
-# If even the last neighbor is that close, rounding decides which tokens are neighbors, and all
-# distances of the token are computed from differences. Next-token probabilities are such a cloud.
-_TIGHT = 1e-8
 
 
 class NearestTokens(NamedTuple):
@@ -67,11 +64,6 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
         >>> nearest.indices.tolist(), nearest.first.tolist()
         ([[[1, 2], [0, 2], [1, 0], [0, 2]]], [[0, 1, 2, 1]])
     """
-    if hidden.ndim < 3 or not hidden.is_floating_point():
-        raise ValueError(
-            f"hidden states {tuple(hidden.shape)} of {hidden.dtype} must be floating-point numbers "
-            "(..., n_layers, n_tokens, d)"
-        )
     require("max_rank", max_rank, at_least=1)
     *leading, n_tokens, width = hidden.shape
     if n_tokens <= max_rank:
@@ -104,21 +96,13 @@ def _nearest(tokens: Tensor, max_rank: int, position: int) -> NearestTokens:
         first[suspects] = earliest[group]
         squared[:, first != own] = torch.inf
     values, indices = squared.topk(max_rank, largest=False)
-    scale = norms[:, None] + norms[indices]
-    tight = (values[:, -1] < _TIGHT * scale[:, -1]).nonzero().flatten()
-    if len(tight):
-        exact = _exact_distances(tokens, tight).masked_fill_(squared[tight].isinf(), torch.inf)
-        values[tight], indices[tight] = exact.topk(max_rank, largest=False)
-    close = values < _CLOSE * scale
+    # Rounding might decide which tokens are neighbors.
+    is_close = values < _CLOSE * (norms[:, None] + norms[indices])
+    close = is_close.any(1).nonzero().flatten()
+    if len(close):
+        exact = _exact_distances(tokens, close).masked_fill_(squared[close].isinf(), torch.inf)
+        values[close], indices[close] = exact.topk(max_rank, largest=False)
     distances = values.clamp_(min=0).sqrt_()
-    close_ranks = close.any(0).nonzero().flatten().tolist()
-    for rank in close_ranks:
-        rows = close[:, rank]
-        apart = tokens[rows].double() - tokens[indices[rows, rank]].double()
-        distances[rows, rank] = torch.linalg.vector_norm(apart, dim=1)
-    if close_ranks:
-        distances, order = distances.sort(dim=1)
-        indices = indices.gather(1, order)
     indices = indices.masked_fill(distances.isinf(), -1)
     return NearestTokens(distances[first], indices[first], first)
 

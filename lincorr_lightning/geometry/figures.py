@@ -8,10 +8,9 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from pandas import DataFrame, concat
 
 from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
@@ -108,29 +107,21 @@ def dimension_loss_figure(
     clear = frame[frame["pearson_p"] < _ALPHA]
     left.plot(clear["layer"], clear["pearson"], "o", color=BLUE)
     strongest = frame.loc[frame["pearson"].astype(float).abs().idxmax()]
-    rows = (profiles.layers["shuffle"] == level) & (profiles.layers["layer"] == strongest["layer"])
-    x = profiles.layers[f"dimension n2={n2}"][rows].to_numpy()
-    _power_law(right, x, prompts["loss"][prompts["shuffle"] == level].to_numpy())
+    rows = profiles.layers[profiles.layers["layer"] == strongest["layer"]]
+    points = DataFrame(
+        {
+            "x": rows[f"dimension n2={n2}"][rows["shuffle"] == level].to_numpy(),
+            "y": prompts["loss"][prompts["shuffle"] == level].to_numpy(),
+        }
+    )
+    x, y = np.log(points.dropna()).to_numpy().T
+    right.plot(x, y, "o", color=BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
+    ends = np.array([x.min(), x.max()])
+    right.plot(ends, np.polynomial.Polynomial.fit(x, y, 1)(ends), color=ORANGE, linewidth=1.5)
     numbers = f"r = {short(strongest['pearson'])}, {p_text(strongest['pearson_p'])}"
     title = f"layer {strongest['layer']:.0f}, the strongest: {numbers}"
-    plain_axes(right, title, "intrinsic dimension", "loss (nats)")
+    plain_axes(right, title, "log intrinsic dimension", "log loss (nats)")
     return finish(figure)
-
-
-def _power_law(axes: Axes, x: npt.NDArray[Any], y: npt.NDArray[Any]) -> None:
-    """Draw points and the power law through them, over logarithmic axes."""
-    known = np.isfinite(x) & np.isfinite(y)
-    x, y = x[known], y[known]
-    axes.plot(x, y, "o", color=BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
-    slope, offset = np.polyfit(np.log(x), np.log(y), 1)
-    ends = np.array([x.min(), x.max()])
-    axes.plot(ends, np.exp(offset) * ends**slope, color=ORANGE, linewidth=1.5)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(4, steps=[1, 2, 5, 10]))
-        axis.set_major_formatter(ScalarFormatter())
-        axis.set_minor_locator(NullLocator())
 
 
 def history_figure(frame: DataFrame, note: str) -> Figure:
@@ -269,7 +260,7 @@ def _title(key: str) -> str:
 
 
 def _prompts(profiles: TokenProfiles) -> str:
-    n = len(profiles.prompts) // profiles.prompts["shuffle"].nunique()
+    n = profiles.n_prompts
     return f"{n:,} prompt{'s' * (n != 1)} of {profiles.n_tokens:,} tokens"
 
 

@@ -17,11 +17,8 @@ from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
 """The paper's range scalings n2, twice n1 (Viswanathan et al., section 3)."""
 
-# Newton's method doubles the digits with each step: about six are taken.
-_MAX_STEPS = 60
-_CONVERGED = 1e-12
-# Below this, x / (1 - exp(-x)) is computed from its series.
-_SMALL = 1e-4
+# Bisection halves the interval with each step, to the precision of float64.
+_STEPS = 54
 
 
 @torch.no_grad()
@@ -81,36 +78,22 @@ def cloud_dimension(clouds: Tensor, range_scalings: Sequence[int]) -> Tensor:
 
 
 def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tensor:
-    """Return the root of the score.
+    """Return the root of the score, by bisection.
 
     The score times d is ``N - 1 + a Σ h(d log μ) - (n2 - 1) d Σ log μ``, with a = n2 - n1 - 1 and
-    h(x) = x / (1 - exp(-x)): convex and decreasing, so that Newton's method from 0 approaches the
-    root from one side for every cloud; at n2 = 2 the first step is the closed form. `log_ratio` is
-    log μ, ``(..., n_scalings, n_tokens)``, 0 where it is not `used`; `outer` is n2.
+    h(x) = x / (1 - exp(-x)) <= 1 + x, which bounds the root from above; at n2 = 2 the bound is the
+    closed form. `log_ratio` is log μ, ``(..., n_scalings, n_tokens)``, 0 where it is not `used`;
+    `outer` is n2.
     """
     n2 = outer.double()
     a = n2 / 2 - 1
-    n = used.sum(-1).double()
-    total = log_ratio.sum(-1)
-    is_infinite = total <= 0
-    total = total.where(~is_infinite, 1.0)
-    d = torch.zeros_like(total)
-    for _ in range(_MAX_STEPS):
-        h, slope = _growth(d[..., None] * log_ratio)
-        value = n - 1 + a * (h * used).sum(-1) - (n2 - 1) * d * total
-        falling = a * (slope * log_ratio).sum(-1) - (n2 - 1) * total
-        step = -value / falling
-        d = d + step
-        if bool((step.abs() <= _CONVERGED * d).all()):
-            break
-    return d.where(~is_infinite, torch.inf)
-
-
-def _growth(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return ``h(x) = x / (1 - exp(-x))`` and its derivative, for x >= 0."""
-    small = x < _SMALL
-    safe = x.where(~small, 1.0)
-    share = -torch.expm1(-safe)
-    h = safe / share
-    slope = (1 - h * (-safe).exp()) / share
-    return torch.where(small, 1 + x / 2, h), torch.where(small, 0.5 + x / 6, slope)
+    n, total = used.sum(-1).double(), log_ratio.sum(-1)
+    high = (n - 1 + a * n) / (n2 / 2 * total)
+    low = torch.zeros_like(high)
+    for _ in range(_STEPS):
+        d = (low + high) / 2
+        x = d[..., None] * log_ratio
+        h = torch.where(x > 0, x / -torch.expm1(-x), 1.0)
+        is_below = n - 1 + a * (h * used).sum(-1) > (n2 - 1) * d * total
+        low, high = torch.where(is_below, d, low), torch.where(is_below, high, d)
+    return high.where(total > 0, torch.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import combinations
+from itertools import chain, combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,13 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
-from lincorr_lightning.data.subjects import SubjectBatch
+from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.functional import summarize
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness, ScoredPair
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
+from lincorr_lightning.geometry.mantel import Floats
 from lincorr_lightning.geometry.observables import neighborhood_overlap, neighborhoods
 from lincorr_lightning.geometry.token_clouds import CloudSettings, read_last_states
 from lincorr_lightning.io import read_json
@@ -45,8 +46,8 @@ class KnowledgeGeometry(LMStudy):
     over pairs, with a test that permutes the kinds of knowledge. So is the similarity of the
     prompts' wording, which is the null here. Hidden states of all prompts are kept in memory.
 
-    Reads any DataLoader of `SubjectBatch`, and needs both halves of the subjects
-    (``data.test_on: all``) if it fits the maps itself.
+    Reads any DataLoader of `SubjectBatch`; if it fits the maps itself, with the fit half first, as
+    ``data.test_on: all`` has it.
 
     Args:
         lm: The LM.
@@ -63,10 +64,6 @@ class KnowledgeGeometry(LMStudy):
 
     Attributes:
         closeness: After a test, what was found.
-
-    Raises:
-        ConfigError: A setting is out of range, or the probe's folder holds no finished probe.
-        LanguageModelError: The LM cannot be read.
     """
 
     study = "knowledge_geometry"
@@ -129,8 +126,7 @@ class KnowledgeGeometry(LMStudy):
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Read all prompts of some subjects."""
         if self.probed is None:
-            if batch_idx == 0 and batch.half == "test" and self.trainer.world_size == 1:
-                raise _no_fit_half()  # before all subjects are read
+            require_fit_half_first(batch, batch_idx)
             rows = domain_rows(self.lm, self.layout, batch.subjects)
             if not batch.is_padding:
                 moments = self.fit_moments if batch.half == "fit" else self.test_moments
@@ -147,62 +143,53 @@ class KnowledgeGeometry(LMStudy):
 
     def on_test_epoch_end(self) -> None:
         """Compare all clouds, and set them against the maps."""
-        if self.probed is None:
-            fit, test = self.fit_moments.gather(), self.test_moments.gather()
-            if not int(fit.n):
-                raise _no_fit_half()
-            scores = [
-                ScoredPair(
-                    *pair, number(summarize(one.r).mean), None,
-                    (one.precision or {}).get("influenced", {}),
-                )
-                for pair, one in fit_and_score(fit, test, self.layout, self.ridge).items()
-            ]  # fmt: skip
-        else:
-            scores = [
-                ScoredPair(
-                    pair["source"], pair["target"], pair["label_mean"], pair.get("excess"),
-                    (pair.get("precision") or {}).get("influenced", {}),
-                )
-                for pair in self.probed["pairs"]
-            ]  # fmt: skip
+        scores = self._fit_and_score() if self.probed is None else self.probed["pairs"]
         near: dict[str, Tensor] = {}
-        dimension: dict[str, Tensor] = {}
+        dimension: dict[str, Floats] = {}
         for name in self.layout.domains:
             cloud = self._gather_cloud(name)
-            settings = CloudSettings.of(
-                cloud.shape[1], self.range_scalings, self.ks, False, "model"
-            )
+            n = cloud.shape[1]
+            settings = CloudSettings.of(n, self.range_scalings, self.ks, False, "model")
             if not near:
-                n = len(self.layout.domains)
-                size = n * cloud.numel() * cloud.element_size() / 2**30
+                size = len(self.layout.domains) * cloud.numel() * cloud.element_size() / 2**30
                 rank_zero_info(
-                    f"{n} clouds of {cloud.shape[1]} prompts; hidden states of {size:.2f} GiB"
+                    f"{len(self.layout.domains)} clouds of {n} prompts; hidden states of "
+                    f"{size:.2f} GiB"
                 )
+            way_out = "Raise data.n_subjects, or name smaller model.range_scalings."
+            nearest = settings.nearest(cloud, f"the cloud of {name}", way_out)
             # Of a cloud, only each point's neighbors are kept.
-            near[name], dimension[name] = _observe_cloud(cloud, settings, name)
+            near[name] = neighborhoods(nearest, max(settings.ks))
+            dimension[name] = intrinsic_dimension(nearest, settings.range_scalings).cpu().numpy()
         overlap = {
             (a, b): neighborhood_overlap(near[a], near[b], settings.ks).mean(1).cpu().numpy()
             for a, b in combinations(near, 2)
         }
         prompts = {name: d.knowledge.prompt(" ") for name, d in self.layout.domains.items()}
         self.closeness = KnowledgeCloseness(
-            n_subjects=cloud.shape[1],
+            n_subjects=n,
             scores=scores,
             layers=settings.layers(len(cloud)),
             range_scalings=settings.range_scalings,
             ks=settings.ks,
-            dimension={name: values.cpu().numpy() for name, values in dimension.items()},
+            dimension=dimension,
             overlap=overlap,
             wording=wording_similarity(self.lm.tokenizer, prompts),
             n_permutations=self.n_permutations,
             seed=self.seed,
         )
 
+    def _fit_and_score(self) -> list[Score]:
+        fit, test = self.fit_moments.gather(), self.test_moments.gather()
+        return [
+            {"source": source, "target": target, "label_mean": number(summarize(one.r).mean),
+             "precision": one.precision}
+            for (source, target), one in fit_and_score(fit, test, self.layout, self.ridge).items()
+        ]  # fmt: skip
+
     def _gather_cloud(self, name: str) -> Tensor:
         """Return the hidden states of all ranks in the subjects' order, ``(n_layers, n, d)``."""
-        parts = [part for own in gather(self._states.pop(name)) for part in own]
-        parts.sort(key=lambda part: part[0])
+        parts = sorted(chain(*gather(self._states.pop(name))), key=lambda part: part[0])
         return torch.cat([states for _, states in parts]).transpose(0, 1).to(self.device)
 
     def build_results(self) -> Results | None:
@@ -228,32 +215,13 @@ def wording_similarity(
     }
 
 
-def _observe_cloud(cloud: Tensor, settings: CloudSettings, name: str) -> tuple[Tensor, Tensor]:
-    """Return the neighborhoods and the intrinsic dimension of a cloud by layer."""
-    way_out = "Raise data.n_subjects, or name smaller model.range_scalings."
-    nearest = settings.nearest(cloud, f"the cloud of {name}", way_out)
-    dimension = intrinsic_dimension(nearest, settings.range_scalings)
-    return neighborhoods(nearest, max(settings.ks)), dimension
-
-
-def _no_fit_half() -> ConfigError:
-    return ConfigError(
-        "KnowledgeGeometry fits maps, but there are no subjects of the fit half. Set data.test_on "
-        "to all, or name the folder of a finished probe as model.probe."
-    )
-
-
 def _read_probe(folder: Path) -> dict[str, Any]:
     """Return the results of a finished probe."""
     way_out = f"model.probe {folder} holds no finished run; name the folder of one."
     found = read_json(folder / RESULTS_FILE, ConfigError, way_out)
-    if found.get("study") != "linear_probe":
+    if (found.get("study"), found.get("schema")) != ("linear_probe", SCHEMA):
         raise ConfigError(
-            f"model.probe {folder} is not a run of LinearProbe. Name the folder of one."
-        )
-    if found.get("schema") != SCHEMA:
-        raise ConfigError(
-            f"model.probe {folder} has results of schema {found.get('schema')}; this version reads "
-            f"{SCHEMA}. Run the probe again with this version."
+            f"model.probe {folder} is not a run of LinearProbe of this version. Name the folder of "
+            "one, or run the probe again."
         )
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -22,34 +22,34 @@ _PERMUTATIONS_AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class CorrelationTest:
-    """Pearson's r with its 95 % interval, and Spearman's rho, of the same `n` points."""
+    """Pearson's r with its 95 % interval, and Spearman's rho, of the same `n` points.
 
-    pearson: float = column(format=".2f")
-    low: float = column(format=".2f")
-    high: float = column(format=".2f")
-    pearson_p: float = column(format=".4f")
-    spearman: float = column(format=".2f")
-    spearman_p: float = column(format=".4f")
-    n: int = column(format="d")
+    All are None if there are too few points, or one of the numbers is constant.
+    """
+
+    pearson: float | None = column(format=".2f", default=None)
+    low: float | None = column(format=".2f", default=None)
+    high: float | None = column(format=".2f", default=None)
+    pearson_p: float | None = column(format=".4f", default=None)
+    spearman: float | None = column(format=".2f", default=None)
+    spearman_p: float | None = column(format=".4f", default=None)
+    n: int | None = column(format="d", default=None)
 
 
-def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | None:
-    """Correlate the points of which both numbers are finite.
-
-    Returns:
-        None if there are fewer than four such points, or one of the numbers is constant.
+def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest:
+    """Correlate the points of which both numbers are finite; four at least.
 
     Example:
         >>> test = correlation_test([1, 2, 3, 4, float("nan")], [1, 2, 4, 3, 5])
         >>> test.n, round(test.pearson, 2), round(test.spearman, 2)
         (4, 0.8, 0.8)
-        >>> correlation_test([1, 1, 1, 1], [1, 2, 4, 3]) is None
+        >>> correlation_test([1, 1, 1, 1], [1, 2, 4, 3]).pearson is None
         True
     """
     points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)])
     points = points[:, np.isfinite(points).all(0)]
     if points.shape[1] < _MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
-        return None
+        return CorrelationTest()
     linear, ranked = pearsonr(*points), spearmanr(*points)
     interval = linear.confidence_interval()
     test = CorrelationTest(
@@ -61,7 +61,7 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest | No
         spearman_p=float(ranked.pvalue),
         n=points.shape[1],
     )
-    return test if all(map(math.isfinite, asdict(test).values())) else None
+    return test if np.isfinite(astuple(test)).all() else CorrelationTest()
 
 
 @dataclass(frozen=True)
@@ -70,13 +70,10 @@ class MantelResult:
 
     spearman: float
     """Rho over the pairs of items."""
-
     p: float
     """Fraction of the permutations of the items whose rho is as far from 0, of either sign."""
-
     n_pairs: int
     """Number of pairs that both matrices have."""
-
     n_permutations: int
 
 

@@ -118,24 +118,17 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
         >>> neighborhood_overlap(a, b, ks=(1, 2)).tolist()
         [[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]
     """
-    if a.shape != b.shape:
-        raise ValueError(
-            f"neighborhoods {tuple(a.shape)} and {tuple(b.shape)} must be of one shape"
-        )
-    n_tokens, k_max = a.shape[-2:]
     for k in ks:
-        require("k", k, at_least=1, at_most=k_max)
-    rank = torch.arange(k_max, device=a.device)
+        require("k", k, at_least=1, at_most=a.shape[-1])
     sizes = torch.tensor(list(ks), device=a.device)
-    ranks_b = torch.full((n_tokens, n_tokens), k_max, device=a.device)
-    pairs = a.reshape(-1, n_tokens, k_max), b.reshape(-1, n_tokens, k_max)
-    shared = a.new_empty(len(pairs[0]), n_tokens, len(sizes), dtype=torch.float64)
-    for i, (near_a, near_b) in enumerate(zip(*pairs, strict=True)):
-        ranks_b.scatter_(1, near_b, rank.expand_as(near_b))
-        # A token is in both neighborhoods for each k above its higher rank.
-        enters = torch.maximum(ranks_b.gather(1, near_a), rank)
-        ranks_b.scatter_(1, near_b, k_max)
-        shared[i] = (enters[..., None] < sizes).sum(1)
+    shape = -1, *a.shape[-2:]
+    layers = list(zip(a.reshape(shape), b.reshape(shape), strict=True))
+    shared = a.new_empty(len(layers), a.shape[-2], len(sizes), dtype=torch.float64)
+    for i, (near_a, near_b) in enumerate(layers):
+        same = near_a[:, :, None] == near_b[:, None, :]
+        # Number of tokens that are among the first k of both, for each k.
+        counts = same.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
+        shared[i] = counts.diagonal(dim1=1, dim2=2)[:, sizes - 1]
     return (shared / sizes).reshape(*a.shape[:-1], len(sizes))
 
 
@@ -154,7 +147,7 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
 
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
-        nearest: Their `nearest_tokens`, at least two.
+        nearest: Their `nearest_tokens`, at least two of each token.
 
     Returns:
         Degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
@@ -166,11 +159,6 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
         [[90.0, 63.0, 27.0]]
     """
     pairs = nearest.indices[..., :2]
-    if pairs.shape != (*hidden.shape[:-1], 2) or bool((pairs < 0).any()):
-        raise ValueError(
-            f"hidden states {tuple(hidden.shape)} need two distinct neighbors of each token; there "
-            f"are {tuple(nearest.indices.shape)}, -1 for a missing one"
-        )
     angles = []
     shape = -1, *hidden.shape[-2:]
     for tokens, near in zip(hidden.reshape(shape), pairs.reshape(*shape[:2], 2), strict=True):
@@ -197,14 +185,10 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
         [[0.333], [0.471]]
     """
     *leading, n_tokens, width = hidden.shape
-    if n_tokens < 2:
-        raise ValueError(f"hidden states {tuple(hidden.shape)} need at least two tokens")
     n_pairs = n_tokens * (n_tokens - 1)
     statistics = []
     for tokens in hidden.reshape(-1, n_tokens, width):
         norms = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
-        if not bool((norms.isfinite() & (norms > 0)).all()):
-            raise ValueError("a hidden state is zero, NaN or infinite: it has no direction")
         units = tokens / norms
         cosines = units @ units.T
         mean = (cosines.sum() - cosines.trace()) / n_pairs
@@ -237,10 +221,6 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
         [2, 3, 6, 7, 4, 5, 0, 1]
     """
     n_blocks = 4**level
-    if level < 0 or n_tokens % n_blocks:
-        raise ValueError(
-            f"{n_tokens} tokens cannot be cut into 4^{level} = {n_blocks} equal blocks"
-        )
     positions = torch.arange(n_tokens).view(n_blocks, -1)
     if level == 0:
         return positions.flatten()

@@ -60,6 +60,11 @@ class TokenProfiles:
     corpora: DataFrame
 
     @property
+    def n_prompts(self) -> int:
+        """Number of prompts."""
+        return len(self.prompts) // self.prompts["shuffle"].nunique()
+
+    @property
     def paper_k(self) -> int:
         """The paper's k, or the first one."""
         return _PAPER_K if _PAPER_K in self.settings.ks else self.settings.ks[0]

@@ -6,7 +6,7 @@ Imported at the end of a run only, since it takes pandas and matplotlib.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 from pandas import DataFrame
 
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score, influenced_hits
 from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
 from lincorr_lightning.geometry.profiles import TokenProfiles
 from lincorr_lightning.results.numbers import number
@@ -31,10 +31,10 @@ _TWO, _THREE = ".2f", ".3f"
 
 def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""
-    settings, prompts = profiles.settings, profiles.prompts
+    settings, prompts, lm = profiles.settings, profiles.prompts, short_name(lm)
     means = layer_means(profiles)
     values: Row = {
-        "n_prompts": len(prompts) // prompts["shuffle"].nunique(),
+        "n_prompts": profiles.n_prompts,
         "n_skipped": profiles.n_skipped,
         "n_tokens": profiles.n_tokens,
         "n_corpora": prompts["corpus"].nunique(),
@@ -50,13 +50,13 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     scalars = {f"test/{name}": values["shuffles"][0][name] for name in ("loss", "entropy")}
     for row in first[first["key"].isin(profiles.shown)].itertuples():
         scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
-    lm, tests = short_name(lm), values["dimension_loss"]
+    n2, tests = settings.range_scalings[0], values["dimension_loss"]
     figures = [
         Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
                partial(draw.profiles_figure, profiles, means, lm)),
         Figure("dimension_loss",
-               f"Log intrinsic dimension (n2 = {settings.range_scalings[0]}) and log loss over "
-               "prompts", partial(draw.dimension_loss_figure, profiles, tests, lm)),
+               f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
+               partial(draw.dimension_loss_figure, profiles, tests, lm)),
     ]  # fmt: skip
     tables = _token_tables(profiles, means, values)
     return Results("token_geometry", values, scalars, tables, figures)
@@ -65,15 +65,14 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
 def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> list[Table]:
     prompts, layers = profiles.prompts, profiles.layers
     formats = columns_of(CorrelationTest)[2]
-    spearman = ["cloud", "layer", "n2", "spearman", "p", "n"]
     return [
         _level_table(profiles, values),
         Table.of(
-            "spearman", values["spearman"], spearman,
+            "spearman", values["spearman"], ["cloud", "layer", "n2", "spearman", "p", "n"],
             "Spearman's rho of intrinsic dimension and loss of unshuffled texts",
-            "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud is "
-            "the prompts of a corpus, rho is over corpora.",
-            headings={"spearman": "rho"}, formats={"spearman": _TWO, "p": ".4f", "n": "d"},
+            "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud "
+            "is the prompts of a corpus, rho is over corpora.",
+            headings={"spearman": "rho"}, formats=formats | {"p": ".4f"},
         ),
         Table.of(
             "dimension_loss", values["dimension_loss"],
@@ -122,24 +121,18 @@ def layer_means(profiles: TokenProfiles) -> DataFrame:
 
 def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
     """Return the means over prompts at a shuffling level."""
+    row: Row = {"shuffle": int(level)}
     prompts = profiles.prompts[profiles.prompts["shuffle"] == level]
-    scalings = profiles.settings.range_scalings
-    row: Row = {
-        "shuffle": int(level),
-        "loss": number(prompts["loss"].mean()),
-        "entropy": number(prompts["entropy"].mean()),
-        "logits_dimension": {
-            str(n2): number(prompts[f"logits_dimension n2={n2}"].mean()) for n2 in scalings
-        },
-    }
     own = means[means["shuffle"] == level]
-    for key in profiles.layers.columns[3:]:
+    found = {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
+    found |= {key: list(map(number, own["mean"][own["key"] == key]))
+              for key in profiles.layers.columns[3:]}  # fmt: skip
+    for key, value in found.items():
         name, _, setting = key.partition(" ")
-        values = [number(value) for value in own["mean"][own["key"] == key]]
         if setting:
-            row.setdefault(name, {})[setting.partition("=")[2]] = values
+            row.setdefault(name, {})[setting.partition("=")[2]] = value
         else:
-            row[name] = values
+            row[name] = value
     return row
 
 
@@ -183,7 +176,8 @@ def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
         loss = prompts["loss"][prompts["shuffle"] == level]
         for n2 in profiles.settings.range_scalings:
             x, y = (np.log(v.where(v > 0)) for v in (rows[f"dimension n2={n2}"], loss))
-            yield {"shuffle": level, "layer": layer, "n2": n2, **_numbers(correlation_test(x, y))}
+            test = correlation_test(x, y)
+            yield {"shuffle": level, "layer": layer, "n2": n2, **asdict(test)}
 
 
 def _entropy_rows(profiles: TokenProfiles) -> Iterator[Row]:
@@ -191,9 +185,9 @@ def _entropy_rows(profiles: TokenProfiles) -> Iterator[Row]:
         for n2 in profiles.settings.range_scalings:
             test = correlation_test(rows[f"logits_dimension n2={n2}"], rows["entropy"])
             key = {"x": "logits_dimension", "y": "entropy", "shuffle": level, "n2": n2}
-            yield {**key, **_numbers(test)}
+            yield {**key, **asdict(test)}
         test = correlation_test(rows["entropy"], rows["loss"])
-        yield {"x": "entropy", "y": "loss", "shuffle": level, "n2": None, **_numbers(test)}
+        yield {"x": "entropy", "y": "loss", "shuffle": level, "n2": None, **asdict(test)}
 
 
 def _spearman_rows(profiles: TokenProfiles) -> Iterator[Row]:
@@ -202,21 +196,17 @@ def _spearman_rows(profiles: TokenProfiles) -> Iterator[Row]:
     The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
     """
     prompts, layers = profiles.prompts, profiles.layers
-    tokens = layers[layers["shuffle"] == 0]
     losses = prompts["loss"][prompts["shuffle"] == 0].to_numpy()
+    tokens = layers[layers["shuffle"] == 0]
     for cloud, frame in (("tokens", tokens), ("prompts", profiles.corpora)):
         for layer, rows in frame.groupby("layer", sort=False) if len(frame) else ():
             loss = losses if cloud == "tokens" else rows["loss"]
             for n2 in profiles.settings.range_scalings:
-                numbers = _numbers(correlation_test(rows[f"dimension n2={n2}"], loss))
+                test = correlation_test(rows[f"dimension n2={n2}"], loss)
                 yield {
-                    "cloud": cloud, "layer": layer, "n2": n2, "spearman": numbers["spearman"],
-                    "p": numbers["spearman_p"], "n": numbers["n"],
+                    "cloud": cloud, "layer": layer, "n2": n2, "spearman": test.spearman,
+                    "p": test.spearman_p, "n": test.n,
                 }  # fmt: skip
-
-
-def _numbers(test: CorrelationTest | None) -> Row:
-    return dict.fromkeys(f.name for f in fields(CorrelationTest)) if test is None else asdict(test)
 
 
 # -- knowledge geometry ----------------------------------------------------------------------------
@@ -239,36 +229,45 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
     if len(closeness.layers) > 1:
         figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
                               partial(draw.rho_figure, closeness, lm)))  # fmt: skip
-    return Results(
-        "knowledge_geometry",
-        {
-            "n_subjects": n_subjects,
-            "layers": list(closeness.layers),
-            "range_scalings": list(scalings),
-            "ks": list(ks),
-            "chance_overlap": {str(k): k / (n_subjects - 1) for k in ks},
-            "dimension": {
-                name: {str(n2): [number(v) for v in values[:, i]] for i, n2 in enumerate(scalings)}
-                for name, values in closeness.dimension.items()
-            },
-            "tests": list(map(asdict, closeness.tests)),
-            "pairs": [
-                {**row, "overlap": {str(k): values[:, i].tolist() for i, k in enumerate(ks)}}
-                for row, values in zip(pairs, closeness.overlap.values(), strict=True)
-            ],
+    values = {
+        "n_subjects": n_subjects,
+        "layers": list(closeness.layers),
+        "range_scalings": list(scalings),
+        "ks": list(ks),
+        "chance_overlap": {str(k): k / (n_subjects - 1) for k in ks},
+        "dimension": {
+            name: {str(n2): [number(v) for v in by_layer[:, i]] for i, n2 in enumerate(scalings)}
+            for name, by_layer in closeness.dimension.items()
         },
-        {
-            f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
-            for test in closeness.tests
-            if test.layer == "all" and test.given is None and test.spearman is not None
-        },
-        [table for table in tables.values() if len(table)],
-        figures,
-    )
+        "tests": list(map(asdict, closeness.tests)),
+        "pairs": [
+            {**row, "overlap": {str(k): by_layer[:, i].tolist() for i, k in enumerate(ks)}}
+            for row, by_layer in zip(pairs, closeness.overlap.values(), strict=True)
+        ],
+    }
+    scalars = {
+        f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
+        for test in closeness.tests
+        if test.layer == "all" and test.given is None and test.spearman is not None
+    }
+    filled = [table for table in tables.values() if len(table)]
+    return Results("knowledge_geometry", values, scalars, filled, figures)
 
 
 def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[Table]:
     layers = list(enumerate(closeness.layers))
+    dimension = [
+        (name, layer, n2, number(values[i, j]))
+        for name, values in closeness.dimension.items()
+        for i, layer in layers
+        for j, n2 in enumerate(closeness.range_scalings)
+    ]
+    overlap = [
+        (a, b, layer, k, number(values[i, j]))
+        for (a, b), values in closeness.overlap.items()
+        for i, layer in layers
+        for j, k in enumerate(closeness.ks)
+    ]
     return [
         Table.of(
             "tests", closeness.tests,
@@ -281,25 +280,11 @@ def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[T
             formats=dict.fromkeys(list(pairs[0])[2:], _TWO),
         ),
         Table.of(
-            "dimension",
-            [
-                (name, layer, n2, number(values[i, j]))
-                for name, values in closeness.dimension.items()
-                for i, layer in layers
-                for j, n2 in enumerate(closeness.range_scalings)
-            ],
-            ["knowledge", "layer", "n2", "dimension"],
+            "dimension", dimension, ["knowledge", "layer", "n2", "dimension"],
             "Intrinsic dimension of each kind of knowledge's prompts", formats={"dimension": _TWO},
         ),
         Table.of(
-            "overlap",
-            [
-                (a, b, layer, k, number(values[i, j]))
-                for (a, b), values in closeness.overlap.items()
-                for i, layer in layers
-                for j, k in enumerate(closeness.ks)
-            ],
-            ["a", "b", "layer", "k", "overlap"],
+            "overlap", overlap, ["a", "b", "layer", "k", "overlap"],
             "Overlap of the neighborhoods of a subject under two prompts",
             formats={"overlap": _THREE},
         ),
@@ -322,9 +307,9 @@ def _summary(closeness: KnowledgeCloseness) -> Table:
         "closeness",
         rows.values(),
         columns,
-        caption=f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
+        f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
         f"maps between them, {closeness.n_subjects} subjects: Spearman's rho over pairs",
-        note="p by permutation of the kinds of knowledge (Mantel); given wording: the similarity "
+        "p by permutation of the kinds of knowledge (Mantel); given wording: the similarity "
         "of the prompts' wording is partialled out.",
         headline=True,
         headings=dict.fromkeys(p, "p"),
@@ -333,20 +318,21 @@ def _summary(closeness: KnowledgeCloseness) -> Table:
 
 
 def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
-    scores = {(score.source, score.target): score for score in closeness.scores}
+    scores = {(score["source"], score["target"]): score for score in closeness.scores}
+    matrices = closeness.score_matrices
     differences = {
         f"dimension_difference n2={n2}": closeness.difference_matrix(i)
         for i, n2 in enumerate(closeness.range_scalings)
     }
     for (a, b), overlap in closeness.overlap.items():
-        i, j = closeness.names.index(a), closeness.names.index(b)
-        row: Row = {"a": a, "b": b}
-        row |= {name: number(matrix[i, j]) for name, matrix in closeness.score_matrices.items()}
-        for name, score in (("a->b", scores.get((a, b))), ("b->a", scores.get((b, a)))):
-            row[f"r {name}"] = None if score is None else score.r
+        at = closeness.names.index(a), closeness.names.index(b)
+        row: Row = {"a": a, "b": b, **{name: number(one[at]) for name, one in matrices.items()}}
+        for way, pair in (("a->b", (a, b)), ("b->a", (b, a))):
+            score: Score = scores.get(pair, {})
+            row[f"r {way}"] = score.get("label_mean")
             for n in ("1", "3", "5"):
-                row[f"hit{n} {name}"] = None if score is None else number(score.hits.get(n))
+                row[f"hit{n} {way}"] = number(influenced_hits(score).get(n))
         row["wording"] = closeness.wording[a, b]
         row |= {f"overlap k={k}": number(overlap[:, n].mean()) for n, k in enumerate(closeness.ks)}
-        row |= {name: number(matrix[i, j]) for name, matrix in differences.items()}
+        row |= {name: number(matrix[at]) for name, matrix in differences.items()}
         yield row

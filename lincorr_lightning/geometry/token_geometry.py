@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
 
 from lincorr_lightning.data.tokenized_texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.geometry.profiles import (
-    MIN_CORPORA,
     ObservedPrompt,
     TokenProfiles,
     tabulate_prompts,
@@ -50,10 +48,6 @@ class TokenGeometry(LMStudy):
 
     Attributes:
         profiles: After a test, what was observed.
-
-    Raises:
-        ConfigError: A shuffling level or the seed is out of range.
-        LanguageModelError: The LM cannot be read.
     """
 
     study = "token_geometry"
@@ -96,13 +90,12 @@ class TokenGeometry(LMStudy):
         self._clouds = self._cloud_settings(self._n_tokens)
         numbers = range(batch.first, batch.first + len(batch.tokens))
         for level in self.shuffles:
-            rows = [
-                self.shuffle(row, level, n) for row, n in zip(batch.tokens, numbers, strict=True)
-            ]
+            orders = [shuffle_blocks(self._n_tokens, level, [self.seed, n, level]) for n in numbers]
+            rows = batch.tokens.gather(1, torch.stack(orders).to(batch.tokens.device))
             names = [f"{n} ({name})" for n, name in zip(numbers, batch.names, strict=True)]
             if level:
                 names = [f"{name}, shuffled at level {level}" for name in names]
-            observed = observe_prompts(self.lm, torch.stack(rows), names, self._clouds)
+            observed = observe_prompts(self.lm, rows, names, self._clouds)
             if level:
                 observed = [one._replace(last=None) for one in observed]
             if not batch.is_padding:
@@ -123,17 +116,9 @@ class TokenGeometry(LMStudy):
             n_tokens, self.range_scalings, self.ks, self.embedding_layer, "model"
         )
 
-    def shuffle(self, tokens: Tensor, level: int, number: int) -> Tensor:
-        """Return prompt `number` with its blocks in another order, the same on every rank."""
-        order = shuffle_blocks(len(tokens), level, [self.seed, number, level])
-        return tokens[order.to(tokens.device)]
-
     def on_test_epoch_end(self) -> None:
         """Gather what all ranks observed."""
         own, self._observed = self._observed, []
-        if len(set().union(*gather({one.corpus for one in own}))) < MIN_CORPORA:
-            # No correlation over corpora: last states need not be sent.
-            own = [one._replace(geometry=one.geometry._replace(last=None)) for one in own]
         observed = [one for part in gather(own) for one in part]
         self.profiles = tabulate_prompts(
             observed, self._clouds, self._n_tokens, self._n_skipped, self.device

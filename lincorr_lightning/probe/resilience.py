@@ -14,8 +14,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from lincorr_lightning.data.subjects import SubjectBatch
-from lincorr_lightning.distributed import gather
+from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, require
 from lincorr_lightning.functional import Moments, summarize
 from lincorr_lightning.io import read_json
@@ -211,11 +210,7 @@ class MapResilience(LMStudy):
     @torch.no_grad()
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add subjects of one half to the moments of both LMs."""
-        if batch_idx == 0 and "fit" not in gather(batch.half):
-            raise ConfigError(
-                "MapResilience fits maps on the fit half while it tests, and the first batches are "
-                "of the held-out half. Set data.test_on to all."
-            )
+        require_fit_half_first(batch, batch_idx)
         if batch.half == "test":
             require_held_out(batch.subjects, self._fitted_on)
         rows = {"moments": domain_rows(self.lm, self.layout, batch.subjects)}

@@ -5,7 +5,7 @@ import pytest
 from pandas import DataFrame
 
 from lincorr_lightning.geometry import figures
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness, ScoredPair
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness
 from lincorr_lightning.geometry.results import knowledge_geometry_results
 
 SCALINGS, KS, NAMES = (2, 4), (1, 2, 31), ["a", "b", "c", "d", "e"]
@@ -14,8 +14,9 @@ SCALINGS, KS, NAMES = (2, 4), (1, 2, 31), ["a", "b", "c", "d", "e"]
 def make_closeness(n_layers: int) -> KnowledgeCloseness:
     rng = np.random.default_rng(0)
     pairs = [(a, b) for i, a in enumerate(NAMES) for b in NAMES[i + 1 :]]
+    scores = [{"source": a, "target": b, "label_mean": rng.random()} for a, b in pairs]
     return KnowledgeCloseness(
-        n_subjects=100, scores=[ScoredPair(a, b, rng.random(), None) for a, b in pairs],
+        n_subjects=100, scores=scores,
         layers=range(1, n_layers + 1), range_scalings=SCALINGS, ks=KS,
         dimension={name: rng.uniform(1, 9, (n_layers, 2)) for name in NAMES},
         overlap={pair: rng.random((n_layers, 3)) for pair in pairs},
@@ -37,7 +38,7 @@ def test_closeness_is_a_point_per_pair() -> None:
     (line,) = figure.axes[0].get_lines()
     x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
     assert x == pytest.approx([values[:, 1].mean() for values in closeness.overlap.values()])
-    assert y == pytest.approx([score.r for score in closeness.scores])
+    assert y == pytest.approx([score["label_mean"] for score in closeness.scores])
     rho = closeness.test("overlap", "k=2", "r").spearman
     assert f"{abs(rho):.2f}".lstrip("0") in figure.axes[0].get_title(loc="left")
 
