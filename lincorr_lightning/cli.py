@@ -43,17 +43,13 @@ _LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
 
 
 def main(args: Sequence[str] | None = None) -> Any:
-    """Run one command of `lincorr`.
+    """Run one command of `lincorr`; what the user can mend is a `LincorrError`.
 
     Args:
         args: Command line without the program's name; None for the process's own.
 
     Returns:
         The LightningCLI object after a Trainer command, else what the command returns.
-
-    Raises:
-        LincorrError: Something went wrong that the user can mend, such as the command line.
-        SystemExit: The command line asks for help.
     """
     argv = list(sys.argv[1:] if args is None else args)
     if argv[:1] == ["--version"]:
@@ -99,13 +95,11 @@ def study_commands() -> list[str]:
     """Return the command for each packaged config, as the comment at its head has it."""
     from lincorr_lightning.results.saved_run import config_verb
 
-    configs = importlib.resources.files("lincorr_lightning.configs")
-    files = sorted(
-        (file for file in configs.iterdir() if file.name.endswith(".yaml")), key=lambda f: f.name
-    )
+    configs = importlib.resources.files("lincorr_lightning.configs").iterdir()
+    texts = {one.name: one.read_text("utf-8") for one in configs if one.name.endswith(".yaml")}
     return [
-        f"lincorr {config_verb(file.read_text(encoding='utf-8')):<9} --config configs/{file.name}"
-        for file in files
+        f"lincorr {config_verb(text):<9} --config configs/{name}"
+        for name, text in sorted(texts.items())
     ]
 
 
@@ -131,15 +125,13 @@ def _import(name: str) -> Any:
     """Import a module with garbage collection off, which makes importing Lightning faster."""
     if name in sys.modules:
         return sys.modules[name]
-    was_enabled = gc.isenabled()
     gc.disable()
     try:
         module = importlib.import_module(name)
         # What is imported stays: later collections need not search it.
         gc.freeze()
     finally:
-        if was_enabled:
-            gc.enable()
+        gc.enable()
     return module
 
 

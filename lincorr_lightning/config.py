@@ -40,7 +40,8 @@ def compose_yaml(text: str) -> Any:
         if depth > _MAX_DEPTH:
             _refuse(f"values are nested more than {_MAX_DEPTH} deep", event)
     root = yaml.compose(text, Loader=_LOADER)
-    _count_nodes(root, {})
+    if root is not None:
+        _count_nodes(root, {})
     return root
 
 
@@ -56,22 +57,19 @@ def _count_nodes(node: Any, counts: dict[int, int]) -> int:
         return 1
     if counts.get(id(node)) == 0:
         _refuse("an alias refers to itself", node)
-    if id(node) in counts:
-        return counts[id(node)]
-    counts[id(node)] = 0
-    children: Iterable[Any] = ()
-    if isinstance(node, yaml.MappingNode):
-        keys: set[str] = set()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                _refuse(f"the key {key.value!r} is given twice", key)
-            keys.add(str(key.value))
-        children = chain.from_iterable(node.value)
-    elif isinstance(node, yaml.SequenceNode):
+    if id(node) not in counts:
+        counts[id(node)] = 0
         children = node.value
-    counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in children)
-    if counts[id(node)] > _MAX_NODES:
-        _refuse(f"there are more than {_MAX_NODES:,} values", node)
+        if isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, _ in children:
+                if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                    _refuse(f"the key {key.value!r} is given twice", key)
+                keys.add(str(key.value))
+            children = chain.from_iterable(children)
+        counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in children)
+        if counts[id(node)] > _MAX_NODES:
+            _refuse(f"there are more than {_MAX_NODES:,} values", node)
     return counts[id(node)]
 
 
@@ -98,11 +96,9 @@ def use_checked_loader() -> None:
 
 def find_packaged(path: str | Path) -> Path | None:
     """Return the packaged config that a path such as ``configs/linear_probe.yaml`` names."""
-    parts = Path(path).parts
-    file = importlib.resources.files("lincorr_lightning.configs").joinpath(
-        *parts[parts[:1] == ("configs",) :]
-    )
-    return Path(str(file)) if file.is_file() else None
+    folder = importlib.resources.files("lincorr_lightning.configs")
+    file = Path(str(folder), Path(path).as_posix().removeprefix("configs/"))
+    return file if file.is_file() else None
 
 
 def read_config(value: str) -> dict[str, Any]:
@@ -120,8 +116,6 @@ def read_config(value: str) -> dict[str, Any]:
             f"{name} does not exist. Pass a file, or one of the package as configs/NAME.yaml; "
             "`lincorr --help` lists them."
         ) from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} cannot be read: it is not UTF-8 text.") from error
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name} cannot be read: {reason}.") from error
@@ -155,7 +149,7 @@ def prepare_args(args: Sequence[str]) -> list[str]:
         group, *path = key.removeprefix("--").replace(".init_args", "").split(".")
         if key in ("--config", "-c") and not value.startswith("-"):
             passed += ["--config", _check_config(value)]
-        elif group in ("model", "data") and path and _is_setting_of_config(path, value):
+        elif group in ("model", "data") and path and _is_passed_as_config(path, value):
             content: Any = None if value in _NULLS else _lm_of(value)
             for name in reversed([group, "init_args", *path]):
                 content = {name: content}
@@ -171,7 +165,7 @@ def prepare_args(args: Sequence[str]) -> list[str]:
 _NULLS = ("null", "Null", "NULL", "~")
 
 
-def _is_setting_of_config(path: Sequence[str], value: str) -> bool:
+def _is_passed_as_config(path: Sequence[str], value: str) -> bool:
     if path in (["lm"], ["before"]) and value.endswith((".yaml", ".yml")):
         return True
     return value in _NULLS and path[0] not in ("help", "dict_kwargs")
@@ -185,7 +179,9 @@ def _check_config(value: str) -> str:
             value = str(find_packaged(path) or value)
         if "://" in value or path.is_fifo():  # these can be read only once
             return value
-    read_config(value)
+    for key, section in read_config(value).items():
+        if section == {}:  # which jsonargparse ignores, whatever its key is
+            raise ConfigError(f"the section {key} of the config {value} is empty. Leave it out.")
     return value
 
 
@@ -203,13 +199,8 @@ def _lm_of(value: str) -> Mapping[str, Any]:
 
 # -- untrusted configs -------------------------------------------------------------------------
 
-_PACKAGES = (
-    "lincorr_lightning.",
-    "lightning.pytorch.",
-    "lightning.fabric.",
-    "torch.nn.",
-    "torch.optim.",
-)
+_PACKAGES = ("lincorr_lightning.", "lightning.pytorch.", "lightning.fabric.", "torch.nn.",
+             "torch.optim.")  # fmt: skip
 
 
 def allow_known_classes_only() -> None:
@@ -217,8 +208,7 @@ def allow_known_classes_only() -> None:
 
     They are refused before their modules are imported. The allowed classes are those of this
     package, of Lightning (callbacks, strategies, plugins, profilers, and the loggers that write to
-    the disk), and of torch (optimizers, schedulers, layers). Functions are never allowed, so
-    options that take a callable cannot be used, nor can `LambdaCallback`.
+    the disk), and of torch (optimizers, schedulers, layers).
     """
     from jsonargparse import set_parsing_settings
 
@@ -245,34 +235,26 @@ def _allowed_paths() -> Iterator[str]:
         # Other loggers send data to servers that the config names.
         loggers.CSVLogger, loggers.TensorBoardLogger,
     )  # fmt: skip
-    for name, module in list(sys.modules.items()):
-        if f"{name}.".startswith(_PACKAGES):
-            for attribute, value in list(vars(module).items()):
-                if (
-                    isinstance(value, type)
-                    and issubclass(value, bases)
-                    and value.__module__.startswith(_PACKAGES)
-                    and not issubclass(value, callbacks.LambdaCallback)
-                ):
-                    yield f"{name}.{attribute}"
+    modules = {name: one for name, one in sys.modules.items() if f"{name}.".startswith(_PACKAGES)}
+    for name, module in modules.items():
+        for attribute, value in list(vars(module).items()):
+            if (
+                isinstance(value, type)
+                and issubclass(value, bases)
+                and value.__module__.startswith(_PACKAGES)
+                and not issubclass(value, callbacks.LambdaCallback)
+            ):
+                yield f"{name}.{attribute}"
 
 
 def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
-    """Refuse settings that run code from elsewhere.
-
-    Args:
-        settings: Keys and values of a parsed config.
-    """
+    """Refuse settings, keys and values of a parsed config, that run code from elsewhere."""
     for key, value in settings:
         name = key.rpartition(".")[2]
-        source = None
-        if ".dict_kwargs." in key:
-            source = "with unchecked arguments"
-        elif name == "trust_remote_code" and value:
-            source = "that comes with the LM"
-        elif name == "attn_implementation" and "/" in str(value):
-            source = "from a hub"
-        elif name == "weights_only" and value is False:
-            source = "from a checkpoint"
-        if source is not None:
-            raise ConfigError(f"{SAFE} refuses {key} {value}, which runs code {source}.")
+        if (
+            ".dict_kwargs." in key  # arguments of which nobody knows what they are
+            or (name == "trust_remote_code" and value)
+            or (name == "attn_implementation" and "/" in str(value))
+            or (name == "weights_only" and value is False)
+        ):
+            raise ConfigError(f"{SAFE} refuses {key} {value}, which runs code from elsewhere.")

@@ -36,7 +36,7 @@ def data_shard(trainer: Any) -> DataShard:
 
 
 def require_items(trainer: Any, n: int, what: str, way_out: str) -> None:
-    """Refuse a run in which a rank would have no items.
+    """Refuse a run in which a rank would have none of `n` items.
 
     Args:
         trainer: The run's Trainer; None outside of a run.

@@ -63,6 +63,11 @@ class OutputError(LincorrError):
     """A file or folder cannot be written."""
 
 
+_HOLDS = {
+    "at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt,
+}  # fmt: skip
+
+
 def require(
     name: str,
     value: float | None,
@@ -82,9 +87,6 @@ def require(
         at_most: Highest value.
         below: Value that it must stay under.
 
-    Raises:
-        ConfigError: It is out of range, NaN or infinite; the message has setting, value and range.
-
     Example:
         >>> require("data.fit_fraction", 0.5, above=0, below=1)
         >>> require("data.n_edits", 0, at_least=1)
@@ -92,16 +94,11 @@ def require(
         ...
         lincorr_lightning.errors.ConfigError: data.n_edits is 0; it must be at least 1.
     """
-    bounds = [
-        ("at least", at_least, operator.ge),
-        ("above", above, operator.gt),
-        ("at most", at_most, operator.le),
-        ("below", below, operator.lt),
-    ]
-    given = [(word, bound, holds) for word, bound, holds in bounds if bound is not None]
+    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
+    given = {words: bound for words, bound in bounds.items() if bound is not None}
     number = math.nan if value is None else value
-    if math.isfinite(number) and all(holds(number, bound) for _, bound, holds in given):
+    if math.isfinite(number) and all(_HOLDS[words](number, given[words]) for words in given):
         return
-    allowed = " and ".join(f"{word} {bound}" for word, bound, _ in given) or "finite"
+    allowed = " and ".join(f"{words} {bound}" for words, bound in given.items()) or "finite"
     shown = "null" if value is None else value
     raise ConfigError(f"{name} is {shown}; it must be {allowed}.")

@@ -64,16 +64,8 @@ _FROM_STUDY: dict[str, tuple[str, Any]] = {
     "plan": ("plan", None),
     "training_tokens": ("training_tokens", 0),
 }
-# Ranges of Trainer settings that Lightning does not check.
-_TRAINER_RANGES: dict[str, dict[str, float]] = {
-    "accumulate_grad_batches": {"at_least": 1},
-    "check_val_every_n_epoch": {"at_least": 1},
-    "gradient_clip_val": {"at_least": 0},
-    "log_every_n_steps": {"at_least": 0},
-    "min_epochs": {"at_least": 0},
-    "min_steps": {"at_least": 0},
-    "val_check_interval": {"above": 0},
-}
+# Trainer settings that must not be 0 or less, which Lightning does not check.
+_POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
 _STEPS = {
     "fit": "training_step",
     "validate": "validation_step",
@@ -179,11 +171,16 @@ class LincorrCLI(LightningCLI):
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
-        """Parse the command line."""
+        """Parse the command line, and check its seeds, one of which is used at once."""
         try:
             self.config = parser.parse_args(self.args)
         except ArgumentError as error:
             raise ConfigError(explain(error, self.args)) from error
+        for key, value in _leaves(self.config[self.config.subcommand]):
+            if key.rpartition(".")[2] in ("seed", "seeds", "seed_everything"):
+                for seed in value if isinstance(value, list) else [value]:
+                    if type(seed) is int:
+                        require(key, seed, at_least=0, at_most=2**32 - 1)
 
     def _parse_ckpt_path(self) -> None:
         """Do not let the checkpoint's hyper-parameters override the config.
@@ -192,39 +189,25 @@ class LincorrCLI(LightningCLI):
         that does not fit the config.
         """
 
-    def _set_seed(self) -> None:
-        seed = self._get(self.config, "seed_everything")
-        if not isinstance(seed, bool):
-            require("seed_everything", seed, at_least=0, at_most=2**32 - 1)
-        super()._set_seed()
-
     def before_instantiate_classes(self) -> None:
         """Check the settings that no study checks, before anything is loaded."""
         config: Namespace = self.config[self.subcommand]
-        settings = list(_leaves(config))
         if self.is_safe:
-            check_settings(settings)
+            check_settings(_leaves(config))
         # Lightning would run the code of a checkpoint that it downloads.
         if config.weights_only is None:
             config.weights_only = True
         if config.matmul_precision is not None:
             torch.set_float32_matmul_precision(config.matmul_precision)
-        for key, value in settings:
-            for seed in value if isinstance(value, list) else [value]:
-                if key.endswith((".seed", ".seeds")) and type(seed) is int:
-                    require(key, seed, at_least=0, at_most=2**63 - 1)
-        for name, allowed in _TRAINER_RANGES.items():
-            value = config.trainer.get(name)
-            if isinstance(value, (int, float)):
-                require(f"trainer.{name}", value, **allowed)
+        for name in _POSITIVE:
+            if isinstance(config.trainer.get(name), (int, float)):
+                require(f"trainer.{name}", config.trainer.get(name), above=0)
         limits = (config.trainer.max_epochs, config.trainer.max_steps, config.trainer.max_time)
         if self.subcommand == "fit" and limits == (None, -1, None):
             raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
         folder = Path(config.name or "")
         if folder.is_absolute() or ".." in folder.parts:
             raise ConfigError(f"--name {folder} leaves trainer.default_root_dir: pass a name.")
-        if "\0" in f"{folder}{config.trainer.default_root_dir}":
-            raise ConfigError("--name or trainer.default_root_dir has a null character.")
         module = pkgutil.resolve_name(config.model.class_path)
         check_subcommand(module, str(self.subcommand))
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
@@ -304,11 +287,7 @@ def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
 def check_datamodule(
     module: type[L.LightningModule], datamodule: type[L.LightningDataModule]
 ) -> None:
-    """Refuse a datamodule whose batches are those of another study.
-
-    Studies and datamodules of this package have their batch's class as `batch_type`. Those without
-    one are not checked.
-    """
+    """Refuse a datamodule whose batches are those of another study, if both have a `batch_type`."""
     wanted, given = (getattr(part, "batch_type", None) for part in (module, datamodule))
     if wanted is None or given is None or issubclass(given, wanted):
         return
@@ -347,18 +326,7 @@ def _is_raised_by_library(error: BaseException) -> bool:
 
 
 def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
-    """Parse a command line and run it.
-
-    Args:
-        args: The command line, without the program's name.
-
-    Returns:
-        The CLI object after the run.
-
-    Raises:
-        LincorrError: Something went wrong that the user can mend, such as the command line.
-        SystemExit: The command line asks for help.
-    """
+    """Parse a command line, without the program's name, and run it; return the CLI object."""
     _silence_expected_warnings()
     # Help texts of settings such as those of the LM stand below their fields; reading them takes
     # a third of a second.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from argparse import ArgumentError
 from collections.abc import Collection, Iterator, Sequence
@@ -15,6 +16,7 @@ from lincorr_lightning.config import SAFE
 
 # Longer messages of libraries are truncated.
 _MAX_LENGTH = 400
+# Phrases of jsonargparse.
 _UNKNOWN_OPTION = re.compile(
     r"(?:Group '(?P<group>\S+)' does not accept o|O|o)ption '(?P<key>[^']+)'"
     r"|unrecognized arguments: --(?P<argument>[^\s=]+)"
@@ -24,17 +26,10 @@ _UNKNOWN_CLASS = re.compile(
 )
 _EXPECTED = re.compile(r"Expected an? (typing\.Literal\[.*?\]|<.*?>)|subclass of (\w+)")
 _WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "str": "text",
-    "NoneType": "null",
-    "list": "a list, such as [a, b]",
-    "dict": "a mapping, such as {a: 1}",
-    "LightningModule": "a study",
-    "LightningDataModule": "a datamodule",
-    "Callback": "a callback",
-}
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text",
+    "NoneType": "null", "list": "a list, such as [a, b]", "dict": "a mapping, such as {a: 1}",
+    "LightningModule": "a study", "LightningDataModule": "a datamodule", "Callback": "a callback",
+}  # fmt: skip
 """Types as a user would call them."""
 
 
@@ -57,46 +52,45 @@ def explain(error: ArgumentError, args: Sequence[str]) -> str:
     """
     message, links = str(error), list(causes(error))
     # Keys of the settings from the command's down to the one that is wrong.
-    found = [re.match(r'\s*Parser key "([^"]+)"', str(cause)) for cause in links]
-    path = list(dict.fromkeys(match[1] for match in found if match))
-    denied = re.search(r"Importing '([^']+)' is not allowed", message)
-    if denied:
+    matches = [re.match(r'\s*Parser key "([^"]+)"', str(cause)) for cause in links]
+    key = ".".join(dict.fromkeys(match[1] for match in matches if match))
+    if denied := re.search(r"Importing '([^']+)' is not allowed", message):
         return (
             f"{SAFE} refuses {denied[1]}{_origin(denied[1], args)}: it is no class of this "
             f"package, Lightning or torch that is allowed. Leave {SAFE} out for a config you trust."
         )
-    option = _UNKNOWN_OPTION.search(message)
-    if option:
+    if option := _UNKNOWN_OPTION.search(message):
         parts = [option["group"], option["key"] or option["argument"]]
-        key = ".".join(part for part in parts if part).replace("init_args.", "")
-        *_, parser = (cause.parser for cause in links if hasattr(cause, "parser"))
-        options = [name.removeprefix("--") for name in parser._option_string_actions]
-        full = ".".join([*path, key])
-        where = f"there is no option {full}{_origin(key.rpartition('.')[2], args)}"
+        name = ".".join(part for part in parts if part).replace("init_args.", "")
+        prefix = f"{key}." if key else ""
+        near = suggest(name, _options(message, links), prefix)
         fallback = "; `lincorr COMMAND --help` and `--model.help CLASS` list them."
-        return where + (suggest(key, options, ".".join([*path, ""])) or fallback)
-    unknown = _UNKNOWN_CLASS.search(message)
-    if unknown:
+        return f"there is no option {prefix}{name}{_origin(name, args)}{near or fallback}"
+    if unknown := _UNKNOWN_CLASS.search(message):
         name = next(filter(None, unknown.groups()))
-        where = f"{'.'.join(path)}: there is no class or module {name}{_origin(name, args)}"
-        return where + (suggest(name, _known_classes(path)) or ". Give a class as module.Class.")
-    key = ".".join(path)
-    missing = re.search(r"the following arguments are required: .*", message)
-    if missing and not key:
-        return f"{missing[0]}. Pass a study's config, as --config configs/linear_probe.yaml."
-    if missing:
-        return f"{key}: {missing[0]}."
+        near = suggest(name, _known_classes(key)) or ". Give a class as module.Class."
+        return f"{key}: there is no class or module {name}{_origin(name, args)}{near}"
+    if missing := re.search(r"the following arguments are required: .*", message):
+        way_out = " Pass a study's config, as --config configs/linear_probe.yaml."
+        return f"{key}: {missing[0]}." if key else f"{missing[0]}.{way_out}"
     reason = next((str(cause) for cause in reversed(links) if "Parser key" in str(cause)), message)
     value = re.search(r"(?:Got|Given) value: (.*)", reason)
     wanted = [one_line("".join(names)) for names in _EXPECTED.findall(reason)]
     if not (key and value and set(wanted) - {"NoneType"}):
         return one_line(f"{key}: {links[-1]}" if key else message)
-    wanted = [
-        _WORDS.get(name, name.removeprefix("Literal").strip("[]").replace("'", ""))
-        for name in wanted
-    ]
-    where = _origin(path[-1].rpartition(".")[2], args)
-    return one_line(f"{key} is {value[1]}{where}; it must be {' or '.join(dict.fromkeys(wanted))}.")
+    literals = (name.removeprefix("Literal").strip("[]").replace("'", "") for name in wanted)
+    allowed = " or ".join(dict.fromkeys(_WORDS.get(name, name) for name in literals))
+    return one_line(f"{key} is {value[1]}{_origin(key, args)}; it must be {allowed}.")
+
+
+def _options(message: str, links: Sequence[Any]) -> list[str]:
+    """Return the options of the class that has a wrong one, or of the command."""
+    *_, parser = (cause.parser for cause in links if hasattr(cause, "parser"))
+    # The causes lead elsewhere if the setting can also be a text, as trainer.strategy.
+    if of_class := re.findall(r"Problem with given class_path '([^']+)'", message):
+        parser = ArgumentParser()
+        parser.add_class_arguments(pkgutil.resolve_name(of_class[-1]), fail_untyped=False)
+    return [name.removeprefix("--") for name in parser._option_string_actions]
 
 
 def one_line(text: object) -> str:
@@ -117,12 +111,12 @@ def suggest(name: str, known: Collection[str], prefix: str = "") -> str:
     return f"; did you mean {prefix}{near[0]}?" if near else ""
 
 
-def _known_classes(path: Sequence[str]) -> list[str]:
+def _known_classes(key: str) -> list[str]:
     """Return the names of the classes that a setting takes."""
     import lightning as L  # here: `lincorr audit` does without it
 
     bases = {"model": L.LightningModule, "data": L.LightningDataModule}
-    return [kind.__name__ for kind in subclasses(bases.get("".join(path), L.Callback))]
+    return [kind.__name__ for kind in subclasses(bases.get(key, L.Callback))]
 
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
@@ -132,9 +126,9 @@ def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
         yield from subclasses(below)
 
 
-def _origin(name: str, args: Sequence[str]) -> str:
+def _origin(key: str, args: Sequence[str]) -> str:
     """Name the config file that has an option or class, unless the command line has it."""
-    word = re.compile(rf"\b{re.escape(name)}\b")
+    word = re.compile(rf"\b{re.escape(key.rpartition('.')[2])}\b")
     if any(word.search(arg) for arg in args if not arg.endswith((".yaml", ".yml"))):
         return ""
     for arg in reversed(args):

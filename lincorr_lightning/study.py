@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import lightning as L
@@ -56,15 +56,11 @@ class PlainHyperparameters(HyperparametersMixin):
     """Keeps a constructor's arguments as plain data, whatever they are."""
 
     def save_hyperparameters(
-        self,
-        *args: Any,
-        ignore: Sequence[str] | str | None = None,
-        frame: FrameType | None = None,
-        logger: bool = True,
+        self, *args: Any, frame: FrameType | None = None, logger: bool = True, **options: Any
     ) -> None:
         """Save arguments to ``hparams``, see `lightning.LightningModule.save_hyperparameters`."""
         frame = frame or sys._getframe(1)
-        super().save_hyperparameters(*args, ignore=ignore, frame=frame, logger=logger)
+        super().save_hyperparameters(*args, frame=frame, logger=logger, **options)
         super().save_hyperparameters(plain(dict(self.hparams)), logger=logger)
 
 
@@ -87,6 +83,8 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     results: Results | None = None
     """Results of the last run; None before."""
+    lm_info: Mapping[str, Any] = MappingProxyType({})
+    """Name, data type, fingerprint and size of the LM, once it is loaded."""
 
     # -- running -----------------------------------------------------------------------------
 
@@ -99,34 +97,25 @@ class Study(PlainHyperparameters, L.LightningModule):
         prepare_run_folder(self.trainer)
 
     def build_results(self) -> Results | None:
-        """Return the results at the end of a run; None if there are none.
-
-        Settings, LM and, unless they are there, the callbacks' results are added by `finish`.
-        """
+        """Return the results at the end of a run, if any, to which `finish` adds what all have."""
         return None
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the study's own files to the run's folder, before the results; on rank 0."""
 
     def finish(self) -> None:
-        """Write and log the results; all ranks call it at the end of a run.
-
-        Raises:
-            OutputError: A file cannot be written.
-        """
+        """Write and log the results; all ranks call it at the end of a run."""
         results = self.build_results()
-        self.results = None if results is None else self._complete(results)
         if self.trainer.is_global_zero and not is_dry_run(self.trainer):
             self.write_artifacts(run_folder(self.trainer))
-        if self.results is not None:
+        if results is not None:
+            self.results = replace(
+                results,
+                settings=plain(run_settings(self.trainer)),
+                lm=results.lm or dict(self.lm_info) or None,
+                included=results.included or collect_callback_results(self.trainer),
+            )
             write_results(self.trainer, self.results)
-
-    def _complete(self, results: Results) -> Results:
-        return replace(
-            results,
-            settings=plain(run_settings(self.trainer)),
-            included=results.included or collect_callback_results(self.trainer),
-        )
 
     def on_train_end(self) -> None:
         """Finish the run."""
@@ -163,11 +152,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         checkpoint["study"] = {"name": self.study, **self.checkpoint_state()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint that does not fit, and restore the study's state.
-
-        Raises:
-            CheckpointError: It is of another study, LM or settings; the message has both values.
-        """
+        """Refuse a checkpoint of another study or other settings, and restore the study's state."""
         stored = checkpoint.get("study")
         if not isinstance(stored, Mapping) or stored.get("name") != self.study:
             raise CheckpointError(
@@ -184,16 +169,12 @@ class Study(PlainHyperparameters, L.LightningModule):
         Args:
             checkpoint: The checkpoint.
             names: Options of the study that have to be the same.
-
-        Raises:
-            CheckpointError: A setting differs; the message names it, with both values.
         """
         then, now = checkpoint.get("hyper_parameters", {}), self.hparams
         for name in sorted(names):
             # The LM is known by its fingerprint; keys with an underscore are Lightning's.
-            if name == "lm" or name.startswith("_") or name not in then:
-                continue
-            if then[name] != now[name]:
+            is_compared = name in then and name != "lm" and not name.startswith("_")
+            if is_compared and then[name] != now[name]:
                 raise CheckpointError(
                     f"the checkpoint was written with model.{name} {then[name]}, this run has "
                     f"{now[name]}. {_START_ANEW}"
@@ -207,9 +188,6 @@ class LMStudy(Study):
 
     Args:
         lm: The LM, or its settings as a mapping.
-
-    Raises:
-        LanguageModelError: The LM cannot be read.
     """
 
     trains_lm: ClassVar[bool] = False
@@ -218,7 +196,6 @@ class LMStudy(Study):
     def __init__(self, lm: LMConfig | Mapping[str, Any]) -> None:
         super().__init__()
         self.lm = LanguageModel(as_settings(LMConfig, lm))
-        self.lm_info: dict[str, Any] = {}
         # `on_load_checkpoint` checks the keys, of which those of frozen weights are missing.
         self.strict_loading = False
         self.register_load_state_dict_post_hook(_forget_missing_lm)  # type: ignore[no-untyped-call]
@@ -230,21 +207,17 @@ class LMStudy(Study):
 
     def setup(self, stage: str) -> None:
         """Refuse settings under which statistics of an LM would be wrong."""
-        if not self.trains_lm:
-            self._require_exact_statistics()
-        super().setup(stage)
-
-    def _require_exact_statistics(self) -> None:
-        if self.trainer.precision != "32-true":
+        if not self.trains_lm and self.trainer.precision != "32-true":
             raise ConfigError(
                 f"trainer.precision is {self.trainer.precision}: it would round the statistics. "
                 "Leave it at 32-true and set model.lm.dtype for the LM."
             )
-        if self.trainer.strategy.root_device.type == "mps":
+        if not self.trains_lm and self.trainer.strategy.root_device.type == "mps":
             raise ConfigError(
                 "Apple's mps device has no float64, which the statistics need. "
                 "Run with --trainer.accelerator cpu."
             )
+        super().setup(stage)
 
     def configure_model(self) -> None:
         """Load the LM's weights and prepare them; Lightning moves them, or they are sharded."""
@@ -266,9 +239,6 @@ class LMStudy(Study):
                 f"{self.lm.config.name_or_path} read the prompts of a subject "
                 f"{self.lm.reads_prompts}"
             )
-
-    def _complete(self, results: Results) -> Results:
-        return replace(super()._complete(results), lm=self.lm_info)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave frozen weights of the LM out, and note which LM it was."""
@@ -307,18 +277,17 @@ class LMStudy(Study):
             self.lm_info = dict(self.lm.load().info)
         for part, own in self.lm_info["fingerprint"].items():
             other = stored["fingerprint"].get(part)
-            if other == own:
-                continue
-            if part == "dtype":
+            if other != own and part == "dtype":
                 raise CheckpointError(
                     f"the checkpoint is of an LM in {other}, this run reads it in {own}. Pass "
                     f"--model.lm.dtype {other}, or start a new run."
                 )
-            raise CheckpointError(
-                f"the checkpoint is of {stored['name_or_path']}, whose {part} differs from that of "
-                f"{self.lm.config.name_or_path}: its numbers would be of another LM. Pass the LM "
-                "that it was written with as model.lm.name_or_path, or start a new run."
-            )
+            if other != own:
+                raise CheckpointError(
+                    f"the checkpoint is of {stored['name_or_path']}, whose {part} differs from "
+                    f"that of {self.lm.config.name_or_path}. Pass the LM that it was written with "
+                    "as --model.lm.name_or_path, or start a new run."
+                )
 
 
 class StudyData(PlainHyperparameters, L.LightningDataModule):
@@ -338,11 +307,7 @@ class StudyData(PlainHyperparameters, L.LightningDataModule):
 
     @property
     def language_model(self) -> LanguageModel:
-        """The LM of the study.
-
-        Raises:
-            ConfigError: There is none.
-        """
+        """The LM of the study; a `ConfigError` if there is none."""
         if self._lm is None:
             raise ConfigError(
                 f"{type(self).__name__} makes its data for an LM. Pass lm=module.lm in Python, or "

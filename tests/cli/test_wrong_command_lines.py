@@ -23,6 +23,9 @@ FILES = {
     "callback.yaml": "trainer: {callbacks: [{class_path: Generalization, "
     "init_args: {relatoin: x}}]}",
     "section.yaml": "modell: {init_args: {ridge: 1}}",
+    "strategy.yaml": "trainer: {strategy: {class_path: DDPStrategy, "
+    "init_args: {find_unusd_parameters: true}}}",
+    "section_empty.yaml": "modell: {}",
     "class.yaml": "data: {class_path: SubjectDataModule}",
     "function.yaml": "trainer: {callbacks: [{class_path: os.path.join}]}",
     "mode.yaml": "trainer: {callbacks: [{class_path: EarlyStopping, "
@@ -65,6 +68,8 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
      "trainer.callbacks.relation?"),
     (PROBE, "--config {t}/section.yaml",
      "there is no option modell.ridge (in {t}/section.yaml); did you mean model.ridge?"),
+    (PROBE, "--config {t}/strategy.yaml", "(in {t}/strategy.yaml); did you mean trainer.strategy.fi"),
+    (PROBE, "--config {t}/section_empty.yaml", "the section modell of the config {t}/section_empty"),
     ("audit", "--knowledges=[city]", "no option knowledges; did you mean knowledge?"),
     # Classes
     (PROBE, "--model LinearPrope", "model: there is no class or module LinearPrope; did you mean"),
@@ -122,7 +127,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--config {t}/empty.yaml", "empty.yaml is empty; a config has sections"),
     (PROBE, "--config {t}/tab.yaml", "tab.yaml is not valid YAML"),
     (PROBE, "--config {t}/tag.yaml", "tag.yaml is not valid YAML: could not determine"),
-    (PROBE, "--config {t}/binary.yaml", "it is not UTF-8 text"),
+    (PROBE, "--config {t}/binary.yaml", "cannot be read: 'utf-8' codec can't decode byte"),
     (PROBE, "--config '{'", "the config on the command line is not valid YAML"),
 ]  # fmt: skip
 
