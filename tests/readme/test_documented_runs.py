@@ -45,15 +45,18 @@ SMALL = {
                "--trainer.check_val_every_n_epoch=1"],
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
-    "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1"],
+    "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1",
+                    "--data.world.n_people=200"],
     "formation": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
     "sparse_autoencoders": [
-        "--data.n_tokens=33000", "--data.n_held_out=500", "--model.layers=[0, 1]",
+        "--data.n_tokens=8200", "--data.batch_tokens=512", "--data.n_held_out=60",
+        "--data.knowledge=[city, country]", "--model.sae.n_features=128",
     ],
     "feature_flow": [
-        "--model.training_tokens=33000", "--model.sae.n_features=512", "--model.n_subjects=400",
-        "--model.deactivation.n_cases=100", "--model.steering.strengths=[0, 1]",
-        "--model.steering.n_prompts=16", "--model.steering.n_texts=16", "--data.n_texts=500",
+        "--model.saes=runs/sparse_autoencoders/version_0/sparse_autoencoders",
+        "--model.n_subjects=200", "--model.deactivation.n_cases=30", "--data.n_texts=200",
+        "--model.steering.strengths=[0, 1]", "--model.steering.n_prompts=8",
+        "--model.steering.n_texts=8",
     ],
 }  # fmt: skip
 # Kinds of knowledge on one line determine one another in the tiny world.
