@@ -16,11 +16,8 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, column
-from lincorr_lightning.sae.formats import load_saes
+from lincorr_lightning.sae.formats import check_fit, load_saes
 from lincorr_lightning.sae.forwards import Forward, run_with_hooks
-from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 SIDES = ("source", "target")
 
@@ -122,12 +119,13 @@ class FeatureMovement(RelationCallback):
     def open(self, trainer: L.Trainer) -> None:
         """Read the SAEs and choose the subjects."""
         super().open(trainer)
-        model = self.cache.lm.model
-        n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
-        self._saes: dict[HookPoint, SparseAutoencoder] = {}
-        for hook_point, sae in load_saes(self.saes, self.cache.lm).items():
-            sae.check_fits(width_of(model), n_layers, self.cache.lm.config.name_or_path)
-            self._saes[hook_point] = sae.folded().requires_grad_(False).to(model.device)
+        lm = self.cache.lm
+        saes = load_saes(self.saes, lm)
+        check_fit(saes.values(), lm)
+        self._saes = {
+            hook_point: sae.folded().requires_grad_(False).to(lm.model.device)
+            for hook_point, sae in saes.items()
+        }
         edited = [edit.subject for edit in self.run_edits]
         chosen = self.subjects or edited[: self.n_watch] or self.sample_subjects(self.n_watch)
         self._watched = list(dict.fromkeys(chosen))

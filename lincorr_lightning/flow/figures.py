@@ -38,8 +38,10 @@ _KIND_COLOURS: dict[HookKind, str] = {
     "residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN
 }  # fmt: skip
 _GROUP_COLOURS = ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444")
-_PALE = {BLUE: "#9CCBE6", ORANGE: "#F0BC96"}
-"""Colours of controls."""
+_CUT_COLOURS: dict[Any, Any] = {
+    ("none", False): INK, ("carriers", False): BLUE, ("carriers", True): "#9CCBE6",
+    ("flow", False): ORANGE, ("flow", True): "#F0BC96",
+}  # fmt: skip
 _DARK = {BLUE, ORANGE, GREEN, "#444444"}
 _METHOD_COLOURS = dict(zip(METHODS, (BLUE, ORANGE, GREEN), strict=True))
 _STRATEGY_COLOURS = dict(zip(STRATEGIES, (GREY, BLUE, ORANGE, GREEN), strict=True))
@@ -101,6 +103,8 @@ def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
 
 def transitions_figure(transitions: DataFrame, lm: str) -> Figure:
     """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
+    from pandas import concat
+
     keys = ["kind", "k", "compared"]
     means = transitions.groupby(keys, sort=False)[["explained_variance", "own"]].mean()
     means = means.reset_index()
@@ -108,7 +112,7 @@ def transitions_figure(transitions: DataFrame, lm: str) -> Figure:
         compared="the target’s own SAE", explained_variance=lambda rows: rows["own"]
     )
     weights = {name: f"matched by {name}s" for name in ("decoder", "encoder")}
-    points = _frame([*means.to_dict("records"), *own.to_dict("records")], list(means))
+    points = concat([means, own])
     points = points.assign(
         compared=points["compared"].replace(weights),
         kind=points["kind"].map(lambda kind: f"from {KIND_NAMES[kind]}"),
@@ -216,14 +220,12 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Fig
     }  # fmt: skip
     titles = {"none": "nothing removed", "carriers": "carriers of both answers",
               "flow": "where both flows meet"}  # fmt: skip
-    colours: dict[str, str] = {}
-    labels = []
-    for row in cuts.itertuples():
-        colour = {"none": INK, "carriers": BLUE, "flow": ORANGE}[row.cut]
-        n = f" ({row.n_features})" if row.n_features else ""
-        labels.append(f"control of {titles[row.cut]}" if row.control else titles[row.cut] + n)
-        colours[labels[-1]] = _PALE[colour] if row.control else colour
-    rows = cuts.assign(removed=labels).rename(columns=scores)
+    title = cuts["cut"].map(titles)
+    number = cuts["n_features"].map(lambda n: f" ({n})" if n else "")
+    removed = (title + number).where(~cuts["control"], "control of " + title)
+    keys = zip(cuts["cut"], cuts["control"], strict=True)
+    colours = dict(zip(removed, map(_CUT_COLOURS.get, keys), strict=True))
+    rows = cuts.assign(removed=removed).rename(columns=scores)
     points = rows.melt(["removed"], list(scores.values()), "score", "value").dropna()
     return bars(
         points.astype({"value": float}), "score", "value", "removed",

@@ -28,10 +28,9 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run
-from lincorr_lightning.sae.formats import load_saes, save_saes
+from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
 from lincorr_lightning.sae.forwards import rows_of
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
-from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings
@@ -174,10 +173,7 @@ class FeatureFlow(LMStudy):
             self._check_saes()
 
     def _check_saes(self) -> None:
-        model = self.lm.model
-        n_layers = 1 + max(hook_point.layer for hook_point in find_hook_points(model))
-        for sae in self.saes.values():
-            sae.check_fits(width_of(model), n_layers, self.lm.config.name_or_path)
+        check_fit(self.saes.values(), self.lm)
         matcher = DecoderMatcher({at: sae.decoder for at, sae in self.saes.items()})
         for start in self.starts:
             matcher.check_start(start)

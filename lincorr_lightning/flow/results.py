@@ -125,7 +125,8 @@ def best_steering(points: DataFrame) -> list[dict[str, Any]]:
     """Return the strength with the highest mean score over the answers, a row per strategy."""
     means = mean_steering(points)
     best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()]
-    return best[_STEERING_COLUMNS].to_dict("records")
+    rows: list[Any] = best[_STEERING_COLUMNS].to_dict("records")
+    return rows
 
 
 def _by(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, Any]]:

@@ -7,18 +7,18 @@ chosen. Folded norms and a centered head leave all hook points as they are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
 
+from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.files import raise_unsupported
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.hooks import captured, layer_of, module_at, run_probe
+from lincorr_lightning.sae.hooks import captured, layer_of, run_probe
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 # Relative error of the projection's output, at any precision, and in units of its rounding.
@@ -28,22 +28,18 @@ _ROUNDINGS = 4.0
 _MIN_SINGULAR_RATIO = 10 * torch.finfo(torch.float32).eps
 # They shift or rotate the heads; what the heads add to the stream stays as it is.
 _HEAD_STEPS = ("fold_value_biases", "refactor_factored_attn_matrices")
+_TAKE_OUTPUT = "Take an SAE of what the attention adds (hook_attn_out)."
 
 
-def check_heads(steps: set[str], path: Path) -> None:
-    """Refuse an SAE of heads that differ from those of the original LM."""
-    changes = [name for name in _HEAD_STEPS if name in steps]
-    if changes:
-        raise_unsupported(
-            path,
-            f"it reads the attention's heads of an LM that was changed ({' and '.join(changes)} in "
-            "model_from_pretrained_kwargs)",
-            "Take one of what the attention adds (hook_attn_out), or one trained on the LM itself.",
-        )
+def raise_unsupported(path: Path, reason: str, way_out: str) -> NoReturn:
+    """Raise the error of an SAE that is undamaged but cannot be used."""
+    raise SparseAutoencoderError(f"cannot use the SAE of {path}: {reason}. {way_out}")
 
 
 @torch.no_grad()
-def uncentered(sae: SparseAutoencoder, lm: LanguageModel | None, path: Path) -> SparseAutoencoder:
+def uncentered(
+    sae: SparseAutoencoder, lm: LanguageModel | None, path: Path, steps: Collection[str]
+) -> SparseAutoencoder:
     """Change an SAE of a centered LM, in place, to read the activations of the original LM.
 
     Where the weights that write to the stream are centered (``center_writing_weights``),
@@ -51,6 +47,8 @@ def uncentered(sae: SparseAutoencoder, lm: LanguageModel | None, path: Path) -> 
     the logits are the same; an LM without LayerNorm is never centered. Subtracting the mean is
     linear and is merged into the encoder.
     """
+    if "center_writing_weights" not in steps:
+        return sae
     if lm is None:
         raise_unsupported(
             path,
@@ -58,17 +56,26 @@ def uncentered(sae: SparseAutoencoder, lm: LanguageModel | None, path: Path) -> 
             "them (center_writing_weights in model_from_pretrained_kwargs)",
             "Pass lm to load_sae, which shows whether the LM has one.",
         )
-    if not any(isinstance(module, nn.LayerNorm) for module in lm.load().model.modules()):
-        return sae
-    mean = sae.encoder.double().mean(1, keepdim=True)
-    if sae.subtract_decoder_bias:  # the bias is subtracted without its mean
-        sae.encoder_bias.sub_(mean[:, 0] * sae.decoder_bias.double().sum())
-    sae.encoder.sub_(mean)
+    if any(isinstance(module, nn.LayerNorm) for module in lm.load().model.modules()):
+        mean = sae.encoder.double().mean(1, keepdim=True)
+        if sae.subtract_decoder_bias:  # the bias is subtracted without its mean
+            sae.encoder_bias.sub_(mean[:, 0] * sae.decoder_bias.double().sum())
+        sae.encoder.sub_(mean)
     return sae
 
 
-def from_heads(sae: SparseAutoencoder, lm: LanguageModel | None, path: Path) -> SparseAutoencoder:
+def from_heads(
+    sae: SparseAutoencoder, lm: LanguageModel | None, path: Path, steps: Collection[str] = ()
+) -> SparseAutoencoder:
     """Move an SAE of the attention's concatenated heads to the attention's output."""
+    changes = [name for name in _HEAD_STEPS if name in steps]
+    if changes:
+        raise_unsupported(
+            path,
+            f"it reads the attention's heads of an LM that was changed ({' and '.join(changes)} in "
+            "model_from_pretrained_kwargs)",
+            _TAKE_OUTPUT,
+        )
     if lm is None:
         raise_unsupported(
             path,
@@ -97,30 +104,14 @@ def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> tupl
             # Copied during the forward pass, when a sharded LM has gathered them.
             calls.append((args[0], module.weight.detach().clone(), bias.detach().clone()))
 
-    layer, added = layer_of(model, hook_point), module_at(model, hook_point)
     with ExitStack() as stack:
-        for module in layer.modules():
+        for module in layer_of(model, hook_point).modules():
             weight = getattr(module, "weight", None)
             if isinstance(weight, Tensor) and weight.dim() == 2:
                 stack.callback(module.register_forward_hook(record).remove)
         at = stack.enter_context(captured(model, [hook_point]))
         run_probe(model)
-    projection = _projection(calls, at[hook_point])
-    if projection is None:
-        raise_unsupported(
-            path,
-            "it reads the attention's concatenated heads, but what the attention adds to the "
-            f"stream of {type(model).__name__}, {hook_point}, is no linear map of these: it is the "
-            f"output of {type(added).__name__}, such as a norm of each token after the projection",
-            "Take an SAE of what the attention adds (hook_attn_out), or leave the attention out.",
-        )
-    return projection
-
-
-def _projection(
-    calls: Sequence[tuple[Tensor, Tensor, Tensor]], added: Tensor
-) -> tuple[Tensor, Tensor] | None:
-    """Return the first matrix that gives what is added from what it read, with its bias."""
+    added = at[hook_point]
     output = added.double().cpu().flatten(0, -2)
     tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(added.dtype).eps)
     for read, weight, bias in calls:
@@ -131,7 +122,13 @@ def _projection(
             error = read.double().cpu().flatten(0, -2) @ w.T + b - output
             if error.norm() <= tolerance * output.norm():
                 return w, b
-    return None
+    raise_unsupported(
+        path,
+        "it reads the attention's concatenated heads, but what the attention adds to the stream of "
+        f"{type(model).__name__}, {hook_point}, is no linear map of these: there is something in "
+        "between, such as a norm of each token after the projection",
+        _TAKE_OUTPUT,
+    )
 
 
 @torch.no_grad()
@@ -144,20 +141,14 @@ def at_output(
     reconstruction is W and b applied to that of z. The map is exact up to rounding, which grows by
     up to W's condition number from y to z: an LM in float32 is better than one in bfloat16.
     """
-    if weight.shape[1] != sae.width:
-        raise_unsupported(
-            path,
-            f"it reads {sae.width} numbers of the attention's heads, but {sae.hook_point} of the "
-            f"LM has {weight.shape[1]}",
-            "Take an SAE of this LM.",
-        )
+    width, n_read = weight.shape
     left, values, right = torch.linalg.svd(weight, full_matrices=False)
-    if weight.shape[0] < sae.width or values[-1] <= _MIN_SINGULAR_RATIO * values[0]:
+    if n_read != sae.width or width < n_read or values[-1] <= _MIN_SINGULAR_RATIO * values[0]:
         raise_unsupported(
             path,
-            f"it reads {sae.width} numbers of the attention's heads, which the attention's output "
-            f"of width {len(weight)} does not determine",
-            "Take an SAE of the output itself (hook_attn_out).",
+            f"it reads {sae.width} numbers of the attention's heads, which the LM's attention, "
+            f"{width} wide from {n_read} numbers, does not determine",
+            _TAKE_OUTPUT,
         )
     encoder = sae.encoder.double() @ ((right.T / values) @ left.T)
     encoder_bias = sae.encoder_bias.double()

@@ -7,21 +7,24 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.conversion import check_heads, from_heads, uncentered
-from lincorr_lightning.sae.files import fail_to_read, raise_unsupported, read_config, read_tensors
+from lincorr_lightning.sae.conversion import from_heads, raise_unsupported, uncentered
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
+from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.sparse_autoencoder import (
     CONFIG_FILE,
     TENSORS_FILE,
     Activation,
     SparseAutoencoder,
+    fail_to_read,
+    read_config,
+    read_tensors,
 )
 
 SAE_FOLDER = "sparse_autoencoders"
@@ -30,13 +33,7 @@ SAE_FOLDER = "sparse_autoencoders"
 
 @dataclass(frozen=True)
 class LoadOptions:
-    """What the caller of `load_sae` knows besides the folder.
-
-    Attributes:
-        hook_point: Hook point of the SAE, for formats that do not name it.
-        input_scale: Factor that multiplies activations, where the folder leaves it open.
-        lm: The LM, for SAEs of the attention's concatenated heads and of a centered LM.
-    """
+    """What the caller of `load_sae` knows besides the folder; its arguments explain them."""
 
     hook_point: HookPoint | None = None
     input_scale: float | None = None
@@ -48,13 +45,7 @@ Reader = Callable[[Path, LoadOptions], SparseAutoencoder]
 
 @dataclass(frozen=True)
 class SAEFormat:
-    """A format of an SAE's folder.
-
-    Attributes:
-        name: Name of the format, as ``gemma_scope``.
-        files: Relative paths; a folder that holds all of them has this format.
-        read: Function that reads such a folder.
-    """
+    """A format: a folder that holds all `files`, relative paths, is read by `read`."""
 
     name: str
     files: tuple[str, ...]
@@ -110,9 +101,9 @@ def load_sae(
         The SAE in float32, in evaluation mode.
 
     Raises:
-        SparseAutoencoderError: The format or the kind of SAE is unknown, a file is missing or
-            damaged, the hook point is unknown or differs from `hook_point`, or the SAE reads the
-            heads of an attention whose output projection a norm follows (Gemma 2 and 3).
+        SparseAutoencoderError: The folder cannot be read, its kind of SAE is not supported, its
+            hook point is unknown or differs from `hook_point`, or the SAE reads the heads of an
+            attention whose output projection a norm follows (Gemma 2 and 3).
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -147,9 +138,6 @@ def load_saes(
         saes: A folder that holds a folder per SAE, the folder of one SAE, or a list of such
             folders.
         lm: The LM, see `load_sae`.
-
-    Raises:
-        SparseAutoencoderError: A folder cannot be read, or two SAEs belong to one hook point.
     """
     folders = _sae_folders(Path(saes)) if isinstance(saes, (str, Path)) else saes
     loaded: dict[HookPoint, SparseAutoencoder] = {}
@@ -173,6 +161,19 @@ def _sae_folders(folder: Path) -> list[Path]:
     return inside
 
 
+def check_fit(saes: Iterable[SparseAutoencoder], lm: LanguageModel) -> None:
+    """Refuse SAEs of another width than the LM's, or of layers or outputs that it lacks."""
+    name, width = lm.config.name_or_path, width_of(lm.model)
+    for sae in saes:
+        trained = f" (trained on {sae.lm})" if sae.lm else ""
+        if sae.width != width:
+            raise SparseAutoencoderError(
+                f"the SAE at {sae.hook_point}{trained} is {sae.width} wide, but {name} is {width} "
+                "wide. Take an SAE of this LM."
+            )
+        find_hook_points(lm.model, [sae.hook_point.kind], [sae.hook_point.layer])
+
+
 def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -> None:
     """Save SAEs in a run's folder, as ``sparse_autoencoders/residual.0`` and so on."""
     for hook_point, sae in saes.items():
@@ -182,60 +183,85 @@ def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -
 # -- formats of other libraries ------------------------------------------------------------------
 
 
-_FILES = {
-    "saelens": ("cfg.json", "sae_weights.safetensors"),
-    "gemma_scope": ("params.npz",),
-    "llama_scope": ("hyperparams.json", "checkpoints/final.safetensors"),
-}
-"""The file of settings, if there is one, and that of tensors."""
+class _Layout(NamedTuple):
+    """Where a library keeps an SAE."""
 
-_PARTS = ("encoder", "decoder", "encoder_bias", "decoder_bias")
-_KEYS = ("W_enc", "W_dec", "b_enc", "b_dec")
-_LLAMA_KEYS = ("encoder.weight", "decoder.weight", "encoder.bias", "decoder.bias")
+    files: tuple[str, ...]
+    """The file of settings, if there is one, and that of tensors."""
+    keys: tuple[str, str, str, str]
+    """Names of E, D, b_E and b_D."""
+    transposed: str
+    """Which of ``encoder`` and ``decoder`` has a column, not a row, for each feature."""
+
+
+_NAMES = ("W_enc", "W_dec", "b_enc", "b_dec")
+_LAYOUTS = {
+    "saelens": _Layout(("cfg.json", "sae_weights.safetensors"), _NAMES, "encoder"),
+    "gemma_scope": _Layout(("params.npz",), _NAMES, "encoder"),
+    "llama_scope": _Layout(
+        ("hyperparams.json", "checkpoints/final.safetensors"),
+        ("encoder.weight", "decoder.weight", "encoder.bias", "decoder.bias"), "decoder",
+    ),
+}  # fmt: skip
 # TransformerLens' names; the residual stream before a layer is the one after the previous layer.
 _HOOK_KINDS: dict[str, HookKind] = {
     "hook_resid_post": "residual", "hook_resid_pre": "residual", "hook_mlp_out": "mlp_out",
     "hook_attn_out": "attention_out", "attn.hook_z": "attention_out",
 }  # fmt: skip
 _GEMMA_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
-# Renaming the folder also helps those who pass it on the command line.
-_NAME_IT = (
-    "name the folder by its hook point, such as residual.12, mlp_out.12 or attention_out.12, or "
-    "pass hook_point to load_sae."
-)
-_ONE_HOOK_POINT = "Take an SAE, which reads and writes the same hook point."
+# SAELens' architectures; nested losses (Matryoshka) only matter for training.
+_ARCHITECTURES: dict[str, Activation] = {
+    "standard": "relu", "jumprelu": "jumprelu", "topk": "topk", "batchtopk": "batchtopk",
+    "matryoshka_batchtopk": "batchtopk",
+}  # fmt: skip
+_SCALED = "expected_average_only_in"
 
 
-class _Source(dict[str, Tensor]):
-    """The tensors of a folder by name, in float32, beside its config and the caller's options."""
+class _Source:
+    """Settings and tensors of another library's SAE, and what the caller knows of it."""
 
-    def __init__(self, form: str, folder: Path, options: LoadOptions) -> None:
-        files = [folder / name for name in _FILES[form]]
-        self.folder, self.options, self.path = folder, options, files[0]
-        self.config = read_config(files[0]) if len(files) > 1 else {}
-        self._tensors = files[-1]
-        super().__init__({name: t.float() for name, t in read_tensors(files[-1]).items()})
-
-    def __missing__(self, name: str) -> Tensor:
-        fail_to_read(self._tensors, f"it lacks {name} (it has {', '.join(self)})")
+    def __init__(self, layout: _Layout, folder: Path, options: LoadOptions) -> None:
+        self.layout, self.folder, self.options = layout, folder, options
+        self.path = folder / layout.files[0]
+        self.config = read_config(self.path) if len(layout.files) > 1 else {}
+        tensors = read_tensors(folder / layout.files[-1])
+        self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
 
     def refuse(self, reason: str, way_out: str) -> NoReturn:
         raise_unsupported(self.path, reason, way_out)
 
-    def weights(self, keys: Sequence[str], transposed: str) -> dict[str, Any]:
-        """Return E, D and their biases; one matrix has a column per feature in the file."""
-        parts = {name: self[key] for name, key in zip(_PARTS, keys, strict=True)}
-        return parts | {transposed: parts[transposed].T.contiguous()}
+    def support(self, key: str, value: object, supported: Iterable[object]) -> None:
+        """Refuse a setting whose value is not among the supported ones."""
+        if value not in (supported := list(supported)):
+            known = " or ".join(map(str, supported))
+            self.refuse(
+                f"its {key} is {value!r}, which is not supported",
+                f"Take an SAE whose {key} is {known}.",
+            )
 
-    def hook_point(self, hook: str) -> HookPoint:
-        """Return the hook point that TransformerLens calls `hook`."""
+    def tensor(self, name: str) -> Tensor:
+        if name not in self.tensors:
+            known = ", ".join(self.tensors)
+            fail_to_read(self.folder / self.layout.files[-1], f"it lacks {name} (it has {known})")
+        return self.tensors[name]
+
+    def weights(self) -> dict[str, Any]:
+        """Return E and D with a row for each feature, and their biases."""
+        names = ("encoder", "decoder", "encoder_bias", "decoder_bias")
+        parts = dict(zip(names, map(self.tensor, self.layout.keys), strict=True))
+        return parts | {self.layout.transposed: parts[self.layout.transposed].T.contiguous()}
+
+    def hook_point(self, hook: str = "") -> HookPoint:
+        """Return the hook point that TransformerLens calls `hook`, or else the caller's."""
         match = re.fullmatch(r"blocks\.(\d+)\.(.+)", hook)
         if match is None:  # the name of another library, or none
             if self.options.hook_point is None:
                 named = f"calls its hook point {hook!r}" if hook else "does not name its hook point"
+                # Renaming the folder also helps those who pass it on the command line.
                 self.refuse(
                     f"it {named}, so that it is unknown which of {', '.join(KINDS)} it reads",
-                    f"If it is one of these, {_NAME_IT}",
+                    "If it is one of these, name the folder by its hook point, such as "
+                    "residual.12, mlp_out.12 or attention_out.12, or pass hook_point to load_sae.",
                 )
             return self.options.hook_point
         layer = int(match[1]) - (match[2] == "hook_resid_pre")
@@ -248,68 +274,49 @@ class _Source(dict[str, Tensor]):
         return HookPoint(layer, _HOOK_KINDS[match[2]])
 
 
-def _read_gemma_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
+def _read_gemma_scope(source: _Source) -> SparseAutoencoder:
     """The path names the hook point, as on the hub; SAEs of attention read concatenated heads.
 
     (Lieberum et al., 2024, arXiv 2408.05147.)
     """
-    source = _Source("gemma_scope", folder, options)
-    parts = folder.absolute().parts
+    parts = source.folder.absolute().parts
     layers = [m[1] for part in parts if (m := re.fullmatch(r"layer_(\d+)", part))]
     kinds = [m[1] for part in parts if (m := re.search(r"gemma-scope.*-(res|mlp|att)\b", part))]
-    hook_point = options.hook_point
     if layers and kinds:
         hook_point = HookPoint(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
-    if hook_point is None:
-        source.refuse(
-            "neither the file nor its path names its hook point",
-            f"Keep the hub's folders (gemma-scope-2b-pt-res/layer_12/...), {_NAME_IT}",
-        )
+    else:
+        hook_point = source.hook_point()
     sae = SparseAutoencoder(
-        hook_point=hook_point, activation="jumprelu",
-        **source.weights(_KEYS, transposed="encoder"), threshold=source["threshold"],
+        hook_point=hook_point, activation="jumprelu", threshold=source.tensor("threshold"),
+        **source.weights(),
     )  # fmt: skip
     if hook_point.kind == "attention_out":
-        return from_heads(sae, options.lm, source.path)
+        return from_heads(sae, source.options.lm, source.path)
     return sae
 
 
-# -- SAELens -------------------------------------------------------------------------------------
-
-_ARCHITECTURES: dict[str, Activation] = {
-    "standard": "relu", "jumprelu": "jumprelu", "topk": "topk", "batchtopk": "batchtopk",
-    # The nested losses only matter for training.
-    "matryoshka_batchtopk": "batchtopk",
-}  # fmt: skip
-_NORMS = {
-    "layer_norm": "it normalizes every token by itself",
-    "constant_norm_rescale": "it normalizes every token by itself",
-    "covariance_whitening": "it whitens activations by their covariance",
-    "constant_scalar_rescale": "it multiplies activations by its own constant",
-}
-
-
-def _read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
+def _read_saelens(source: _Source) -> SparseAutoencoder:
     """Versions before and after 6, which has the LM's part under ``metadata``."""
-    source = _Source("saelens", folder, options)
     config = source.config
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
-    if config.get("hook_head_index") is not None:
-        source.refuse(
-            "it is an SAE of a single attention head (hook_head_index is "
-            f"{config['hook_head_index']})",
-            "Take one of all heads together (attn.hook_z) or of what they add (hook_attn_out).",
-        )
-    activation, k = _saelens_activation(source, config)
-    parts = source.weights(_KEYS, transposed="encoder")
+    source.support("hook_head_index", config.get("hook_head_index"), [None])  # one head alone
+    function = config.get("activation_fn", config.get("activation_fn_str", "relu"))
+    architecture = config.get("architecture") or "standard"
+    if function == "topk" and architecture == "standard":
+        architecture = "topk"
+    source.support("architecture", architecture, _ARCHITECTURES)
+    source.support("activation_fn", function, ["relu", "topk"])
+    activation = _ARCHITECTURES[architecture]
+    k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
+    parts = source.weights()
     threshold = None
     if activation == "jumprelu":
-        training = "threshold" not in source and "log_threshold" in source
-        threshold = source["log_threshold"].exp() if training else source["threshold"]
+        training = "threshold" not in source.tensors and "log_threshold" in source.tensors
+        threshold = source.tensor("log_threshold").exp() if training else source.tensor("threshold")
     elif activation == "batchtopk":
-        threshold = source["topk_threshold"].expand(len(parts["decoder"])).clone()
-    if "scaling_factor" in source:  # a learned factor per feature, before version 4
-        parts["decoder"] = parts["decoder"] * source["scaling_factor"][:, None]
+        threshold = source.tensor("topk_threshold").expand(len(parts["decoder"])).clone()
+    if "scaling_factor" in source.tensors:  # a learned factor per feature, before version 4
+        parts["decoder"] = parts["decoder"] * source.tensors["scaling_factor"][:, None]
     if config.get("rescale_acts_by_decoder_norm") and activation in ("topk", "batchtopk"):
         norm = parts["decoder"].norm(dim=1)
         parts["encoder"] = parts["encoder"] * norm[:, None]
@@ -317,7 +324,8 @@ def _read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
         parts["decoder"] = parts["decoder"] / torch.where(norm == 0, 1.0, norm)[:, None]
     hook = str(config.get("hook_name") or config.get("hook_point") or "")
     sae = SparseAutoencoder(
-        hook_point=source.hook_point(hook), activation=activation, threshold=threshold, k=k,
+        hook_point=source.hook_point(hook), activation=activation, threshold=threshold,
+        k=None if k is None else int(k),
         input_scale=_saelens_scale(source, config.get("normalize_activations"), hook),
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
         lm=config.get("model_name"), **parts,
@@ -326,50 +334,22 @@ def _read_saelens(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     chosen = config.get("model_from_pretrained_kwargs") or {}
     steps = {name for name, value in chosen.items() if value is True}
     if hook.endswith("hook_z"):
-        check_heads(steps, source.path)
-        return from_heads(sae, options.lm, source.path)
-    return uncentered(sae, options.lm, source.path) if "center_writing_weights" in steps else sae
-
-
-def _saelens_activation(
-    source: _Source, config: Mapping[str, Any]
-) -> tuple[Activation, int | None]:
-    function = config.get("activation_fn", config.get("activation_fn_str", "relu"))
-    k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
-    architecture = config.get("architecture") or "standard"
-    if function == "topk" and architecture == "standard":
-        architecture = "topk"
-    if "transcoder" in str(architecture):
-        source.refuse(
-            f"it is a transcoder ({architecture}), which reads one hook point and writes another",
-            _ONE_HOOK_POINT,
-        )
-    if architecture not in _ARCHITECTURES or function not in ("relu", "topk"):
-        source.refuse(
-            f"its architecture is {architecture!r} with the activation {function!r}, which is not "
-            "supported",
-            f"Take one whose architecture is {', '.join(_ARCHITECTURES)}, with relu.",
-        )
-    return _ARCHITECTURES[architecture], None if k is None else int(k)
+        return from_heads(sae, source.options.lm, source.path, steps)
+    return uncentered(sae, source.options.lm, source.path, steps)
 
 
 def _saelens_scale(source: _Source, normalize: object, hook: str) -> float:
     if normalize in (None, False, "none"):
         return 1.0
-    if normalize not in (True, "expected_average_only_in"):
-        how = _NORMS.get(str(normalize), "it changes activations in an unknown way")
-        source.refuse(
-            f"{how} (normalize_activations is {normalize!r}), which is not supported",
-            "Take one that has none or expected_average_only_in there.",
-        )
+    source.support("normalize_activations", normalize, ["none", True, _SCALED])
     scale = source.options.input_scale
     path = source.folder / "activation_scaler.json"
     if scale is None and path.is_file():
         scale = read_config(path).get("scaling_factor")
     if scale is None:
         source.refuse(
-            "it expects activations of a fixed mean norm (normalize_activations is "
-            f"expected_average_only_in), but the folder does not hold the factor ({path.name})",
+            f"it expects activations of a fixed mean norm (normalize_activations is {_SCALED}), "
+            f"but the folder does not hold the factor ({path.name})",
             f'Write {{"scaling_factor": s}} to {path}, or pass s to load_sae as input_scale: '
             "s = sqrt(width) / mean norm of the LM's activations at "
             f"{hook or 'its hook point'}, over texts like those it was trained on "
@@ -378,49 +358,44 @@ def _saelens_scale(source: _Source, normalize: object, hook: str) -> float:
     return float(scale)
 
 
-# -- Llama Scope ---------------------------------------------------------------------------------
-
-
-def _read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
+def _read_llama_scope(source: _Source) -> SparseAutoencoder:
     """Activations are multiplied by ``sqrt(width) / mean norm``, but the threshold is not.
 
     It is in the units of the LM's own activations, and applies to features of unit decoder norm
     (He et al., 2024, arXiv 2410.20526).
     """
-    source = _Source("llama_scope", folder, options)
     config = source.config
-    hook, out = str(config.get("hook_point_in", "")), config.get("hook_point_out")
-    if hook != out:
-        source.refuse(f"it is a transcoder from {hook} to {out}", _ONE_HOOK_POINT)
-    if config.get("use_glu_encoder"):
-        source.refuse(
-            "it has a gated encoder (use_glu_encoder), which is not supported", "Take one without."
-        )
+    hook = str(config.get("hook_point_in", ""))
+    source.support("hook_point_out", config.get("hook_point_out"), [hook])  # else a transcoder
+    source.support("use_glu_encoder", bool(config.get("use_glu_encoder")), [False])
+    kind = config.get("norm_activation")
+    source.support("norm_activation", kind, ["dataset-wise", "inference", None])
     if not config.get("use_decoder_bias", True):
-        source["decoder.bias"] = torch.zeros(len(source["decoder.weight"]))
-    parts = source.weights(_LLAMA_KEYS, transposed="decoder")
+        source.tensors["decoder.bias"] = torch.zeros(len(source.tensor("decoder.weight")))
+    parts = source.weights()
     n_features, width = parts["decoder"].shape
-    scale = _llama_scale(source, width)
-    norm = None
+    scale, norm, threshold = 1.0, None, None
+    if kind == "dataset-wise":
+        norms = config.get("dataset_average_activation_norm") or {}
+        if not norms.get("in") or norms["in"] != norms.get("out"):
+            source.refuse(
+                f"dataset_average_activation_norm is {norms}, not one norm above 0 for in and out",
+                "Take the release's own hyperparams.json, or an SAE that reads and writes one "
+                "scale.",
+            )
+        scale = math.sqrt(width) / float(norms["in"])
     if config.get("sparsity_include_decoder_norm"):
         norm = parts["decoder"].norm(dim=1)
     level = float(config.get("jump_relu_threshold") or 0.0)
-    function = str(config.get("act_fn", "")).lower()
-    activation: Activation = "relu"
-    threshold = None
+    activation: Any = str(config.get("act_fn", "")).lower()
     # A released threshold replaces the k of training.
-    if function == "jumprelu" or (function in ("topk", "batchtopk") and level > 0):
+    if activation in ("topk", "batchtopk") and level > 0:
         activation = "jumprelu"
+    source.support("act_fn without jump_relu_threshold", activation, ["relu", "topk", "jumprelu"])
+    if activation == "jumprelu":
         threshold = torch.full((n_features,), level * scale)
         if norm is not None:  # a feature of zero norm adds nothing, whatever its threshold
             threshold = threshold / torch.where(norm == 0, 1.0, norm)
-    elif function == "topk":
-        activation = "topk"
-    elif function != "relu":
-        source.refuse(
-            f"its activation is {function!r} without a jump_relu_threshold, which is not supported",
-            "Take one with relu, topk or jumprelu, or with such a threshold.",
-        )
     return SparseAutoencoder(
         hook_point=source.hook_point(hook), activation=activation, threshold=threshold,
         k=config.get("top_k") if activation == "topk" else None,
@@ -429,30 +404,18 @@ def _read_llama_scope(folder: Path, options: LoadOptions) -> SparseAutoencoder:
     )  # fmt: skip
 
 
-def _llama_scale(source: _Source, width: int) -> float:
-    kind = source.config.get("norm_activation")
-    if kind in (None, "inference"):
-        return 1.0
-    norms = source.config.get("dataset_average_activation_norm") or {}
-    if kind != "dataset-wise":
-        source.refuse(
-            f"its norm_activation is {kind!r}, which cannot be merged into weights",
-            "Take one with dataset-wise or inference.",
-        )
-    if not norms.get("in") or norms["in"] != norms.get("out"):
-        source.refuse(
-            f"dataset_average_activation_norm is {norms}, not one norm above 0 for in and out",
-            "Take the release's own hyperparams.json, or an SAE that reads and writes one scale.",
-        )
-    return math.sqrt(width) / float(norms["in"])
+def _register(name: str, read: Callable[[_Source], SparseAutoencoder]) -> None:
+    layout = _LAYOUTS[name]
+    register_format(
+        name, layout.files, lambda folder, options: read(_Source(layout, folder, options))
+    )
 
 
-def _read_own(folder: Path, options: LoadOptions) -> SparseAutoencoder:
-    del options  # the folder holds everything
-    return SparseAutoencoder.from_pretrained(folder)
-
-
-register_format("lincorr", (CONFIG_FILE, TENSORS_FILE), _read_own)
-register_format("saelens", _FILES["saelens"], _read_saelens)
-register_format("gemma_scope", _FILES["gemma_scope"], _read_gemma_scope)
-register_format("llama_scope", _FILES["llama_scope"], _read_llama_scope)
+register_format(
+    "lincorr",
+    (CONFIG_FILE, TENSORS_FILE),
+    lambda folder, _: SparseAutoencoder.from_pretrained(folder),
+)
+_register("saelens", _read_saelens)
+_register("gemma_scope", _read_gemma_scope)
+_register("llama_scope", _read_llama_scope)

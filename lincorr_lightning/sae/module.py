@@ -18,7 +18,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run
-from lincorr_lightning.sae.formats import load_saes, save_saes
+from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.results import sae_results
@@ -126,16 +126,13 @@ class SparseAutoencoders(LMStudy):
 
     def prepare_lm(self) -> None:
         """Find the LM's hook points, and make the SAEs or load the given ones."""
-        model, name = self.lm.model, self.lm.config.name_or_path
         if self.saes is None:
+            model = self.lm.model
             hook_points = find_hook_points(model, self.kinds, self.layers)
             self.stacked = StackedAutoencoders(hook_points, width_of(model), self.sae, self.seed)
             return
-        n_layers = model.config.get_text_config().num_hidden_layers
         self.given = dict(sorted(load_saes(self.saes, self.lm).items()))
-        for sae in self.given.values():
-            sae.check_fits(width_of(model), n_layers, name)
-        find_hook_points(model, [hook_point.kind for hook_point in self.given], [0])
+        check_fit(self.given.values(), self.lm)
 
     @property
     def _trained(self) -> StackedAutoencoders:

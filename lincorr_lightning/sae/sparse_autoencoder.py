@@ -6,14 +6,16 @@ import importlib.metadata
 import math
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
+from zipfile import BadZipFile, ZipFile, ZipInfo
 
+import numpy as np
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.io import atomic_folder, atomic_write, write_json
-from lincorr_lightning.sae.files import fail_to_read, read_config, read_tensors
+from lincorr_lightning.io import atomic_folder, atomic_write, read_json, write_json
 from lincorr_lightning.sae.hook_points import HookPoint, check_index
 from lincorr_lightning.version import __version__
 
@@ -30,6 +32,8 @@ _ARGUMENTS = (
     "hook_point", "encoder", "decoder", "encoder_bias", "decoder_bias", "threshold", "score_scale",
     *_SETTINGS,
 )  # fmt: skip
+_WAY_OUT = "Copy or download the SAE again, or pass another folder."
+_MAX_COMPRESSION = 1032  # of zip's deflate
 
 
 class SparseAutoencoder(nn.Module):
@@ -114,11 +118,7 @@ class SparseAutoencoder(nn.Module):
 
         if self.activation not in ACTIVATIONS:
             fail(f"unknown activation {self.activation!r}; there are {', '.join(ACTIVATIONS)}")
-        if self.decoder.ndim != 2:
-            fail(f"decoder has the shape {tuple(self.decoder.shape)}, not (n_features, width)")
         n, width = self.decoder.shape
-        if n == 0:
-            fail("it has no features")
         shapes = {
             "decoder": (n, width), "encoder": (n, width), "encoder_bias": (n,),
             "decoder_bias": (width,), "threshold": (n,), "score_scale": (n,),
@@ -139,8 +139,6 @@ class SparseAutoencoder(nn.Module):
             fail(f"{self.activation} {given} a threshold; only {' and '.join(_THRESHOLDED)} do")
         if self.score_scale is not None and self.activation != "topk":
             fail(f"{self.activation} chooses by a threshold, so that it takes no score_scale")
-        if self.threshold is not None and (self.threshold < 0).any():
-            fail(f"a threshold is {self.threshold.min().item():.3g}; it must be at least 0")
         if self.activation == "topk" and not (isinstance(self.k, int) and 1 <= self.k <= n):
             fail(f"topk needs a k from 1 to its {n} features, not {self.k}")
         if not (math.isfinite(self.input_scale) and self.input_scale > 0):
@@ -156,31 +154,18 @@ class SparseAutoencoder(nn.Module):
         """Width of the activations."""
         return self.decoder.shape[1]
 
-    @property
-    def zero_norm(self) -> Tensor:
-        """Features whose decoder row is zero, without direction; ``(n_features,)``, bool."""
-        return (self.decoder.detach() == 0).all(1)
-
     def check_feature(self, index: int) -> int:
         """Return the index of a feature, from 0, if there is such a feature."""
         return check_index(index, self.n_features, self.hook_point)
 
-    def check_fits(self, width: int, n_layers: int, lm: str = "the LM") -> None:
-        """Refuse an LM of another width or with too few layers; `lm` is its name."""
-        trained = f" (trained on {self.lm})" if self.lm else ""
-        if self.width != width:
-            raise SparseAutoencoderError(
-                f"the SAE at {self.hook_point}{trained} is {self.width} wide, but {lm} is {width} "
-                "wide. Take an SAE of this LM."
-            )
-        if self.hook_point.layer >= n_layers:
-            raise SparseAutoencoderError(
-                f"the SAE{trained} belongs to {self.hook_point}, but {lm} has {n_layers} layers, "
-                f"counted from 0 to {n_layers - 1}. Take an SAE of this LM."
-            )
+    def encode(self, x: Tensor) -> Tensor:
+        """Return the features, all at least 0, of activations, in the SAE's precision.
 
-    def pre_activations(self, x: Tensor) -> Tensor:
-        """Return pre-activations, ``(..., n_features)``, in the SAE's precision."""
+        They are ``(..., n_features)``, the activations ``(..., width)``.
+
+        Raises:
+            SparseAutoencoderError: The activations have another width.
+        """
         if x.shape[-1] != self.width:
             raise SparseAutoencoderError(
                 f"the SAE at {self.hook_point} reads activations of width {self.width}, not "
@@ -189,29 +174,15 @@ class SparseAutoencoder(nn.Module):
         x = x.to(self.encoder.dtype) * self.input_scale
         if self.subtract_decoder_bias:
             x = x - self.decoder_bias
-        return nn.functional.linear(x, self.encoder, self.encoder_bias)
-
-    def activate(self, pre_activations: Tensor) -> Tensor:
-        """Return the features, all at least 0, of pre-activations, ``(..., n_features)`` both."""
+        pre_activations = nn.functional.linear(x, self.encoder, self.encoder_bias)
         features = pre_activations.relu()
         if self.threshold is not None:
             return features * (pre_activations > self.threshold)
-        if self.activation == "topk":
-            scores = pre_activations
-            if self.score_scale is not None:
-                scores = scores * self.score_scale
-            chosen = scores.topk(self.k or 1, dim=-1).indices
-            kept = features.gather(-1, chosen)
-            return torch.zeros_like(features).scatter(-1, chosen, kept)
-        return features
-
-    def encode(self, x: Tensor) -> Tensor:
-        """Return the features of activations, ``(..., width)`` to ``(..., n_features)``.
-
-        Raises:
-            SparseAutoencoderError: The activations have another width.
-        """
-        return self.activate(self.pre_activations(x))
+        if self.activation != "topk":
+            return features
+        scores = pre_activations if self.score_scale is None else pre_activations * self.score_scale
+        chosen = scores.topk(self.k or 1, dim=-1).indices
+        return torch.zeros_like(features).scatter(-1, chosen, features.gather(-1, chosen))
 
     def decode(self, features: Tensor) -> Tensor:
         """Return activations on the LM's scale, ``(..., width)``, from features."""
@@ -237,7 +208,7 @@ class SparseAutoencoder(nn.Module):
         if self.subtract_decoder_bias:
             encoder_bias = encoder_bias - encoder @ decoder_bias
         norm = decoder.norm(dim=1)
-        norm = torch.where(self.zero_norm, 1.0, norm)
+        norm = torch.where(norm == 0, 1.0, norm)
         threshold, score_scale = self.threshold, self.score_scale
         if threshold is not None:
             threshold = (threshold.double() * norm).to(threshold)
@@ -264,13 +235,8 @@ class SparseAutoencoder(nn.Module):
         """Write ``config.json`` and ``sparse_autoencoder.safetensors``.
 
         The folder is new or holds only an SAE that this method wrote; it is replaced atomically.
-
-        Raises:
-            OutputError: The folder cannot be written, or holds other files.
         """
-        tensors = {
-            name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()
-        }
+        tensors = {name: one.detach().cpu().contiguous() for name, one in self.state_dict().items()}
         config = {
             "format": FORMAT,
             "format_version": FORMAT_VERSION,
@@ -288,11 +254,7 @@ class SparseAutoencoder(nn.Module):
 
     @classmethod
     def from_pretrained(cls, folder: str | Path) -> SparseAutoencoder:
-        """Load an SAE that `save` wrote; `load_sae` also loads other formats.
-
-        Raises:
-            SparseAutoencoderError: A file is missing or damaged, or its version is unknown.
-        """
+        """Load an SAE that `save` wrote; `load_sae` also loads other formats."""
         folder = Path(folder)
         config = read_config(folder / CONFIG_FILE)
         written = config.get("format"), config.get("format_version")
@@ -311,3 +273,45 @@ class SparseAutoencoder(nn.Module):
             fail_to_read(folder / CONFIG_FILE, f"it lacks the key {error}")
         except (TypeError, ValueError) as error:
             fail_to_read(folder, f"its files contradict each other ({error})")
+
+
+# -- reading files -------------------------------------------------------------------------------
+
+
+def fail_to_read(path: Path, reason: str) -> NoReturn:
+    """Raise the error of a file that cannot be read."""
+    raise SparseAutoencoderError(f"cannot read {path}: {reason}. {_WAY_OUT}")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Read a JSON object."""
+    return read_json(path, SparseAutoencoderError, _WAY_OUT)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a ``.safetensors`` or ``.npz`` file of numbers; nothing is unpickled."""
+    if not path.is_file():
+        fail_to_read(path, "there is no such file")
+    try:
+        if path.suffix != ".npz":
+            return load_file(path)
+        with ZipFile(path) as archive:
+            for entry in archive.infolist():
+                _check_size(archive, entry, path.stat().st_size)
+        with np.load(path, allow_pickle=False) as arrays:
+            return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+    except (
+        SafetensorError, OSError, ValueError, EOFError, BadZipFile, TypeError, KeyError, MemoryError
+    ) as error:  # fmt: skip
+        fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({error})")
+
+
+def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:
+    """Refuse an array that is too large for its file, before numpy allocates memory."""
+    form = np.lib.format
+    headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
+    with archive.open(entry) as file:
+        shape, _, dtype = headers[form.read_magic(file)](file)
+    n_bytes = math.prod(shape) * dtype.itemsize
+    if n_bytes > min(entry.file_size, _MAX_COMPRESSION * file_size):
+        raise ValueError(f"{entry.filename} claims the shape {shape}, for which it is too short")

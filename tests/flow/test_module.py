@@ -159,7 +159,7 @@ def test_saes_that_do_not_fit(small_lm: str, texts: str, tmp_path: Path) -> None
     match = r"SAE at attention_out of layer 0 is 8 wide, but .* is 16 wide\. Take"
     _fails(SparseAutoencoderError, match, small_lm, wide, texts, tmp_path)
     high = _save(tmp_path / "high", [*HOOK_POINTS, HookPoint(2, "residual")])
-    match = r"belongs to residual of layer 2, but .* has 2 layers, counted from 0 to 1"
+    match = r"no residual of layer 2: its 2 layers are counted from 0 to 1"
     _fails(SparseAutoencoderError, match, small_lm, high, texts, tmp_path)
     alone = _save(tmp_path / "alone", [HookPoint(0, "residual"), HookPoint(0, "mlp_out")][:1])
     match = "there are SAEs for residual of layer 0 only"
