@@ -9,10 +9,10 @@ output on, and checked on a probe: stream after the layer = stream before it + b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from typing import Any
-from weakref import WeakKeyDictionary
+from itertools import product
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +27,13 @@ _N_PROBE_TOKENS = 4
 # Relative to what a layer adds, and to the stream in units of its rounding.
 _TOLERANCE = 0.02
 _ROUNDINGS = 4.0
+# Attribute of a model: names of the modules of MLP and attention output in each layer. Adapters may
+# wrap the modules themselves later.
+_OUTPUTS = "_sae_outputs"
 
 
 def width_of(model: nn.Module) -> int:
-    """Return the width of an LM's residual stream.
-
-    Args:
-        model: A Hugging Face causal LM.
-
-    Raises:
-        SparseAutoencoderError: The model has no Hugging Face configuration.
-    """
+    """Return the width of a Hugging Face LM's residual stream."""
     return _from_config(model, "hidden_size")
 
 
@@ -75,9 +71,6 @@ def captured(
         The activations of the last forward pass inside the context, ``(batch, sequence, width)``
         each, in the LM's precision, without gradient. If `captured` is entered inside `edited`, it
         captures the replaced activations.
-
-    Raises:
-        SparseAutoencoderError: The LM lacks a hook point, or it cannot be found.
     """
     activations: dict[HookPoint, Tensor] = {}
 
@@ -101,13 +94,13 @@ def edited(
             ``(batch, sequence, width)``, to their replacement of the same shape. The functions are
             called in each forward pass inside the context, layer by layer, so that each sees the
             effect of those before it. Gradients pass through them.
-
-    Raises:
-        SparseAutoencoderError: The LM lacks a hook point or it cannot be found, or a function
-            returns another shape.
     """
     with _hooked(model, interventions):
         yield
+
+
+class _StoppedError(Exception):
+    """Ends a forward pass."""
 
 
 @contextmanager
@@ -118,16 +111,12 @@ def stopping_after(model: nn.Module, hook_points: Iterable[HookPoint]) -> Iterat
     """
 
     def stop(module: nn.Module, args: Any, output: Any) -> None:
-        del module, args, output
         raise _StoppedError
 
-    handle = layer_of(model, max(hook_points)).register_forward_hook(stop)
-    try:
+    with ExitStack() as stack, suppress(_StoppedError):
+        layer = layer_of(model, max(hook_points))
+        stack.callback(layer.register_forward_hook(stop).remove)
         yield
-    except _StoppedError:
-        pass
-    finally:
-        handle.remove()
 
 
 def stop_before(
@@ -143,17 +132,12 @@ def stop_before(
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
 
     def stop(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del module
         calls.append((args, kwargs))
         raise _StoppedError
 
-    handle = module.register_forward_pre_hook(stop, with_kwargs=True)
-    try:
+    with ExitStack() as stack, suppress(_StoppedError):
+        stack.callback(module.register_forward_pre_hook(stop, with_kwargs=True).remove)
         run()
-    except _StoppedError:
-        pass
-    finally:
-        handle.remove()
     ((args, kwargs),) = calls
 
     def call(change: Callable[[Tensor], Tensor] | None) -> Tensor:
@@ -167,10 +151,6 @@ def stop_before(
     return call
 
 
-class _StoppedError(Exception):
-    """Ends a forward pass."""
-
-
 # -- hooks ---------------------------------------------------------------------------------------
 
 
@@ -180,46 +160,43 @@ def _hooked(
 ) -> Iterator[None]:
     with ExitStack() as stack:
         for hook_point, function in hooks.items():
-            module = module_at(model, hook_point)
-            width = width_of(model)
-            rows: list[int] = []
-            if hook_point.kind != "residual":
-                # OPT passes all tokens to the module in one row, so that the shape is lost.
-                layer = layers_of(model)[hook_point.layer]
-                handle = layer.register_forward_pre_hook(_row_counter(rows), with_kwargs=True)
-                stack.callback(handle.remove)
-            hook = _hook(hook_point, function, width, rows)
+            module, layer = module_at(model, hook_point), layer_of(model, hook_point)
+            shape = [-1, -1, width_of(model)]
+            count = partial(_count_rows, shape)
+            stack.callback(layer.register_forward_pre_hook(count, with_kwargs=True).remove)
+            hook = partial(_replace_output, hook_point, function, shape)
             stack.callback(module.register_forward_hook(hook).remove)
         yield
 
 
-def _row_counter(rows: list[int]) -> Callable[..., None]:
-    def count(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del module
-        rows[:] = [_stream_into(args, kwargs).shape[0]]
+def _count_rows(
+    shape: list[int], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
+    """Note the number of rows: OPT passes all tokens to its MLP in one row."""
+    shape[0] = len(_stream_into(args, kwargs))
 
-    return count
 
-
-def _hook(
-    hook_point: HookPoint, function: Callable[[Tensor], Tensor | None], width: int, rows: list[int]
-) -> Callable[..., Any]:
-    def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        del module, args
-        tensor = _tensor_in(output)
-        whole = tensor if tensor.dim() == 3 else tensor.view(rows[0], -1, width)
-        new = function(whole)
-        if new is None:
-            return None
-        if new.shape != whole.shape:
-            raise SparseAutoencoderError(
-                f"the intervention at {hook_point} turned activations of shape "
-                f"{tuple(whole.shape)} into {tuple(new.shape)}. Return the same shape."
-            )
-        new = new.to(tensor).view(tensor.shape)
-        return new if isinstance(output, Tensor) else (new, *output[1:])
-
-    return hook
+def _replace_output(
+    hook_point: HookPoint,
+    function: Callable[[Tensor], Tensor | None],
+    shape: list[int],
+    module: nn.Module,
+    args: Any,
+    output: Any,
+) -> Any:
+    """Pass a module's output through a function; one that returns None only reads it."""
+    tensor = _tensor_in(output)
+    whole = tensor if tensor.dim() == 3 else tensor.view(shape)
+    new = function(whole)
+    if new is None:
+        return None
+    if new.shape != whole.shape:
+        raise SparseAutoencoderError(
+            f"the intervention at {hook_point} turned activations of shape {tuple(whole.shape)} "
+            f"into {tuple(new.shape)}. Return the same shape."
+        )
+    new = new.to(tensor).view(tensor.shape)
+    return new if isinstance(output, Tensor) else (new, *output[1:])
 
 
 def _tensor_in(output: Any) -> Tensor:
@@ -260,10 +237,6 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
     )
 
 
-# Names instead of modules, because adapters may wrap the modules later.
-_known: WeakKeyDictionary[nn.Module, list[dict[HookKind, str]]] = WeakKeyDictionary()
-
-
 def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:
     """Return the layer of a hook point."""
     layers = layers_of(model)
@@ -280,9 +253,9 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
     layer = layer_of(model, hook_point)
     if hook_point.kind == "residual":
         return layer
-    if model not in _known:
-        _known[model] = _find_parts(model, layers_of(model))
-    name = _known[model][hook_point.layer].get(hook_point.kind)
+    if not hasattr(model, _OUTPUTS):
+        setattr(model, _OUTPUTS, _find_outputs(model, layers_of(model)))
+    name = getattr(model, _OUTPUTS)[hook_point.layer].get(hook_point.kind)
     if name is None:
         inside = ", ".join(name for name, _ in layer.named_children())
         raise SparseAutoencoderError(
@@ -291,27 +264,6 @@ def module_at(model: nn.Module, hook_point: HookPoint) -> nn.Module:
             "to the residual stream. Take only the residual kind for this LM."
         )
     return layer.get_submodule(name)
-
-
-class _Trace:
-    """Tensors that passed through one layer during the probe."""
-
-    def __init__(self) -> None:
-        self.before = self.after = torch.empty(0)
-        self.calls: list[tuple[str, Tensor | None, Tensor, Tensor]] = []
-
-    def chain(self, name: str) -> list[tuple[str, Tensor]]:
-        """Return a module and the modules after it that each read the output of the last one."""
-        names = [called for called, *_ in self.calls]
-        found: list[tuple[str, Tensor]] = []
-        last: Tensor | None = None
-        for called, read, wrote, value in self.calls:
-            if called == name if last is None else read is last:
-                last = wrote
-                # Phi has one dropout for attention and MLP, which is the output of neither.
-                if names.count(called) == 1:
-                    found.append((called, value))
-        return found
 
 
 @torch.no_grad()
@@ -323,64 +275,85 @@ def run_probe(model: nn.Module) -> None:
         model(input_ids=ids, use_cache=False)
 
 
+class _Call(NamedTuple):
+    """A module of a layer during the probe."""
+
+    name: str
+    read: Tensor | None
+    wrote: Tensor
+    """It identifies the module that reads it next; it may be changed in place, `value` is not."""
+    value: Tensor
+
+
 @torch.no_grad()
-def _find_parts(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind, str]]:
-    traces = [_Trace() for _ in layers]
+def _find_outputs(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind, str]]:
+    streams: list[dict[str, Tensor]] = [{} for _ in layers]
+    calls: list[list[_Call]] = [[] for _ in layers]
+
+    def enter(i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        streams[i]["before"] = _stream_into(args, kwargs).clone()
+
+    def leave(i: int, module: nn.Module, args: Any, output: Any) -> None:
+        streams[i]["after"] = _tensor_in(output)
+
+    def record(
+        i: int, name: str, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any
+    ) -> None:
+        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+        wrote = _tensor_in(output)
+        if isinstance(wrote, Tensor):
+            calls[i].append(_Call(name, tensors[0] if tensors else None, wrote, wrote.clone()))
+
     with ExitStack() as stack:
-        for layer, trace in zip(layers, traces, strict=True):
-            _watch(layer, trace, stack)
+        for i, layer in enumerate(layers):
+            handles = [
+                layer.register_forward_pre_hook(partial(enter, i), with_kwargs=True),
+                layer.register_forward_hook(partial(leave, i)),
+            ]
+            for name, child in layer.named_children():
+                hook = partial(record, i, name)
+                handles.append(child.register_forward_hook(hook, with_kwargs=True))
+            for handle in handles:
+                stack.callback(handle.remove)
         run_probe(model)
     width = width_of(model)
-    return [_parts_of(layer, trace, width) for layer, trace in zip(layers, traces, strict=True)]
+    return [_outputs_of(*parts, width) for parts in zip(layers, streams, calls, strict=True)]
 
 
-def _watch(layer: nn.Module, trace: _Trace, stack: ExitStack) -> None:
-    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        del module
-        trace.before = _stream_into(args, kwargs).clone()
-
-    def leave(module: nn.Module, args: Any, output: Any) -> None:
-        del module, args
-        trace.after = _tensor_in(output)
-
-    def record(name: str) -> Callable[..., None]:
-        def call(module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any) -> None:
-            del module
-            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-            wrote = _tensor_in(output)
-            if isinstance(wrote, Tensor):
-                # The tensor identifies the module that reads it next; the clone keeps its value.
-                read = tensors[0] if tensors else None
-                trace.calls.append((name, read, wrote, wrote.clone()))
-
-        return call
-
-    stack.callback(layer.register_forward_pre_hook(enter, with_kwargs=True).remove)
-    stack.callback(layer.register_forward_hook(leave).remove)
-    for name, child in layer.named_children():
-        handle = child.register_forward_hook(record(name), with_kwargs=True)
-        stack.callback(handle.remove)
-
-
-def _parts_of(layer: nn.Module, trace: _Trace, width: int) -> dict[HookKind, str]:
+def _outputs_of(
+    layer: nn.Module, streams: Mapping[str, Tensor], calls: Sequence[_Call], width: int
+) -> dict[HookKind, str]:
     """Return the modules whose outputs the layer adds, or none if they do not add up."""
     attention, mlp = _child(layer, _ATTENTION), _child(layer, _MLP) or _last_linear(layer, width)
-    if attention is None or mlp is None or not trace.before.numel():
+    if attention is None or mlp is None or not streams:
         return {}
-    before, after = trace.before.float(), trace.after.float()
-    rounding = torch.finfo(trace.after.dtype).eps * _ROUNDINGS
+    before, after = streams["before"].float(), streams["after"].float()
+    rounding = torch.finfo(streams["after"].dtype).eps * _ROUNDINGS
     best: tuple[float, dict[HookKind, str]] = (float("inf"), {})
-    for attention_name, attention_out in trace.chain(attention):
-        for mlp_name, mlp_out in trace.chain(mlp):
-            if attention_out.numel() != after.numel() or mlp_out.numel() != after.numel():
-                continue
-            parts = attention_out.float().view_as(after), mlp_out.float().view_as(after)
-            error = float((before + parts[0] + parts[1] - after).norm())
-            size = float(parts[0].norm() + parts[1].norm())
-            # Take the last of equals: dropout, for example, is the identity in eval mode only.
-            if error <= min(best[0], _TOLERANCE * size + rounding * float(after.norm())):
-                best = error, {"attention_out": attention_name, "mlp_out": mlp_name}
+    for one, other in product(_chain(calls, attention), _chain(calls, mlp)):
+        if one.value.numel() != after.numel() or other.value.numel() != after.numel():
+            continue
+        parts = one.value.float().view_as(after), other.value.float().view_as(after)
+        error = float((before + parts[0] + parts[1] - after).norm())
+        size = float(parts[0].norm() + parts[1].norm())
+        # Take the last of equals: dropout, for example, is the identity in eval mode only.
+        if error <= min(best[0], _TOLERANCE * size + rounding * float(after.norm())):
+            best = error, {"attention_out": one.name, "mlp_out": other.name}
     return best[1]
+
+
+def _chain(calls: Sequence[_Call], name: str) -> list[_Call]:
+    """Return a module and the modules after it that each read the output of the last one."""
+    names = [call.name for call in calls]
+    chain: list[_Call] = []
+    last: Tensor | None = None
+    for call in calls:
+        if call.name == name if last is None else call.read is last:
+            last = call.wrote
+            # Phi has one dropout for attention and MLP, which is the output of neither.
+            if names.count(call.name) == 1:
+                chain.append(call)
+    return chain
 
 
 def _child(layer: nn.Module, words: tuple[str, ...]) -> str | None:

@@ -5,16 +5,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 
 from lincorr_lightning.metrics import Reconstruction
 from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.plots import History
+from lincorr_lightning.results.plots import History, curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.style import BLUE, GREEN, ORANGE, short_name
 from lincorr_lightning.results.table import Table
-from lincorr_lightning.sae.figures import quality_figure, training_figure
-from lincorr_lightning.sae.scoring import DENSITY_EDGES, SCORES, SAEScore, feature_densities
+from lincorr_lightning.sae.scoring import SCORES, SAEScore
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+_KINDS = {"residual": "residual stream", "mlp_out": "MLP", "attention_out": "attention"}
+_COLOURS = dict(zip(_KINDS.values(), (BLUE, ORANGE, GREEN), strict=True))
+_TITLES = {
+    "explained_variance": "explained variance",
+    "loss_recovered": "loss recovered (0: zeros, 1: unchanged)",
+    "l0": "active features per token",
+    "dead": "dead features (active at no token)",
+}
+_DENSITY_EDGES = [-5 + 0.5 * i for i in range(11)]
 
 
 def sae_results(
@@ -37,7 +53,7 @@ def sae_results(
     figures: list[Figure] = []
     name = short_name(lm_name)
     if scored is not None:
-        tables = [_score_table(scores, scored), _density_table(scores, scored)]
+        tables = [_score_table(scores, scored), density_table(scores, scored)]
         means = tables[0].frame[list(SCORES)].astype(float).mean()
         values = {
             "n_held_out_tokens": scored.n_tokens,
@@ -73,15 +89,56 @@ def _score_table(scores: Sequence[SAEScore], scored: Reconstruction) -> Table:
     )
 
 
-def _density_table(scores: Sequence[SAEScore], scored: Reconstruction) -> Table:
-    bins = ["never", *(f"10^{low:g} to 10^{low + 0.5:g}" for low in DENSITY_EDGES[:-1])]
-    density = feature_densities(
-        scored.frequency.cpu().numpy(), [score.n_features for score in scores]
-    )
+def density_table(scores: Sequence[SAEScore], scored: Reconstruction) -> Table:
+    """Return the share of each SAE's features by half decades of how often they are active."""
+    bins = ["never", *(f"10^{low:g} to 10^{low + 0.5:g}" for low in _DENSITY_EDGES[:-1])]
+    rows = []
+    for score, frequency in zip(scores, scored.frequency.cpu().numpy(), strict=True):
+        shares = frequency[: score.n_features]
+        active = shares[shares > 0]
+        # The outer bins include what lies beyond the outer edges.
+        logs = np.clip(np.log10(active), _DENSITY_EDGES[0], _DENSITY_EDGES[-1])
+        counts = [len(shares) - len(active), *np.histogram(logs, _DENSITY_EDGES)[0].tolist()]
+        rows.append([score.hook_point, *(count / len(shares) for count in counts)])
     return Table.of(
-        "feature_density",
-        [[score.hook_point, *row] for score, row in zip(scores, density.tolist(), strict=True)],
-        ["hook_point", *bins],
-        caption="Share of each SAE's features by the share of the tokens at which they are active.",
+        "feature_density", rows, ["hook_point", *bins],
+        "Share of each SAE's features by the share of the tokens at which they are active.",
         formats=dict.fromkeys(bins, ".1%"),
+    )  # fmt: skip
+
+
+def quality_figure(scores: DataFrame, subtitle: str) -> Drawing:
+    """Draw the scores of SAEs by layer, a panel per score; the rows are `SAEScore`."""
+    points = scores.melt(["kind", "layer"], list(_TITLES), "score")
+    points = points.assign(
+        value=points["value"].astype(float),
+        kind=points["kind"].map(_KINDS),
+        score=points["score"].map(_TITLES),
     )
+
+    def limit(axes: Axes, score: str, rows: DataFrame) -> None:
+        low, high = rows["value"].min(), rows["value"].max()
+        whole = score != _TITLES["l0"]
+        axes.set_ylim(min(0.0, low) - 0.02, max(1.02, 1.02 * high) if whole else 1.15 * high)
+
+    return curves(
+        points, "layer", "value", "kind", "score", title="Sparse autoencoders by layer",
+        subtitle=subtitle, colours=_COLOURS, labels=("layer", ""), per_row=2, each=limit,
+    )  # fmt: skip
+
+
+def training_figure(history: History, lm: str) -> Drawing:
+    """Draw the training curves: a panel per curve and kind of hook point, a line per layer."""
+    from pandas import DataFrame
+
+    rows = []
+    for tag, points in history.items():
+        what, _, name = tag.partition("/")
+        kind, _, layer = name.rpartition(".")
+        panel = f"{what}, {_KINDS.get(kind, kind)}".replace("_", " ")
+        rows += [(panel, f"layer {layer}", step, value) for step, value in points]
+    frame = DataFrame(rows, columns=["panel", "layer", "step", "value"])
+    return curves(
+        frame.sort_values("panel", kind="stable"), "step", "value", "layer", "panel",
+        title=f"Training of {lm}'s SAEs", labels=("step", ""),
+    )  # fmt: skip

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 SCORES = ("explained_variance", "loss_recovered", "l0", "dead")
-DENSITY_EDGES = tuple(-5 + 0.5 * i for i in range(11))
-"""Edges of half decades of the share of tokens at which a feature is active, as logarithms."""
 
 
 @torch.no_grad()
@@ -123,25 +119,3 @@ def score_hook_points(
         )
         for i, (at, sae) in enumerate(saes.items())
     ]  # fmt: skip
-
-
-def feature_densities(
-    frequency: npt.NDArray[np.float64], n_features: Sequence[int]
-) -> npt.NDArray[np.float64]:
-    """Return the shares of features that are never active, then by how often they are.
-
-    `frequency` is the share of the tokens at which each feature is active, ``(n_hook_points,
-    max(n_features))``; bins are half decades of it (`DENSITY_EDGES`).
-
-    Example:
-        >>> feature_densities(np.array([[0.0, 0.5, 1.0, 0.0002]]), [4])[0, [0, 3, -1]]
-        array([0.25, 0.25, 0.5 ])
-    """
-    rows = []
-    for shares, n in zip(frequency, n_features, strict=True):
-        active = shares[:n][shares[:n] > 0]
-        # The outer bins include what lies beyond the outer edges.
-        logs = np.clip(np.log10(active), DENSITY_EDGES[0], DENSITY_EDGES[-1])
-        counts, _ = np.histogram(logs, DENSITY_EDGES)
-        rows.append(np.array([n - len(active), *counts]) / n)
-    return np.stack(rows)

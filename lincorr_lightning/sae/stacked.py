@@ -51,19 +51,14 @@ class SAESettings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, value, known in (
-            ("activation", self.activation, get_args(TrainedActivation)),
-            ("center", self.center, get_args(Center)),
-        ):
-            if value not in known:
+        for name, known in (("activation", TrainedActivation), ("center", Center)):
+            if getattr(self, name) not in get_args(known):
                 raise ConfigError(
-                    f"model.sae.{name} is {value!r}; SAEs are trained with {', '.join(known)}."
+                    f"model.sae.{name} is {getattr(self, name)!r}; it must be one of "
+                    f"{', '.join(get_args(known))}."
                 )
         for name in ("n_features", "k", "dead_after_steps", "aux_k"):
-            value = getattr(self, name)
-            require(f"model.sae.{name}", value, at_least=1)
-            if not isinstance(value, int):
-                raise ConfigError(f"model.sae.{name} is {value}; it must be a whole number.")
+            require(f"model.sae.{name}", getattr(self, name), at_least=1)
         for name in ("l1_coef", "aux_loss_coef"):
             require(f"model.sae.{name}", getattr(self, name), at_least=0)
         if self.activation != "relu" and self.k > self.n_features:
@@ -109,15 +104,8 @@ class StackedAutoencoders(nn.Module):
         super().__init__()
         self.hook_points, self.settings = tuple(hook_points), settings
         n, n_features = len(self.hook_points), settings.n_features
-        decoder = torch.stack(
-            [
-                torch.randn(
-                    n_features, width,
-                    generator=torch.Generator().manual_seed(_seed_of(p, seed)),
-                )
-                for p in self.hook_points
-            ]
-        )  # fmt: skip
+        generators = [torch.Generator().manual_seed(_seed_of(p, seed)) for p in self.hook_points]
+        decoder = torch.stack([torch.randn(n_features, width, generator=g) for g in generators])
         decoder = decoder / decoder.norm(dim=-1, keepdim=True)
         self.encoder = nn.Parameter(decoder.clone())
         self.decoder = nn.Parameter(decoder)
@@ -160,14 +148,12 @@ class StackedAutoencoders(nn.Module):
             active = (features.detach() > 0).sum(1)
             least = torch.zeros_like(variance)
         else:
-            entries, least = self._choose(before)
-            values = self._values(inputs, before, entries)
-            rebuilt = _decode_entries(values, self.decoder, entries) + self.decoder_bias[:, None]
-            is_active = values.detach() > 0
+            is_active, least = self._choose(before)
+            features, entries = self._features(inputs, before, is_active)
+            rebuilt = _decode(features, self.decoder, entries) + self.decoder_bias[:, None]
             active = torch.bincount(
-                entries.features[is_active], minlength=self.encoder_bias.numel()
-            )
-            active = active.view(self.encoder_bias.shape)
+                entries.features[features.detach() > 0], minlength=self.encoder_bias.numel()
+            ).view(self.encoder_bias.shape)
         error = inputs - rebuilt
         unexplained = error.square().sum(-1).mean(1) / variance
         total = unexplained.sum()
@@ -181,27 +167,25 @@ class StackedAutoencoders(nn.Module):
             total, unexplained.detach(), active.sum(1) / inputs.shape[1], active, least
         )
 
-    def _values(self, inputs: Tensor, before: Tensor, entries: _Entries) -> Tensor:
-        n_features = before.shape[-1]
-        known = before.view(-1)[entries.rows * n_features + entries.features % n_features]
-        return _encode_entries(
-            inputs, self.encoder, self.encoder_bias, self.decoder_bias, known, entries
-        ).relu()
+    def _features(self, inputs: Tensor, before: Tensor, chosen: Tensor) -> tuple[Tensor, _Entries]:
+        """Return the features at the chosen entries of the pre-activations, with gradients."""
+        entries = _entries_of(chosen)
+        values = _KnownPreActivations.apply(
+            inputs, self.encoder, self.encoder_bias, self.decoder_bias, before[chosen], entries
+        )  # type: ignore[no-untyped-call]
+        return values.relu(), entries
 
-    def _choose(self, before: Tensor) -> tuple[_Entries, Tensor]:
-        """Return the active features, and the smallest pre-activation of each hook point."""
-        n_hook_points, n, n_features = before.shape
+    def _choose(self, before: Tensor) -> tuple[Tensor, Tensor]:
+        """Return which features are active, and the least pre-activation of each hook point."""
         k = self.settings.k
         if self.settings.activation == "topk":
             values, columns = before.topk(k, dim=-1, sorted=False)
-            return _even_entries(columns, n_features), values.relu().amin((1, 2))
-        # The n * k largest of the batch; some of them may not be positive.
-        chosen = [
-            _largest(values, n * k, self.threshold[i] / 2)
-            for i, values in enumerate(before.view(n_hook_points, n * n_features))
-        ]
-        least = torch.stack([value for _, value in chosen])
-        return _entries_of([where for where, _ in chosen], n, n_features), least
+            chosen = torch.zeros_like(before, dtype=torch.bool).scatter(-1, columns, True)
+            return chosen, values.relu().amin((1, 2))
+        # The n * k largest of the batch and their equals, of which some may not be positive.
+        largest = before.flatten(1).topk(before.shape[1] * k, sorted=False).values
+        least = largest.amin(1).relu()
+        return (before >= least[:, None, None]) & (before > 0), least
 
     def _auxiliary(self, inputs: Tensor, before: Tensor, error: Tensor) -> Tensor:
         """Return the share of the error that dead features leave, summed over the hook points."""
@@ -210,16 +194,10 @@ class StackedAutoencoders(nn.Module):
         most = min(self.settings.aux_k, int(n_dead.max()))
         if most == 0:
             return inputs.new_zeros(())
-        values, columns = before.masked_fill(~dead[:, None], -torch.inf).topk(most, sorted=False)
-        n_features = before.shape[-1]
-        entries = _even_entries(columns, n_features)
-        values = values.masked_fill(values == -torch.inf, 0.0).flatten()
-        found = _encode_entries(
-            inputs, self.encoder, self.encoder_bias, self.decoder_bias, values, entries
-        )
-        is_dead = dead.view(-1)[entries.features]
-        guess = _decode_entries(found.relu() * is_dead, self.decoder, entries)
-        squares = (guess - error).square().sum(-1).mean(1)
+        columns = before.masked_fill(~dead[:, None], -torch.inf).topk(most, sorted=False).indices
+        chosen = torch.zeros_like(before, dtype=torch.bool).scatter(-1, columns, True)
+        features, entries = self._features(inputs, before, chosen & dead[:, None])
+        squares = (_decode(features, self.decoder, entries) - error).square().sum(-1).mean(1)
         shares = squares / error.square().sum(-1).mean(1).clamp(min=torch.finfo(error.dtype).tiny)
         return (shares * (n_dead > 0)).sum()
 
@@ -256,41 +234,24 @@ class StackedAutoencoders(nn.Module):
     @torch.no_grad()
     def export(self, lm: str | None = None) -> dict[HookPoint, SparseAutoencoder]:
         """Return a copy of each SAE, as used after training."""
-        activation = self.settings.activation
-        saes = {}
-        for i, hook_point in enumerate(self.hook_points):
-            threshold = None
-            if activation == "batchtopk":
-                threshold = self.threshold[i].repeat(self.settings.n_features)
-            saes[hook_point] = SparseAutoencoder(
+        settings = self.settings
+        activation, is_batchtopk = settings.activation, settings.activation == "batchtopk"
+        return {
+            hook_point: SparseAutoencoder(
                 hook_point=hook_point,
                 encoder=self.encoder[i].clone(),
                 decoder=self.decoder[i].clone(),
                 encoder_bias=self.encoder_bias[i].clone(),
                 decoder_bias=self.decoder_bias[i].clone(),
                 activation=activation,
-                threshold=threshold,
-                k=None if activation == "relu" else self.settings.k,
+                threshold=self.threshold[i].repeat(settings.n_features) if is_batchtopk else None,
+                k=None if activation == "relu" else settings.k,
                 input_scale=float(self.input_scale[i]),
                 subtract_decoder_bias=True,
                 lm=lm,
             ).eval()
-        return saes
-
-
-def _largest(values: Tensor, count: int, guess: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the `count` largest values above 0 are, with their equals, and the least one.
-
-    Values below the guess, which is at least 0, are only looked at if too few lie above it.
-    """
-    where = (values > guess).nonzero()[:, 0]
-    if len(where) < count:
-        where = (values > 0).nonzero()[:, 0]
-        if len(where) < count:
-            return where, values.new_zeros(())
-    above = values[where]
-    least = above.kthvalue(len(above) - count + 1).values
-    return where[above >= least], least
+            for i, hook_point in enumerate(self.hook_points)
+        }
 
 
 def _seed_of(hook_point: HookPoint, seed: int) -> int:
@@ -316,31 +277,23 @@ class _Entries(NamedTuple):
     """Index of each row's first entry, ``(n_hook_points * n,)``."""
 
 
-def _entries_of(chosen: Sequence[Tensor], n: int, n_features: int) -> _Entries:
-    """Return the entries of active features: ascending indices ``row * n_features + feature``.
-
-    They are given for each hook point, which has n rows.
-    """
-    flat = torch.cat([where + i * n * n_features for i, where in enumerate(chosen)])
-    rows = flat.div(n_features, rounding_mode="floor")
-    counts = torch.bincount(rows, minlength=len(chosen) * n)
-    first = rows.div(n, rounding_mode="floor") * n_features
-    return _Entries(rows, first + flat % n_features, counts.cumsum(0) - counts)
+def _entries_of(chosen: Tensor) -> _Entries:
+    """Return the entries that are true, ``(n_hook_points, n, n_features)``."""
+    hook_point, row, feature = chosen.nonzero(as_tuple=True)
+    n_hook_points, n, n_features = chosen.shape
+    rows = hook_point * n + row
+    counts = torch.bincount(rows, minlength=n_hook_points * n)
+    return _Entries(rows, hook_point * n_features + feature, counts.cumsum(0) - counts)
 
 
-def _encode_entries(
-    inputs: Tensor, encoder: Tensor, bias: Tensor, center: Tensor, values: Tensor, entries: _Entries
-) -> Tensor:
-    """Make known pre-activations differentiable with respect to encoder, bias and center.
+class _KnownPreActivations(torch.autograd.Function):
+    """Makes known pre-activations differentiable by encoder, bias and center.
 
     They are `values`, ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``. Other
     shapes are ``(n_hook_points, n, width)`` of the inputs and ``(n_hook_points, n_features,
     width)`` of the encoders.
     """
-    return _EncodeEntries.apply(inputs, encoder, bias, center, values, entries)  # type: ignore[no-untyped-call]
 
-
-class _EncodeEntries(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
@@ -351,12 +304,14 @@ class _EncodeEntries(torch.autograd.Function):
         values: Tensor,
         entries: _Entries,
     ) -> Tensor:
+        """Return the values."""
         del bias
         ctx.save_for_backward(inputs, encoder, center, *entries)
         return values.clone()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Return the gradients of encoder, bias and center."""
         (gradient,) = gradients
         inputs, encoder, center, rows, features, _ = ctx.saved_tensors
         n_hook_points, n_features, width = encoder.shape
@@ -376,23 +331,11 @@ class _EncodeEntries(torch.autograd.Function):
         return None, to_encoder, sums[:, 0], to_center, None, None
 
 
-def _decode_entries(values: Tensor, decoder: Tensor, entries: _Entries) -> Tensor:
-    """Return sums of decoder rows, ``(n_hook_points, n, width)``, weighted by `values`.
-
-    They are differentiable with respect to the values, ``(n_entries,)``, and the decoders,
-    ``(n_hook_points, n_features, width)``.
-    """
+def _decode(features: Tensor, decoder: Tensor, entries: _Entries) -> Tensor:
+    """Return sums of decoder rows, ``(n_hook_points, n, width)``, weighted by the features."""
     n_hook_points, _, width = decoder.shape
     rows = embedding_bag(
         entries.features, decoder.flatten(0, 1), entries.starts, mode="sum",
-        per_sample_weights=values,
+        per_sample_weights=features,
     )  # fmt: skip
     return rows.view(n_hook_points, -1, width)
-
-
-def _even_entries(columns: Tensor, n_features: int) -> _Entries:
-    """Return the entries of k features per row, ``(n_hook_points, n, k)``."""
-    n_hook_points, n, k = columns.shape
-    rows = torch.arange(n_hook_points * n, device=columns.device)
-    first = torch.arange(n_hook_points, device=columns.device)[:, None, None] * n_features
-    return _Entries(rows.repeat_interleave(k), (columns + first).flatten(), rows * k)

@@ -218,7 +218,7 @@ def test_a_planted_dictionary_is_found(activation: str) -> None:
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(ConfigError, match="activation is 'softmax'; SAEs are trained with topk"):
+    with pytest.raises(ConfigError, match="activation is 'softmax'; it must be one of topk"):
         SAESettings(activation="softmax")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="k is 30, but there are 20 features"):
         SAESettings(n_features=20, k=30)
