@@ -2,8 +2,8 @@
 
 The hook point of an attention or an MLP is what it adds to the residual stream: in Gemma 2, where
 a norm lies between the module and the stream, that is the norm's output. Nothing here is specific
-to an architecture. Modules are found by their names, followed to the last module that passes their
-output on, and checked on a probe: stream after the layer = stream before it + both outputs.
+to an architecture. Of the modules in a layer, those two are taken that add up on a probe (stream
+after the layer = stream before it + both outputs); one of them has attention in its name.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
-from itertools import product
-from typing import Any, NamedTuple
+from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,6 @@ from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
 _ATTENTION = ("attn", "attention")
-_MLP = ("mlp", "ffn", "feed_forward", "feedforward", "moe")
 _N_PROBE_TOKENS = 4
 # Relative to what a layer adds, and to the stream in units of its rounding.
 _TOLERANCE = 0.02
@@ -275,20 +274,10 @@ def run_probe(model: nn.Module) -> None:
         model(input_ids=ids, use_cache=False)
 
 
-class _Call(NamedTuple):
-    """A module of a layer during the probe."""
-
-    name: str
-    read: Tensor | None
-    wrote: Tensor
-    """It identifies the module that reads it next; it may be changed in place, `value` is not."""
-    value: Tensor
-
-
 @torch.no_grad()
 def _find_outputs(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind, str]]:
     streams: list[dict[str, Tensor]] = [{} for _ in layers]
-    calls: list[list[_Call]] = [[] for _ in layers]
+    calls: list[list[tuple[str, Tensor]]] = [[] for _ in layers]
 
     def enter(i: int, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         streams[i]["before"] = _stream_into(args, kwargs).clone()
@@ -296,13 +285,10 @@ def _find_outputs(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind
     def leave(i: int, module: nn.Module, args: Any, output: Any) -> None:
         streams[i]["after"] = _tensor_in(output)
 
-    def record(
-        i: int, name: str, module: nn.Module, args: Any, kwargs: Mapping[str, Any], output: Any
-    ) -> None:
-        tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+    def record(i: int, name: str, module: nn.Module, args: Any, output: Any) -> None:
         wrote = _tensor_in(output)
         if isinstance(wrote, Tensor):
-            calls[i].append(_Call(name, tensors[0] if tensors else None, wrote, wrote.clone()))
+            calls[i].append((name, wrote.clone()))
 
     with ExitStack() as stack:
         for i, layer in enumerate(layers):
@@ -311,65 +297,41 @@ def _find_outputs(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind
                 layer.register_forward_hook(partial(leave, i)),
             ]
             for name, child in layer.named_children():
-                hook = partial(record, i, name)
-                handles.append(child.register_forward_hook(hook, with_kwargs=True))
+                handles.append(child.register_forward_hook(partial(record, i, name)))
             for handle in handles:
                 stack.callback(handle.remove)
         run_probe(model)
-    width = width_of(model)
-    return [_outputs_of(*parts, width) for parts in zip(layers, streams, calls, strict=True)]
+    return [_outputs_of(*parts) for parts in zip(layers, streams, calls, strict=True)]
 
 
 def _outputs_of(
-    layer: nn.Module, streams: Mapping[str, Tensor], calls: Sequence[_Call], width: int
+    layer: nn.Module, streams: Mapping[str, Tensor], calls: Sequence[tuple[str, Tensor]]
 ) -> dict[HookKind, str]:
-    """Return the modules whose outputs the layer adds, or none if they do not add up."""
-    attention, mlp = _child(layer, _ATTENTION), _child(layer, _MLP) or _last_linear(layer, width)
-    if attention is None or mlp is None or not streams:
+    """Return the two modules whose outputs the layer adds, or none if no two add up."""
+    if not streams:  # it was not called
         return {}
     before, after = streams["before"].float(), streams["after"].float()
     rounding = torch.finfo(streams["after"].dtype).eps * _ROUNDINGS
+    names = [name for name, _ in calls]
+    outputs = [
+        (name, value.float().view_as(after))
+        for name, value in calls
+        # Phi has one dropout for attention and MLP, which is the output of neither.
+        if names.count(name) == 1 and value.numel() == after.numel()
+    ]
     best: tuple[float, dict[HookKind, str]] = (float("inf"), {})
-    for one, other in product(_chain(calls, attention), _chain(calls, mlp)):
-        if one.value.numel() != after.numel() or other.value.numel() != after.numel():
+    for (one, x), (other, y) in combinations(outputs, 2):
+        if _is_attention(layer, one) == _is_attention(layer, other):
             continue
-        parts = one.value.float().view_as(after), other.value.float().view_as(after)
-        error = float((before + parts[0] + parts[1] - after).norm())
-        size = float(parts[0].norm() + parts[1].norm())
+        error = float((before + x + y - after).norm())
+        size = float(x.norm() + y.norm())
         # Take the last of equals: dropout, for example, is the identity in eval mode only.
         if error <= min(best[0], _TOLERANCE * size + rounding * float(after.norm())):
-            best = error, {"attention_out": one.name, "mlp_out": other.name}
+            attention, mlp = (one, other) if _is_attention(layer, one) else (other, one)
+            best = error, {"attention_out": attention, "mlp_out": mlp}
     return best[1]
 
 
-def _chain(calls: Sequence[_Call], name: str) -> list[_Call]:
-    """Return a module and the modules after it that each read the output of the last one."""
-    names = [call.name for call in calls]
-    chain: list[_Call] = []
-    last: Tensor | None = None
-    for call in calls:
-        if call.name == name if last is None else call.read is last:
-            last = call.wrote
-            # Phi has one dropout for attention and MLP, which is the output of neither.
-            if names.count(call.name) == 1:
-                chain.append(call)
-    return chain
-
-
-def _child(layer: nn.Module, words: tuple[str, ...]) -> str | None:
-    for name, child in layer.named_children():
-        called = f"{name} {type(child).__name__}".lower()
-        is_leaf = next(child.children(), None) is None
-        if not is_leaf and "cross" not in called and any(word in called for word in words):
-            return name
-    return None
-
-
-def _last_linear(layer: nn.Module, width: int) -> str | None:
-    """Return the last projection of an MLP whose parts are children of the layer, as in OPT."""
-    found = None
-    for name, child in layer.named_children():
-        weight = getattr(child, "weight", None)
-        if isinstance(weight, Tensor) and weight.dim() == 2 and width in weight.shape:
-            found = name
-    return found
+def _is_attention(layer: nn.Module, name: str) -> bool:
+    called = f"{name} {type(layer.get_submodule(name)).__name__}".lower()
+    return any(word in called for word in _ATTENTION)
