@@ -3,8 +3,7 @@
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSchedule, edit_dataset
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.forecast_module import EditForecast
-from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
 from lincorr_lightning.finetune.repair import Repair, RepairBatch, RepairDataModule, StatementBatch
 
 __all__ = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -146,18 +146,21 @@ class EditSchedule:
     def __post_init__(self) -> None:
         """Check the values."""
         if self.protocol not in ("joint", "independent"):
-            raise ConfigError(f"protocol is {self.protocol!r}; it must be joint or independent.")
-        require("edits_per_step", self.edits_per_step, at_least=1)
-        require("steps_per_edit", self.steps_per_edit, at_least=1)
+            raise ConfigError(
+                f"model.protocol is {self.protocol!r}; it must be joint or independent."
+            )
+        require("model.edits_per_step", self.edits_per_step, at_least=1)
+        require("model.steps_per_edit", self.steps_per_edit, at_least=1)
 
 
+@dataclass(frozen=True, eq=False)
 class EditDataset(Dataset[EditBatch]):
     """The steps of one rank over all epochs; each follows from the seed and its own number.
 
     It holds no state, so a resumed run continues at any step with exactly the batches of an
     uninterrupted one.
 
-    Args:
+    Attributes:
         edits: All edits of the run, the same on every rank.
         relation: The relation that the edits are about.
         prompts: Token ids of the source prompt of each edit.
@@ -165,59 +168,52 @@ class EditDataset(Dataset[EditBatch]):
         seed: Seed of the order of joint edits.
         rank: Index of this rank's data shard.
         n_shards: Number of data shards.
-        catalogue: All knowledge of the run, for other relations of the same run; None is the
-            knowledge that the package ships.
+        catalogue: All knowledge of the run, for other relations of the same run.
         subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
         left_out: Rows of the table ``left_out``: edits that are not trained.
         max_risk: Probability of a hallucination above which a forecast marks an edit; None marks
             none.
     """
 
-    def __init__(
-        self,
-        edits: Sequence[Edit],
-        relation: TokenizedRelation,
-        prompts: Sequence[Sequence[int]],
-        schedule: EditSchedule,
-        seed: int = 0,
-        rank: int = 0,
-        n_shards: int = 1,
-        catalogue: Catalogue | None = None,
-        subwords: bool = False,
-        left_out: Sequence[Mapping[str, Any]] = (),
-        max_risk: float | None = None,
-    ) -> None:
-        self.edits, self.relation, self.schedule = list(edits), relation, schedule
-        self.catalogue = Catalogue.load() if catalogue is None else catalogue
-        self.subwords, self.left_out, self.max_risk = subwords, left_out, max_risk
-        self._prompts, self._seed, self._rank, self._n_shards = prompts, seed, rank, n_shards
-        self._is_independent = schedule.protocol == "independent"
-        self._n_repeats = schedule.steps_per_edit if self._is_independent else 1
+    edits: list[Edit]
+    relation: TokenizedRelation
+    prompts: Sequence[Sequence[int]]
+    schedule: EditSchedule
+    seed: int = 0
+    rank: int = 0
+    n_shards: int = 1
+    catalogue: Catalogue = field(default_factory=Catalogue.load)
+    subwords: bool = False
+    left_out: Sequence[Mapping[str, Any]] = ()
+    max_risk: float | None = None
 
     @property
     def determined_by(self) -> dict[str, Any]:
         """Settings that determine the content of a step, apart from the edits."""
-        return {**asdict(self.schedule), "n_shards": self._n_shards}
+        return {**asdict(self.schedule), "n_shards": self.n_shards}
+
+    @property
+    def _n_repeats(self) -> int:
+        return self.schedule.steps_per_edit if self.schedule.protocol == "independent" else 1
 
     def __len__(self) -> int:
         """Number of steps of an epoch, the same on all ranks."""
-        per_step = self.schedule.edits_per_step * self._n_shards
+        per_step = self.schedule.edits_per_step * self.n_shards
         return -(-len(self.edits) // per_step) * self._n_repeats
 
     def __getitem__(self, index: int) -> EditBatch:
         epoch, step = divmod(index, len(self))
         turn, repeat = divmod(step, self._n_repeats)
         n, size = len(self.edits), self.schedule.edits_per_step
-        per_step = size * self._n_shards
-        if self._is_independent:
-            first = turn * per_step + self._rank * size
+        per_step = size * self.n_shards
+        if self.schedule.protocol == "independent":
+            first, n_steps = turn * per_step + self.rank * size, self._n_repeats
             ids = list(range(n)[first : first + size])
         else:
-            order = np.random.default_rng([self._seed, epoch]).permutation(n)
-            parts = np.array_split(order[turn * per_step : (turn + 1) * per_step], self._n_shards)
-            ids = parts[self._rank].tolist()
-        prompts = [self._prompts[i] for i in ids] or [self._prompts[0]]
-        n_steps = self._n_repeats if self._is_independent else 0
+            order, n_steps = np.random.default_rng([self.seed, epoch]).permutation(n), 0
+            parts = np.array_split(order[turn * per_step : (turn + 1) * per_step], self.n_shards)
+            ids = parts[self.rank].tolist()
+        prompts = [self.prompts[i] for i in ids] or [self.prompts[0]]
         return edit_batch([self.edits[i] for i in ids], ids, prompts, repeat, n_steps)
 
 

@@ -75,32 +75,22 @@ def case_results(
 def outcome_charts(
     relation: str, controls: Sequence[str], prefix: str = "", by_edit_step: bool = False
 ) -> dict[str, dict[str, list[str]]]:
-    """Return the curves of a run that TensorBoard lays over one another, see `Results.charts`.
+    """Return the curves that TensorBoard lays over one another, see `Results.charts`.
 
-    `prefix` is that of the log keys of outcomes and controls, where several relations are measured;
-    `by_edit_step` is for independent edits, whose x axis is the step within an edit.
-
-    Returns:
-        Group -> chart -> regular expressions of log keys, as TensorBoard takes them.
+    `prefix` is that of the log keys where several relations are measured; `by_edit_step` is for
+    independent edits, whose x axis is the step within an edit.
     """
     steps = "edit_step/" if by_edit_step else ""
-    outcomes = f"{prefix}{steps}" + ("" if by_edit_step else "generalization/")
+    outcomes = f"{prefix}{steps or 'generalization/'}"
     keys = {
-        "generalized and hallucinated": [
-            f"{outcomes}{o}" for o in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
-        ],
-        "all outcomes": [f"{outcomes}{name}" for name in (*Outcome, "source_learned")],
+        "generalized and hallucinated": [f"{outcomes}{name}" for name in _OUTCOMES[:2]],
+        "all outcomes": [f"{outcomes}{name}" for name in (*_OUTCOMES, "source_learned")],
         "probability": [f"{prefix}{steps}probability/{p}" for p in ("reference", "old_answer")],
         "controls unchanged": [f"{prefix}{steps}control_unchanged/{name}" for name in controls],
         "correlation": [f"{steps}{name}/{relation}" for name in _CORRELATIONS],
     }
-    after = " after each step of an edit" if by_edit_step else ""
     # TensorBoard takes all log keys that a pattern matches from their beginning.
-    charts = {
-        f"{title}{after}": [f"{re.escape(key)}$" for key in chosen]
-        for title, chosen in keys.items()
-        if chosen
-    }
+    charts = {title: [f"{re.escape(key)}$" for key in own] for title, own in keys.items() if own}
     return {relation: charts}
 
 

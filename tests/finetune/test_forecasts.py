@@ -17,14 +17,13 @@ from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.forecast_module import EditForecast
 from lincorr_lightning.finetune.forecasts import (
     OutcomeModel,
     forecast_edits,
     outcome_features,
     outcome_model,
 )
-from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome

@@ -80,33 +80,20 @@ def test_cases_have_a_table_and_figures() -> None:
 def test_charts_match_the_log_keys_of_their_relation_alone() -> None:
     (charts,) = outcome_charts("city->country", ["color", "X*2"]).values()
 
-    def shown(key: str, charts: dict[str, list[str]]) -> int:
+    def is_shown(key: str) -> bool:
         # As TensorBoard's own plugin does it.
-        return sum(
-            any(re.compile(pattern).match(key) for pattern in chart) for chart in charts.values()
-        )
+        return any(re.compile(pattern).match(key) for chart in charts.values() for pattern in chart)
 
-    both = charts["generalized and hallucinated"]
-    assert shown("generalization/generalized", {"": both}) == 1
-    assert shown("generalization/unchanged", {"": both}) == 0
     for key in (
-        "generalization/unchanged", "generalization/source_learned", "probability/reference",
-        "probability/old_answer", "control_unchanged/color", "control_unchanged/X*2",
-        "gradient_correlation/city->country", "permuted_gradient_correlation/city->country",
-        "logit_correlation/city->country",
+        "generalization/unchanged", "generalization/source_learned", "probability/old_answer",
+        "control_unchanged/X*2", "gradient_correlation/city->country",
     ):  # fmt: skip
-        assert shown(key, charts) >= 1, key
-    assert shown("gradient_correlation/city->country_zh", charts) == 0
-    assert shown("control_unchanged/color_zh", charts) == 0
-    # A chart of keys that nobody logs would stay empty.
-    assert shown("edit_step/generalized", charts) == 0
-    assert "controls unchanged" not in outcome_charts("X+1->X*2", [])["X+1->X*2"]
-    (steps,) = outcome_charts("city->country", ["color"], "a/", by_edit_step=True).values()
-    for key in (
-        "a/edit_step/generalized", "a/edit_step/probability/old_answer",
-        "a/edit_step/control_unchanged/color", "edit_step/logit_correlation/city->country",
-    ):  # fmt: skip
-        assert shown(key, steps) >= 1, key
+        assert is_shown(key), key
+    assert not is_shown("gradient_correlation/city->country_zh")
+    assert not is_shown("edit_step/generalized")
+    (charts,) = outcome_charts("city->country", ["color"], "a/", by_edit_step=True).values()
+    assert is_shown("a/edit_step/generalized") and is_shown("a/edit_step/control_unchanged/color")
+    assert is_shown("edit_step/logit_correlation/city->country")
 
 
 # -- forecasts ---------------------------------------------------------------------------------

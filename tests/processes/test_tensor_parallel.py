@@ -20,8 +20,7 @@ from lincorr_lightning.data.loaders import PaddedBatchSampler
 from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
-from lincorr_lightning.finetune.forecast_module import EditForecast
-from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
 from lincorr_lightning.lm.sharding import split_matrices
 from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.probe.module import LinearProbe

@@ -1,22 +1,29 @@
-"""Training examples of a repair, and the edits that are measured before and after it."""
+"""Examples of a repair, the edits that are measured before and after it, and their batches."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, get_args
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.files import SampleBy
 from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.tokenized_texts import TokenBatch, read_prompts
-from lincorr_lightning.distributed import data_shard, require_items
+from lincorr_lightning.distributed import DataShard, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
-from lincorr_lightning.finetune.batches import edit_batch, labelled_tokens
+from lincorr_lightning.finetune.batches import (
+    EditBatch,
+    LabelledTokens,
+    edit_batch,
+    labelled_tokens,
+)
 from lincorr_lightning.finetune.datamodule import require_same_data
 from lincorr_lightning.finetune.edits import (
     Edit,
@@ -26,30 +33,123 @@ from lincorr_lightning.finetune.edits import (
     resolve_edits,
     sample_candidates,
     sample_edits,
+    source_statement,
 )
-from lincorr_lightning.finetune.repair.batches import (
-    HELD_OUT,
-    SHOWN,
-    DomainPrompts,
-    Facts,
-    RepairBatch,
-    RepairDataset,
-    StatementBatch,
-    statements,
-)
-from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
-from lincorr_lightning.knowledge.catalogue import UnknownKnowledgeError
-from lincorr_lightning.linear_map.fitting import fit_linear_maps
+from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation, build_domain
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind, sample_up_to
+from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind
 from lincorr_lightning.study import StudyData, plain
 
+SHOWN, HELD_OUT = "shown", "held_out"
+"""Parts of the measured edits: source answers that are in the examples, and held-out ones."""
+Facts = Literal["both", "source", "target"]
+JOINED_BY = (". ", " and ", ", so ", "; ")
+"""How the two facts of a statement are joined."""
 Examples = Literal["edits", "statements", "source", "target"]
-Choice = Literal["all", "wrong", "random"]
 MIN_ANSWERS = 4
 """Source labels with a reference that are needed to hold some out."""
 _TEXTS_PER_BATCH = 4
-_FITTED_SUBJECTS = 2000  # of the W that says which answers are wrong
+
+
+class DomainPrompts(NamedTuple):
+    """Prompts of one kind of knowledge, as `LanguageModel.forward` takes them.
+
+    Attributes:
+        input_ids: Token ids, padded on the right, ``(n, length)``.
+        attention_mask: 1 at tokens, same shape.
+        token_ids: Tokens of its labels, ``(n_labels,)``.
+    """
+
+    input_ids: Tensor
+    attention_mask: Tensor
+    token_ids: Tensor
+
+
+@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
+class RepairBatch:
+    """Edits, and the prompts that they are evaluated on.
+
+    Attributes:
+        part: ``shown`` or ``held_out``, see `RepairDataModule`.
+        edits: The edits, and their source prompts.
+        source: The source prompts, with the source labels.
+        target: The target prompts, with the n_target target labels.
+        in_context: The target prompts after the statement of the new answer.
+        others: Prompts of other kinds of knowledge, which must not change.
+        reference_mask: Target labels in each edit's reference, ``(n, n_target)`` bool.
+        target_shown: Whether an example has a target label of each edit's reference, ``(n,)`` bool.
+        before: Logits before the repair, after the prompts of ``source``, of ``target`` and of each
+            of `others`, ``(n, n_labels)``; empty for edits that are only measured.
+        texts: Token ids of texts whose predictions must not change, ``(n_texts, n_tokens)``;
+            without rows for edits that are only measured.
+        is_padding: Whether the batch only keeps a rank in step with the others.
+    """
+
+    part: str
+    edits: EditBatch
+    source: DomainPrompts
+    target: DomainPrompts
+    in_context: DomainPrompts
+    others: dict[str, DomainPrompts]
+    reference_mask: Tensor
+    target_shown: Tensor
+    before: dict[str, Tensor]
+    texts: Tensor
+    is_padding: bool = False
+
+
+@dataclass  # not frozen, as above
+class StatementBatch(LabelledTokens):
+    """Statements to train on: all tokens but the first are learned.
+
+    Attributes:
+        texts: Token ids of texts whose predictions must not change, ``(n_texts, n_tokens)``.
+    """
+
+    texts: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class RepairDataset(Dataset[Any]):
+    """The steps of one rank over all epochs; each follows from the seed and its own number.
+
+    Attributes:
+        examples: The examples of the repair.
+        relation: The relation that they are about.
+        split: The source answers of the examples, ``shown``, and those ``held_out``.
+        make_batch: Returns a batch, given the numbers of its examples and one that no other batch
+            of the run has.
+        batch_size: Examples of a step, on all ranks together.
+        seed: Seed of the order.
+        shard: The data that this rank reads.
+    """
+
+    examples: Sequence[Edit]
+    relation: TokenizedRelation
+    split: Mapping[str, Sequence[str]]
+    make_batch: Callable[[Sequence[int], int], RepairBatch | StatementBatch]
+    batch_size: int
+    seed: int
+    shard: DataShard
+
+    @property
+    def determined_by(self) -> dict[str, Any]:
+        """What determines the content of a step beside the settings of the datamodule."""
+        return {"n_shards": self.shard.n}
+
+    def __len__(self) -> int:
+        """Number of steps of an epoch; examples that do not fill one are left to a later epoch."""
+        return len(self.examples) // self.batch_size
+
+    def __getitem__(self, index: int) -> RepairBatch | StatementBatch:
+        epoch, step = divmod(index, len(self))
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.examples))
+        ids = order[step * self.batch_size : (step + 1) * self.batch_size]
+        own = np.array_split(ids, self.shard.n)[self.shard.number].tolist()
+        return self.make_batch(own, index * self.shard.n + self.shard.number)
+
+
+# -- data ------------------------------------------------------------------------------------------
 
 
 class RepairDataModule(StudyData):
@@ -65,14 +165,10 @@ class RepairDataModule(StudyData):
             target has to follow; ``statements`` of source and target together; or, as controls,
             statements of the ``source`` or of the ``target`` alone.
         n_examples: Number of examples, each about another subject.
-        answers: Which shown answers the examples have: ``all``; those that W has ``wrong`` (the
-            highest weight of the answer's column is not its reference); or equally many at
-            ``random``.
         held_out: Share of the source answers that the examples do not have.
         n_edits: Number of measured edits of the shown answers, and of the others.
         edits_file: JSONL or CSV file of edits to measure instead, see `EditsDataModule`. Their
-            subjects are left out of the examples, and those whose answer is neither in the examples
-            nor held out are left out with a warning.
+            subjects are left out of the examples.
         batch_size: Examples of a step, on all ranks together; a multiple of the ranks.
         eval_batch_size: Measured edits that are trained side by side.
         preserve: Other kinds of knowledge, whose answers examples of kind ``edits`` keep.
@@ -95,8 +191,7 @@ class RepairDataModule(StudyData):
         split: The answers that the examples have, ``shown``, and those ``held_out``.
 
     Raises:
-        ConfigError: A setting is out of range.
-        KnowledgeError: The relation does not exist.
+        KnowledgeError: The relation or another kind of knowledge does not exist.
     """
 
     batch_type = RepairBatch
@@ -107,7 +202,6 @@ class RepairDataModule(StudyData):
         relation: str = "city->country",
         examples: Examples = "edits",
         n_examples: int = 200,
-        answers: Choice = "all",
         held_out: float = 0.5,
         n_edits: int = 75,
         edits_file: str | None = None,
@@ -127,11 +221,10 @@ class RepairDataModule(StudyData):
         seed: int = 0,
     ) -> None:
         super().__init__(lm)
-        for name, value, allowed in (
-            ("examples", examples, get_args(Examples)), ("answers", answers, get_args(Choice)),
-        ):  # fmt: skip
-            if value not in allowed:
-                raise ConfigError(f"data.{name} is {value!r}; it must be {' or '.join(allowed)}.")
+        if examples not in get_args(Examples):
+            raise ConfigError(
+                f"data.examples is {examples!r}; it must be {' or '.join(get_args(Examples))}."
+            )
         for name, number in (
             ("n_examples", n_examples), ("n_edits", n_edits), ("batch_size", batch_size),
             ("eval_batch_size", eval_batch_size), ("n_texts", n_texts),
@@ -145,26 +238,19 @@ class RepairDataModule(StudyData):
         require_subject_kind(subject_kind)
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
-        for setting, names in (("preserve", preserve), ("controls", controls)):
-            for name in names:
-                if name in relation.split("->"):
-                    raise ConfigError(
-                        f"data.{setting} names {name!r}, which is a part of {relation}. Remove it."
-                    )
-                try:
-                    self._catalogue[name]
-                except UnknownKnowledgeError as error:
-                    raise UnknownKnowledgeError(f"data.{setting}: {error}") from None
-        both = sorted(set(preserve) & set(controls))
-        if both:
-            raise ConfigError(
-                f"data.preserve and data.controls both name {both[0]!r}: a control measures what "
-                "the repair does not train. Remove it from one of them."
-            )
+        others = [*preserve, *controls]
+        for name in others:
+            self._catalogue[name]  # refuses an unknown kind of knowledge
+            if name in relation.split("->") or others.count(name) > 1:
+                raise ConfigError(
+                    f"data.preserve and data.controls name {name!r}, but a control measures what "
+                    f"the repair does not train, and neither may be a part of {relation}. Name "
+                    "each kind of knowledge in one of them only."
+                )
         self.save_hyperparameters(ignore=["lm"])
-        self.relation, self.kind, self.answers = relation, examples, answers
+        self.relation, self.kind, self.held_out = relation, examples, held_out
         self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
-        self.held_out, self.preserve, self.controls = held_out, preserve, controls
+        self.preserve, self.controls = preserve, controls
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.n_texts, self.n_preserved_texts = n_texts, n_preserved_texts
         self.texts_per_step, self.n_tokens = texts_per_step, n_tokens
@@ -174,8 +260,6 @@ class RepairDataModule(StudyData):
         self.measured: dict[str, list[Edit]] = {}
         self.split: dict[str, list[str]] = {}
         self._before: dict[str, Tensor] = {}
-        self._tokenized: dict[str, TokenizedRelation] = {}
-        self._texts: tuple[Tensor, Tensor] | None = None
 
     # -- edits -------------------------------------------------------------------------------------
 
@@ -188,23 +272,30 @@ class RepairDataModule(StudyData):
             return
         lm, relation, file = self.language_model, self.tokenized, self.edits_file
         relation.require_reference()
-        shown, held_out = self._split(relation)
-        labels = {SHOWN: self._choose(relation, shown), HELD_OUT: held_out}
-        if file is None:
-            n_edits, edits = self.n_edits, list[Edit]()
-        else:
-            n_edits, edits = 0, resolve_edits(file, relation, lm, "data.edits_file")
+        labels = self._split(relation)
+        edits = [] if file is None else resolve_edits(file, relation, lm, "data.edits_file")
         excluding = repaired_subjects(lm) | {edit.subject for edit in edits}
-        n = self.n_examples
-        pools = self._candidates([n, n_edits, n_edits], excluding)
-        examples = self._sample(n, pools[0], labels[SHOWN], "n_examples")
+        pools = self._candidates(self.n_edits if file is None else 0, excluding)
+        sample = partial(sample_edits, relation, lm, seed=self.seed)
+        examples = sample(
+            self.n_examples, pools[0], labels=labels[SHOWN], setting="data.n_examples"
+        )
         if file is None:
             measured = {
-                part: self._sample(n_edits, pool, labels[part], "n_edits")
+                part: sample(self.n_edits, pool, labels=labels[part])
                 for part, pool in zip(labels, pools[1:], strict=True)
             }
         else:
-            measured = self._assign(edits, labels)
+            measured = {
+                SHOWN: [edit for edit in edits if edit.label in labels[SHOWN]],
+                HELD_OUT: [edit for edit in edits if edit.label not in labels[SHOWN]],
+            }
+            for part in measured:
+                if not measured[part]:
+                    rank_zero_warn(
+                        f"data.edits_file has no edit whose answer is {part.replace('_', ' ')}. "
+                        "Another data.seed or data.held_out splits the answers in another way."
+                    )
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
             examples, measured = self.trainer.strategy.broadcast((examples, measured))
@@ -212,12 +303,12 @@ class RepairDataModule(StudyData):
         texts = relation.source.texts
         self.split = {part: [texts[i].strip() for i in sorted(labels[part])] for part in labels}
         rank_zero_info(
-            f"The examples have {len(labels[SHOWN])} of {len(shown) + len(held_out)} answers of "
-            f"{relation.source.knowledge.name}; {len(held_out)} are held out."
+            f"The examples have {len(labels[SHOWN])} answers of {relation.source.knowledge.name}; "
+            f"{len(labels[HELD_OUT])} are held out."
         )
 
-    def _split(self, relation: TokenizedRelation) -> tuple[set[int], set[int]]:
-        """Return the source labels that the examples may have, and the others."""
+    def _split(self, relation: TokenizedRelation) -> dict[str, set[int]]:
+        """Return the source labels that the examples may have, and the others, by part."""
         labels = np.flatnonzero(relation.reference_mask.any(0))
         if len(labels) < MIN_ANSWERS:
             raise SubjectsError(
@@ -227,105 +318,57 @@ class RepairDataModule(StudyData):
             )
         order = np.random.default_rng([self.seed, 1]).permutation(labels).tolist()
         n = min(max(round(self.held_out * len(order)), 1), len(order) - 1)
-        return set(order[n:]), set(order[:n])
+        return {SHOWN: set(order[n:]), HELD_OUT: set(order[:n])}
 
-    def _choose(self, relation: TokenizedRelation, shown: set[int]) -> set[int]:
-        """Return the shown labels that the examples have, by ``data.answers``."""
-        answers, seed = self.answers, self.seed
-        if answers == "all":
-            return shown
-        lm, kind = self.language_model, self.subject_kind
-        subjects = sample_up_to(lm.tokenizer, _FITTED_SUBJECTS, (), seed, kind)
-        (fitted,) = fit_linear_maps(lm, relation, subjects, ["auto"])
-        leading = fitted.weight(relation.name).argmax(0).tolist()
-        wrong = {i for i in shown if not relation.reference_mask[leading[i], i]}
-        if not wrong:
+    def _candidates(self, n_edits: int, excluding: Collection[str]) -> list[list[str]]:
+        """Return disjoint subjects: of the examples, and twice those of measured edits."""
+        sizes = [self.n_examples, n_edits, n_edits]
+        n = sum(sizes)
+        pool = sample_candidates(self.language_model, n, self.seed, self.subject_kind, excluding)
+        if len(pool) < n:
             raise SubjectsError(
-                f"W predicts the reference of every shown answer of {relation.name}, so that "
-                f"data.answers {answers} selects none (random takes as many as are wrong). Set it "
-                "to all."
-            )
-        if answers == "wrong":
-            return wrong
-        rng = np.random.default_rng([seed, 2])
-        return set(rng.choice(sorted(shown), len(wrong), replace=False).tolist())
-
-    def _candidates(self, sizes: Sequence[int], excluding: Collection[str]) -> list[list[str]]:
-        """Return disjoint parts of the vocabulary's subjects, in proportion to the sizes."""
-        n, n_edits, _ = sizes
-        seed, kind = self.seed, self.subject_kind
-        pool = sample_candidates(self.language_model, sum(sizes), seed, kind, excluding)
-        if len(pool) < sum(sizes):
-            raise SubjectsError(
-                f"data.n_examples {n} and twice data.n_edits {n_edits} ask for {sum(sizes)} "
+                f"data.n_examples {self.n_examples} and twice data.n_edits {n_edits} ask for {n} "
                 f"subjects, but the LM's vocabulary has {len(pool)}. Lower them."
             )
-        edges = (np.cumsum(sizes) / sum(sizes) * len(pool)).astype(int).tolist()
+        edges = (np.cumsum(sizes) / n * len(pool)).astype(int).tolist()
         return [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
-
-    def _sample(
-        self, n: int, subjects: Sequence[str], labels: Collection[int], setting: str
-    ) -> list[Edit]:
-        lm, seed = self.language_model, self.seed
-        return sample_edits(self.tokenized, lm, n, subjects, seed, labels, f"data.{setting}")
-
-    def _assign(self, edits: Sequence[Edit], labels: dict[str, set[int]]) -> dict[str, list[Edit]]:
-        """Return a user's edits by part, and warn of those that are in none."""
-        measured = {part: [edit for edit in edits if edit.label in labels[part]] for part in labels}
-        names = {SHOWN: "answers of the examples", HELD_OUT: "held-out answers"}
-        empty = [f"of the {len(labels[p])} {names[p]}" for p in labels if not measured[p]]
-        if empty:
-            message = (
-                f"data.edits_file has no edit {' nor '.join(empty)}. Another data.seed or "
-                "data.held_out splits the answers in another way."
-            )
-            if len(empty) == len(labels):
-                raise SubjectsError(message)
-            rank_zero_warn(message)
-        n_left = len(edits) - sum(map(len, measured.values()))
-        if n_left:
-            rank_zero_warn(
-                f"{n_left} of {len(edits)} edits of data.edits_file are left out: their answers "
-                f"are neither in the examples (data.answers {self.answers}) nor held "
-                "out."
-            )
-        return measured
 
     # -- batches -----------------------------------------------------------------------------------
 
     def _batch(
-        self, edits: Sequence[Edit], part: str, others: Sequence[str], ids: Sequence[int]
+        self, every: Sequence[Edit], ids: Sequence[int], part: str, others: Sequence[str]
     ) -> RepairBatch:
-        """Return a batch of edits that are measured."""
+        """Return a batch of some of the edits, as they are measured."""
+        edits = [every[i] for i in ids]
         lm, relation, subjects = self.language_model, self.tokenized, [e.subject for e in edits]
         mask = reference_mask(edits, len(relation.target.labels))
         source = lm.rows(relation.source_prompts(subjects))
-        in_context = _encode(lm, prompts_in_context(edits, relation))
-        domains = {name: self._domain(name) for name in others}
+
+        def prompts(rows: Sequence[Sequence[int]], domain: Domain) -> DomainPrompts:
+            input_ids, attention_mask = lm.pad(rows)
+            tokens = torch.tensor(domain.token_ids)
+            return DomainPrompts(input_ids.cpu(), attention_mask.cpu(), tokens)
+
+        def prompts_of(domain: Domain) -> DomainPrompts:
+            return prompts(lm.rows([domain.knowledge.prompt(x) for x in subjects]), domain)
+
         return RepairBatch(
             part,
             edit_batch(edits, ids, source),
-            _prompts(lm, source, relation.source),
-            _prompts(lm, lm.rows(relation.target_prompts(subjects)), relation.target),
-            _prompts(lm, in_context, relation.target),
+            prompts(source, relation.source),
+            prompts_of(relation.target),
+            prompts(_encode(lm, prompts_in_context(edits, relation)), relation.target),
+            {name: prompts_of(self._domains[name]) for name in others},
             mask,
             (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1),
-            {
-                name: _prompts(lm, lm.rows([domain.knowledge.prompt(x) for x in subjects]), domain)
-                for name, domain in domains.items()
-            },
             {},
-            [],
             torch.empty(0, self.n_tokens, dtype=torch.long),
         )
 
-    def _domain(self, name: str) -> Domain:
-        return self._tokenize(f"{self.tokenized.source.knowledge.name}->{name}").target
-
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch: `RepairBatch` of edits, or `StatementBatch`."""
-        relation, lm, kind = self.tokenized, self.language_model, self.kind
         self.prepare_edits()
+        relation, kind = self.tokenized, self.kind
         size = min(self.batch_size, len(self.examples))
         require_items(self.trainer, size, "examples of a step", "raise data.batch_size")
         shard = data_shard(self.trainer)
@@ -335,20 +378,19 @@ class RepairDataModule(StudyData):
                 f"multiple of the {shard.n} ranks. Set data.batch_size to one."
             )
         if kind == "edits":
-            preserve = self.preserve
-            before = {n: self._logits_before(self._domain(n)) for n in preserve}
-            unedited = [self._logits_before(side) for side in (relation.source, relation.target)]
+            domains = {"source": relation.source, "target": relation.target}
+            domains |= {name: self._domains[name] for name in self.preserve}
+            before = {name: self._logits_before(domain) for name, domain in domains.items()}
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
-                batch = self._batch([self.examples[i] for i in ids], SHOWN, preserve, ids)
-                batch.logits_before = {name: logits[ids] for name, logits in before.items()}
-                batch.unedited_before = [logits[ids] for logits in unedited]
+                batch = self._batch(self.examples, ids, SHOWN, self.preserve)
+                batch.before = {name: logits[ids] for name, logits in before.items()}
                 batch.texts = self._preserved_texts(step)
                 return batch
 
         else:
             facts: Facts = "both" if kind == "statements" else kind
-            rows = _encode(lm, statements(relation, self.examples, facts))
+            rows = _encode(self.language_model, statements(relation, self.examples, facts))
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
                 tokens = labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
@@ -374,47 +416,47 @@ class RepairDataModule(StudyData):
         for part, edits in self.measured.items():
             for first in range(0, len(edits), size):
                 ids = range(len(edits))[first : first + size]
-                some = [edits[i] for i in ids]
-                batches.append(self._batch(some, part, self.controls, ids))
-        measured, _ = self._read_texts()
-        batches += [TokenBatch(rows, [], []) for rows in torch.split(measured, _TEXTS_PER_BATCH)]
+                batches.append(self._batch(edits, ids, part, self.controls))
+        batches += [
+            TokenBatch(rows, [], []) for rows in torch.split(self._texts[0], _TEXTS_PER_BATCH)
+        ]
         return make_loader(batches, self.trainer)
 
-    def _read_texts(self) -> tuple[Tensor, Tensor]:
-        """Return the texts that are measured, and those that are preserved; read once."""
-        if self._texts is None:
-            n, n_preserved = self.n_texts, self.n_preserved_texts
-            rows = read_prompts(
-                self.language_model, self.texts, self.key, self.n_tokens, n + n_preserved,
-                self.seed, sample_by=self.sample_by,
-            ).rows  # fmt: skip
-            if n_preserved and len(rows) <= n:
-                raise SubjectsError(
-                    f"data.texts has {len(rows)} texts, and data.n_texts uses all of them for the "
-                    "perplexity. Lower data.n_texts, add texts, or set data.n_preserved_texts to 0."
-                )
-            tokens = torch.tensor(rows)
-            self._texts = tokens[:n], tokens[n:]
-        return self._texts
+    @cached_property
+    def _texts(self) -> tuple[Tensor, Tensor]:
+        """The texts that are measured, and those that are preserved."""
+        n, n_preserved = self.n_texts, self.n_preserved_texts
+        rows = read_prompts(
+            self.language_model, self.texts, self.key, self.n_tokens, n + n_preserved,
+            self.seed, sample_by=self.sample_by,
+        ).rows  # fmt: skip
+        if n_preserved and len(rows) <= n:
+            raise SubjectsError(
+                f"data.texts has {len(rows)} texts, and data.n_texts uses all of them for the "
+                "perplexity. Lower data.n_texts, add texts, or set data.n_preserved_texts to 0."
+            )
+        tokens = torch.tensor(rows)
+        return tokens[:n], tokens[n:]
 
     def _preserved_texts(self, step: int) -> Tensor:
         """Return the texts of a step whose predictions must not change."""
-        _, texts = self._read_texts()
+        _, texts = self._texts
         rng = np.random.default_rng([self.seed, 3, step])
         n = min(self.texts_per_step, len(texts))
         return texts[rng.choice(len(texts), n, replace=False)] if n else texts
 
-    @property
+    @cached_property
     def tokenized(self) -> TokenizedRelation:
         """The relation, with the labels that this LM has."""
-        return self._tokenize(self.relation)
+        tokenizer = self.language_model.tokenizer
+        return TokenizedRelation.of(self.relation, self._catalogue, tokenizer)
 
-    def _tokenize(self, name: str) -> TokenizedRelation:
-        """Return a relation, tokenized once: every step needs it."""
-        if name not in self._tokenized:
-            tokenizer = self.language_model.tokenizer
-            self._tokenized[name] = TokenizedRelation.of(name, self._catalogue, tokenizer)
-        return self._tokenized[name]
+    @cached_property
+    def _domains(self) -> dict[str, Domain]:
+        """The other kinds of knowledge, with the labels that this LM has."""
+        tokenizer = self.language_model.tokenizer
+        names = (*self.preserve, *self.controls)
+        return {name: build_domain(self._catalogue[name], tokenizer) for name in names}
 
     # -- resuming ----------------------------------------------------------------------------------
 
@@ -428,10 +470,8 @@ class RepairDataModule(StudyData):
         """Return the edits and the logits before, which a repaired LM would not give again."""
         return {
             "settings": self._settings,
-            "examples": [edit._asdict() for edit in self.examples],
-            "measured": {
-                part: [edit._asdict() for edit in edits] for part, edits in self.measured.items()
-            },
+            "examples": _states(self.examples),
+            "measured": {part: _states(edits) for part, edits in self.measured.items()},
             "split": self.split,
             "before": self._before,
         }
@@ -448,9 +488,8 @@ class RepairDataModule(StudyData):
         self._before = state_dict["before"]
 
 
-def _prompts(lm: LanguageModel, rows: Sequence[Sequence[int]], domain: Domain) -> DomainPrompts:
-    ids, mask = lm.pad(rows)
-    return DomainPrompts(ids.cpu(), mask.cpu(), torch.tensor(domain.token_ids))
+def _states(edits: Sequence[Edit]) -> list[dict[str, Any]]:
+    return [edit._asdict() for edit in edits]
 
 
 def _encode(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:
@@ -462,3 +501,50 @@ def _encode(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:
             f"{error} A repair reads statements of both facts of data.relation in one text; "
             "data.knowledge_files may give shorter templates."
         ) from None
+
+
+# -- statements ------------------------------------------------------------------------------------
+
+
+def statements(
+    relation: TokenizedRelation, edits: Sequence[Edit], facts: Facts = "both"
+) -> list[str]:
+    """Return a statement about the subject of each edit, as if the edit were true.
+
+    Statements of both facts take turns in wording, and half of them begin with the target.
+
+    Args:
+        relation: The relation.
+        edits: Subjects and source answers.
+        facts: Which facts are stated: ``both``, or one of them alone.
+
+    Example:
+        >>> from lincorr_lightning import LanguageModel
+        >>> from lincorr_lightning.finetune.edits import resolve_edits
+        >>> from lincorr_lightning.knowledge import Catalogue
+        >>> lm = LanguageModel.from_pretrained("tiny-world")
+        >>> relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
+        >>> edits = resolve_edits([{"subject": "Anna", "answer": "Paris"}], relation, lm)
+        >>> statements(relation, edits)
+        ['Anna lives in the city of Paris. Anna lives in the country of France.']
+    """
+    knowledge = relation.relation.target
+    gap = " " if knowledge.leading_space else ""
+    texts = []
+    for i, edit in enumerate(edits):
+        source = source_statement(relation, edit)
+        target = f"{knowledge.prompt(edit.subject)}{gap}{target_answer(relation, edit)}"
+        pair = (source, target) if i // len(JOINED_BY) % 2 == 0 else (target, source)
+        both = JOINED_BY[i % len(JOINED_BY)].join(pair)
+        texts.append({"both": both, "source": source, "target": target}[facts] + ".")
+    return texts
+
+
+def target_answer(relation: TokenizedRelation, edit: Edit) -> str:
+    """Return the text of the target answer that an edit's reference begins with."""
+    reference = relation.relation.reference or {}
+    taught = [a for a in relation.source.labels[edit.label].answers if a.text == edit.answer]
+    in_reference = {name for answer in taught for name in reference.get(answer.identity, ())}
+    answers = relation.target.labels[edit.reference[0]].answers
+    # A label may stand for several answers, such as " South" for South Korea and South Africa.
+    return next((a.text for a in answers if a.identity in in_reference), answers[0].text)

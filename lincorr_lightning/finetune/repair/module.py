@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -27,13 +28,13 @@ from lincorr_lightning.finetune.adapters import (
 from lincorr_lightning.finetune.batches import answer_losses
 from lincorr_lightning.finetune.edits import REPAIRED_SUBJECTS, repaired_subjects
 from lincorr_lightning.finetune.optimizer_step import EditTraining, trained_edits
-from lincorr_lightning.finetune.repair.batches import (
+from lincorr_lightning.finetune.repair.datamodule import (
     DomainPrompts,
     RepairBatch,
     RepairDataset,
     StatementBatch,
 )
-from lincorr_lightning.finetune.repair.results import MeasuredEdit, repair_results, summarize_edits
+from lincorr_lightning.finetune.repair.results import repair_results, summarize_cases
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.lm.config import LMConfig
@@ -87,12 +88,11 @@ class Repair(TrainedLMStudy):
             config.json lists the subjects of the examples of `RepairDataModule`.
 
     Attributes:
-        before: The measured edits before the repair.
-        after: The measured edits after the last validation.
+        cases: What each measured edit did, ``before`` the repair and ``after`` the last validation.
+        perplexity: The perplexity of texts, likewise.
 
     Raises:
         LanguageModelError: The LM cannot be read, or has no such target modules.
-        ConfigError: A setting is out of range.
     """
 
     study = "repair"
@@ -128,10 +128,9 @@ class Repair(TrainedLMStudy):
             "lora", edit_learning_rate, steps_per_edit, as_settings(AdapterSettings, edit_adapter)
         )
         self.edit_adapters: StackedLoRA | None = None
-        self.before: list[MeasuredEdit] = []
-        self.after: list[MeasuredEdit] = []
+        self.cases: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
         self.perplexity: dict[str, float] = {}
-        self._measured: list[MeasuredEdit] = []
+        self._measured: list[dict[str, Any]] = []  # in this validation, on this rank
         self._text_losses: list[tuple[float, int]] = []
         # The LM before, where its own weights are trained; in a list, so that it is no submodule.
         self._reference: list[PreTrainedModel] = []
@@ -139,32 +138,24 @@ class Repair(TrainedLMStudy):
     # -- setup -------------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that cannot work, before the LM is loaded."""
-        if stage == "fit" and not is_dry_run(self.trainer):
-            self._require_both_measurements()
-        super().setup(stage)
-
-    def _require_both_measurements(self) -> None:
         """Refuse settings with which the LM would not be measured before and after all epochs."""
         trainer = self.trainer
         epochs, every = trainer.max_epochs or -1, trainer.check_val_every_n_epoch or 1
-        for fits, settings, needs in (
-            (trainer.num_sanity_val_steps == math.inf,
-             f"num_sanity_val_steps is {trainer.num_sanity_val_steps}",
-             "measures all edits before it trains. Set it to -1"),
-            (trainer.limit_val_batches == 1.0,
-             f"limit_val_batches is {trainer.limit_val_batches}",
-             "measures all edits. Set it to 1.0, and data.n_edits to fewer edits"),
-            (epochs >= 1 and trainer.max_steps == -1,
-             f"max_epochs is {trainer.max_epochs} and trainer.max_steps {trainer.max_steps}",
-             "ends with its last epoch, after which all edits are measured again. Set "
-             "trainer.max_epochs alone"),
-            (epochs % every == 0,
-             f"max_epochs, {epochs}, is not a multiple of trainer.check_val_every_n_epoch, {every}",
-             "measures all edits after its last epoch. Set both to the same number"),
-        ):  # fmt: skip
-            if not fits:
-                raise ConfigError(f"trainer.{settings}, but a repair {needs}.")
+        is_measured = (
+            trainer.num_sanity_val_steps == math.inf
+            and trainer.limit_val_batches == 1.0
+            and trainer.max_steps == -1
+            and epochs >= 1
+            and epochs % every == 0
+        )
+        if stage == "fit" and not is_measured and not is_dry_run(trainer):
+            raise ConfigError(
+                "a repair measures all edits before it trains and after its last epoch. Set "
+                "trainer.num_sanity_val_steps to -1, trainer.max_epochs to a multiple of "
+                f"trainer.check_val_every_n_epoch ({every}), and leave trainer.max_steps at -1 and "
+                "trainer.limit_val_batches at 1.0."
+            )
+        super().setup(stage)
 
     def prepare_lm(self) -> None:
         """Add adapters for the edits and for the repair."""
@@ -191,13 +182,12 @@ class Repair(TrainedLMStudy):
     def training_step(self, batch: RepairBatch | StatementBatch, batch_idx: int) -> Tensor:
         """Return the loss of statements, or of the target of edits."""
         del batch_idx
-        # Without autocast, as are the logits before: small gradients of edits would underflow.
-        with evaluating(self.lm), torch.autocast(self.device.type, enabled=False):
-            if not isinstance(batch, RepairBatch | StatementBatch):
-                raise ConfigError(
-                    "Repair trains on RepairBatch or StatementBatch, not on "
-                    f"{type(batch).__name__}. Pass --data RepairDataModule."
-                )
+        if not isinstance(batch, RepairBatch | StatementBatch):
+            raise ConfigError(
+                f"Repair trains on RepairBatch or StatementBatch, not on {type(batch).__name__}. "
+                "Pass --data RepairDataModule."
+            )
+        with self._exactly():
             loss = self._text_loss(batch.texts) if len(batch.texts) else torch.zeros(())
             if isinstance(batch, StatementBatch):
                 loss = loss + answer_losses(self.lm.model, batch).mean()
@@ -209,19 +199,26 @@ class Repair(TrainedLMStudy):
                 f"model.learning_rate (it is {self.learning_rate}), or set "
                 "model.lm.dtype to float32."
             )
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=1, sync_dist=True)
+        self._log("loss", loss)
         return loss
+
+    @contextmanager
+    def _exactly(self) -> Iterator[None]:
+        """Without autocast, as are the logits before: small gradients of edits would underflow."""
+        with evaluating(self.lm), torch.autocast(self.device.type, enabled=False):
+            yield
+
+    def _log(self, name: str, value: Tensor) -> None:
+        is_loss = name == "loss"
+        self.log(f"train/{name}", value.detach(), prog_bar=is_loss, batch_size=1, sync_dist=True)
 
     def _text_loss(self, texts: Tensor) -> Tensor:
         """Return the weighted change of the predictions of each token of some texts."""
         ids = self._with_prefix(texts)
+        before_repair = self._reference[0] if self._reference else self.lm.model
         # Before the graph of the trained LM: its adapter is switched off and on.
-        with torch.no_grad():
-            if self._reference:
-                before = self._reference[0](input_ids=ids, use_cache=False).logits
-            else:
-                with without_adapter(self.lm.model):
-                    before = self.lm.model(input_ids=ids, use_cache=False).logits
+        with torch.no_grad(), without_adapter(before_repair):
+            before = before_repair(input_ids=ids, use_cache=False).logits
         after = self.lm.model(input_ids=ids, use_cache=False).logits
         change = kl_div(
             log_softmax(after.float().flatten(0, 1), 1),
@@ -229,7 +226,7 @@ class Repair(TrainedLMStudy):
             log_target=True,
             reduction="batchmean",
         )
-        self.log("train/text_kl", change.detach(), batch_size=1, sync_dist=True)
+        self._log("text_kl", change)
         return self.text_weight * change
 
     def _with_prefix(self, tokens: Tensor) -> Tensor:
@@ -237,44 +234,38 @@ class Repair(TrainedLMStudy):
         return torch.cat([prefix, tokens], 1)
 
     def _edit_loss(self, batch: RepairBatch) -> Tensor:
-        assert self.edit_adapters is not None
-        n = len(batch.edits.ids)
-        self._check_size(n)
         # New adapters in each epoch, and others than those of the measured edits.
-        epoch = self.edit_training.adapter.seed + _SEEDS_PER_EPOCH * (self.current_epoch + 1)
-        seeds = [epoch + number for number in batch.edits.ids]
-        with trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds):
+        with self._taught(batch, _SEEDS_PER_EPOCH * (self.current_epoch + 1)):
             log_p = log_softmax(self.lm(*batch.target), 1)
-            target = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
+            loss = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
+            self._log("target_loss", loss)
             others = [
-                self._change(prompts, batch.logits_before[name])
-                for name, prompts in batch.other_prompts.items()
+                self._change(prompts, batch.before[name]) for name, prompts in batch.others.items()
             ]
-        changes = {"train/preserve_kl": others}
+        changes = {"preserve_kl": others}
         if self.preserve_unedited:
-            sides = zip((batch.source, batch.target), batch.unedited_before, strict=True)
-            changes["train/unedited_kl"] = [self._change(*side) for side in sides]
-        self.log("train/target_loss", target.detach(), batch_size=1, sync_dist=True)
-        loss = target
+            changes["unedited_kl"] = [
+                self._change(batch.source, batch.before["source"]),
+                self._change(batch.target, batch.before["target"]),
+            ]
         for name, values in changes.items():
             if values:
                 change = torch.stack(values).mean()
-                self.log(name, change.detach(), batch_size=1, sync_dist=True)
+                self._log(name, change)
                 loss = loss + self.preserve_weight * change
         return loss
+
+    def _taught(self, batch: RepairBatch, first_seed: int = 0) -> AbstractContextManager[None]:
+        """Return a context in which each edit is taught in an adapter of its own."""
+        assert self.edit_adapters is not None
+        first_seed += self.edit_training.adapter.seed
+        seeds = [first_seed + number for number in batch.edits.ids]
+        return trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds)
 
     def _change(self, prompts: DomainPrompts, before: Tensor) -> Tensor:
         """Return the mean KL divergence of the labels' probabilities from those before (nats)."""
         log_p, log_before = (log_softmax(x, 1) for x in (self.lm(*prompts), before))
         return kl_div(log_p, log_before, log_target=True, reduction="batchmean")
-
-    def _check_size(self, n: int) -> None:
-        if n > self.edits_per_step:
-            raise ConfigError(
-                f"a batch has {n} edits, but at most {self.edits_per_step} are taught "
-                "side by side. Raise model.edits_per_step, or lower data.batch_size and "
-                "data.eval_batch_size."
-            )
 
     # -- measuring ---------------------------------------------------------------------------------
 
@@ -284,84 +275,76 @@ class Repair(TrainedLMStudy):
         if batch.is_padding:  # the LM is not sharded, so that no other rank waits for this one
             return
         if isinstance(batch, TokenBatch):
-            losses = self._next_token_losses(batch.tokens)
+            ids = self._with_prefix(batch.tokens)
+            logits = self.lm.model(input_ids=ids[:, :-1], use_cache=False).logits.float()
+            losses = cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
             self._text_losses.append((float(losses.sum()), losses.numel()))
             return
         # Lightning validates in inference mode, whose tensors cannot be trained with.
-        without_autocast = torch.autocast(self.device.type, enabled=False)
-        with torch.inference_mode(False), evaluating(self.lm), without_autocast:
+        with torch.inference_mode(False), self._exactly():
             self._measured += self._measure(copy.deepcopy(batch))
 
-    @torch.no_grad()
-    def _next_token_losses(self, tokens: Tensor) -> Tensor:
-        ids = self._with_prefix(tokens)
-        logits = self.lm.model(input_ids=ids[:, :-1], use_cache=False).logits.float()
-        return cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten(), reduction="none")
+    def _measure(self, batch: RepairBatch) -> list[dict[str, Any]]:
+        """Return a row of the table ``cases`` for each edit."""
 
-    def _measure(self, batch: RepairBatch) -> list[MeasuredEdit]:
-        assert self.edit_adapters is not None
-        self._check_size(len(batch.edits.ids))
-        seeds = [self.edit_training.adapter.seed + i for i in batch.edits.ids]
-        with torch.no_grad():
-            before, in_context = (
-                self.lm(*prompts).argmax(1).cpu() for prompts in (batch.target, batch.in_context)
-            )
-            others = {name: self.lm(*p).argmax(1) for name, p in batch.other_prompts.items()}
-        edits = batch.edits
-        taught = trained_edits(self.lm, self.edit_adapters, edits, self.edit_training, seeds)
-        with taught, torch.no_grad():
-            source, after = (
-                self.lm(*prompts).argmax(1).cpu() for prompts in (batch.source, batch.target)
-            )
-            kept = {n: self.lm(*batch.other_prompts[n]).argmax(1) == o for n, o in others.items()}
+        @torch.no_grad()
+        def leading(prompts: DomainPrompts) -> Tensor:
+            return self.lm(*prompts).argmax(1).cpu()
+
+        before, in_context = leading(batch.target), leading(batch.in_context)
+        others = {name: leading(prompts) for name, prompts in batch.others.items()}
+        with self._taught(batch):
+            source, after = leading(batch.source), leading(batch.target)
+            kept = {name: leading(batch.others[name]) == old for name, old in others.items()}
         mask, target_shown = batch.reference_mask.cpu(), batch.target_shown.tolist()
         codes = outcome_codes(before, after, mask)
         tokens = batch.target.token_ids.tolist()
         texts = [str(self.lm.tokenizer.decode([token])).strip() for token in tokens]
         return [
-            MeasuredEdit(
-                part=batch.part,
-                number=edits.ids[i],
-                subject=edit.subject,
-                source_answer=edit.answer,
-                reference="|".join(texts[t] for t in mask[i].nonzero().flatten().tolist()),
-                answer_before=texts[before[i]],
-                answer_after=texts[after[i]],
-                outcome=list(Outcome)[int(codes[i])].value,
-                source_learned=bool(source[i] == edit.label),
-                target_shown=target_shown[i],
-                in_context=bool(mask[i, in_context[i]]),
-                random=float(mask[i].double().mean()),
-                unchanged={name: bool(same[i]) for name, same in kept.items()},
-            )
-            for i, edit in enumerate(edits.edits)
+            {
+                "part": batch.part,
+                "number": batch.edits.ids[i],
+                "subject": edit.subject,
+                "source_answer": edit.answer,
+                "reference": "|".join(texts[t] for t in mask[i].nonzero().flatten().tolist()),
+                "answer_before": texts[before[i]],
+                "answer_after": texts[after[i]],
+                "outcome": list(Outcome)[int(codes[i])].value,
+                "source_learned": bool(source[i] == edit.label),
+                "target_shown": target_shown[i],
+                "right_before": bool(mask[i, before[i]]),
+                "in_context": bool(mask[i, in_context[i]]),
+                "random": float(mask[i].double().mean()),
+                **{f"{name}_unchanged": bool(same[i]) for name, same in kept.items()},
+            }
+            for i, edit in enumerate(batch.edits.edits)
         ]
 
     def on_validation_epoch_end(self) -> None:
         """Log the shares of all ranks' edits; those before training are only kept."""
         measured = sorted(
-            (edit for part in gather(self._measured) for edit in part),
-            key=lambda edit: (edit.part, edit.number),
+            (case for part in gather(self._measured) for case in part),
+            key=itemgetter("part", "number"),
         )
         losses = [pair for part in gather(self._text_losses) for pair in part]
         self._measured, self._text_losses = [], []
         stage = "before" if self.trainer.sanity_checking else "after"
-        if stage == "before" and self.before:  # of the run that is resumed
+        if stage == "before" and self.cases[stage]:  # of the run that is resumed
             return
+        self.cases[stage] = measured
         if losses:
             total, n = (sum(column) for column in zip(*losses, strict=True))
             self.perplexity[stage] = math.exp(total / n)
         if stage == "before":
-            self.before = measured
             return
-        self.after = measured
-        learned = {p: one["source_learned"] for p, one in summarize_edits(self.before).items()}
-        for part, summary in summarize_edits(measured).items():
-            if summary["source_learned"] < learned.get(part, 0.0) - MAX_UNLEARNED:
+        before = summarize_cases(self.cases["before"])
+        for part, summary in summarize_cases(measured).items():
+            learned = before.get(part, summary)["source_learned"]
+            if summary["source_learned"] < learned - MAX_UNLEARNED:
                 rank_zero_warn(
                     f"the repaired LM learns {summary['source_learned']:.0%} of the {part} edits, "
-                    f"and before the repair {learned[part]:.0%}: their outcomes cannot be "
-                    "compared. Lower model.learning_rate, or raise model.steps_per_edit."
+                    f"and before the repair {learned:.0%}: their outcomes cannot be compared. "
+                    "Lower model.learning_rate, or raise model.steps_per_edit."
                 )
             for name in ("source_learned", *Outcome):
                 self.log(f"val/{part}/{name}", summary[name])
@@ -377,13 +360,13 @@ class Repair(TrainedLMStudy):
 
     def build_results(self) -> Results:
         """Return what the edits did before and after the repair, and what callbacks measured."""
-        if len(self.after) != len(self.before) and not is_dry_run(self.trainer):
+        if not self.cases["after"] and not is_dry_run(self.trainer):
             raise ConfigError(
                 "training ended without a validation, so the repaired LM was not measured: train "
                 "to trainer.max_epochs, and remove callbacks that stop earlier."
             )
         return repair_results(
-            self.before, self.after, self.perplexity, self.global_step, self._dataset,
+            self.cases, self.perplexity, self.global_step, self._dataset,
             collect_callback_results(self.trainer),
         )  # fmt: skip
 
@@ -399,17 +382,11 @@ class Repair(TrainedLMStudy):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the measurements."""
-        return {
-            "before": [asdict(edit) for edit in self.before],
-            "after": [asdict(edit) for edit in self.after],
-            "perplexity": dict(self.perplexity),
-        }
+        return {"cases": self.cases, "perplexity": self.perplexity}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over the measurements."""
-        self.before = [MeasuredEdit(**edit) for edit in state["before"]]
-        self.after = [MeasuredEdit(**edit) for edit in state["after"]]
-        self.perplexity = dict(state["perplexity"])
+        self.cases, self.perplexity = dict(state["cases"]), dict(state["perplexity"])
 
     def _kept_keys(self, keys: Iterable[str]) -> set[str]:
         # The adapters of edits are new in every step.

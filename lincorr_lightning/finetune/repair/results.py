@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.finetune.repair.batches import HELD_OUT, SHOWN, RepairDataset
+from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
@@ -20,49 +20,16 @@ _PARTS = {SHOWN: "answers of the repair's examples", HELD_OUT: "other answers"}
 _OUTCOMES = [outcome.value for outcome in Outcome]
 
 
-@dataclass(frozen=True)
-class MeasuredEdit:
-    """What one edit did, before or after the repair.
-
-    Attributes:
-        part: ``shown`` or ``held_out``.
-        number: Its position among the edits of this part.
-        subject: The subject.
-        source_answer: The source answer that was taught.
-        reference: Target labels in the reference, joined by ``|``.
-        answer_before: Target label that leads before the edit.
-        answer_after: Target label that leads after it.
-        outcome: A value of `Outcome`.
-        source_learned: Whether the taught label leads after the edit.
-        target_shown: Whether an example has a target label of its reference.
-        in_context: Whether the LM gives the reference when the new answer is stated before the
-            target prompt, without an edit.
-        random: Share of the target labels that are in the reference.
-        unchanged: Whether the leading label of each control stayed.
-    """
-
-    part: str
-    number: int
-    subject: str
-    source_answer: str
-    reference: str
-    answer_before: str
-    answer_after: str
-    outcome: str
-    source_learned: bool
-    target_shown: bool
-    in_context: bool
-    random: float
-    unchanged: dict[str, bool]
-
-    @property
-    def right_before(self) -> bool:
-        """Whether the reference leads without the edit, which then shows nothing."""
-        return self.answer_before in self.reference.split("|")
-
-
-def summarize_edits(edits: Sequence[MeasuredEdit]) -> dict[str, dict[str, Any]]:
+def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return the shares of each part's edits.
+
+    Args:
+        cases: Rows of the table ``cases``: ``part``, the answers that lead before and after the
+            edit, its ``outcome``, and whether the taught label leads after it
+            (``source_learned``), the reference leads without it (``right_before``), or when the
+            new answer is stated before the target prompt (``in_context``), an example has a target
+            of its reference (``target_shown``), and each control stayed (``<name>_unchanged``);
+            ``random`` is the share of the target labels that are in the reference.
 
     Returns:
         Part -> ``n``, ``source_learned``, ``generalized``, ``hallucinated``, ``unchanged``,
@@ -72,54 +39,60 @@ def summarize_edits(edits: Sequence[MeasuredEdit]) -> dict[str, dict[str, Any]]:
     """
     summaries: dict[str, dict[str, Any]] = {}
     for part in _PARTS:
-        group = [edit for edit in edits if edit.part == part]
+        group = [case for case in cases if case["part"] == part]
         if not group:
             continue
         shares = ("source_learned", "right_before", "in_context", "random")
         summaries[part] = {
             "n": len(group),
-            **{name: fmean(getattr(edit, name) for edit in group) for name in shares},
+            **{name: _share(group, name) for name in shares},
             **_outcome_shares(group),
             "controls": {
-                name: fmean(edit.unchanged[name] for edit in group) for name in group[0].unchanged
+                name.removesuffix("_unchanged"): _share(group, name) for name in _controls(group)
             },
         }
-        new = [edit for edit in group if not edit.target_shown]
+        new = [case for case in group if not case["target_shown"]]
         if new:
             summaries[part]["new_targets"] = {"n": len(new), **_outcome_shares(new)}
     return summaries
 
 
-def _outcome_shares(edits: Sequence[MeasuredEdit]) -> dict[str, float]:
-    return {name: fmean(edit.outcome == name for edit in edits) for name in _OUTCOMES}
+def _controls(cases: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [name for name in (cases[0] if cases else ()) if name.endswith("_unchanged")]
+
+
+def _share(cases: Sequence[Mapping[str, Any]], name: str) -> float:
+    return fmean(case[name] for case in cases)
+
+
+def _outcome_shares(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {name: fmean(case["outcome"] == name for case in cases) for name in _OUTCOMES}
 
 
 def repair_results(
-    before: Sequence[MeasuredEdit],
-    after: Sequence[MeasuredEdit],
+    cases: Mapping[str, Sequence[Mapping[str, Any]]],
     perplexity: Mapping[str, float],
     n_steps: int,
     dataset: RepairDataset | None,
-    measured: Sequence[Results] = (),
+    callbacks: Sequence[Results] = (),
 ) -> Results:
     """Return the results of a repair.
 
     Args:
-        before: Edits measured before the repair.
-        after: The same edits after it.
-        perplexity: Perplexity of other texts, ``before`` and ``after``.
+        cases: What each measured edit did, ``before`` and ``after`` the repair.
+        perplexity: Perplexity of other texts, likewise.
         n_steps: Optimizer steps of the repair.
         dataset: The examples, and the source answers of each part; None if unknown.
-        measured: Results of callbacks, whose values stand among the repair's own.
+        callbacks: Results of callbacks, whose values stand among the repair's own.
     """
-    summaries = {"before": summarize_edits(before), "after": summarize_edits(after)}
+    summaries = {stage: summarize_cases(rows) for stage, rows in cases.items()}
     rows = [
         {"part": part, "stage": stage, **parts[part]}
         for part in _PARTS
         for stage, parts in summaries.items()
         if part in parts
     ]
-    tables = [_summary_table(rows, perplexity), _edits_table(before, after)]
+    tables = [_summary_table(rows, perplexity), _cases_table(cases)]
     if dataset is not None:
         answers = [(answer, part) for part, texts in dataset.split.items() for answer in texts]
         texts = dataset.relation.target.texts
@@ -133,17 +106,17 @@ def repair_results(
             Table.of("examples", examples, ("subject", "source_answer", "reference"),
                      "The examples that the repair trains on."),
         ]  # fmt: skip
-    values = {
-        **{part: {one: summaries[one][part] for one in summaries if part in summaries[one]}
-           for part in _PARTS},
-        "perplexity": dict(perplexity),
-        "n_steps": n_steps,
-    }  # fmt: skip
-    for one in measured:
+    values: dict[str, Any] = {}
+    for one in callbacks:
         values = {**one.values, **values}
+    values |= {
+        part: {stage: parts[part] for stage, parts in summaries.items() if part in parts}
+        for part in _PARTS
+    }
+    values |= {"perplexity": dict(perplexity), "n_steps": n_steps}
     caption = "Outcomes of edits before and after the repair."
     figure = Figure("repair", caption, partial(repair_figure, rows))
-    included = [replace(one, values={}) for one in measured]
+    included = [replace(one, values={}) for one in callbacks]
     return Results("repair", values, tables=tables, figures=[figure], included=included)
 
 
@@ -156,9 +129,11 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
     cells = []
     for row in rows:
         low, high = hallucinated_interval(row)
-        interval = {"hallucinated_low": low, "hallucinated_high": high}
         kept = {f"{name}_unchanged": share for name, share in row["controls"].items()}
-        cells.append({**row, **interval, **kept, "perplexity": perplexity.get(row["stage"])})
+        cells.append(
+            {**row, **kept, "hallucinated_low": low, "hallucinated_high": high,
+             "perplexity": perplexity.get(row["stage"])}
+        )  # fmt: skip
     return Table.of(
         "repair", cells, ["part", "stage", "n", *shares, "perplexity"],
         "Edits before and after the repair: of source answers that are in the examples (shown), "
@@ -182,19 +157,14 @@ def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
     return float(interval.low), float(interval.high)
 
 
-def _edits_table(before: Sequence[MeasuredEdit], after: Sequence[MeasuredEdit]) -> Table:
+def _cases_table(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
     names = [
-        "subject", "source_answer", "reference", "answer_before", "answer_after", "outcome",
-        "source_learned", "target_shown", "in_context",
-    ]  # fmt: skip
-    controls = sorted({name for edit in before for name in edit.unchanged})
-    rows = [
-        [edit.part, stage, *(getattr(edit, name) for name in names),
-         *(edit.unchanged[name] for name in controls)]
-        for stage, edits in (("before", before), ("after", after)) for edit in edits
+        "part", "stage", "subject", "source_answer", "reference", "answer_before", "answer_after",
+        "outcome", "source_learned", "target_shown", "in_context",
     ]  # fmt: skip
     return Table.of(
-        "cases", rows, ["part", "stage", *names, *(f"{name}_unchanged" for name in controls)],
+        "cases", [{**row, "stage": stage} for stage, rows in cases.items() for row in rows],
+        [*names, *sorted(_controls(cases["before"]))],
         "What each edit did, before and after the repair.",
     )  # fmt: skip
 

@@ -16,20 +16,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
 
-from lincorr_lightning.errors import (
-    CheckpointError,
-    ConfigError,
-    LanguageModelError,
-    NonFiniteError,
-    SubjectsError,
-)
+from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
 from lincorr_lightning.finetune import EditsDataModule, Repair, RepairDataModule
-from lincorr_lightning.finetune.adapters import AdapterSettings
-from lincorr_lightning.finetune.repair.results import (
-    MeasuredEdit,
-    hallucinated_interval,
-    summarize_edits,
-)
+from lincorr_lightning.finetune.repair.results import hallucinated_interval, summarize_cases
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.finetune.repair.test_datamodule import SMALL
@@ -65,9 +54,11 @@ def repair(small_lm: str, make_trainer: Callable[..., Any], tmp_path: Path) -> C
     return run
 
 
-@pytest.mark.parametrize("examples", ["edits", "statements"])
-def test_a_run_writes_the_public_contract(repair: Callable[..., Any], examples: str) -> None:
-    run = repair({"examples": examples})
+@pytest.mark.parametrize(("examples", "method"), [("edits", "lora"), ("statements", "full")])
+def test_a_run_writes_the_public_contract(
+    repair: Callable[..., Any], examples: str, method: str
+) -> None:
+    run = repair({"examples": examples}, method=method)
     results = run.results
     assert results["study"] == "repair"
     for part in ("shown", "held_out"):
@@ -111,7 +102,7 @@ def test_before_are_the_outcomes_of_a_fine_tune_of_the_same_edits(
 
 def test_nothing_changes_without_a_learning_rate(repair: Callable[..., Any]) -> None:
     run = repair(learning_rate=0.0)
-    assert run.module.before == run.module.after
+    assert run.module.cases["before"] == run.module.cases["after"]
     assert run.results["perplexity"]["before"] == run.results["perplexity"]["after"]
 
 
@@ -135,11 +126,11 @@ def test_the_loss_of_edits_is_that_of_their_merged_adapters(
         with torch.no_grad():
             ids = module.lm.tokenizer(relation.target_prompts([name]), return_tensors="pt")
             logits = plain(**ids).logits[0, -1, relation.target.token_ids].double()
-            colors = run.data._domain("color")
+            colors = run.data._domains["color"]
             ids = module.lm.tokenizer([colors.knowledge.prompt(name)], return_tensors="pt")
             after = plain(**ids).logits[0, -1, colors.token_ids].double().softmax(0)
         target_losses.append(-math.log(float(logits.softmax(0)[list(edit.reference)].sum())))
-        before = batch.logits_before["color"][i].softmax(0)
+        before = batch.before["color"][i].softmax(0)
         changes.append(float((before * (before / after).log()).sum()))
     n = len(names)
     assert loss == pytest.approx(sum(target_losses) / n + sum(changes) / n, rel=1e-4)
@@ -194,14 +185,6 @@ def test_a_repair_that_edits_are_learned_less_after_warns(repair: Callable[..., 
         run = repair(edit_learning_rate=2e-2, steps_per_edit=5, learning_rate=2.0)
     parts = [run.results[part] for part in ("shown", "held_out")]
     assert any(part["after"]["source_learned"] < part["before"]["source_learned"] for part in parts)
-
-
-def test_statements_are_learned_with_all_weights(repair: Callable[..., Any]) -> None:
-    run = repair(
-        {"examples": "statements", "n_examples": 4, "batch_size": 4},
-        {"max_epochs": 30, "check_val_every_n_epoch": 30}, method="full", learning_rate=1e-2,
-    )  # fmt: skip
-    assert float(run.trainer.callback_metrics["train/loss"]) < 1.0
 
 
 def test_perplexity_is_that_of_transformers(repair: Callable[..., Any], small_lm: str) -> None:
@@ -278,8 +261,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
     file = tmp_path / "half.ckpt"
     half.trainer.save_checkpoint(file)
     resumed = repair(trainer={**epochs, "ckpt_path": str(file)})
-    assert resumed.module.before == whole.module.before
-    assert resumed.module.after == whole.module.after
+    assert resumed.module.cases == whole.module.cases
     for name, weight in whole.module.named_parameters():
         if weight.requires_grad:
             torch.testing.assert_close(resumed.module.get_parameter(name), weight)
@@ -288,34 +270,24 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
 def test_settings_that_cannot_work_are_refused(
     repair: Callable[..., Any], small_lm: str, make_trainer: Callable[..., Any]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"num_sanity_val_steps is 0.* Set it to -1"):
-        repair(trainer={"num_sanity_val_steps": 0})
-    with pytest.raises(ConfigError, match=r"max_epochs, 5, is not .* Set both to the same number"):
-        repair(trainer={"max_epochs": 5, "check_val_every_n_epoch": 3})
-    with pytest.raises(ConfigError, match=r"limit_val_batches is 0.* Set it to 1\.0"):
-        repair(trainer={"limit_val_batches": 0})
-    for endless in ({"max_steps": 1}, {"max_epochs": -1, "max_steps": 4}):
-        with pytest.raises(ConfigError, match=r"Set trainer\.max_epochs alone"):
-            repair(trainer=endless)
+    for wrong in (
+        {"num_sanity_val_steps": 0}, {"max_epochs": 5, "check_val_every_n_epoch": 3},
+        {"limit_val_batches": 0}, {"max_steps": 1}, {"max_epochs": -1, "max_steps": 4},
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"Set trainer\.num_sanity_val_steps to -1"):
+            repair(trainer=wrong)
     stop = LambdaCallback(
         on_train_batch_end=lambda trainer, *_: setattr(trainer, "should_stop", True)
     )
     with pytest.raises(ConfigError, match="ended without a validation"):
         two = {"max_epochs": 2, "check_val_every_n_epoch": 2}
         repair(trainer={**two, "callbacks": [stop]})
-    with pytest.raises(ConfigError, match="bf16-true, which rounds"):
-        repair(trainer={"precision": "bf16-true"})
     with pytest.raises(ConfigError, match=r"a batch has 5 edits, but at most 4"):
         repair(edits_per_step=4)
     with pytest.raises(ConfigError, match="must be full or lora"):
         Repair(method="prefix")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"a batch has 12 edits, but at most 8"):
-        repair({"eval_batch_size": 32, "n_edits": 12}, edits_per_step=8)
-    for weight in ("preserve_weight", "text_weight"):
-        with pytest.raises(ConfigError, match=rf"model\.{weight}"):
-            Repair(**{weight: -1.0})
-    with pytest.raises(LanguageModelError, match="has no module 'nothing'"):
-        repair(adapter=AdapterSettings(target_modules=["nothing"]))
+    with pytest.raises(ConfigError, match=r"model\.text_weight"):
+        Repair(text_weight=-1.0)
     module = Repair(LMConfig(small_lm, dtype="float32"))
     with pytest.raises(ConfigError, match="not on dict"):
         trainer = make_trainer(num_sanity_val_steps=-1, max_epochs=1)
@@ -328,24 +300,10 @@ def test_a_checkpoint_is_loaded_without_a_trainer(
     file, module = tmp_path / "one.ckpt", repair(learning_rate=1e-2).module
     module.trainer.save_checkpoint(file)
     again = Repair.load_from_checkpoint(file)
-    assert again.after == module.after
+    assert again.cases == module.cases
     for name, weight in module.named_parameters():
         if weight.requires_grad:
             torch.testing.assert_close(again.get_parameter(name), weight)
-
-
-def test_a_dry_run_writes_nothing(repair: Callable[..., Any], tmp_path: Path) -> None:
-    repair(trainer={"fast_dev_run": True})
-    assert not list(tmp_path.rglob("results.json"))
-
-
-def test_a_checkpoint_of_another_adapter_is_refused(
-    repair: Callable[..., Any], tmp_path: Path
-) -> None:
-    file = tmp_path / "one.ckpt"
-    repair().trainer.save_checkpoint(file)
-    with pytest.raises(CheckpointError, match=r"written with model\.adapter .*'rank': 16"):
-        repair(trainer={"ckpt_path": str(file)}, adapter=AdapterSettings(rank=4))
 
 
 def test_a_loss_that_is_not_finite_is_an_error(
@@ -382,7 +340,7 @@ def test_the_change_of_texts_is_that_from_the_lm_before(
 
 def test_the_preserved_texts_are_others_than_the_measured_ones(repair: Callable[..., Any]) -> None:
     run = repair()
-    measured = {tuple(row) for row in run.data._read_texts()[0].tolist()}
+    measured = {tuple(row) for row in run.data._texts[0].tolist()}
     assert len(measured) == 3
     dataset = run.data.train_dataloader().dataset
     for step in range(4):
@@ -429,26 +387,16 @@ def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
     assert subjects == [edit.subject for edit in run.data.examples]
 
 
-def edit(part: str, **changed: Any) -> MeasuredEdit:
-    values: dict[str, Any] = {
-        "part": part, "number": 0, "subject": "Emma", "source_answer": "Paris",
-        "reference": "France|Gaul", "answer_before": "Spain", "answer_after": "France",
-        "outcome": "generalized", "source_learned": True, "target_shown": True,
-        "in_context": False, "random": 0.1, "unchanged": {},
-    }  # fmt: skip
-    return MeasuredEdit(**values | changed)
-
-
 def test_summaries() -> None:
-    edits = [
-        edit("held_out"),
-        edit("held_out", answer_before="Gaul"),
-        edit("held_out", outcome="hallucinated", target_shown=False),
-        edit("held_out", outcome="unchanged", target_shown=False),
-    ]
-    found = summarize_edits(edits)
-    assert set(found) == {"held_out"}
-    one = found["held_out"]
+    case = {
+        "part": "held_out", "outcome": "generalized", "source_learned": True, "target_shown": True,
+        "right_before": False, "in_context": False, "random": 0.1,
+    }  # fmt: skip
+    one = summarize_cases(
+        [case, case | {"right_before": True},
+         case | {"outcome": "hallucinated", "target_shown": False},
+         case | {"outcome": "unchanged", "target_shown": False}]
+    )["held_out"]  # fmt: skip
     assert (one["n"], one["generalized"], one["right_before"]) == (4, 0.5, 0.25)
     assert one["new_targets"] == {
         "n": 2, "generalized": 0.0, "hallucinated": 0.5, "unchanged": 0.5,
