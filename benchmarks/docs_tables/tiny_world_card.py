@@ -21,7 +21,7 @@ from benchmarks.common import ROOT, markdown_table, write_text
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.data.tiny_world.world import SECOND_HOME, WORLD_FILE, World
 from lincorr_lightning.knowledge import Knowledge
-from lincorr_lightning.pretraining.batches import RecallPrompts
+from lincorr_lightning.pretraining.batches import recall_prompts
 from lincorr_lightning.pretraining.corpus import Corpus
 
 FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
@@ -110,9 +110,7 @@ def shipped_corpus(names: Sequence[str]) -> Corpus:
 def measure_recall(lm: LanguageModel, corpus: Corpus) -> dict[str, tuple[int, int]]:
     """Return the numbers of facts and of those that are recalled, by kind of knowledge."""
     found = {}
-    prompts = RecallPrompts(corpus)
-    for i in range(len(prompts)):
-        batch = prompts[i]
+    for batch in recall_prompts(corpus):
         logits = lm.model(input_ids=batch.input_ids, use_cache=False, logits_to_keep=1).logits
         n_right = int((logits[:, -1].argmax(-1) == batch.answers).sum())
         found[batch.knowledge] = (len(batch.answers), n_right)

@@ -156,21 +156,14 @@ class PackedStatements(Dataset[PackedBatch]):
         return in_full, shares, rng.integers(n_partners)
 
 
-class RecallPrompts(Dataset[RecallBatch]):
-    """All prompts of the stated statements, one batch for each kind of knowledge."""
-
-    def __init__(self, corpus: Corpus) -> None:
-        self.corpus = corpus
-
-    def __len__(self) -> int:
-        """Number of kinds of knowledge."""
-        return len(self.corpus.knowledge)
-
-    def __getitem__(self, index: int) -> RecallBatch:
-        name = self.corpus.knowledge[index]  # raises IndexError beyond the last
-        members = [s for s in self.corpus.encoded if s.knowledge == index]
+def recall_prompts(corpus: Corpus) -> list[RecallBatch]:
+    """Return all prompts of the stated statements, one batch for each kind of knowledge."""
+    batches = []
+    for index, name in enumerate(corpus.knowledge):
+        members = [s for s in corpus.encoded if s.knowledge == index]
         prompts = torch.tensor([s.prompt for s in members])
-        return RecallBatch(name, prompts, torch.tensor([s.answer for s in members]))
+        batches.append(RecallBatch(name, prompts, torch.tensor([s.answer for s in members])))
+    return batches
 
 
 @lru_cache(maxsize=2)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.loaders import ResumableLoader
@@ -13,7 +15,7 @@ from lincorr_lightning.pretraining.batches import (
     PackedBatch,
     PackedStatements,
     RecallBatch,
-    RecallPrompts,
+    recall_prompts,
 )
 from lincorr_lightning.pretraining.corpus import Corpus, build_corpus
 from lincorr_lightning.study import StudyData, as_settings
@@ -82,10 +84,13 @@ class CorpusDataModule(StudyData):
             require(f"data.repeats.{name}", n, at_least=1)
         self.world_config = as_settings(WorldConfig, world or WorldConfig())
         self.save_hyperparameters()
-        self.knowledge, self.row_length, self.batch_size = knowledge, row_length, batch_size
-        self.full_loss_fraction, self.mixup_fraction = full_loss_fraction, mixup_fraction
-        self.repeats, self.second_home_repeats = repeats or {}, second_home_repeats
+        self.knowledge, self.repeats = knowledge or ["attribute", "math"], repeats or {}
         self.pair, self.cooccurrence, self.seed = pair, cooccurrence, seed
+        self._packing: dict[str, Any] = {
+            "batch_size": batch_size, "row_length": row_length, "seed": seed,
+            "full_loss_fraction": full_loss_fraction, "mixup_fraction": mixup_fraction,
+            "second_home_repeats": second_home_repeats,
+        }  # fmt: skip
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self.corpus: Corpus | None = None
 
@@ -99,15 +104,11 @@ class CorpusDataModule(StudyData):
         if self.corpus is not None:
             return
         corpus = build_corpus(
-            self.world_config, self._catalogue, self.knowledge or ["attribute", "math"], self.pair,
-            self.cooccurrence, self.seed,
+            self.world_config, self._catalogue, self.knowledge, self.pair, self.cooccurrence,
+            self.seed,
         )  # fmt: skip
         longest = max(len(statement.tokens) for statement in corpus.encoded)
-        if self.row_length < longest:
-            raise ConfigError(
-                f"data.row_length is {self.row_length}, but the longest statement has "
-                f"{longest} tokens; set it to at least that."
-            )
+        require("data.row_length", self._packing["row_length"], at_least=longest)  # a statement
         self._repeats = _repeats(self.repeats, corpus.knowledge, self._catalogue)
         self.corpus = corpus
 
@@ -121,22 +122,13 @@ class CorpusDataModule(StudyData):
         """Return the packed statements of each epoch."""
         shard = data_shard(self.trainer)
         statements = PackedStatements(
-            self._ready,
-            repeats=self._repeats,
-            rank=shard.number,
-            n_shards=shard.n,
-            batch_size=self.batch_size,
-            row_length=self.row_length,
-            full_loss_fraction=self.full_loss_fraction,
-            mixup_fraction=self.mixup_fraction,
-            second_home_repeats=self.second_home_repeats,
-            seed=self.seed,
+            self._ready, repeats=self._repeats, rank=shard.number, n_shards=shard.n, **self._packing
         )
         return ResumableLoader(statements, self.trainer)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:
         """Return the prompts, one kind of knowledge per batch."""
-        return DataLoader(RecallPrompts(self._ready), batch_size=None)
+        return DataLoader(recall_prompts(self._ready), batch_size=None)  # type: ignore[arg-type]
 
 
 def _repeats(repeats: dict[str, int], stated: tuple[str, ...], catalogue: Catalogue) -> list[int]:

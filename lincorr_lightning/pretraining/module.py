@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -19,20 +19,25 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.pretraining.batches import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.llama import DTYPES, LlamaSize, build_llama, save_llama
-from lincorr_lightning.pretraining.losses import mixup_cross_entropy, off_target_penalty
-from lincorr_lightning.pretraining.results import pretraining_results
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
+from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.study import Study, as_settings
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-MODEL_FOLDER = "model"
-
-
 # Of `MeanMetric`: sums of the weighted values, and of the weights.
 _LOSS_STATE = ("mean_value", "weight")
+
+
+@dataclass(frozen=True)
+class Recall:
+    """The share of a kind of knowledge's stated facts that the LM recalls."""
+
+    knowledge: str
+    recall: float = column(format=".1%")
+    n_prompts: int = column("prompts", ",")
 
 
 class Pretraining(Study):
@@ -257,15 +262,24 @@ class Pretraining(Study):
     def build_results(self) -> Results:
         """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
         lm, corpus = self._ready
-        folder = run_folder(self.trainer) / MODEL_FOLDER
-        results = pretraining_results(
-            corpus,
-            folder,
-            sum(p.numel() for p in lm.parameters()),
-            float(self._loss.compute()),
-            self._recall,
-            self.trainer.global_step,
-            monotonic() - self._started,
+        folder = run_folder(self.trainer) / "model"
+        rows = [
+            Recall(name, value, len(corpus.facts(name)[0])) for name, value in self._recall.items()
+        ]
+        caption = "Share of the stated facts that the LM recalls, over the whole vocabulary"
+        results = Results(
+            self.study,
+            values={
+                "loss": float(self._loss.compute()),
+                "recall": dict(self._recall),
+                "n_people": len(corpus.world.people),
+                "n_tokens": len(corpus.tokenizer),
+                "n_parameters": sum(p.numel() for p in lm.parameters()),
+                "n_steps": self.trainer.global_step,
+                "seconds": round(monotonic() - self._started, 1),
+                "model": str(folder),
+            },
+            tables=[Table.of("recall", rows, Recall, caption, headline=True)] if rows else [],
         )
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return results
@@ -325,3 +339,45 @@ def one_cycle(step: int, n_steps: int, warmup: float) -> float:
     else:
         start, end, way = 1.0, lowest, min((step - top) / max(last - top, 1e-9), 1.0)
     return end + (start - end) / 2 * (1 + math.cos(math.pi * way))
+
+
+def mixup_cross_entropy(
+    logits: Tensor, targets: Tensor, second_targets: Tensor, second_shares: Tensor
+) -> Tensor:
+    """Return the mean cross-entropy of targets, mixed with second targets where there are some.
+
+    Args:
+        logits: ``(n, n_tokens)``.
+        targets: Target tokens, ``(n,)``.
+        second_targets: Second target tokens or `IGNORED`, ``(n,)``.
+        second_shares: Weight of the second targets, 0 to 1, ``(n,)``.
+    """
+    first, second = (
+        cross_entropy(logits, t, ignore_index=IGNORED, reduction="none")
+        for t in (targets, second_targets)
+    )
+    return torch.lerp(first, second, second_shares).mean()
+
+
+def off_target_penalty(
+    logits: Tensor, targets: Tensor, second_targets: Tensor, knowledge: Tensor, answers: Tensor
+) -> Tensor:
+    """Return the mean square of the logits of a domain's other answers.
+
+    Only rows whose target is an answer count.
+
+    Args:
+        logits: ``(n, n_tokens)``.
+        targets: Target tokens, ``(n,)``.
+        second_targets: Second target tokens or `IGNORED`, ``(n,)``.
+        knowledge: Index of the kind of knowledge of an answer, or `IGNORED`, ``(n,)``.
+        answers: 1 where a token is an answer of a kind of knowledge, ``(n_knowledge, n_tokens)``.
+    """
+    is_answer = knowledge != IGNORED
+    logits, targets, second, knowledge = (
+        t[is_answer] for t in (logits, targets, second_targets, knowledge)
+    )
+    second = torch.where(second == IGNORED, targets, second)
+    wrong = answers[knowledge].scatter(1, torch.stack([targets, second], 1), 0.0)
+    squares = (logits.square() * wrong).sum(1) / wrong.sum(1).clamp(min=1)
+    return squares.mean()

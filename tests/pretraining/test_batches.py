@@ -177,7 +177,7 @@ def test_validation_reads_every_prompt_once(truths):
         ({"batch_size": 0}, "data.batch_size is 0"),
         ({"mixup_fraction": 1.5}, "data.mixup_fraction is 1.5"),
         ({"cooccurrence": 1.5}, "data.cooccurrence is 1.5"),
-        ({"row_length": 5}, "data.row_length is 5, but the longest statement has"),
+        ({"row_length": 5}, "data.row_length is 5; it must be at least"),
     ],
 )
 def test_impossible_settings_are_refused(settings, message):

@@ -7,7 +7,7 @@ import pytest
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompts
+from lincorr_lightning.pretraining.batches import PackedStatements, recall_prompts
 from lincorr_lightning.pretraining.corpus import build_corpus
 
 WORLD = WorldConfig(n_people=30, nicknames=False)
@@ -59,7 +59,7 @@ def test_second_homes_are_learned_and_do_not_count_in_recall():
     assert len(learned._statements) == (5 + 1 + 2) * len(people)
     city = corpus.knowledge.index("city")
     assert set(stated.values()) <= set(names(corpus.answers[city]))
-    recalled = set(names(RecallPrompts(corpus)[city].answers.tolist()))
+    recalled = set(names(recall_prompts(corpus)[city].answers.tolist()))
     assert recalled == {facts["city"] for facts in people.values()}
 
 

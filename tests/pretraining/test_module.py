@@ -14,7 +14,7 @@ from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import CheckpointError, ConfigError, OutputError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.batches import PackedStatements, RecallPrompts
+from lincorr_lightning.pretraining.batches import PackedStatements, recall_prompts
 from lincorr_lightning.pretraining.corpus import build_corpus
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.llama import LlamaSize
@@ -189,7 +189,7 @@ def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
 
     corpus = build_corpus(WORLD, Catalogue.load(), KNOWLEDGE)
     statements = PackedStatements(corpus, batch_size=16, repeats=[1, 1, 5])
-    loaders = [DataLoader(data, batch_size=None) for data in (statements, RecallPrompts(corpus))]
+    loaders = [DataLoader(data, batch_size=None) for data in (statements, recall_prompts(corpus))]
     plain = fit("plain", corpus, train_dataloaders=loaders[0], val_dataloaders=loaders[1])
     usual = fit("usual", datamodule=make_corpus())
     for ours, theirs in zip(plain.parameters(), usual.parameters(), strict=True):

@@ -13,7 +13,7 @@ from math import fsum
 import numpy as np
 
 from lincorr_lightning.data.tiny_world.words import PlainWords
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import require
 from lincorr_lightning.knowledge import Catalogue
 
 
@@ -21,8 +21,7 @@ from lincorr_lightning.knowledge import Catalogue
 class Place:
     """A country of the tiny world; all its names but the landmark's and continent's are one word.
 
-    It is checked against the catalogue when a world is generated. Smaller worlds take the first
-    cities.
+    Smaller worlds take the first cities.
     """
 
     country: str
@@ -87,33 +86,19 @@ PROPERTIES = ("color", "size", "heat", "price", "genre")
 as its answer, "The color of X is" the object's colour."""
 
 
-def homes_of_cities(cities_per_country: int, catalogue: Catalogue) -> dict[str, dict[str, str]]:
+def homes_of_cities(cities_per_country: int) -> dict[str, dict[str, str]]:
     """Return for each city of the world the attributes that follow from living there."""
-    homes: dict[str, dict[str, str]] = {}
-    for place in PLACES:
-        home = {attribute: getattr(place, attribute) for attribute in HOME}
-        cities = place.cities[:cities_per_country]
-        facts = [("city->country", city, place.country) for city in cities]
-        facts += [(f"country->{a}", place.country, home[a]) for a in ("continent", "language")]
-        facts += [("landmark->country", place.landmark, place.country)]
-        for relation, source, target in facts:
-            right = (catalogue.relation(relation).reference or {}).get(source, frozenset())
-            if target not in right:
-                raise ConfigError(
-                    f"the tiny world says {relation} of {source} is {target}, the catalogue says "
-                    f"{', '.join(sorted(right)) or 'nothing'}. Correct one of them."
-                )
-        homes |= dict.fromkeys(cities, home)
-    return homes
+    return {
+        city: {attribute: getattr(place, attribute) for attribute in HOME}
+        for place in PLACES
+        for city in place.cities[:cities_per_country]
+    }
 
 
 def towns_of_countries(
     n: int, homes: Mapping[str, Mapping[str, str]], catalogue: Catalogue, words: PlainWords
 ) -> dict[str, str]:
-    """Return town -> country: at most `n` more cities of each country, where nobody lives.
-
-    `homes` are the cities where people live, as from `homes_of_cities`.
-    """
+    """Return town -> country: at most `n` more cities of each country than those of `homes`."""
     plain = set(words.pick("city"))
     countries = catalogue.relation("city->country").reference or {}
     towns: dict[str, str] = {}
@@ -136,49 +121,28 @@ def companies_of_ceos(n: int, catalogue: Catalogue, words: PlainWords) -> dict[s
     for ceo in words.pick("ceo", phrases=True):
         if company_of.get(ceo) in plain - set(chosen.values()):
             chosen[ceo] = company_of[ceo]
-    if len(chosen) < n:
-        raise ConfigError(
-            f"data.world.n_companies is {n}, but the catalogue has "
-            f"{len(chosen)} for the tiny world. Lower it."
-        )
+    require("data.world.n_companies", n, at_most=len(chosen))  # of the catalogue
     return dict(list(chosen.items())[:n])
 
 
 def draw_customs(
-    wanted: Mapping[str, str],
     known: Mapping[str, Sequence[str]],
     answers: Mapping[str, Sequence[str]],
     rng: np.random.Generator,
 ) -> dict[str, tuple[str, dict[str, str]]]:
-    """Draw which answer of an attribute follows from which answer of its cause.
+    """Draw which answer of an attribute follows from which answer of its cause, see `CUSTOMS`.
 
     `known` are the answers of attributes that are not drawn, `answers` those of the others.
 
     Returns:
-        Attribute -> (cause, answer for each answer of the cause); causes come before their effects.
+        Attribute -> (cause, answer for each answer of the cause).
     """
-    possible = {**answers, **known}
-    for attribute, cause in wanted.items():
-        if attribute not in answers or cause not in possible:
-            raise ConfigError(
-                f"data.world.customs says that {attribute!r} follows from {cause!r}. Attributes "
-                f"that can follow: {', '.join(answers)}; and be followed: {', '.join(possible)}."
-            )
     customs: dict[str, tuple[str, dict[str, str]]] = {}
-    while len(customs) < len(wanted):
-        ready = [
-            (attribute, cause)
-            for attribute, cause in wanted.items()
-            if attribute not in customs and (cause not in wanted or cause in customs)
-        ]
-        if not ready:
-            raise ConfigError("data.world.customs follow from each other in a circle.")
-        for attribute, cause in ready:
-            # Every answer as often as any other, as far as the numbers allow.
-            order = rng.permutation(len(possible[cause]))
-            options = answers[attribute]
-            effects = [options[i % len(options)] for i in order]
-            customs[attribute] = (cause, dict(zip(possible[cause], effects, strict=True)))
+    for attribute, cause in CUSTOMS.items():
+        causes, options = known.get(cause) or answers[cause], answers[attribute]
+        # Every answer as often as any other, as far as the numbers allow.
+        effects = [options[i % len(options)] for i in rng.permutation(len(causes))]
+        customs[attribute] = (cause, dict(zip(causes, effects, strict=True)))
     return customs
 
 
@@ -199,11 +163,7 @@ def objects_of_the_world(
         for thing in words.pick("object_color")
         if all(facts[name].get(thing) for name in PROPERTIES)
     }
-    if len(possible) < n:
-        raise ConfigError(
-            f"data.world.n_objects is {n}, but the catalogue has {len(possible)} for the tiny "
-            "world. Lower it."
-        )
+    require("data.world.n_objects", n, at_most=len(possible))  # of the catalogue
     seen: Counter[str] = Counter()
     chosen: dict[str, dict[str, str]] = {}
     while len(chosen) < n:

@@ -36,7 +36,6 @@ import numpy as np
 
 from lincorr_lightning.data.files import Text
 from lincorr_lightning.data.tiny_world.facts import (
-    CUSTOMS,
     HOME,
     PARENTS,
     PROPERTIES,
@@ -98,8 +97,6 @@ class WorldConfig:
         n_parent_names: Number of mothers' names per continent, and of fathers' names.
         n_objects: Number of objects that people resemble. An object resembles itself.
         n_answers: Largest number of answers of each other kind of knowledge.
-        customs: Attribute -> the attribute that it follows from; other attributes are independent.
-            None takes those of the embedded LM.
         born_at_home: Share of people born in the city they live in; the others were born in any
             city.
         largest_number: Largest operand X of calculations; only results from 0 to 10 are stated.
@@ -119,7 +116,6 @@ class WorldConfig:
     n_objects: int = 16
     n_answers: int = 12
     born_at_home: float = 1.0
-    customs: dict[str, str] | None = None
     largest_number: int = 40
     letters: bool = True
     numbered: bool = True
@@ -127,12 +123,12 @@ class WorldConfig:
 
     def __post_init__(self) -> None:
         """Refuse sizes that are out of range."""
+        require("data.world.towns_per_country", self.towns_per_country, at_least=0)
+        for name in ("born_at_home", "second_homes_in_country"):
+            require(f"data.world.{name}", getattr(self, name), above=0, at_most=1)
         for name, value in asdict(self).items():
-            if name == "towns_per_country":
-                require(f"data.world.{name}", value, at_least=0)
-            elif name not in {"seed", "customs", "nicknames", "letters", "numbered"}:
-                most = 1 if name in {"born_at_home", "second_homes_in_country"} else None
-                require(f"data.world.{name}", value, above=0, at_most=most)
+            if name.startswith("n_") or name in ("cities_per_country", "largest_number"):
+                require(f"data.world.{name}", value, above=0)
 
 
 class _People:
@@ -142,7 +138,7 @@ class _People:
         self, config: WorldConfig, catalogue: Catalogue, words: PlainWords, rng: np.random.Generator
     ) -> None:
         self.config, self.words, self.rng = config, words, rng
-        self.home = homes_of_cities(config.cities_per_country, catalogue)
+        self.home = homes_of_cities(config.cities_per_country)
         self.cities = list(self.home)
         self.towns = towns_of_countries(config.towns_per_country, self.home, catalogue, words)
         self.company_of = companies_of_ceos(config.n_companies, catalogue, words)
@@ -150,11 +146,7 @@ class _People:
         self.origins = sorted({home["continent"] for home in self.home.values()})
         self.parents = {name: words.pick(name) for name in PARENTS}
         most = min(map(len, self.parents.values())) // len(self.origins)
-        if config.n_parent_names > most:
-            raise ConfigError(
-                f"data.world.n_parent_names is {config.n_parent_names}, but the catalogue has "
-                f"{most} mothers' and fathers' names for each of {len(self.origins)} continents."
-            )
+        require("data.world.n_parent_names", config.n_parent_names, at_most=most)
         own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
         used = {*self.cities, *self.towns, *self.things, *words.of_prompts}
         for facts in (*self.home.values(), *self.things.values()):
@@ -164,11 +156,9 @@ class _People:
             for knowledge in catalogue.select(["attribute"])
             if knowledge.name not in own
         }
-        ceos = list(self.company_of)
         known = {name: sorted({home[name] for home in self.home.values()}) for name in HOME}
-        known |= {"city": self.cities, "ceo": ceos, "company": list(self.company_of.values())}
-        wanted = CUSTOMS if config.customs is None else config.customs
-        self.customs = draw_customs(wanted, known, self.answers, rng)
+        known["company"] = list(self.company_of.values())
+        self.customs = draw_customs(known, self.answers, rng)
         self.numbers = {str(number) for number in range(config.largest_number + 1)}
         self.draw_city, self.draw_town = BalancedDraw(rng), BalancedDraw(rng)
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from lincorr_lightning.data.tiny_world import facts as world_facts
-from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PLACES, PROPERTIES
+from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PROPERTIES
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
 from lincorr_lightning.data.tiny_world.world import (
     GROUP_SIZES,
@@ -141,16 +140,6 @@ def test_customs_hold_and_the_rest_is_free(world):
         n_answers = len({facts[effect] for facts in world.people.values()})
         assert n_answers >= (3 if effect == "gender" else 10)
     assert association(world, "sport", "color") < 0.2
-
-
-def test_customs_can_be_chosen(catalogue):
-    chosen = World.generate(
-        replace(CONFIG, customs={"music": "pet", "hobby": "music", "pet": "gender"}), catalogue
-    )
-    assert association(chosen, "gender", "pet") == pytest.approx(1)
-    assert association(chosen, "gender", "hobby") == pytest.approx(1)
-    assert association(chosen, "country", "food") < 0.3
-    assert {len(found) for found in targets_of(chosen, "gender", "music").values()} == {1}
 
 
 def test_born_at_home_is_a_share(catalogue):
@@ -331,24 +320,14 @@ def test_a_damaged_world_is_refused(tmp_path):
         ({"born_at_home": 1.5}, "born_at_home is 1.5"),
         ({"towns_per_country": -1}, "towns_per_country is -1"),
         ({"second_homes_in_country": 1.5}, "second_homes_in_country is 1.5"),
-        ({"n_companies": 500}, r"n_companies is 500, but the catalogue has \d+"),
-        ({"n_objects": 500}, r"n_objects is 500, but the catalogue has \d+"),
+        ({"n_companies": 500}, r"n_companies is 500; it must be at most \d+"),
+        ({"n_objects": 500}, "n_objects is 500"),
         ({"n_parent_names": 50}, "n_parent_names is 50"),
-        ({"customs": {"food": "shoes"}}, "'food' follows from 'shoes'"),
-        ({"customs": {"city": "food"}}, "'city' follows from 'food'"),
-        ({"customs": {"food": "drink", "drink": "food"}}, "in a circle"),
     ],
 )
 def test_impossible_settings_are_refused(catalogue, setting, message):
     with pytest.raises(ConfigError, match=message):
         World.generate(replace(CONFIG, **setting), catalogue)
-
-
-def test_a_place_that_the_catalogue_contradicts_is_refused(catalogue, monkeypatch):
-    wrong = replace(PLACES[0], continent="Asia")
-    monkeypatch.setattr(world_facts, "PLACES", (wrong,))
-    with pytest.raises(ConfigError, match=r"country->continent of France is Asia.*Europe"):
-        World.generate(CONFIG, catalogue)
 
 
 def test_every_other_word_is_a_name_as_well(catalogue):
