@@ -3,7 +3,7 @@
 The hook point of an attention or an MLP is what it adds to the residual stream: in Gemma 2, where
 a norm lies between the module and the stream, that is the norm's output. Nothing here is specific
 to an architecture. Of the modules in a layer, those two are taken that add up on a probe (stream
-after the layer = stream before it + both outputs); one of them has attention in its name.
+after the layer = stream before it + both outputs); the one with attention in its name is that.
 """
 
 from __future__ import annotations
@@ -313,6 +313,7 @@ def _outputs_of(
     before, after = streams["before"].float(), streams["after"].float()
     rounding = torch.finfo(streams["after"].dtype).eps * _ROUNDINGS
     names = [name for name, _ in calls]
+    attentions = {name for name in names if _is_attention(layer, name)}
     outputs = [
         (name, value.float().view_as(after))
         for name, value in calls
@@ -320,14 +321,13 @@ def _outputs_of(
         if names.count(name) == 1 and value.numel() == after.numel()
     ]
     best: tuple[float, dict[HookKind, str]] = (float("inf"), {})
-    for (one, x), (other, y) in combinations(outputs, 2):
-        if _is_attention(layer, one) == _is_attention(layer, other):
-            continue
+    for (one, x), (other, y) in combinations(outputs, 2) if attentions else ():
         error = float((before + x + y - after).norm())
         size = float(x.norm() + y.norm())
         # Take the last of equals: dropout, for example, is the identity in eval mode only.
         if error <= min(best[0], _TOLERANCE * size + rounding * float(after.norm())):
-            attention, mlp = (one, other) if _is_attention(layer, one) else (other, one)
+            # If neither has the name, as norms after both, the attention comes first.
+            attention, mlp = (other, one) if {one, other} & attentions == {other} else (one, other)
             best = error, {"attention_out": attention, "mlp_out": mlp}
     return best[1]
 
