@@ -7,7 +7,6 @@ rescaled at that token alone, and of some cases the LM reads the rest of the tex
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -26,7 +25,7 @@ from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Rows, run_layer, run_with_hooks
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.interventions import Intervention, draw_active, rescale_at
+from lincorr_lightning.sae.interventions import Intervention, rescale_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -62,8 +61,8 @@ class DeactivationSettings:
         """Check the settings."""
         require("model.deactivation.n_cases", self.n_cases, at_least=0)
         require("model.deactivation.n_losses", self.n_losses, at_least=0)
-        for r in self.strengths:
-            require("model.deactivation.strengths", r, at_least=0)
+        for strength in self.strengths:
+            require("model.deactivation.strengths", strength, at_least=0)
         if not self.strengths or len(set(self.strengths)) < len(self.strengths):
             raise ConfigError(
                 f"model.deactivation.strengths is {list(self.strengths)}; it must be at least one "
@@ -123,6 +122,21 @@ class Cases:
         return drawn
 
 
+def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw n active features of each row at random, without replacement; fewer if fewer are active.
+
+    `active` is ``(n_rows, n_features)``, bool. The generator is on the CPU, so that every device
+    draws the same. Returns indices of features, ``(n_rows, max(n))``; -1 for none.
+    """
+    most = int(n.max()) if len(n) else 0
+    draws = torch.rand(int(active.sum()), generator=generator, dtype=torch.float64)
+    order = torch.full(active.shape, torch.inf, dtype=torch.float64)
+    order[active.cpu()] = draws  # one random number per active feature
+    lowest, drawn = order.topk(min(most, active.shape[1]), largest=False)
+    taken = lowest.isfinite() & (torch.arange(drawn.shape[1]) < n.cpu()[:, None])
+    return torch.where(taken, drawn, -1).to(active.device)
+
+
 class Outcomes(NamedTuple):
     """Activations of the cases' features at their tokens, and losses, after a cut; ``(n,)``.
 
@@ -148,7 +162,7 @@ def find_cases(
 
     The first `n_skipped` tokens of a text do not count.
     """
-    sources = list(groups.sources.values())
+    sources = list(groups.matches)
     hook_points = [groups.hook_point, *sources]
     found: list[list[Tensor]] = []
 
@@ -189,7 +203,7 @@ def run_cuts(
     cases: Cases,
     cuts: Sequence[Cut],
     n_losses: int | None = None,
-    progress: Callable[[int], object] | None = None,
+    progress: Callable[[int], object] = lambda _: None,
 ) -> list[Outcomes]:
     """Read the text of every case with features rescaled at its token, once per cut.
 
@@ -200,8 +214,7 @@ def run_cuts(
     n = len(cuts)
     factor = torch.tensor([r for _, r in cuts])
     chosen = _stack(cases, [features for features, _ in cuts])
-    notify = progress or (lambda _: None)
-    activation = _activations(lm, saes, rows, cases, chosen, factor, notify)
+    activation = _activations(lm, saes, rows, cases, chosen, factor, progress)
     loss = torch.full((len(cases), n), torch.nan, dtype=torch.float64)
     n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
     followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
@@ -223,7 +236,7 @@ def run_cuts(
         losses, has_next = (part.cpu() for part in forward.losses())
         after = has_next & (torch.arange(has_next.shape[1]) >= cases.positions[case, None])
         loss[case, cut] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
-        notify(len(forward.cases))
+        progress(len(forward.cases))
 
     texts = [rows[text] for text in cases.texts[followed].tolist() for _ in cuts]
     run_with_hooks(lm, texts, record, interventions=interventions)
@@ -237,7 +250,7 @@ def _activations(
     cases: Cases,
     chosen: Chosen,
     factor: Tensor,
-    notify: Callable[[int], object],
+    progress: Callable[[int], object],
 ) -> Tensor:
     """Return the activation of each case's feature after each cut, ``(n_cases, n_cuts)``."""
     here, sae = cases.hook_point, saes[cases.hook_point]
@@ -256,7 +269,7 @@ def _activations(
                 stream = run(before)
             x = stream[torch.arange(len(stream)), positions.to(stream.device)]
             found[case, cut] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
-        notify(len(case))
+        progress(len(case))
 
     run_layer(lm, cases.beginnings(rows), here.layer, record)
     return found
@@ -367,13 +380,10 @@ def at_lowest_r(cuts: DataFrame) -> DataFrame:
 
 def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
     """Return the means of the effects over the cases of rows that are equal in some columns."""
-    from pandas import DataFrame
-
-    rows: list[dict[str, Any]] = []
-    for key, own in cuts.groupby(list(by), sort=False):
-        rows.append(dict(zip(by, key, strict=True)) | {"n": int(own["n"].sum())})
-        for name in EFFECTS:
-            known = own[own[name].notna()]
-            total = known["n"].sum()
-            rows[-1][name] = (known["n"] * known[name]).sum() / total if total else math.nan
-    return DataFrame(rows, columns=[*by, "n", *EFFECTS])
+    effects = cuts[list(EFFECTS)].astype(float)
+    weights = effects.notna().mul(cuts["n"], axis=0)
+    keys = [cuts[name] for name in by]
+    sums = (effects * weights).groupby(keys, sort=False).sum()
+    totals = weights.groupby(keys, sort=False).sum()
+    n = cuts.groupby(list(by), sort=False)["n"].sum()
+    return (sums / totals).assign(n=n).reset_index()

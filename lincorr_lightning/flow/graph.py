@@ -135,13 +135,13 @@ class FlowGraph:
                 ElementTree.SubElement(root, "key", key)
         graph = ElementTree.SubElement(root, "graph", id=self.start.id, edgedefault="directed")
         content = self.as_dict()
-        parts = [("node", ["id"], node) for node in content["nodes"]]
-        parts += [("edge", ["source", "target"], edge) for edge in content["edges"]]
-        for end, names, values in parts:
-            element = ElementTree.SubElement(graph, end, {name: values[name] for name in names})
-            for name in _GRAPHML_TYPES[end]:
-                if values[name] is not None:
-                    ElementTree.SubElement(element, "data", key=name).text = str(values[name])
+        for end in _GRAPHML_TYPES:
+            for values in content[f"{end}s"]:
+                ends = {key: values[key] for key in ("id", "source", "target") if key in values}
+                element = ElementTree.SubElement(graph, end, ends)
+                for name in _GRAPHML_TYPES[end]:
+                    if values[name] is not None:
+                        ElementTree.SubElement(element, "data", key=name).text = str(values[name])
         ElementTree.indent(root)
         with atomic_write(path) as part:
             ElementTree.ElementTree(root).write(part, encoding="utf-8", xml_declaration=True)
@@ -277,7 +277,12 @@ class DecoderMatcher:
             while frontier:
                 found = self._step(frontier, backward, limits, k, zero_norm)
                 if backward:
-                    groups.update(self._groups_of(frontier, found))
+                    codes = dict.fromkeys(
+                        (f for f in frontier if self.predecessors(f.hook_point)), 0
+                    )
+                    for edge in found:
+                        codes[edge.target] |= 1 << KINDS.index(edge.source.hook_point.kind)
+                    groups |= {feature: GROUPS[code] for feature, code in codes.items()}
                 edges.update({(edge.source, edge.target): edge for edge in found})
                 frontier = {edge.source if backward else edge.target for edge in found} - seen
                 seen = seen | frontier
@@ -311,13 +316,6 @@ class DecoderMatcher:
                     source, target = (there, here) if backward else (here, there)
                     edges.append(Edge(source, target, cosine))
         return edges
-
-    def _groups_of(self, frontier: set[Feature], edges: list[Edge]) -> dict[Feature, str]:
-        """Return the group of each feature of the frontier that can have predecessors."""
-        codes = {feature: 0 for feature in frontier if self.predecessors(feature.hook_point)}
-        for edge in edges:
-            codes[edge.target] |= 1 << KINDS.index(edge.source.hook_point.kind)
-        return {feature: GROUPS[code] for feature, code in codes.items()}
 
     def check_start(self, start: Feature) -> None:
         """Refuse a feature that cannot be followed."""

@@ -59,33 +59,25 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
             "they must be (n_features, width) of one width"
         )
     require("k", k, at_least=1)
-    n_targets, n_sources = len(targets), len(sources)
     targets, sources = targets.float(), sources.float()
     target_norm, source_norm = targets.norm(dim=1), sources.norm(dim=1)
     is_zero = source_norm == 0
-    n_zero_sources = int(is_zero.sum())
     inverse = torch.where(is_zero, 0.0, 1 / source_norm)
-    n_best = min(k, n_sources)
-
-    indices = targets.new_full((n_targets, k), -1, dtype=torch.int64)
-    cosines = targets.new_full((n_targets, k), torch.nan, dtype=torch.float32)
-    rows = max(1, min(n_targets, _TILE_SIZE // max(1, n_sources)))
-    tile = sources.new_empty(rows, n_sources)
-    for start in range(0, n_targets if n_best else 0, rows):
-        stop = min(start + rows, n_targets)
-        norm = target_norm[start:stop, None]
-        product = torch.mm(targets[start:stop], sources.T, out=tile[: stop - start])
-        product.mul_(inverse)
-        if n_zero_sources:
-            product[:, is_zero] = -torch.inf
-        # `max` is several times as fast as `topk` for k = 1.
-        values, best = product.max(1, keepdim=True) if n_best == 1 else product.topk(n_best, dim=1)
+    n_best = min(k, len(sources))
+    indices = targets.new_full((len(targets), k), -1, dtype=torch.int64)
+    cosines = targets.new_full((len(targets), k), torch.nan, dtype=torch.float32)
+    n_rows = max(1, _TILE_SIZE // max(1, len(sources)))
+    for start in range(0, len(targets) if n_best else 0, n_rows):
+        rows = slice(start, start + n_rows)
+        product = (targets[rows] @ sources.T * inverse).masked_fill_(is_zero, -torch.inf)
+        values, best = product.topk(n_best, dim=1)
+        norm = target_norm[rows, None]
         known = (norm > 0) & values.isfinite()
         # The target's norm does not change the order: only the kept cosines are divided by it.
-        cosines[start:stop, :n_best] = torch.where(known, values / norm, torch.nan)
-        indices[start:stop, :n_best] = torch.where(known, best, -1)
+        cosines[rows, :n_best] = torch.where(known, values / norm, torch.nan)
+        indices[rows, :n_best] = torch.where(known, best, -1)
     n_zero_targets = int((target_norm == 0).sum())
-    return Matches(indices, cosines.clamp_(-1, 1), n_zero_targets, n_zero_sources)
+    return Matches(indices, cosines.clamp_(-1, 1), n_zero_targets, int(is_zero.sum()))
 
 
 @torch.no_grad()
@@ -110,17 +102,14 @@ def assign_features(targets: Tensor, sources: Tensor) -> Matches:
 
     target_kept, source_kept = (d.float().norm(dim=1).nonzero()[:, 0] for d in (targets, sources))
     cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
-    rows, columns = map(
-        torch.from_numpy, linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
-    )
-    rows, columns = rows.to(targets.device), columns.to(targets.device)
-    found = Matches(
+    rows, columns = linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
+    chosen = target_kept[rows]
+    matches = Matches(
         targets.new_full((len(targets), 1), -1, dtype=torch.int64),
         targets.new_full((len(targets), 1), torch.nan, dtype=torch.float32),
         len(targets) - len(target_kept),
         len(sources) - len(source_kept),
     )
-    chosen = target_kept[rows]
-    found.indices[chosen, 0] = source_kept[columns]
-    found.cosines[chosen, 0] = cosines[rows, columns].clamp(-1, 1)
-    return found
+    matches.indices[chosen, 0] = source_kept[columns]
+    matches.cosines[chosen, 0] = cosines[rows, columns].clamp(-1, 1)
+    return matches

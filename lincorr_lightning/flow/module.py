@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -12,14 +12,9 @@ from torch import nn
 from lincorr_lightning.data.texts import TextBlocks, TokenRows
 from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoderError, require
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
-from lincorr_lightning.flow.graph import DecoderMatcher, FlowGraph, thresholds_by_kind
+from lincorr_lightning.flow.graph import DecoderMatcher, thresholds_by_kind
 from lincorr_lightning.flow.relation import RelationFlow, measure_relation
-from lincorr_lightning.flow.results import (
-    DrawnFlow,
-    Measurements,
-    feature_flow_results,
-    write_graphs,
-)
+from lincorr_lightning.flow.results import Flows, feature_flow_results, write_graphs
 from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
 from lincorr_lightning.flow.text_statistics import FeatureActivity, TextStatistics, name_features
 from lincorr_lightning.flow.transitions import measure_transitions
@@ -249,9 +244,11 @@ class FeatureFlow(LMStudy):
                 lm, saes, matcher, self.relation, subjects, self.thresholds, self.k, generator,
                 self.answer_share,
             )  # fmt: skip
-        self._flows = list(self._follow_all(relation))
-        drawn = {f for flow in self._flows for graph in flow.graphs for f in graph.features}
-        measured = Measurements(
+        self._flows = self._follow(relation)
+        drawn = {f for graphs in self._flows.values() for graph in graphs for f in graph.features}
+        return feature_flow_results(
+            lm_name=lm.config.name_or_path,
+            saes=saes,
             n_texts=statistics.n_texts,
             n_tokens=statistics.n_tokens,
             groups=[groups.summarize() for groups in statistics.groups.values()],
@@ -262,8 +259,6 @@ class FeatureFlow(LMStudy):
             flows=self._flows,
             names=name_features(lm.tokenizer, statistics.activity, sorted(drawn)),
         )
-        self._warn_of_size()
-        return feature_flow_results(measured, saes, lm.config.name_or_path)
 
     def _measure_steering(
         self, relation: RelationFlow | None, activity: Mapping[HookPoint, FeatureActivity]
@@ -278,20 +273,15 @@ class FeatureFlow(LMStudy):
         texts = self._rows[:: max(1, len(self._rows) // settings.n_texts)][: settings.n_texts]
         return measure_steering(self.lm, self.saes, activity, answers, texts, settings)
 
-    def _follow(self, start: Feature) -> FlowGraph:
-        return self._matcher.follow(start, thresholds=self.thresholds, k=self.k)
-
-    def _follow_all(self, relation: RelationFlow | None) -> Iterable[DrawnFlow]:
-        for start in self.starts:
-            yield DrawnFlow(start.id, f"Flow of feature {start.id}", [self._follow(start)])
-        if self.starts or relation is None:
-            return
-        for name, starts in relation.starts_to_draw(_N_DRAWN):
-            graphs = [self._follow(start) for start in starts]
-            yield DrawnFlow(name, f"Flow of {name.replace('->', ' and ')}", graphs)
-
-    def _warn_of_size(self) -> None:
-        graphs = [graph for flow in self._flows for graph in flow.graphs]
+    def _follow(self, relation: RelationFlow | None) -> Flows:
+        starts = {start.id: [start] for start in self.starts}
+        if not starts and relation is not None:
+            starts = relation.starts_to_draw(_N_DRAWN)
+        flows = {
+            name: [self._matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
+            for name, features in starts.items()
+        }
+        graphs = [graph for group in flows.values() for graph in group]
         largest = max(graphs, key=lambda graph: len(graph.features), default=None)
         if largest is not None and len(largest.features) > MAX_FEATURES:
             _log.warning(
@@ -299,6 +289,7 @@ class FeatureFlow(LMStudy):
                 "lower model.k (%d).",
                 largest.start.id, len(largest.features), min(self.thresholds.values()), self.k,
             )  # fmt: skip
+        return flows
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the flow graphs, and the SAEs if they were trained here."""

@@ -68,54 +68,71 @@ class RelationCut:
     kept: float = column("answers kept", ".3f")
 
 
+class AnswerFeature(NamedTuple):
+    """The feature of a hook point that best predicts that a label is the answer.
+
+    Its AUROC is on subjects that it was not chosen on.
+    """
+
+    feature: Feature
+    auroc: float
+
+
+AnswerFeatures = Mapping[HookPoint, Mapping[int, AnswerFeature]]
+"""Features by hook point and label; a label that is too few subjects' answer has none."""
+
+
+class AnswerPair(NamedTuple):
+    """A source and a target label, the features in the flow of both, and those that carry both."""
+
+    source: int
+    target: int
+    is_reference: bool
+    shared: tuple[Feature, ...]
+    carriers: tuple[Feature, ...]
+
+
 @dataclass(frozen=True)
 class RelationFlow:
     """What the features of a relation's answers have in common, and what depends on them.
 
     Features and maps are fitted on the first `n_fit` subjects. `logits` are those of the unchanged
-    LM; `features` are those of the labels by side, ``source`` or ``target``, and by hook point;
-    `last` is the last residual stream that has an SAE, and `pairs` are those that have features
-    there. The first of the `cuts` removes nothing.
+    LM; `features` are those of the labels by side, ``source`` or ``target``; `last` is the last
+    residual stream that has an SAE, and `pairs` are those that have features there. The first of
+    the `cuts` removes nothing.
     """
 
     relation: TokenizedRelation
     subjects: Sequence[str]
     n_fit: int
     logits: RelationLogits
-    features: Mapping[str, Mapping[HookPoint, AnswerFeatures]]
+    features: Mapping[str, AnswerFeatures]
     last: HookPoint
     pairs: Sequence[AnswerPair]
     cuts: Sequence[RelationCut]
 
-    @property
-    def reference_pairs(self) -> list[AnswerPair]:
-        """Pairs of answers that are in the reference."""
-        return [pair for pair in self.pairs if pair.is_reference]
-
-    def starts_to_draw(self, n: int) -> list[tuple[str, list[Feature]]]:
+    def starts_to_draw(self, n: int) -> dict[str, list[Feature]]:
         """Return pairs of answers, one per target, and their features in the last residual stream.
 
-        Pairs in which both answers have a feature come first, then those that share most.
+        Pairs of two features come first, then those that share most.
         """
 
         def starts(pair: AnswerPair) -> list[Feature]:
-            both = (
-                self.features["source"][self.last].feature(pair.source),
-                self.features["target"][self.last].feature(pair.target),
-            )
-            return list(dict.fromkeys(feature for feature in both if feature is not None))
+            source = self.features["source"][self.last][pair.source].feature
+            target = self.features["target"][self.last][pair.target].feature
+            return [source] if source == target else [source, target]
 
         def order(pair: AnswerPair) -> tuple[int, ...]:
             return (-len(starts(pair)), -len(pair.shared), -len(pair.carriers))
 
         best: dict[int, AnswerPair] = {}
-        for pair in sorted(self.reference_pairs, key=order):
+        for pair in sorted((pair for pair in self.pairs if pair.is_reference), key=order):
             best.setdefault(pair.target, pair)
         source, target = self.relation.source.texts, self.relation.target.texts
-        return [
-            (f"{source[pair.source]}->{target[pair.target]}", starts(pair))
+        return {
+            f"{source[pair.source]}->{target[pair.target]}": starts(pair)
             for pair in list(best.values())[:n]
-        ]
+        }
 
     def answers_to_steer(
         self,
@@ -131,20 +148,14 @@ class RelationFlow:
         features of an LM at once steers nowhere.
         """
         target = self.features["target"][self.last]
-        carried = [
-            (label, feature)
-            for label, feature in target.features.items()
-            if float(target.auroc[label]) >= MIN_AUROC
-        ]
+        carried = [label for label, one in target.items() if one.auroc >= MIN_AUROC]
         n = min(n_answers, len(carried))
         rows = lm.rows(self.relation.target_prompts(self.subjects))
-        answers = self.logits.target.argmax(1)
-        domain = self.relation.target
+        answers, domain = self.logits.target.argmax(1), self.relation.target
         steered = []
-        for label, feature in (carried[i * len(carried) // n] for i in range(n)):
-            others = (answers != label).nonzero()[:n_prompts, 0].tolist()
-            graph = matcher.follow(feature, thresholds=thresholds)
-            prompts = [rows[i] for i in others]
+        for label in (carried[i * len(carried) // n] for i in range(n)):
+            graph = matcher.follow(target[label].feature, thresholds=thresholds)
+            prompts = [rows[i] for i in (answers != label).nonzero()[:n_prompts, 0].tolist()]
             steered.append(
                 SteeredAnswer(domain.texts[label], domain.token_ids[label], graph, prompts)
             )
@@ -173,22 +184,21 @@ def measure_relation(
     bar = tqdm(total=5, desc=f"Cutting {relation.name}", unit="cut", disable=None, leave=False)
     logits = relation_logits(lm, relation, subjects)
     bar.update()
-    answer_features: dict[str, dict[HookPoint, AnswerFeatures]] = {}
+    found: dict[str, AnswerFeatures] = {}
     n_active = {at: torch.zeros(sae.n_features) for at, sae in saes.items()}
-    for side, prompts, domain_logits in (
-        ("source", relation.source_prompts(subjects), logits.source),
-        ("target", relation.target_prompts(subjects), logits.target),
-    ):
-        activations = last_activations(lm, lm.rows(prompts), list(saes))
+    prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
+    for side, own, domain_logits in zip(("source", "target"), prompts, logits, strict=True):
+        activations = last_activations(lm, lm.rows(own), list(saes))
         members = answer_members(domain_logits, n_fit, answer_share)
-        answer_features[side] = {}
+        by_hook_point = {}
         for at, sae in saes.items():
             features = sae.encode(activations[at].to(sae.decoder.device)).cpu()
-            answer_features[side][at] = find_answer_features(at, features, members, n_fit)
+            by_hook_point[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
+        found[side] = by_hook_point
     pairs = compare_answers(
-        matcher, answer_features["source"], answer_features["target"],
-        torch.from_numpy(relation.reference_mask), thresholds, k,
+        matcher, found["source"], found["target"], torch.from_numpy(relation.reference_mask),
+        thresholds, k,
     )  # fmt: skip
     reference = [pair for pair in pairs if pair.is_reference]
     shared = {
@@ -206,9 +216,7 @@ def measure_relation(
             scores = score_relation(relation, logits, after, n_fit)
             cuts.append(RelationCut(name, control, len(removed), **scores))
     bar.close()
-    return RelationFlow(
-        relation, subjects, n_fit, logits, answer_features, matcher.last, pairs, cuts
-    )
+    return RelationFlow(relation, subjects, n_fit, logits, found, matcher.last, pairs, cuts)
 
 
 # -- ablation ------------------------------------------------------------------------------------
@@ -285,7 +293,6 @@ def score_relation(
 
 
 def _fit(logits: RelationLogits, n_fit: int) -> Solution:
-    """Return the map of least squares, as the linear probe fits it."""
     moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
     columns, n_source = torch.arange(len(moments.mean)), logits.source.shape[1]
     return RidgeSolver(moments, columns[:n_source], columns[n_source:]).solve(0.0)
@@ -296,34 +303,6 @@ def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float |
 
 
 # -- answers -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class AnswerFeatures:
-    """The feature of a hook point that best predicts, for each label, that it is the answer.
-
-    Attributes:
-        hook_point: Hook point of the features.
-        indices: Feature of each label, ``(n_labels,)``; -1 if the label is the answer of fewer
-            than `MIN_SUBJECTS` subjects in either half.
-        auroc: AUROC of that feature on subjects that it was not chosen on, ``(n_labels,)`` float64;
-            NaN if there is no feature.
-    """
-
-    hook_point: HookPoint
-    indices: Tensor
-    auroc: Tensor
-
-    def feature(self, label: int) -> Feature | None:
-        """Return the feature of a label, if it has one."""
-        index = int(self.indices[label])
-        return None if index < 0 else Feature(self.hook_point, index)
-
-    @property
-    def features(self) -> dict[int, Feature]:
-        """Features by label, for labels that have one."""
-        indices = enumerate(self.indices.tolist())
-        return {label: Feature(self.hook_point, i) for label, i in indices if i >= 0}
 
 
 def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
@@ -349,7 +328,7 @@ def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
 
 def find_answer_features(
     hook_point: HookPoint, features: Tensor, members: Tensor, n_fit: int
-) -> AnswerFeatures:
+) -> dict[int, AnswerFeature]:
     """Choose for each label the feature with the highest AUROC for being the answer.
 
     Args:
@@ -357,32 +336,25 @@ def find_answer_features(
         features: Features at the end of each subject's prompt, ``(n_subjects, n_features)``.
         members: Result of `answer_members`.
         n_fit: Number of subjects, from the first, that features are chosen on; AUROC is of others.
+
+    Returns:
+        The feature of each label that is the answer of `MIN_SUBJECTS` subjects in both halves.
     """
-    n_labels = members.shape[1]
     fit, test = members[:n_fit], members[n_fit:]
     enough = (fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)
-    chosen = class_auroc(features[:n_fit], fit).nan_to_num(0.5).argmax(1)
-    auroc = torch.full((n_labels,), torch.nan, dtype=torch.float64)
-    held_out = class_auroc(features[n_fit:, chosen[enough]], test[:, enough])
-    auroc[enough] = held_out.diagonal()
-    return AnswerFeatures(hook_point, torch.where(enough, chosen, -1), auroc)
-
-
-@dataclass(frozen=True)
-class AnswerPair:
-    """What the features of a source answer and a target answer have in common."""
-
-    source: int
-    target: int
-    is_reference: bool
-    shared: tuple[Feature, ...]
-    carriers: tuple[Feature, ...]
+    labels = enough.nonzero()[:, 0].tolist()
+    chosen = class_auroc(features[:n_fit], fit[:, labels]).nan_to_num(0.5).argmax(1)
+    aurocs = class_auroc(features[n_fit:, chosen], test[:, labels]).diagonal()
+    return {
+        label: AnswerFeature(Feature(hook_point, index), auroc)
+        for label, index, auroc in zip(labels, chosen.tolist(), aurocs.tolist(), strict=True)
+    }
 
 
 def compare_answers(
     matcher: DecoderMatcher,
-    source: Mapping[HookPoint, AnswerFeatures],
-    target: Mapping[HookPoint, AnswerFeatures],
+    source: AnswerFeatures,
+    target: AnswerFeatures,
     reference: Tensor,
     thresholds: Mapping[HookKind, float] | float,
     k: int = 1,
@@ -402,12 +374,14 @@ def compare_answers(
         graph = matcher.follow(start, direction="backward", thresholds=thresholds, k=k)
         return set(graph.features)
 
-    source_flows = {label: flow(start) for label, start in source[last].features.items()}
-    target_flows = {label: flow(start) for label, start in target[last].features.items()}
+    source_flows = {label: flow(one.feature) for label, one in source[last].items()}
+    target_flows = {label: flow(one.feature) for label, one in target[last].items()}
     pairs = []
-    for (s, from_source), (t, from_target) in product(source_flows.items(), target_flows.items()):
-        both = ((source[at].feature(s), target[at].feature(t)) for at in below)
-        carriers = tuple(one for one, other in both if one is not None and one == other)
-        shared = tuple(sorted(from_source & from_target))
+    for s, t in product(source_flows, target_flows):
+        both = ((source[at].get(s), target[at].get(t)) for at in below)
+        carriers = tuple(
+            one.feature for one, other in both if one and other and one.feature == other.feature
+        )
+        shared = tuple(sorted(source_flows[s] & target_flows[t]))
         pairs.append(AnswerPair(s, t, bool(reference[t, s]), shared, carriers))
     return pairs

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.flow import figures
 from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect, at_lowest_r, case_means
 from lincorr_lightning.flow.graph import GROUP_NAMES, FlowGraph
-from lincorr_lightning.flow.relation import AnswerPair, RelationFlow
+from lincorr_lightning.flow.relation import RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
 from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.flow.transitions import Transition
@@ -26,74 +28,71 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-@dataclass(frozen=True)
-class DrawnFlow:
-    """A flow to draw: the graphs of one feature, or of the features of two answers."""
-
-    name: str
-    title: str
-    graphs: Sequence[FlowGraph]
-
-
-@dataclass(frozen=True)
-class Measurements:
-    """Everything that the study measured."""
-
-    n_texts: int
-    n_tokens: int
-    groups: Sequence[LayerGroups]
-    transitions: Sequence[Transition] = ()
-    cuts: Sequence[CutEffect] = ()
-    steering: Sequence[SteeringPoint] = ()
-    relation: RelationFlow | None = None
-    flows: Sequence[DrawnFlow] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
+Flows = Mapping[str, Sequence[FlowGraph]]
+"""The flow graphs of a feature by its id, or of the features of two answers, as ``Rome->Italy``."""
 
 
 def feature_flow_results(
-    measured: Measurements, saes: Iterable[HookPoint], lm_name: str
+    *,
+    lm_name: str,
+    saes: Iterable[HookPoint],
+    n_texts: int,
+    n_tokens: int,
+    groups: Sequence[LayerGroups],
+    transitions: Sequence[Transition] = (),
+    cuts: Sequence[CutEffect] = (),
+    steering: Sequence[SteeringPoint] = (),
+    relation: RelationFlow | None = None,
+    flows: Flows = MappingProxyType({}),
+    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Results:
-    """Build the results of the study."""
-    relation = measured.relation
+    """Build the results of the study from all that it measured; `names` are those of features."""
     tables = [
-        _groups_table(measured.groups),
-        *_deactivation_tables(measured.cuts),
+        _groups_table(groups),
+        *_deactivation_tables(cuts),
         *(() if relation is None else _relation_tables(relation)),
-        *_steering_tables(measured.steering),
+        *_steering_tables(steering),
         Table.of(
-            "transitions", measured.transitions, Transition,
+            "transitions", transitions, Transition,
             "Variance of a residual stream explained by the features of a predecessor.",
         ),
     ]  # fmt: skip
     frames = {table.name: table.frame for table in tables}
-    deactivation = _by(summarize_cuts(frames["deactivation"], "method"), "method")
-    steering = _by(best_steering(frames["steering"]), "strategy")
+    by_method = _by(summarize_cuts(frames["deactivation"], "method"), "method")
+    by_strategy = _by(best_steering(frames["steering"]), "strategy")
     values = {
-        "n_texts": measured.n_texts,
-        "n_tokens": measured.n_tokens,
+        "n_texts": n_texts,
+        "n_tokens": n_tokens,
         "groups": [
             {key: value for key, value in asdict(each).items() if key != "histograms"}
-            for each in measured.groups
+            for each in groups
         ],
-        "transitions": [asdict(each) for each in measured.transitions],
-        "deactivation": deactivation,
+        "transitions": [asdict(each) for each in transitions],
+        "deactivation": by_method,
         "deactivation_layers": summarize_cuts(frames["deactivation"], "layer", "method"),
-        "steering": steering,
+        "steering": by_strategy,
         "relation": None if relation is None else _relation_values(relation),
         "saes": [hook_point.id for hook_point in saes],
     }
+    lm = short_name(lm_name)
+    drawn = _figures(frames, groups, n_tokens, relation, lm)
+    files = safe_names(flows)
+    for name, graphs in flows.items():
+        title = f"Flow of {name.replace('->', ' and ') if '->' in name else f'feature {name}'}"
+        draw = partial(figures.flow_figure, graphs, title, names, lm)
+        drawn.append(Figure(f"flow_{files[name]}", f"{title}.", draw))
     return Results(
         "feature_flow",
         values,
-        scalars=_scalars(measured, deactivation, steering),
+        scalars=_scalars(groups, relation, by_method, by_strategy),
         tables=[table for table in tables if len(table)],
-        figures=_figures(measured, frames, short_name(lm_name)),
+        figures=drawn,
     )
 
 
-def write_graphs(flows: Iterable[DrawnFlow], folder: Path) -> None:
+def write_graphs(flows: Flows, folder: Path) -> None:
     """Write the graph of each start as JSON and GraphML."""
-    for graph in {graph.start: graph for flow in flows for graph in flow.graphs}.values():
+    for graph in {graph.start: graph for graphs in flows.values() for graph in graphs}.values():
         write_json(folder / f"{graph.start.id}.json", graph.as_dict())
         graph.write_graphml(folder / f"{graph.start.id}.graphml")
 
@@ -134,50 +133,47 @@ def _by(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, Any]
 
 
 def _relation_values(flow: RelationFlow) -> dict[str, Any]:
+    reference = [pair for pair in flow.pairs if pair.is_reference]
     others = [pair for pair in flow.pairs if not pair.is_reference]
-    below = [at for at in flow.features["source"] if at != flow.last]
-
-    def share_carrier(pair: AnswerPair, at: HookPoint) -> bool:
-        return any(feature.hook_point == at for feature in pair.carriers)
-
-    n_test = len(flow.subjects) - flow.n_fit
     values: dict[str, Any] = {
-        "relation": flow.relation.name, "n_fit": flow.n_fit, "n_test": n_test
+        "relation": flow.relation.name, "n_fit": flow.n_fit,
+        "n_test": len(flow.subjects) - flow.n_fit,
     }  # fmt: skip
-    for suffix, pairs in (("", flow.reference_pairs), ("_permuted", others)):
+    for suffix, pairs in (("", reference), ("_permuted", others)):
         n = len(pairs)
+        carried = Counter(feature.hook_point for pair in pairs for feature in pair.carriers)
         values[f"same_carrier{suffix}"] = {
-            at.id: sum(share_carrier(pair, at) for pair in pairs) / max(n, 1) for at in below
+            at.id: carried[at] / max(n, 1) for at in flow.features["source"] if at != flow.last
         }
         values[f"shared_flow{suffix}"] = sum(bool(p.shared) for p in pairs) / n if n else None
     return values | {
-        "n_reference_pairs": len(flow.reference_pairs),
+        "n_reference_pairs": len(reference),
         "n_other_pairs": len(others),
         "cuts": [asdict(cut) for cut in flow.cuts],
     }
 
 
 def _scalars(
-    measured: Measurements,
-    deactivation: Mapping[str, Mapping[str, Any]],
-    steering: Mapping[str, Mapping[str, Any]],
+    groups: Sequence[LayerGroups],
+    relation: RelationFlow | None,
+    by_method: Mapping[str, Mapping[str, Any]],
+    by_strategy: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, float]:
     scalars: dict[str, float | None] = {}
-    for each in measured.groups:
+    for each in groups:
         for kind, value in each.auroc.items():
             scalars[f"auroc/{kind}/layer_{each.layer}"] = value
-    for method, entry in deactivation.items():
+    for method, entry in by_method.items():
         for cut in ("matched", "random"):
             scalars[f"deactivation/{method}/{cut}"] = entry[f"{cut}_success"]
-    for strategy, best in steering.items():
+    for strategy, best in by_strategy.items():
         for name in ("strength", "behaviour", "coherence", "score"):
             scalars[f"steering/{strategy}/{name}"] = best[name]
-    for row in measured.relation.cuts if measured.relation is not None else ():
+    keys = {"r": "fixed", "r_target_only": "target_only", "r_refitted": "refitted",
+            "recall": "recall"}  # fmt: skip
+    for row in () if relation is None else relation.cuts:
         name = row.cut + ("_control" if row.control else "")
-        scalars[f"relation/r/{name}"] = row.fixed
-        scalars[f"relation/r_target_only/{name}"] = row.target_only
-        scalars[f"relation/r_refitted/{name}"] = row.refitted
-        scalars[f"relation/recall/{name}"] = row.recall
+        scalars |= {f"relation/{key}/{name}": getattr(row, one) for key, one in keys.items()}
     return {key: value for key, value in scalars.items() if value is not None}
 
 
@@ -257,10 +253,10 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
     yield Table.of(
         "answer_features",
         [
-            (side, texts[label], at.id, feature.id, float(own.auroc[label]))
+            (side, texts[label], at.id, one.feature.id, one.auroc)
             for side, texts in (("source", source), ("target", target))
-            for at, own in flow.features[side].items()
-            for label, feature in own.features.items()
+            for at, answers in flow.features[side].items()
+            for label, one in answers.items()
         ],
         ["side", "label", "hook_point", "feature", "auroc"],
         "Feature of each hook point that best predicts an answer, judged on other subjects.",
@@ -271,7 +267,8 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
         [
             (source[pair.source], target[pair.target],
              " ".join(f.id for f in pair.carriers), " ".join(f.id for f in pair.shared))
-            for pair in flow.reference_pairs
+            for pair in flow.pairs
+            if pair.is_reference
         ],
         ["source", "target", "same_carrier", "shared_flow"],
         "Features that carry both answers of a pair, and features in the flow of both.",
@@ -281,13 +278,19 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
 # -- figures -------------------------------------------------------------------------------------
 
 
-def _figures(measured: Measurements, frames: Mapping[str, DataFrame], lm: str) -> list[Figure]:
+def _figures(
+    frames: Mapping[str, DataFrame],
+    groups: Sequence[LayerGroups],
+    n_tokens: int,
+    relation: RelationFlow | None,
+    lm: str,
+) -> list[Figure]:
     cuts = frames["deactivation"]
     drawn: list[tuple[str, str, Any, Any]] = [
         ("groups", "Share of activations by the matched predecessors that are active too.",
-         partial(figures.groups_figure, n_tokens=measured.n_tokens), measured.groups),
+         partial(figures.groups_figure, n_tokens=n_tokens), groups),
         ("cosines", "Activations of each group by the cosine of their predecessors.",
-         figures.cosines_figure, measured.groups),
+         figures.cosines_figure, groups),
         ("transitions", "Variance that the features of a predecessor explain.",
          figures.transitions_figure, frames["transitions"]),
         ("deactivation", "Features switched off with their predecessors.",
@@ -299,21 +302,9 @@ def _figures(measured: Measurements, frames: Mapping[str, DataFrame], lm: str) -
         ("steering", "Behaviour, coherence and their product by steering strength.",
          figures.steering_figure, frames["steering"]),
     ]  # fmt: skip
-    if (flow := measured.relation) is not None:
-        name = flow.relation.name
-        draw = partial(
-            figures.relation_figure, name=name, n_subjects=len(flow.subjects) - flow.n_fit
-        )
+    if relation is not None:
+        name, n_subjects = relation.relation.name, len(relation.subjects) - relation.n_fit
+        draw = partial(figures.relation_figure, name=name, n_subjects=n_subjects)
         caption = f"{name} with features of its answers removed."
         drawn.append(("relation", caption, draw, frames["relation_cuts"]))
-    names = safe_names(flow.name for flow in measured.flows)
-    return [
-        *(Figure(name, caption, partial(f, d, lm)) for name, caption, f, d in drawn if len(d)),
-        *(
-            Figure(
-                f"flow_{names[flow.name]}", f"{flow.title}.",
-                partial(figures.flow_figure, flow.graphs, flow.title, measured.names, lm),
-            )
-            for flow in measured.flows
-        ),
-    ]  # fmt: skip
+    return [Figure(name, caption, partial(f, d, lm)) for name, caption, f, d in drawn if len(d)]

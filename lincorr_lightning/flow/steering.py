@@ -186,23 +186,14 @@ def measure_steering(
     total = len(answers) * len(settings.strategies) * len(settings.strengths)
     bar = tqdm(total=total, desc="Steering", unit="strength", disable=None, leave=False)
     for answer in answers:
-        unsteered = answer_probability(lm, answer.prompts, answer.token_id)
-        # Two strategies may add the same, as linear and exponential if all features are near.
-        known: dict[frozenset[tuple[Feature, float]], tuple[float, float]] = {
-            frozenset(): (unsteered, loss_before)
-        }
         for strategy, strength in product(settings.strategies, settings.strengths):
             weights = steering_weights(answer.graph, strategy, settings.decay)
             typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
             added = {f: strength * weight * typical[f] for f, weight in weights.items()}
-            key = frozenset((feature, amount) for feature, amount in added.items() if amount)
-            if key not in known:
-                interventions = add_features(saes, added)
-                behaviour = answer_probability(lm, answer.prompts, answer.token_id, interventions)
-                known[key] = behaviour, text_loss(lm, texts, interventions)
-            behaviour, loss = known[key]
+            edits = add_features(saes, added)
+            behaviour = answer_probability(lm, answer.prompts, answer.token_id, edits)
             # A perplexity that falls is no more than coherent.
-            coherence = math.exp(min(0.0, loss_before - loss))
+            coherence = math.exp(min(0.0, loss_before - text_loss(lm, texts, edits)))
             points.append(
                 SteeringPoint(
                     answer.label, answer.graph.start.id, strategy, strength, len(weights),

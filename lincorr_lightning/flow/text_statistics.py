@@ -20,7 +20,7 @@ from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
-from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class FeatureActivity:
     each feature was active, ``(n_features,)``, of ``n_tokens``.
     """
 
-    def __init__(self, n_features: int, n_context: int = 8) -> None:
+    def __init__(self, n_features: int, n_context: int = 2) -> None:
         self.n_tokens = 0
         self.n_active = torch.zeros(n_features, dtype=torch.int64)
         self._sum = torch.zeros(n_features, dtype=torch.float64)
@@ -150,23 +150,21 @@ def name_features(
     for feature in features:
         peak = activity[feature.hook_point].peak(feature.index)
         if peak is not None:
-            texts = tokenizer.batch_decode([peak[0][-2:], [peak[1]]])
+            texts = tokenizer.batch_decode([peak[0], [peak[1]]])
             names[feature.id] = " → ".join(text.strip() for text in texts)
     return names
 
 
 @dataclass(frozen=True)
 class LayerGroups:
-    """Groups of the features of one residual stream on texts.
+    """Groups of the features of one residual stream on texts; see `FeatureGroups`.
 
     Attributes:
         layer: Number of the layer, from 0.
         n_activations: Number of activations: pairs of a token and a feature active at it.
         shares: Share of each group among the activations; empty if there are none.
-        auroc: How well the cosine of each kind of predecessor separates activations at which it is
-            active too from the others; None if it always or never is.
-        histograms: By kind of predecessor and group, activations by the predecessor's cosine in
-            bins of equal width from 0 to 1.
+        auroc: AUROC by kind of predecessor; None if it is always or never active.
+        histograms: Histogram of activations over cosines by kind of predecessor and group.
         zero_norm: Number of features left out because their decoder is zero, by the id of their
             hook point: this one and its predecessors.
     """
@@ -198,39 +196,23 @@ class FeatureGroups:
     """
 
     def __init__(self, hook_point: HookPoint, matches: Mapping[HookPoint, Matches]) -> None:
-        self.hook_point = hook_point
-        # By kind: the hook point, and each feature's best match there with its cosine; -1 and NaN
-        # stand for none.
-        self.sources = {source.kind: source for source in matches}
-        self.predecessors = {source.kind: found.indices[:, 0] for source, found in matches.items()}
-        self.cosines = {source.kind: found.cosines[:, 0] for source, found in matches.items()}
-        first = next(iter(matches.values()))
-        self._zero_norm = {hook_point.id: first.n_zero_targets}
-        self._zero_norm |= {source.id: found.n_zero_sources for source, found in matches.items()}
+        self.hook_point, self.matches = hook_point, matches
+        indices = next(iter(matches.values())).indices
         # Activations of each feature in each group, in the order of `GROUPS`.
-        shape = (len(first.indices), len(GROUPS))
-        self.counts = torch.zeros(shape, dtype=torch.int64, device=first.indices.device)
-
-    @property
-    def kinds(self) -> list[HookKind]:
-        """Kinds of the predecessors."""
-        return [kind for kind in KINDS if kind in self.sources]
+        shape = (len(indices), len(GROUPS))
+        self.counts = torch.zeros(shape, dtype=torch.int64, device=indices.device)
 
     def codes(self, features: Mapping[HookPoint, Tensor]) -> Tensor:
         """Return the group that each feature would be in at each token if it were active.
 
-        Args:
-            features: Features of this hook point and of its predecessors, ``(n_tokens,
-                n_features)`` each.
-
-        Returns:
-            Codes of `GROUPS`, same shape, int64.
+        `features` are those of this hook point and of its predecessors, ``(n_tokens, n_features)``
+        each; the codes of `GROUPS`, int64, have the same shape.
         """
         codes = torch.zeros_like(features[self.hook_point], dtype=torch.int64)
-        for kind, source in self.sources.items():
-            index = self.predecessors[kind]
+        for source, match in self.matches.items():
+            index = match.indices[:, 0]
             active = (features[source] > 0)[:, index.clamp(min=0)] & (index >= 0)
-            codes += active.long() << KINDS.index(kind)
+            codes += active.long() << KINDS.index(source.kind)
         return codes
 
     def update(self, features: Mapping[HookPoint, Tensor]) -> None:
@@ -248,21 +230,22 @@ class FeatureGroups:
             return {}
         return dict(zip(GROUPS, (total.double() / total.sum()).tolist(), strict=True))
 
-    def auroc(self, kind: HookKind) -> float:
+    def auroc(self, source: HookPoint) -> float:
         """Return how well the cosine predicts that the predecessor is active with the feature.
 
-        It is over all activations; NaN if the predecessor of this kind is always or never active.
+        It is over all activations; NaN if the predecessor there is always or never active.
         """
-        bit = 1 << KINDS.index(kind)
+        bit = 1 << KINDS.index(source.kind)
         together = self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
-        return counted_auroc(self.cosines[kind], together, self.counts.sum(1) - together)
+        cosines = self.matches[source].cosines[:, 0]
+        return counted_auroc(cosines, together, self.counts.sum(1) - together)
 
-    def histogram(self, kind: HookKind, n_bins: int = 20) -> Tensor:
+    def histogram(self, source: HookPoint, n_bins: int = 20) -> Tensor:
         """Return the activations of each group by the cosine of a predecessor (figures 3, 4, 14).
 
         They are ``(8, n_bins)``: bins of equal width from 0 to 1; cosines below 0 are in the first.
         """
-        cosines = self.cosines[kind]
+        cosines = self.matches[source].cosines[:, 0]
         known = ~cosines.isnan()
         binned = (cosines[known] * n_bins).floor().long().clamp(0, n_bins - 1)
         found = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
@@ -270,14 +253,17 @@ class FeatureGroups:
 
     def summarize(self) -> LayerGroups:
         """Return the counts of this layer as plain data."""
+        first = next(iter(self.matches.values()))
+        zero_norm = {self.hook_point.id: first.n_zero_targets}
+        zero_norm |= {source.id: match.n_zero_sources for source, match in self.matches.items()}
         return LayerGroups(
             layer=self.hook_point.layer,
             n_activations=int(self.counts.sum()),
             shares=self.shares(),
-            auroc={kind: number(self.auroc(kind)) for kind in self.kinds},
+            auroc={source.kind: number(self.auroc(source)) for source in self.matches},
             histograms={
-                kind: dict(zip(GROUPS, self.histogram(kind).tolist(), strict=True))
-                for kind in self.kinds
+                source.kind: dict(zip(GROUPS, self.histogram(source).tolist(), strict=True))
+                for source in self.matches
             },
-            zero_norm=self._zero_norm,
+            zero_norm=zero_norm,
         )

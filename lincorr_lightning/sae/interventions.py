@@ -72,21 +72,6 @@ def add_features(
     return {hook_point: adding(vector) for hook_point, vector in added.items()}
 
 
-def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
-    """Draw n active features of each row at random, without replacement; fewer if fewer are active.
-
-    `active` is ``(n_rows, n_features)``, bool. The generator is on the CPU, so that every device
-    draws the same. Returns indices of features, ``(n_rows, max(n))``; -1 for none.
-    """
-    most = int(n.max()) if len(n) else 0
-    draws = torch.rand(int(active.sum()), generator=generator, dtype=torch.float64)
-    order = torch.full(active.shape, torch.inf, dtype=torch.float64)
-    order[active.cpu()] = draws  # one random number per active feature
-    lowest, drawn = order.topk(min(most, active.shape[1]), largest=False)
-    taken = lowest.isfinite() & (torch.arange(drawn.shape[1]) < n.cpu()[:, None])
-    return torch.where(taken, drawn, -1).to(active.device)
-
-
 def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:
     """Return the feature of an id, if there is an SAE that has it."""
     name, _, index = text.strip().rpartition(".")

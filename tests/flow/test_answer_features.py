@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.relation import (
-    AnswerFeatures,
+    AnswerFeature,
     RelationLogits,
     ablation,
     answer_members,
@@ -39,14 +39,14 @@ def test_planted_features_are_found_and_judged_on_other_subjects() -> None:
     features = torch.from_numpy(np.maximum(x, 0)).float()
     members = torch.from_numpy(answers[:, None] == np.arange(n_labels))
     found = find_answer_features(TOP, features, members, n_fit=200)
-    assert found.indices.tolist() == [3, 4, 5, 6, -1]
-    assert found.feature(1) == Feature(TOP, 4) and found.feature(4) is None
+    assert {label: one.feature for label, one in found.items()} == {
+        label: Feature(TOP, 3 + label) for label in range(4)
+    }
     for label in range(4):
         value = np.maximum(x[200:, 3 + label], 0)
         expected = roc_auc_score(answers[200:] == label, value)
-        assert found.auroc[label].item() == pytest.approx(expected, abs=1e-6)
+        assert found[label].auroc == pytest.approx(expected, abs=1e-6)
         assert 0.8 < expected < 1
-    assert found.auroc[4].isnan()
 
 
 def test_members_are_those_with_the_highest_logit_of_a_label() -> None:
@@ -59,8 +59,16 @@ def test_members_are_those_with_the_highest_logit_of_a_label() -> None:
     assert share.nonzero().tolist() == [[0, 0], [2, 1], [2, 2], [3, 0], [4, 1], [5, 2]]
 
 
-def _answers(hook_point: HookPoint, indices: list[int]) -> AnswerFeatures:
-    return AnswerFeatures(hook_point, torch.tensor(indices), torch.ones(len(indices)).double())
+def _answers(**indices: list[int]) -> dict[HookPoint, dict[int, AnswerFeature]]:
+    """Features of labels by hook point; -1 is none."""
+    points = {"low": LOW, "mlp": MLP, "top": TOP}
+    return {
+        points[name]: {
+            label: AnswerFeature(Feature(points[name], index), 1.0)
+            for label, index in enumerate(own) if index >= 0
+        }
+        for name, own in indices.items()
+    }  # fmt: skip
 
 
 def test_pairs_share_the_planted_features() -> None:
@@ -70,14 +78,8 @@ def test_pairs_share_the_planted_features() -> None:
     top = torch.stack([eye[0], eye[0] + 0.1 * eye[5], eye[6], 0.9 * eye[0] + 0.2 * eye[7], eye[1]])
     mlp = torch.stack([eye[6], eye[7]])
     flow = DecoderMatcher({LOW: low, MLP: mlp, TOP: top})
-    source = {
-        LOW: _answers(LOW, [0, 2, 3]), MLP: _answers(MLP, [0, -1, 0]),
-        TOP: _answers(TOP, [0, 1, 2]),
-    }  # fmt: skip
-    target = {
-        LOW: _answers(LOW, [0, 1, 1]), MLP: _answers(MLP, [1, -1, 1]),
-        TOP: _answers(TOP, [3, 4, -1]),
-    }  # fmt: skip
+    source = _answers(low=[0, 2, 3], mlp=[0, -1, 0], top=[0, 1, 2])
+    target = _answers(low=[0, 1, 1], mlp=[1, -1, 1], top=[3, 4, -1])
     reference = torch.tensor([[True, True, False], [False, False, True], [True, True, True]])
     pairs = {(p.source, p.target): p for p in compare_answers(flow, source, target, reference, 0.5)}
     # Target 2 has no feature.

@@ -7,6 +7,7 @@ import torch
 from lincorr_lightning.flow.deactivation import (
     METHODS,
     Outcomes,
+    draw_active,
     find_cases,
     predecessors_by_method,
     run_cuts,
@@ -90,6 +91,25 @@ def test_a_control_draws_neither_the_chosen_nor_the_inactive(passing, saes) -> N
         drawn = [int(f) for f in control[row] if f >= 0]
         assert set(drawn) <= active - cut
         assert len(drawn) == len(set(drawn)) == min(len(cut & active), len(active - cut))
+
+
+def test_drawn_at_random_among_the_active() -> None:
+    generator = torch.Generator().manual_seed(0)
+    active = torch.rand(500, 9, generator=generator) < 0.4
+    n = torch.randint(0, 4, (500,), generator=generator)
+    drawn = draw_active(active, n, torch.Generator().manual_seed(3))
+    for row, own, count in zip(drawn.tolist(), active, n.tolist(), strict=True):
+        kept = [f for f in row if f >= 0]
+        assert len(kept) == len(set(kept)) == min(count, int(own.sum()))
+        assert all(own[f] for f in kept)
+    again = draw_active(active, n, torch.Generator().manual_seed(3))
+    assert torch.equal(drawn, again)
+    assert not torch.equal(drawn, draw_active(active, n, torch.Generator().manual_seed(4)))
+    # Each as often as the others: 2,000 draws of one of three.
+    three = torch.tensor([[True, False, True, True]]).expand(2000, 4)
+    ones = draw_active(three, torch.ones(2000, dtype=torch.long), generator)[:, 0]
+    assert torch.bincount(ones, minlength=4)[[0, 2, 3]].min() > 580
+    assert draw_active(three, torch.zeros(2000, dtype=torch.long), generator).shape == (2000, 0)
 
 
 def test_losses_are_those_of_a_naive_forward(passing, saes) -> None:

@@ -13,7 +13,7 @@ import torch
 
 from lincorr_lightning.errors import LincorrError, OutputError, SparseAutoencoderError
 from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, Edge, Feature
-from lincorr_lightning.flow.results import DrawnFlow, write_graphs
+from lincorr_lightning.flow.results import write_graphs
 from lincorr_lightning.sae.hook_points import HookPoint
 
 Planted = tuple[dict[HookPoint, torch.Tensor], set[tuple[Feature, Feature]]]
@@ -195,7 +195,7 @@ def test_json_and_graphml_agree(tmp_path: Path) -> None:
         ),
         key=lambda graph: len(graph.edges),
     )
-    write_graphs([DrawnFlow("flow", "Flow", [graph])], tmp_path)
+    write_graphs({"flow": [graph]}, tmp_path)
     content = json.loads((tmp_path / f"{graph.start.id}.json").read_text())
     assert content["start"] == graph.start.id and len(content["edges"]) == len(graph.edges) > 3
 

@@ -8,10 +8,8 @@ import torch
 
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.graph import GROUPS, FlowGraph
-from lincorr_lightning.flow.relation import AnswerFeatures, AnswerPair, RelationCut, RelationFlow
+from lincorr_lightning.flow.relation import AnswerFeature, AnswerPair, RelationCut, RelationFlow
 from lincorr_lightning.flow.results import (
-    DrawnFlow,
-    Measurements,
     best_steering,
     feature_flow_results,
     summarize_cuts,
@@ -62,9 +60,11 @@ def _relation() -> RelationFlow:
         AnswerPair(s, t, s == t, (shared,) if s == t == 0 else (), (shared,) if s == t == 0 else ())
         for s in range(2) for t in range(2)
     ]  # fmt: skip
-    auroc = torch.tensor([1.0, 0.8], dtype=torch.float64)
     features = {
-        side: {at: AnswerFeatures(at, torch.tensor([5, 6]), auroc) for at in (MLP, STREAM)}
+        side: {
+            at: {0: AnswerFeature(Feature(at, 5), 1.0), 1: AnswerFeature(Feature(at, 6), 0.8)}
+            for at in (MLP, STREAM)
+        }
         for side in ("source", "target")
     }
     cuts = [
@@ -84,10 +84,11 @@ def _results(**more) -> Results:
         {"residual.0": 2},
     )  # fmt: skip
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
-    found = Measurements(
-        20, 200, [groups], transitions, CUTS, POINTS, **{"relation": _relation()} | more
-    )
-    return feature_flow_results(found, [MLP, STREAM], "some/where/my-lm")
+    found = {"transitions": transitions, "cuts": CUTS, "steering": POINTS, "relation": _relation()}
+    return feature_flow_results(
+        lm_name="some/where/my-lm", saes=[MLP, STREAM], n_texts=20, n_tokens=200, groups=[groups],
+        **found | more,
+    )  # fmt: skip
 
 
 def test_cuts_are_averaged_over_cases() -> None:
@@ -169,10 +170,10 @@ def test_scalars_leave_out_what_is_not_known() -> None:
 
 
 def test_files(tmp_path) -> None:
-    flow = DrawnFlow("Paris->France", "Flow of Paris and France", [GRAPH, GRAPH])
-    results = _results(flows=[flow])
+    flows = {"Paris->France": [GRAPH, GRAPH]}
+    results = _results(flows=flows)
     results.write(tmp_path)
-    write_graphs([flow], tmp_path / "graphs")
+    write_graphs(flows, tmp_path / "graphs")
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["study"] == "feature_flow" and content["saes"] == ["mlp_out.0", "residual.0"]
     assert set(content["groups"][0]) == {
@@ -188,16 +189,14 @@ def test_files(tmp_path) -> None:
 
 
 def test_parts_that_were_skipped_have_no_table_and_no_figure() -> None:
-    found = Measurements(1, 2, [])
-    results = feature_flow_results(found, [], "lm")
+    results = feature_flow_results(lm_name="lm", saes=[], n_texts=1, n_tokens=2, groups=[])
     assert results.tables == [] and results.values["relation"] is None
     assert results.figures == []
 
 
 def test_flows_to_draw_and_answers_to_steer_towards() -> None:
     relation = _relation()
-    drawn = relation.starts_to_draw(1)
-    assert drawn == [("Paris->France", [Feature(STREAM, 5)])]
+    assert relation.starts_to_draw(1) == {"Paris->France": [Feature(STREAM, 5)]}
     lm = SimpleNamespace(rows=lambda prompts: [[i] for i in range(len(prompts))])
     matcher = SimpleNamespace(follow=lambda start, thresholds: (start, thresholds))
     # Italy's feature has an AUROC below 0.9.

@@ -10,7 +10,6 @@ from lincorr_lightning.sae.forwards import run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.interventions import (
     add_features,
-    draw_active,
     remove_everywhere,
     rescale_at,
 )
@@ -139,25 +138,6 @@ def test_r_of_each_row() -> None:
         alone = rescale_at(sae, at[one], chosen[one], torch.tensor([r]))(x[one])
         torch.testing.assert_close(together[row : row + 1], alone)
     assert torch.equal(together[2], x[2])
-
-
-def test_drawn_at_random_among_the_active() -> None:
-    generator = torch.Generator().manual_seed(0)
-    active = torch.rand(500, 9, generator=generator) < 0.4
-    n = torch.randint(0, 4, (500,), generator=generator)
-    drawn = draw_active(active, n, torch.Generator().manual_seed(3))
-    for row, own, count in zip(drawn.tolist(), active, n.tolist(), strict=True):
-        kept = [f for f in row if f >= 0]
-        assert len(kept) == len(set(kept)) == min(count, int(own.sum()))
-        assert all(own[f] for f in kept)
-    again = draw_active(active, n, torch.Generator().manual_seed(3))
-    assert torch.equal(drawn, again)
-    assert not torch.equal(drawn, draw_active(active, n, torch.Generator().manual_seed(4)))
-    # Each as often as the others: 2,000 draws of one of three.
-    three = torch.tensor([[True, False, True, True]]).expand(2000, 4)
-    ones = draw_active(three, torch.ones(2000, dtype=torch.long), generator)[:, 0]
-    assert torch.bincount(ones, minlength=4)[[0, 2, 3]].min() > 580
-    assert draw_active(three, torch.zeros(2000, dtype=torch.long), generator).shape == (2000, 0)
 
 
 def test_unknown_features_and_hook_points_are_refused() -> None:
