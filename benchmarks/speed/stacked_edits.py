@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from benchmarks.common import least_time, markdown_table
 from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.knowledge import build_domain
 from lincorr_lightning.lm import sample_subjects
@@ -88,7 +89,7 @@ def main(
         f"torch {torch.__version__}\n"
     )
     # The same starts for both: those of the stack.
-    starts = StackedLoRA(copy.deepcopy(model), n_edits, rank, alpha=2 * rank)
+    starts = StackedLoRA(copy.deepcopy(model), n_edits, AdapterSettings(rank, 2.0 * rank))
     targets = list(starts.targets)
     factors = [
         {
@@ -102,7 +103,7 @@ def main(
     stacked: dict[int, tuple[Tensor, float]] = {}
     for n in side_by_side:
         frozen = copy.deepcopy(model)  # a stack stays on its LM
-        stack = StackedLoRA(frozen, n, rank, alpha=2 * rank)
+        stack = StackedLoRA(frozen, n, AdapterSettings(rank, 2.0 * rank))
         measured = range(0, min(n_edits, max(n, 16)), n)
 
         def all_groups(

@@ -79,19 +79,15 @@ class TrainedLMStudy(LMStudy):
 
     def _require_float32(self) -> None:
         """Refuse to train half-precision weights, which round small updates away."""
-        if self.method == "full" and self.lm.dtype in HALF_PRECISIONS:
-            raise ConfigError(
-                f"model.method is full, but the LM's weights are in {dtype_name(self.lm.dtype)}, "
-                "which rounds away updates of a small learning rate such as 5e-6. Set "
-                "model.lm.dtype to float32 (with trainer.precision bf16-mixed it computes in "
-                "bfloat16), or model.method to lora."
-            )
         precision = "" if self._trainer is None else str(self._trainer.precision)
-        if precision in ("bf16-true", "16-true"):
+        is_half = self.method == "full" and self.lm.dtype in HALF_PRECISIONS
+        if is_half or precision in ("bf16-true", "16-true"):
             raise ConfigError(
-                f"trainer.precision is {precision}, which rounds the trained weights and loses "
-                "small updates. Set it to bf16-mixed or 32-true; with model.method lora, "
-                "model.lm.dtype may be bfloat16."
+                f"the LM's weights are in {dtype_name(self.lm.dtype)}, with trainer.precision "
+                f"{precision}: half precision rounds away updates of a small learning rate such as "
+                "5e-6. Set model.lm.dtype to float32 and trainer.precision to 32-true, or to "
+                "bf16-mixed, which computes in bfloat16; with model.method lora, model.lm.dtype "
+                "may be bfloat16."
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -53,10 +53,9 @@ def labelled_tokens(
 
 
 def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
-    """Return the mean cross-entropy over the labels of each row (paper, section 4.1).
+    """Return the mean cross-entropy over the labels of each row, ``(n_rows,)`` (paper, 4.1).
 
-    Returns:
-        ``(n_rows,)``, in nats; 0 for the row of a padding batch.
+    It is in nats, and 0 for the row of a padding batch.
     """
     labels = batch.labels
     positions = (labels != IGNORED).any(0).nonzero().squeeze(1)
@@ -89,8 +88,8 @@ class EditBatch(LabelledTokens):
         edits: The edits, one per row of the tensors. Empty for a padding batch, which keeps a rank
             in step with the others: its single row has no loss.
         ids: Position of each edit in the run, from 0.
-        step: For independent edits, which of their steps this is, from 0; step 0 starts from the
-            base weights.
+        step: For independent edits, which of their steps this is; step 0 starts from the base
+            weights.
         n_steps: For independent edits, the number of their steps; 0 under the joint protocol.
     """
 
@@ -134,8 +133,7 @@ class EditSchedule:
     Attributes:
         protocol: ``joint``: all edits train one LM, in a new order each epoch; ``independent``:
             each edit is trained from the base weights.
-        edits_per_step: Edits in a batch; independent edits of a batch are trained side by side,
-            each in an adapter of its own.
+        edits_per_step: Edits in a batch; independent ones are trained side by side.
         steps_per_edit: Optimizer steps of each group of independent edits.
     """
 

@@ -85,7 +85,7 @@ def edit_cases(
         labels: Index of the source label of each answer, ``(n,)``.
         reference_mask: Target labels that are right for each edit, ``(n, n_target)`` bool.
         target_before: Target logits before training, ``(n, n_target)``.
-        target_after: Target logits after training, ``(n, n_target)``.
+        target_after: The same after training.
         learned: Whether each source answer was learned, ``(n,)`` bool.
         weight: W, ``(n_target, n_source)``.
     """

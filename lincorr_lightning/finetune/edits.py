@@ -304,6 +304,10 @@ def resolve_labels(
         [edit.subject for edit in edits], tokenizer, [edit.where for edit in edits]
     )
     known = _by_text(_source_answers(relation, tokenizer), relation.source)
+    labels = relation.target.labels
+    # Labels by the texts of their answers, and by their own.
+    targets = {answer.text: i for i, label in enumerate(labels) for answer in label.answers}
+    targets |= {text: i for i, text in enumerate(relation.target.texts)}
     unknown = [edit for edit in edits if edit.answer not in known]
     if unknown:
         first, *others = unknown
@@ -316,8 +320,12 @@ def resolve_labels(
     for edit in edits:
         answer = known[edit.answer]
         if edit.reference:
-            reference = _label_indices(edit.reference, relation.target, edit.where)
-            answer = answer._replace(reference=reference)
+            for text in edit.reference:
+                if text not in targets:
+                    problem = _no_label(text, relation.target, targets)
+                    raise SubjectsError(f"{edit.where}: reference: {problem}")
+            reference = {targets[text] for text in edit.reference}
+            answer = answer._replace(reference=tuple(sorted(reference)))
         elif not answer.reference:
             relation.require_reference()
             raise SubjectsError(
@@ -432,16 +440,6 @@ def _by_text(
         # The label of one answer is that answer, as the tokenizer spells it.
         known.setdefault(label.text, answers[0] if len(answers) == 1 else whole)
     return known
-
-
-def _label_indices(texts: Iterable[str], domain: Domain, where: str) -> tuple[int, ...]:
-    """Return the label of each text, found by the label's own text or by one of its answers."""
-    known = {answer.text: i for i, label in enumerate(domain.labels) for answer in label.answers}
-    known |= {text: i for i, text in enumerate(domain.texts)}
-    for text in texts:
-        if text not in known:
-            raise SubjectsError(f"{where}: reference: {_no_label(text, domain, known)}")
-    return tuple(sorted({known[text] for text in texts}))
 
 
 def _no_label(text: str, domain: Domain, known: Iterable[str]) -> str:

@@ -46,10 +46,7 @@ class Forecasts:
     """What each forecaster predicts for the target of each edit.
 
     Attributes:
-        relation: Name of the relation, as ``city->country``.
-        subjects: Subject of each of the n edits.
-        source_answers: New source answer of each edit.
-        references: Target labels of its reference, joined by ``|``.
+        references: Target labels of each edit's reference, joined by ``|``.
         labels: The n_target target labels.
         before: Target logits before the edits, ``(n, n_target)``.
         reference_mask: Target labels in each edit's reference, ``(n, n_target)`` bool.
@@ -59,11 +56,10 @@ class Forecasts:
             update of the edit's optimizer.
         probabilities: Probability of each `Outcome`, ``(n, 3)``, by an `OutcomeModel` from
             ``optimizer_step``; None without it.
-        probabilities_from: What that model was fitted on, and how these edits differ; empty without
-            probabilities.
-        causes: Why an edit would not generalize: ``imprecise W`` or ``low prior``, see `Cause`, or
-            ``ambiguous reference`` if the expected answer may mean something right. Empty text if
-            it is expected to generalize; no texts without a map.
+        probabilities_from: What that model was fitted on, and how these edits differ.
+        causes: Why an edit is not expected to generalize: ``imprecise W`` or ``low prior``, see
+            `Cause`, or ``ambiguous reference`` if the expected answer may mean something right.
+            Empty text if it is expected to generalize; no texts without a map.
     """
 
     relation: str
@@ -80,7 +76,7 @@ class Forecasts:
 
     @property
     def default(self) -> str:
-        """Name of the forecaster whose answers and risks are shown first, the best one."""
+        """Name of the forecaster whose answers are shown first, the best one."""
         return _default(self.predicted)
 
     def leading(self, logits: Tensor) -> list[str]:
@@ -115,9 +111,8 @@ class Forecasts:
             By forecaster, ``accuracy`` of the predicted answer, and ``auroc`` of its risk against
             not generalizing (None if all or no edits generalized); of ``optimizer_step`` also
             ``brier``, the mean square error of the probabilities, summed over the outcomes. The
-            baseline ``answer_before`` predicts the answer before the edit, and its risk is how far
-            the reference's logit is behind there; ``most_frequent`` always predicts the most
-            frequent answer.
+            baseline ``answer_before`` predicts the answer before the edit, with the risk there;
+            ``most_frequent`` always predicts the most frequent answer.
         """
         failed = torch.tensor([outcome != Outcome.GENERALIZED for outcome in outcomes])
         n = len(answers_after)
@@ -230,13 +225,7 @@ def _causes(
 def logits_in_context(
     lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
 ) -> Tensor:
-    """Return the target logits when the new answer is stated before the target prompt.
-
-    It is what the LM concludes from the source, without being trained.
-
-    Returns:
-        ``(n, n_target)``, on the CPU.
-    """
+    """Return the target logits when the new answer stands before the prompt, ``(n, n_target)``."""
     return lm.domain_logits(prompts_in_context(edits, relation), relation.target.token_ids).cpu()
 
 
@@ -254,10 +243,7 @@ class OutcomeModel:
     Attributes:
         coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 2)`` float64.
         intercepts: One for each outcome, ``(3,)`` float64.
-        n_edits: Number of edits that it was fitted on.
-        lms: Names of their LMs.
-        relations: Names of their relations, as ``city->country``.
-        training: How they were trained, see `EditTraining.summary`.
+        training: How its edits were trained, see `EditTraining.summary`.
     """
 
     coefficients: Tensor

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -54,9 +53,8 @@ class SourceFinetune(TrainedLMStudy):
     with LoRA are trained many at a time, each in an adapter of its own.
 
     The LM is trained in eval mode, without dropout, so that an edit depends on nothing but itself
-    and a resumed run ends where an uninterrupted one does.
-
-    It trains on any DataLoader that yields `EditBatch`, such as that of `EditsDataModule`.
+    and a resumed run ends where an uninterrupted one does. It trains on any DataLoader that yields
+    `EditBatch`, such as that of `EditsDataModule`.
 
     Args:
         lm: The LM that is taught.
@@ -101,6 +99,7 @@ class SourceFinetune(TrainedLMStudy):
         save_model: bool = False,
     ) -> None:
         super().__init__(lm, method, learning_rate, weight_decay, betas)
+        require("model.edits_per_step", edits_per_step, at_least=1)
         if save_model and protocol == "independent":
             raise ConfigError(
                 "model.save_model is true, but independent edits leave the LM as it was. "
@@ -130,9 +129,8 @@ class SourceFinetune(TrainedLMStudy):
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
         """Return a context in which row i of a forward pass uses adapter ``adapter_ids[i]``.
 
-        Args:
-            adapter_ids: The adapter of each row: the position of its edit in the batch. Without
-                stacked adapters it is ignored.
+        An adapter's number is the position of its edit in the batch; without stacked adapters it is
+        ignored.
         """
         return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
 
@@ -163,7 +161,7 @@ class SourceFinetune(TrainedLMStudy):
         model = self.lm.model
         if self.is_stacked:
             size = self.edit_schedule.edits_per_step
-            self.adapters = StackedLoRA.of(model, size, self.adapter_settings)
+            self.adapters = StackedLoRA(model, size, self.adapter_settings)
         elif self.method == "lora":
             add_adapter(model, self.adapter_settings)
         else:
@@ -195,7 +193,15 @@ class SourceFinetune(TrainedLMStudy):
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
         """Start independent edits from the base weights."""
         del batch_idx
-        self._check_batch(batch)
+        protocol, size = self.edit_schedule.protocol, self.edit_schedule.edits_per_step
+        fits = isinstance(batch, EditBatch) and (batch.n_steps > 0) == self.is_independent
+        if not fits or (self.is_independent and len(batch.input_ids) > size):
+            raise ConfigError(
+                f"with model.protocol {protocol}, SourceFinetune trains on batches (EditBatch) of "
+                f"{size} {protocol} edits, and not on {type(batch).__name__} of other edits. Pass "
+                "EditsDataModule(..., schedule=module.edit_schedule), or a DataLoader of such "
+                "batches."
+            )
         if not batch.first:
             return
         optimizer = self.optimizers(use_pl_optimizer=False)
@@ -205,22 +211,6 @@ class SourceFinetune(TrainedLMStudy):
             self.adapters.reset([self.adapter_settings.seed + number for number in batch.ids])
         else:
             self._restore()
-
-    def _check_batch(self, batch: Any) -> None:
-        if not isinstance(batch, EditBatch):
-            raise ConfigError(
-                f"SourceFinetune trains on batches of edits (EditBatch), not {type(batch).__name__}"
-                ". Pass --data EditsDataModule, or a DataLoader that yields EditBatch."
-            )
-        size = self.edit_schedule.edits_per_step if self.is_independent else math.inf
-        if (batch.n_steps > 0) != self.is_independent or len(batch.input_ids) > size:
-            kind = "independent" if batch.n_steps else "joint"
-            raise ConfigError(
-                f"a batch has {len(batch.input_ids)} {kind} edits, but model.protocol is "
-                f"{self.edit_schedule.protocol}, and {size} are trained side by side. "
-                "Pass EditsDataModule(..., schedule=module.edit_schedule), or raise "
-                "model.edits_per_step (with model.method lora)."
-            )
 
     @torch.no_grad()
     def _restore(self) -> None:
@@ -236,17 +226,13 @@ class SourceFinetune(TrainedLMStudy):
         self._require_finite("the loss is", losses, batch)
         self._batch = batch
         has_loss = (batch.labels != IGNORED).any(1)
-        total, weight = (losses * has_loss).sum(), self._edit_weight(has_loss)
-        # The mean over the edits of all ranks, each of which knows its own edits only.
+        n_edits = self.trainer.strategy.reduce(has_loss.sum().double(), reduce_op="sum")
+        # The mean over ranks is then that over edits: each rank knows its own edits only.
+        weight = self.trainer.world_size / max(float(n_edits), 1.0)
+        total = (losses * has_loss).sum()
         self.log("train/loss", total.detach() * weight, prog_bar=True, batch_size=1, sync_dist=True)
         # Edits side by side are summed: the gradient of one does not depend on the others.
         return total if self.is_independent else total * weight
-
-    def _edit_weight(self, has_loss: Tensor) -> float:
-        """Return the weight of one edit with which the mean over ranks is the mean over edits."""
-        n = has_loss.sum().double()
-        total = self.trainer.strategy.reduce(n.clone(), reduce_op="sum")
-        return self.trainer.world_size / max(float(total), 1.0)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update, and check the weights before a callback or a checkpoint uses them."""
@@ -350,11 +336,9 @@ class SourceFinetune(TrainedLMStudy):
         """Take over the forecasts."""
         n_ranks = max(1 if self._trainer is None else self.trainer.world_size, state["n_ranks"])
         if self.is_independent and n_ranks > 1:
-            # A checkpoint holds the edits and numbers of rank 0 alone.
             raise CheckpointError(
-                f"independent edits on {n_ranks} ranks cannot be resumed: each rank trains "
-                "edits of its own, and the checkpoint holds those of rank 0. Start a new run, or "
-                "train them on one device."
+                f"independent edits on {n_ranks} ranks cannot be resumed: a checkpoint holds those "
+                "of rank 0. Start a new run, or train them on one device."
             )
         if state["forecasts"] is not None:
             self.forecasts = Forecasts(**state["forecasts"])
@@ -367,12 +351,9 @@ class EditForecast(LMStudy):
     answer until it leads, and carries the change through W (for each ridge). It also reads the
     target where the new answer is stated before it, and makes a step along the first update of the
     edit's optimizer, which depends on how the edit is to be trained: set `method`, `adapter`,
-    `learning_rate` and `steps_per_edit` as in `SourceFinetune`. From that step it gives the
-    probability of each outcome, see `OutcomeModel`. ``tables/forecast.csv`` has a row per edit, and
-    says which are above ``data.max_risk``, ``tables/riskiest.csv`` has those that are most likely
-    to hallucinate, and ``figures/forecast.png`` shows the risks.
-
-    It predicts on any DataLoader over an `EditDataset`, such as that of `EditsDataModule`.
+    `learning_rate` and `steps_per_edit` as in `SourceFinetune`. That step gives the probability of
+    each outcome, see `OutcomeModel`. It predicts on any DataLoader over an `EditDataset`, such as
+    that of `EditsDataModule`.
 
     Args:
         lm: The LM before the edits.

@@ -136,7 +136,7 @@ def _adapters_for(
     if adapters is not None or training.method == "full" or is_trained:
         yield adapters
         return
-    made = StackedLoRA.of(lm.model, max(min(n, _SIDE_BY_SIDE), 1), training.adapter)
+    made = StackedLoRA(lm.model, max(min(n, _SIDE_BY_SIDE), 1), training.adapter)
     try:
         yield made
     finally:
@@ -191,7 +191,10 @@ def _after_step(
         # An LM may be spread over several devices.
         slope = torch.stack([one.to(losses.device) for one in slopes]).sum(0)
         _require_finite(batch, losses + slope)
-        lengths = _step_length(scale, losses, slope, training)
+        longest = training.n_steps * training.learning_rate
+        if training.method == "lora":  # both factors are trained, the step moves one of them
+            longest *= 2
+        lengths = (scale * losses / slope.clamp(min=1e-30)).clamp(max=longest)
         for name, gradient in gradients.items():
             update = _update(gradient)  # in place, which saves a copy of the weights
             if adapters is None:
@@ -219,14 +222,6 @@ def _update(gradient: Tensor) -> Tensor:
     if gradient.dtype in HALF_PRECISIONS:  # which have no number as small as epsilon
         return gradient.sign_().neg_()
     return gradient.div_(gradient.abs().add_(_EPS)).neg_()
-
-
-def _step_length(scale: float, losses: Tensor, slopes: Tensor, training: EditTraining) -> Tensor:
-    """Return the length of each edit's step, at most what AdamW can move; shape of `losses`."""
-    longest = training.n_steps * training.learning_rate
-    if training.method == "lora":  # both factors are trained, the step moves one of them
-        longest *= 2
-    return (scale * losses / slopes.clamp(min=1e-30)).clamp(max=longest)
 
 
 # -- whole trainings -------------------------------------------------------------------------------

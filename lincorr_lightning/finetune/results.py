@@ -41,17 +41,10 @@ def case_results(
     taught: bool = True,
     suffix: str = "",
 ) -> tuple[Table, list[Figure]]:
-    """Return the table ``cases`` and the figures ``reference_weights`` and ``outcomes``.
+    """Return the table ``cases`` (paper, table 6) and its figures (figure 5 is one of them).
 
-    They are those of table 6 and figure 5 of the paper; the table has a row per edit, in the order
-    of the edits.
-
-    Args:
-        cases: What each edit did.
-        relation: Name of the relation.
-        random: Share of edits for which a random label would be right.
-        taught: False if subjects were watched without edits.
-        suffix: Appended to all names, where a run has several of them.
+    `random` is the share of edits for which a random label would be right; `taught` is False if
+    subjects were watched without edits; `suffix` is appended to all names where a run has several.
     """
     from lincorr_lightning.finetune import figures
 
@@ -236,7 +229,7 @@ def finetune_results(
         dataset: The edits; None if the run's dataset does not list them.
         history: ``(step, value)`` pairs by log key that callbacks measured.
         lm_name: Name of the LM, for titles.
-        subtitle: How the edits were trained, for the figure of the training.
+        subtitle: How the edits were trained.
     """
     outcomes = _of_kind(measured, "generalization")
     gradients = _of_kind(measured, "gradient_correlation")
@@ -300,10 +293,7 @@ def _by_relation(measured: Sequence[Results]) -> dict[str, dict[str, Any]]:
 def _after_training(
     forecasts: Forecasts, own: Results | None
 ) -> tuple[list[str], list[str]] | None:
-    """Return answers and outcomes after training if they are those of the forecast edits.
-
-    A callback may measure other edits than those that are trained, or not all of them.
-    """
+    """Return answers and outcomes after training, if a callback measured the forecast edits."""
     table = next((t for t in (own.tables if own else ()) if t.name.startswith("cases")), None)
     cells = {} if table is None else table.frame.to_dict("list")
     if cells.get("subject") != list(forecasts.subjects):

@@ -45,11 +45,7 @@ class StackedLoRA(nn.Module):
     Args:
         model: The LM.
         n: Number of adapters.
-        rank: Rank of each adapter.
-        alpha: Scale of the product of the factors, which is multiplied by ``alpha / rank``, as in
-            peft.
-        target_modules: Names of linear layers, or their last parts, as in peft; None takes all but
-            the output layer, as peft's ``all-linear`` does.
+        settings: Rank, alpha and target modules of each; its seed is left to `reset`.
 
     Attributes:
         targets: Full names of the layers that have adapters.
@@ -63,8 +59,9 @@ class StackedLoRA(nn.Module):
 
     Example:
         >>> from lincorr_lightning import LanguageModel
+        >>> from lincorr_lightning.finetune.adapters import AdapterSettings
         >>> lm = LanguageModel.from_pretrained("tiny-world")
-        >>> adapters = StackedLoRA(lm.model, n=2, rank=4, alpha=8, target_modules=["q_proj"])
+        >>> adapters = StackedLoRA(lm.model, 2, AdapterSettings(4, 8.0, ["q_proj"]))
         >>> adapters.targets[0]
         'model.layers.0.self_attn.q_proj'
         >>> with adapters.rows([0, 1, 1, -1]):  # -1: the LM itself
@@ -72,19 +69,11 @@ class StackedLoRA(nn.Module):
         torch.Size([4, 3, 2418])
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        n: int,
-        rank: int,
-        alpha: float,
-        target_modules: Sequence[str] | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, n: int, settings: AdapterSettings) -> None:
         super().__init__()
         require("StackedLoRA.n", n, at_least=1)
-        require("StackedLoRA.rank", rank, at_least=1)
-        self.n, self.scaling = n, alpha / rank
-        layers = target_layers(model, target_modules)
+        self.n, self.scaling, rank = n, settings.alpha / settings.rank, settings.rank
+        layers = target_layers(model, settings.target_modules)
         self.targets = tuple(layers)
         self.lora_A = nn.ParameterDict()
         self.lora_B = nn.ParameterDict()
@@ -106,11 +95,6 @@ class StackedLoRA(nn.Module):
             hook = layer.register_forward_hook(partial(self._add_to, name), with_kwargs=True)
             self._hooks.append(hook)
 
-    @classmethod
-    def of(cls, model: PreTrainedModel, n: int, settings: AdapterSettings) -> StackedLoRA:
-        """Return n adapters of the same settings; their seed is left to `reset`."""
-        return cls(model, n, settings.rank, settings.alpha, settings.target_modules)
-
     def remove(self) -> None:
         """Take the adapters off the LM, which is then as it was, with its weights frozen."""
         for hook in self._hooks:
@@ -120,16 +104,9 @@ class StackedLoRA(nn.Module):
 
     @torch.no_grad()
     def reset(self, seeds: Sequence[int]) -> None:
-        """Reinitialize adapters: A uniform as peft draws it, B zero.
+        """Reinitialize as many adapters as there are seeds: A uniform as peft draws it, B zero.
 
-        The state of an optimizer is not reset.
-
-        Args:
-            seeds: Seed of each adapter; its initial weights depend on nothing else. With fewer than
-                n seeds, the first adapters are reset.
-
-        Raises:
-            ConfigError: There are more seeds than adapters.
+        The initial weights of an adapter depend on its seed alone.
         """
         if len(seeds) > self.n:
             raise ConfigError(
@@ -150,17 +127,12 @@ class StackedLoRA(nn.Module):
     def rows(self, which: Sequence[int] | Tensor) -> Iterator[None]:
         """Return a context in which row i of each forward pass uses adapter ``which[i]``.
 
-        `LanguageModel.logits_of_rows` sorts its rows; pass this context to it instead of entering
-        it.
-
-        Args:
-            which: The adapter of each row, ``(n_rows,)``; -1 is the LM itself, whose logits are
-                then bitwise the same.
+        -1 is the LM itself, whose logits are then bitwise the same. `LanguageModel.logits_of_rows`
+        sorts its rows; pass this context to it instead of entering it.
 
         Raises:
             LanguageModelError: There is no such adapter. During a forward pass: it has another
-                number of rows, a layer's input has no row per prompt, or gradient checkpointing is
-                enabled.
+                number of rows, or a layer's input has no row per prompt.
         """
         chosen = which.tolist() if isinstance(which, Tensor) else [int(i) for i in which]
         unknown = [i for i in chosen if not _BASE <= i < self.n]
@@ -200,11 +172,7 @@ class StackedLoRA(nn.Module):
         rows = self._rows
         if rows is None:
             return
-        if model.training and torch.is_grad_enabled() and _is_checkpointing(model):
-            raise LanguageModelError(
-                "gradient checkpointing reruns layers after the context of the adapters has ended. "
-                "Call gradient_checkpointing_disable() on the LM."
-            )
+        del model
         given = kwargs.get("input_ids", args[0] if args else None)
         if given is None:
             given = kwargs.get("inputs_embeds")
@@ -284,10 +252,6 @@ class _Rows:
                 torch.tensor(self._adapters, device=device),
             )
         return self._on[device]
-
-
-def _is_checkpointing(model: nn.Module) -> bool:
-    return any(getattr(part, "gradient_checkpointing", False) for part in model.modules())
 
 
 def _key(name: str) -> str:

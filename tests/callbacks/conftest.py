@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -99,7 +100,7 @@ class Stacked(Theirs):
 
     def __init__(self, folder: str) -> None:
         super().__init__(folder, lr=0.05)
-        self.adapters = StackedLoRA(self.backbone, 3, 2, 4.0, ["q_proj", "v_proj"])
+        self.adapters = StackedLoRA(self.backbone, 3, AdapterSettings(2, 4.0, ["q_proj", "v_proj"]))
         self.adapter_context = self.adapters.rows
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

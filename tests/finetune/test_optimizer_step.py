@@ -89,7 +89,7 @@ def test_adapters_move_as_the_product_of_their_factors(name: str, small: SimpleN
     scale = 0.7
     ours = steps(lm, LORA, scale=scale)
     for i, (source, target) in enumerate(zip(SOURCES, TARGETS, strict=True)):
-        stack = StackedLoRA(lm.model, 1, 2, 6.0)
+        stack = StackedLoRA(lm.model, 1, LORA.adapter)
         stack.reset([5 + i])  # of the adapter's seed and the edit's position
         reads = {k.replace("/", "."): factor[0].double() for k, factor in stack.lora_A.items()}
         stack.remove()
@@ -137,7 +137,7 @@ def test_together_as_one_by_one(small: SimpleNamespace, training: EditTraining) 
 def test_adapters_of_the_run_are_used_and_reset(small: SimpleNamespace) -> None:
     lm = language_model(small, "llama")
     apart = steps(lm, LORA)
-    stack = StackedLoRA(lm.model, 1, 2, 6.0)  # fewer than edits
+    stack = StackedLoRA(lm.model, 1, LORA.adapter)  # fewer than edits
     torch.testing.assert_close(steps(lm, LORA, adapters=stack), apart)
     assert all(not factor.any() for factor in stack.lora_B.values())
 

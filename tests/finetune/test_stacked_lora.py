@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -110,7 +111,7 @@ def train_both_ways(small: SimpleNamespace, architecture: str, max_norm: float) 
     model = double_model(small, architecture)
     base = copy.deepcopy(model)
     names = TARGETS.get(architecture)
-    stack = StackedLoRA(model, N, RANK, ALPHA, names)
+    stack = StackedLoRA(model, N, AdapterSettings(RANK, ALPHA, names))
     randomize(stack)
     rows = [small.ids(prompt) for prompt in small.prompts[:N]]
     assert len(set(map(len, rows))) > 3
@@ -145,10 +146,10 @@ def train_both_ways(small: SimpleNamespace, architecture: str, max_norm: float) 
 
 
 def make_stack(
-    small: SimpleNamespace, architecture: str = "llama", n: int = N, **options: Any
+    small: SimpleNamespace, architecture: str = "llama", n: int = N
 ) -> tuple[Any, StackedLoRA]:
     model = double_model(small, architecture)
-    stack = StackedLoRA(model, n, RANK, ALPHA, **options)
+    stack = StackedLoRA(model, n, AdapterSettings(RANK, ALPHA))
     randomize(stack)
     return model, stack
 
@@ -204,7 +205,7 @@ def test_rows_of_the_base_are_the_same_to_the_bit(
     ids = [small.ids(prompt) for prompt in small.prompts]
     untouched = last_logits(model, ids)
     keys = list(model.state_dict())
-    stack = StackedLoRA(model, 2, RANK, ALPHA)
+    stack = StackedLoRA(model, 2, AdapterSettings(RANK, ALPHA))
     randomize(stack)
     assert {p.dtype for p in stack.parameters()} == {torch.float32}
     which = [-1, 0, -1, -1, 1, -1, 0, 0, -1, -1]
@@ -253,20 +254,19 @@ def test_reset_depends_on_the_seed_alone(small: SimpleNamespace) -> None:
         (["q_proj", "query"], "'query'.* q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down"),
         (["lm_head"], "'lm_head'.*output layer.* are: q_proj"),
         (["mlp"], "'mlp'.*not a linear layer"),
-        ([], "target_modules is empty"),
     ],
 )
 def test_wrong_targets(targets: list[str], message: str, small: SimpleNamespace) -> None:
     model = small.model(small.config("llama"))
     with pytest.raises(LanguageModelError, match=message):
-        StackedLoRA(model, 2, RANK, ALPHA, targets)
+        StackedLoRA(model, 2, AdapterSettings(RANK, ALPHA, targets))
     assert all(p.requires_grad for p in model.parameters())
     assert not any(part._forward_hooks for part in model.modules())
 
 
 def test_chosen_targets(small: SimpleNamespace) -> None:
     model = small.model(small.config("llama"))
-    stack = StackedLoRA(model, 2, RANK, ALPHA, ["q_proj", "1.mlp.up_proj"])
+    stack = StackedLoRA(model, 2, AdapterSettings(RANK, ALPHA, ["q_proj", "1.mlp.up_proj"]))
     assert stack.targets == (
         "model.layers.0.self_attn.q_proj",
         "model.layers.1.self_attn.q_proj",
@@ -274,7 +274,6 @@ def test_chosen_targets(small: SimpleNamespace) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
 def test_forwards_that_do_not_fit(small: SimpleNamespace) -> None:
     model, stack = make_stack(small)
     ids = torch.ones(3, 4, dtype=torch.long)
@@ -297,10 +296,6 @@ def test_forwards_that_do_not_fit(small: SimpleNamespace) -> None:
             layer(torch.zeros(6, 2, 16, dtype=torch.float64))
         flat = torch.randn(3, 4, 16, dtype=torch.float64)
         torch.testing.assert_close(layer(flat.flatten(0, 1)), layer(flat).flatten(0, 1))
-        model.train()
-        model.gradient_checkpointing_enable()
-        with pytest.raises(LanguageModelError, match="gradient_checkpointing_disable"):
-            model(input_ids=ids)
     assert model(input_ids=ids).logits.shape == (3, 4, small.vocab)
 
 
@@ -313,7 +308,7 @@ def test_logits_of_a_language_model(
 ) -> None:
     lm = LanguageModel.from_pretrained(str(make_lm(tmp_path)), tokens_per_forward=9)
     lm.model.to(dtype)
-    stack = StackedLoRA(lm.model, 3, RANK, ALPHA)
+    stack = StackedLoRA(lm.model, 3, AdapterSettings(RANK, ALPHA))
     randomize(stack)
     prompts = ["Paris", "name3 lives in the city of", "name7 name8 speaks", "Oslo"] * 2
     which = [2, 0, -1, 1, 1, 2, 0, -1]
@@ -337,7 +332,9 @@ def test_logits_of_a_language_model(
 def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:
     model = small.model(small.config("llama"))
     base = copy.deepcopy(model)
-    stack = StackedLoRA(model, 2, RANK, alpha=2 * RANK)  # a power of two rounds nowhere
+    stack = StackedLoRA(
+        model, 2, AdapterSettings(RANK, 2.0 * RANK)
+    )  # a power of two rounds nowhere
     randomize(stack)
     ids = torch.tensor([small.ids("Lima lives in the city of")])
     with stack.rows([1]), torch.autocast("cpu", torch.bfloat16):

@@ -21,6 +21,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
@@ -359,10 +360,10 @@ def test_an_lm_with_adapters_is_read_again_unless_they_are_removed(
 ) -> None:
     with weights_read_once():
         one = lm_of(small_lm)
-        adapters = StackedLoRA(one.model, n=2, rank=2, alpha=2)
+        adapters = StackedLoRA(one.model, 2, AdapterSettings(2, 2.0))
         assert lm_of(small_lm).model is not one.model
         two = lm_of(small_lm)
-        adapters = StackedLoRA(two.model, n=2, rank=2, alpha=2)
+        adapters = StackedLoRA(two.model, 2, AdapterSettings(2, 2.0))
         adapters.remove()
         assert lm_of(small_lm).model is two.model
     assert len(reads) == 2

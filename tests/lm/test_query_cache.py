@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.query_cache import Query, QueryCache
@@ -71,7 +72,7 @@ TEMPLATES = ["{} lives in the city of", "{} lives in the country of", "{} speaks
 
 def test_prompts_of_a_subject_are_read_together_and_adapters_apart(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
-    adapters = StackedLoRA(lm.model, n=2, rank=2, alpha=4)
+    adapters = StackedLoRA(lm.model, 2, AdapterSettings(2, 4.0))
     for factors in adapters.lora_B.values():
         torch.nn.init.normal_(factors, std=0.3)
     queries = [

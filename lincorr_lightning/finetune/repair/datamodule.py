@@ -42,7 +42,6 @@ from lincorr_lightning.study import StudyData, plain
 
 SHOWN, HELD_OUT = "shown", "held_out"
 """Parts of the measured edits: source answers that are in the examples, and held-out ones."""
-Facts = Literal["both", "source", "target"]
 JOINED_BY = (". ", " and ", ", so ", "; ")
 """How the two facts of a statement are joined."""
 Examples = Literal["edits", "statements", "source", "target"]
@@ -114,13 +113,10 @@ class RepairDataset(Dataset[Any]):
     """The steps of one rank over all epochs; each follows from the seed and its own number.
 
     Attributes:
-        examples: The examples of the repair.
-        relation: The relation that they are about.
         split: The source answers of the examples, ``shown``, and those ``held_out``.
         make_batch: Returns a batch, given the numbers of its examples and one that no other batch
             of the run has.
         batch_size: Examples of a step, on all ranks together.
-        seed: Seed of the order.
         shard: The data that this rank reads.
     """
 
@@ -189,9 +185,6 @@ class RepairDataModule(StudyData):
         examples: The examples.
         measured: The measured edits, by part.
         split: The answers that the examples have, ``shown``, and those ``held_out``.
-
-    Raises:
-        KnowledgeError: The relation or another kind of knowledge does not exist.
     """
 
     batch_type = RepairBatch
@@ -380,17 +373,21 @@ class RepairDataModule(StudyData):
         if kind == "edits":
             domains = {"source": relation.source, "target": relation.target}
             domains |= {name: self._domains[name] for name in self.preserve}
-            before = {name: self._logits_before(domain) for name, domain in domains.items()}
+            for name, domain in domains.items():
+                if name not in self._before:
+                    prompts = [domain.knowledge.prompt(edit.subject) for edit in self.examples]
+                    logits = self.language_model.domain_logits(prompts, domain.token_ids)
+                    self._before[name] = logits.cpu()
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
                 batch = self._batch(self.examples, ids, SHOWN, self.preserve)
-                batch.before = {name: logits[ids] for name, logits in before.items()}
+                batch.before = {name: logits[ids] for name, logits in self._before.items()}
                 batch.texts = self._preserved_texts(step)
                 return batch
 
         else:
-            facts: Facts = "both" if kind == "statements" else kind
-            rows = _encode(self.language_model, statements(relation, self.examples, facts))
+            texts = statements(relation, self.examples, kind)
+            rows = _encode(self.language_model, texts)
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
                 tokens = labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
@@ -400,14 +397,6 @@ class RepairDataModule(StudyData):
             self.examples, relation, self.split, make_batch, size, self.seed, shard
         )
         return ResumableLoader(steps, self.trainer)
-
-    def _logits_before(self, domain: Domain) -> Tensor:
-        """Return the logits of a kind of knowledge before the repair, for each example."""
-        name = domain.knowledge.name
-        if name not in self._before:
-            prompts = [domain.knowledge.prompt(edit.subject) for edit in self.examples]
-            self._before[name] = self.language_model.domain_logits(prompts, domain.token_ids).cpu()
-        return self._before[name]
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the measured edits (`RepairBatch`), then the texts (`TokenBatch`)."""
@@ -507,16 +496,12 @@ def _encode(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:
 
 
 def statements(
-    relation: TokenizedRelation, edits: Sequence[Edit], facts: Facts = "both"
+    relation: TokenizedRelation, edits: Sequence[Edit], kind: Examples = "statements"
 ) -> list[str]:
     """Return a statement about the subject of each edit, as if the edit were true.
 
-    Statements of both facts take turns in wording, and half of them begin with the target.
-
-    Args:
-        relation: The relation.
-        edits: Subjects and source answers.
-        facts: Which facts are stated: ``both``, or one of them alone.
+    Of kind ``statements``, they state both facts, take turns in wording, and half of them begin
+    with the target; of kind ``source`` or ``target``, they state one fact alone.
 
     Example:
         >>> from lincorr_lightning import LanguageModel
@@ -536,7 +521,7 @@ def statements(
         target = f"{knowledge.prompt(edit.subject)}{gap}{target_answer(relation, edit)}"
         pair = (source, target) if i // len(JOINED_BY) % 2 == 0 else (target, source)
         both = JOINED_BY[i % len(JOINED_BY)].join(pair)
-        texts.append({"both": both, "source": source, "target": target}[facts] + ".")
+        texts.append({"statements": both, "source": source, "target": target}[kind] + ".")
     return texts
 
 

@@ -90,9 +90,6 @@ class Repair(TrainedLMStudy):
     Attributes:
         cases: What each measured edit did, ``before`` the repair and ``after`` the last validation.
         perplexity: The perplexity of texts, likewise.
-
-    Raises:
-        LanguageModelError: The LM cannot be read, or has no such target modules.
     """
 
     study = "repair"
@@ -164,18 +161,13 @@ class Repair(TrainedLMStudy):
         if self.method == "full":
             self._reference = [copy.deepcopy(model).requires_grad_(False)]
         # Before peft's adapter, whose layers then contain those of the edits.
-        self.edit_adapters = StackedLoRA.of(
+        self.edit_adapters = StackedLoRA(
             model, self.edits_per_step, self.edit_training.adapter
         ).requires_grad_(False)
         if self.method == "full":
             model.requires_grad_(True)
         else:
             add_adapter(model, self.adapter_settings)
-
-    def on_fit_start(self) -> None:
-        """Move the LM as it was to the device of the trained one."""
-        for model in self._reference:
-            model.to(self.device)  # type: ignore[arg-type]
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -215,7 +207,8 @@ class Repair(TrainedLMStudy):
     def _text_loss(self, texts: Tensor) -> Tensor:
         """Return the weighted change of the predictions of each token of some texts."""
         ids = self._with_prefix(texts)
-        before_repair = self._reference[0] if self._reference else self.lm.model
+        before_repair: Any = self._reference[0] if self._reference else self.lm.model
+        before_repair.to(self.device)  # the reference is no submodule, which Lightning would move
         # Before the graph of the trained LM: its adapter is switched off and on.
         with torch.no_grad(), without_adapter(before_repair):
             before = before_repair(input_ids=ids, use_cache=False).logits

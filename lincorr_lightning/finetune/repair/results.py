@@ -21,21 +21,15 @@ _OUTCOMES = [outcome.value for outcome in Outcome]
 
 
 def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the shares of each part's edits.
-
-    Args:
-        cases: Rows of the table ``cases``: ``part``, the answers that lead before and after the
-            edit, its ``outcome``, and whether the taught label leads after it
-            (``source_learned``), the reference leads without it (``right_before``), or when the
-            new answer is stated before the target prompt (``in_context``), an example has a target
-            of its reference (``target_shown``), and each control stayed (``<name>_unchanged``);
-            ``random`` is the share of the target labels that are in the reference.
+    """Return the shares of each part's edits, of rows of the table ``cases``.
 
     Returns:
-        Part -> ``n``, ``source_learned``, ``generalized``, ``hallucinated``, ``unchanged``,
-        ``right_before``, ``in_context``, ``random``, ``controls``, the share of unchanged answers
-        by kind of knowledge, and ``new_targets``, the same outcomes of those edits whose target no
-        example has. Parts without edits are left out.
+        Part -> ``n``, ``source_learned`` (the taught label leads after the edit), ``generalized``,
+        ``hallucinated``, ``unchanged``, ``right_before`` (the reference leads without the edit),
+        ``in_context`` (it leads when the new answer is stated before the target prompt),
+        ``random`` (mean share of the target labels that are in the reference), ``controls``, the
+        share of unchanged answers by kind of knowledge, and ``new_targets``, the outcomes of those
+        edits whose target no example has. Parts without edits are left out.
     """
     summaries: dict[str, dict[str, Any]] = {}
     for part in _PARTS:

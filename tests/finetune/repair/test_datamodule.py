@@ -192,6 +192,6 @@ def test_a_resumed_run_has_the_same_edits_or_is_refused(lm: LanguageModel) -> No
     again = RepairDataModule(lm, **SMALL)
     again.load_state_dict(state)
     assert (again.examples, again.measured) == (data.examples, data.measured)
-    assert again._before.keys() == {"city", "country", "color"}
+    assert again._before.keys() == {"source", "target", "color"}
     with pytest.raises(CheckpointError, match="another data"):
         RepairDataModule(lm, **SMALL | {"n_examples": 11}).load_state_dict(state)
