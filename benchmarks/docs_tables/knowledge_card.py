@@ -23,8 +23,8 @@ from lincorr_lightning.knowledge import (
     Completeness,
     Domain,
     Knowledge,
-    audit_domains,
 )
+from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.knowledge.catalogue import built_in_files
 from lincorr_lightning.version import __version__
 

@@ -6,8 +6,6 @@ from lincorr_lightning.knowledge.answer_tokens import (
     answer_tokens,
     unknown_words,
 )
-from lincorr_lightning.knowledge.arithmetic import arithmetic_knowledge, arithmetic_reference
-from lincorr_lightning.knowledge.audit import audit, audit_details, audit_domains, audit_table
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import (
     Domain,
@@ -35,12 +33,6 @@ __all__ = [
     "TokenizedRelation",
     "ambiguous_matrix",
     "answer_tokens",
-    "arithmetic_knowledge",
-    "arithmetic_reference",
-    "audit",
-    "audit_details",
-    "audit_domains",
-    "audit_table",
     "build_domain",
     "reference_matrix",
     "unknown_words",

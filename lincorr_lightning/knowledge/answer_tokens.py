@@ -117,14 +117,11 @@ class TokenReader:
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         self._normalize = _normalizer(tokenizer)
-        self._pieces: dict[int, str] = {}
 
     def piece(self, token_id: int) -> str:
         """Decode one token, without surrounding space."""
-        if token_id not in self._pieces:
-            text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
-            self._pieces[token_id] = text.replace(_SENTENCEPIECE_SPACE, " ").strip()
-        return self._pieces[token_id]
+        text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+        return text.replace(_SENTENCEPIECE_SPACE, " ").strip()
 
     def splits_words(self, ids: list[int]) -> bool:
         """Return whether tokens of a script without spaces can be the parts of a word.
@@ -162,24 +159,18 @@ class TokenReader:
 
     def unique_texts(self, token_ids: list[int]) -> list[str]:
         """Return the text of each token; tokens that read alike also have their spelling and id."""
-        counts = Counter(self.piece(token_id) for token_id in token_ids)
-        texts = []
-        for token_id in token_ids:
-            text = self.piece(token_id)
-            if counts[text] > 1:
-                text = f"{text} [{self.tokenizer.convert_ids_to_tokens(token_id)} {token_id}]"
-            texts.append(text)
-        return texts
+        texts = list(map(self.piece, token_ids))
+        counts = Counter(texts)
+        spelled = self.tokenizer.convert_ids_to_tokens
+        return [
+            f"{text} [{spelled(token_id)} {token_id}]" if counts[text] > 1 else text
+            for token_id, text in zip(token_ids, texts, strict=True)
+        ]
 
 
 def _normalizer(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
     """Return what the tokenizer applies to a text before its lookup, such as lower-casing."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    normalizer = getattr(backend, "normalizer", None)
-    if normalizer is not None:
-        return lambda text: str(
-            normalizer.normalize_str(text).replace(_SENTENCEPIECE_SPACE, " ").strip()
-        )
-    if getattr(tokenizer, "do_lower_case", False):
-        return str.lower
-    return str
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    if normalizer is None:
+        return str.lower if getattr(tokenizer, "do_lower_case", False) else str
+    return lambda text: normalizer.normalize_str(text).replace(_SENTENCEPIECE_SPACE, " ").strip()

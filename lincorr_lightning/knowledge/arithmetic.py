@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from fractions import Fraction
 
@@ -16,12 +17,12 @@ OPERANDS = range(1, 5)
 NUMBERS = range(11)
 """Answers (paper, table 12: a domain of eleven)."""
 
-# Operation and inverse by symbol, exact: 7/2 has no answer instead of 3.
+# Operation and inverse by symbol.
 _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
-    "+": (lambda x, n: x + n, lambda x, n: x - n),
-    "-": (lambda x, n: x - n, lambda x, n: x + n),
-    "*": (lambda x, n: x * n, lambda x, n: x / n),
-    "/": (lambda x, n: x / n, lambda x, n: x * n),
+    "+": (operator.add, operator.sub),
+    "-": (operator.sub, operator.add),
+    "*": (operator.mul, operator.truediv),
+    "/": (operator.truediv, operator.mul),
 }
 
 
@@ -30,16 +31,16 @@ def arithmetic_knowledge() -> tuple[Knowledge, ...]:
     answers = tuple(Answer(str(number), str(number)) for number in NUMBERS)
     return tuple(
         Knowledge(
-            name=f"X{operator}{operand}",
+            name=f"X{symbol}{operand}",
             family="math",
             language="en",
-            template=f"{{}}{operator}{operand}=",
+            template=f"{{}}{symbol}{operand}=",
             kind=KIND,
             answers=answers,
             leading_space=False,
             paper_size=11,
         )
-        for operator in _OPERATIONS
+        for symbol in _OPERATIONS
         for operand in OPERANDS
     )
 

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader
-from lincorr_lightning.knowledge.catalogue import Catalogue, split_names
+from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import Domain, label_answers
 from lincorr_lightning.knowledge.schema import Answer, Knowledge
 
@@ -40,8 +38,13 @@ def audit(
         revision: Branch, tag or commit of a hub id.
         details: Whether to list every label and every dropped answer as well.
     """
-    selected = Catalogue.load(*knowledge_files).select(split_names(knowledge))
-    domains = audit_domains(selected, _load_tokenizer(lm, revision))
+    # Imported here: nothing else of this package needs transformers.
+    from lincorr_lightning.lm.config import LMConfig
+    from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
+
+    selected = Catalogue.load(*knowledge_files).select(knowledge)
+    checkpoint = find_checkpoint(LMConfig(name_or_path=lm, revision=revision), "the tokenizer")
+    domains = audit_domains(selected, read_tokenizer(checkpoint))
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # a pipe or file has room for whole lines
@@ -49,25 +52,6 @@ def audit(
         for domain in domains:
             console.print(audit_details(domain))
     console.print(audit_table(domains, title=f"Knowledge under the tokenizer of {lm}"))
-
-
-def _load_tokenizer(lm: str, revision: str | None) -> Any:
-    # Imported here: nothing else of this package needs transformers.
-    from lincorr_lightning.lm.config import LMConfig
-    from lincorr_lightning.lm.language_model import LanguageModel
-
-    folder = Path(lm)
-    if not folder.is_dir() or (folder / "config.json").exists():
-        return LanguageModel(LMConfig(name_or_path=lm, revision=revision)).tokenizer
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise LanguageModelError(
-            f"{folder} has neither an LM (config.json) nor a tokenizer that can be read "
-            f"(tokenizer.json, or tokenizer_config.json with its vocabulary): {error}"
-        ) from error
 
 
 def audit_domains(knowledge: Iterable[Knowledge], tokenizer: Any) -> list[Domain]:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge, arithmetic_reference
+from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_reference
 from lincorr_lightning.knowledge.schema import FAMILIES, Knowledge, Relation
 from lincorr_lightning.knowledge.yaml_file import (
     Entities,
     KnowledgeFile,
     merge_files,
-    parse_knowledge_file,
     read_knowledge_file,
     suggest,
 )
@@ -23,14 +21,12 @@ ARROW = "->"
 """Separator of source and target in the name of a relation."""
 
 
-class UnknownKnowledgeError(KnowledgeError, KeyError):
-    """A name is not in the catalogue; also a KeyError, as the Mapping protocol expects."""
-
-    __str__ = Exception.__str__  # KeyError would show the message in quotes
+class UnknownKnowledgeError(KnowledgeError):
+    """A name is not in the catalogue."""
 
 
-class Catalogue(Mapping[str, Knowledge]):
-    """Immutable mapping from names to kinds of knowledge, with the facts that relate them.
+class Catalogue(dict[str, Knowledge]):
+    """Mapping from names to kinds of knowledge, with the facts that relate them.
 
     Create one with `Catalogue.load`.
 
@@ -43,7 +39,7 @@ class Catalogue(Mapping[str, Knowledge]):
     """
 
     def __init__(self, knowledge: Iterable[Knowledge], entities: Entities) -> None:
-        self._by_name = {each.name: each for each in knowledge}
+        super().__init__({each.name: each for each in knowledge})
         self._entities = entities
 
     @classmethod
@@ -56,26 +52,14 @@ class Catalogue(Mapping[str, Knowledge]):
 
         Returns:
             The catalogue, family by family. Without extra files it is always the same object.
-
-        Raises:
-            KnowledgeError: A file is not valid; the message names file, key and reason.
         """
         if not extra_files:
             return _built_in_catalogue()
         return _catalogue([*built_in_files().values(), *map(read_knowledge_file, extra_files)])
 
-    def __getitem__(self, name: str) -> Knowledge:
-        try:
-            return self._by_name[name]
-        except KeyError:
-            hint = suggest(str(name), self, f" Known: {', '.join(self)}.")
-            raise UnknownKnowledgeError(f"there is no knowledge {name!r}.{hint}") from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._by_name)
-
-    def __len__(self) -> int:
-        return len(self._by_name)
+    def __missing__(self, name: str) -> Knowledge:
+        hint = suggest(name, self, f" Known: {', '.join(self)}.")
+        raise UnknownKnowledgeError(f"there is no knowledge {name!r}.{hint}")
 
     def __repr__(self) -> str:
         return f"Catalogue({len(self)} kinds of knowledge: {', '.join(self)})"
@@ -91,45 +75,32 @@ class Catalogue(Mapping[str, Knowledge]):
 
         Returns:
             The pair; its reference is None if no fact relates the two.
-
-        Raises:
-            KnowledgeError: A name is unknown; the message suggests similar ones.
         """
         parts = [part.strip() for part in name.split(ARROW)]
         if len(parts) != 2 or not all(parts):
-            raise KnowledgeError(
-                f"{name!r} is not a relation; write source{ARROW}target, such as city{ARROW}country"
-            )
-        unknown = [part for part in parts if part not in self]
-        if unknown:
-            described = " or ".join(map(repr, unknown))
-            hints = "".join(dict.fromkeys(suggest(part, self) for part in unknown))
-            raise UnknownKnowledgeError(
-                f"relation {name!r}: there is no knowledge {described}."
-                + (hints or f" Known: {', '.join(self)}.")
-            )
-        source, target = (self[part] for part in parts)
+            reason = f"write source{ARROW}target, such as city{ARROW}country"
+            raise KnowledgeError(f"{name!r} is not a relation; {reason}")
+        try:
+            source, target = (self[part] for part in parts)
+        except UnknownKnowledgeError as error:
+            raise UnknownKnowledgeError(f"relation {name!r}: {error}") from None
         return Relation(
             source, target, self._reference(source, target), self._other_facts(source, target)
         )
 
-    def select(self, names: Sequence[str]) -> list[Knowledge]:
+    def select(self, names: Sequence[str] | str) -> list[Knowledge]:
         """Return kinds of knowledge by name or by family (``attribute``, ..., or ``all``).
 
-        They are in the order of `names`, without repetitions; a family in the catalogue's order.
-
-        Raises:
-            KnowledgeError: A name is unknown; the message suggests similar ones.
+        They are in the order of `names` (see `split_names`), without repetitions; a family in the
+        catalogue's order.
 
         Example:
             >>> [knowledge.name for knowledge in Catalogue.load().select(["X*2", "math"])][:3]
             ['X*2', 'X+1', 'X+2']
         """
-        if isinstance(names, str):
-            raise KnowledgeError(f"a list of names is needed; write [{names}], not {names}")
         families = ("all", *FAMILIES)
         selected: dict[str, Knowledge] = {}
-        for name in names:
+        for name in split_names(names):
             if name in families:
                 members = [k for k in self.values() if name in ("all", k.family)]
             elif name in self:
@@ -197,13 +168,8 @@ def _is_translation(source: Knowledge, target: Knowledge) -> bool:
 @cache
 def built_in_files() -> Mapping[str, KnowledgeFile]:
     """Return the files that come with the package, by name."""
-    data = files("lincorr_lightning.knowledge").joinpath("data")
-    paths = sorted(data.iterdir(), key=lambda path: path.name)
-    return {
-        path.name: parse_knowledge_file(path.read_text(encoding="utf-8"), path.name)
-        for path in paths
-        if path.name.endswith(".yaml")
-    }
+    paths = sorted((Path(__file__).parent / "data").glob("*.yaml"))
+    return {path.name: read_knowledge_file(path) for path in paths}
 
 
 @cache
@@ -212,11 +178,8 @@ def _built_in_catalogue() -> Catalogue:
 
 
 def _catalogue(knowledge_files: Iterable[KnowledgeFile]) -> Catalogue:
-    math = arithmetic_knowledge()
-    reserved = {knowledge.name: "the built-in math family" for knowledge in math}
-    listed, entities = merge_files(knowledge_files, reserved)
-    order = FAMILIES.index
-    return Catalogue(sorted([*listed, *math], key=lambda each: order(each.family)), entities)
+    knowledge, entities = merge_files(knowledge_files)
+    return Catalogue(sorted(knowledge, key=lambda each: FAMILIES.index(each.family)), entities)
 
 
 def split_names(names: Sequence[str] | str) -> list[str]:

@@ -106,21 +106,6 @@ def build_domain(
 
     Raises:
         DomainError: No answer has a label; the message counts the reasons.
-
-    Example:
-        >>> from tokenizers import Tokenizer, models, pre_tokenizers
-        >>> from transformers import PreTrainedTokenizerFast
-        >>> words = models.WordLevel({"[UNK]": 0, "South": 1, "France": 2}, unk_token="[UNK]")
-        >>> backend = Tokenizer(words)
-        >>> backend.pre_tokenizer = pre_tokenizers.Whitespace()
-        >>> tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-        >>> answers = tuple(Answer(name, name) for name in ("France", "South Korea", "Brunei"))
-        >>> country = Knowledge("country", "attribute", "en", "{} is in", "country", answers)
-        >>> domain = build_domain(country, tokenizer)
-        >>> [(label.text, str(label.completeness)) for label in domain.labels]
-        [('France', 'whole'), ('South', 'phrase')]
-        >>> [(dropped.answer.text, dropped.reason) for dropped in domain.dropped]
-        [('Brunei', 'unknown word')]
     """
     domain = label_answers(knowledge, TokenReader(tokenizer), keep)
     if domain.labels:
@@ -139,7 +124,6 @@ def label_answers(
     knowledge: Knowledge, reader: TokenReader, keep: Collection[Completeness] = WHOLE_WORDS
 ) -> Domain:
     """Return the domain of a kind of knowledge, even if it has no label."""
-    kept_grades = frozenset(Completeness(grade) for grade in keep)
     tokens = dict(zip(knowledge.answers, answer_tokens(knowledge, reader.tokenizer), strict=True))
     unspaced = knowledge.language in UNSPACED_LANGUAGES and not knowledge.leading_space
     reasons: dict[Answer, str] = {}
@@ -153,7 +137,7 @@ def label_answers(
         else:
             reasons[answer] = grade
 
-    labels: list[tuple[int, tuple[Answer, ...], Completeness]] = []
+    labels: dict[int, tuple[tuple[Answer, ...], Completeness]] = {}
     for token_id, members in grades.items():
         best = min(members.values(), key=list(Completeness).index)
         # A word that merely begins with the letters of a label (" Man" of Manchester) is not meant
@@ -161,19 +145,18 @@ def label_answers(
         kept = tuple(
             answer
             for answer, grade in members.items()
-            if best in kept_grades
-            and (grade is not Completeness.SUBWORD or best is Completeness.SUBWORD)
+            if best in keep and (grade is not Completeness.SUBWORD or best is Completeness.SUBWORD)
         )
         reasons |= {answer: str(grade) for answer, grade in members.items() if answer not in kept}
         if kept:
-            labels.append((token_id, kept, best))
+            labels[token_id] = kept, best
 
-    texts = reader.unique_texts([token_id for token_id, _, _ in labels])
+    texts = reader.unique_texts(list(labels))
     return Domain(
         knowledge=knowledge,
         labels=tuple(
-            Label(token_id, text, answers, grade)
-            for text, (token_id, answers, grade) in zip(texts, labels, strict=True)
+            Label(token_id, text, *answers_and_grade)
+            for text, (token_id, answers_and_grade) in zip(texts, labels.items(), strict=True)
         ),
         dropped=tuple(
             Dropped(answer, reasons[answer], tuple(map(reader.piece, ids or ())))
@@ -191,27 +174,12 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
     Returns:
         ``(n_target_labels, n_source_labels)`` like W, True where the target label is a right answer
         for the source label. A column without True has no reference among the labels.
-
-    Raises:
-        KnowledgeError: The relation has no reference, or a domain is of other knowledge.
     """
-    if relation.reference is None:
-        raise KnowledgeError(
-            f"relation {relation.name!r} has no reference, so that precision cannot be judged; add "
-            f"facts of kind {relation.target.kind!r} to the entities of kind "
-            f"{relation.source.kind!r} in a knowledge file, or do not require a reference"
-        )
-    for side, domain in ((relation.source, source), (relation.target, target)):
-        if side.name != domain.knowledge.name:
-            raise KnowledgeError(
-                f"relation {relation.name!r} needs the domain of {side.name!r}, "
-                f"not that of {domain.knowledge.name!r}"
-            )
     rows: dict[str, list[int]] = {}
     for row, label in enumerate(target.labels):
         for answer in label.answers:
             rows.setdefault(answer.identity, []).append(row)
-    return _label_matrix(source, target, relation.reference, rows)
+    return _label_matrix(source, target, relation.reference or {}, rows)
 
 
 def ambiguous_matrix(
@@ -234,9 +202,7 @@ def ambiguous_matrix(
         if ids and ids[0] in row_of
     }
     matrix = _label_matrix(source, target, relation.other_facts, rows)
-    if relation.reference is not None:
-        matrix &= ~reference_matrix(relation, source, target)
-    return matrix
+    return matrix & ~reference_matrix(relation, source, target)
 
 
 def _label_matrix(
@@ -294,14 +260,9 @@ class TokenizedRelation:
         source = build_domain(relation.source, tokenizer)
         keep = tuple(Completeness) if subwords else WHOLE_WORDS
         target = build_domain(relation.target, tokenizer, keep)
-        known = relation.reference is not None
-        mask = (
-            reference_matrix(relation, source, target)
-            if known
-            else _label_matrix(source, target, {}, {})
-        )
+        reference = reference_matrix(relation, source, target)
         ambiguous = ambiguous_matrix(relation, source, target, tokenizer)
-        return cls(relation, source, target, mask, ambiguous)
+        return cls(relation, source, target, reference, ambiguous)
 
     @property
     def name(self) -> str:

@@ -254,10 +254,8 @@ def build_layout(
     references: dict[Pair, np.ndarray | None] = {}
     for source, target in chosen:
         relation = catalogue.relation(f"{source}->{target}")
-        references[source, target] = None
-        if relation.reference is not None:
-            matrix = reference_matrix(relation, domains[source], domains[target])
-            references[source, target] = matrix if matrix.any() else None
+        matrix = reference_matrix(relation, domains[source], domains[target])
+        references[source, target] = matrix if matrix.any() else None
     for name in require_reference:
         _check_reference(name, references)
     return JointLayout(domains, tuple(chosen), control or None, references, left_out)

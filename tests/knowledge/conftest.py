@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
@@ -124,3 +125,15 @@ def ask() -> Callable[..., Knowledge]:
         return Knowledge(name, "attribute", "en", template, kind, found, leading_space=space)
 
     return make
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Write a knowledge file."""
+
+    def write_file(text: str, name: str = "mine.yaml") -> Path:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write_file

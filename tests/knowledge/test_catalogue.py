@@ -31,16 +31,6 @@ knowledge:
 
 
 @pytest.fixture
-def write(tmp_path):
-    def write_file(text, name="mine.yaml"):
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return path
-
-    return write_file
-
-
-@pytest.fixture
 def catalogue(write):
     return Catalogue.load(write(WORLD, "world.yaml"))
 
@@ -91,17 +81,13 @@ def test_references(catalogue, name, reference):
     assert relation.reference == reference
 
 
-def test_a_relation_may_be_written_with_spaces(catalogue):
-    assert catalogue.relation(" realm -> region ").name == "realm->region"
-
-
 def test_files_build_on_each_other(write):
     first = write(WORLD, "world.yaml")
     second = write(
         "version: 1\n"
         "entities:\n"
         "  realm: {Avalon: {climate: mild, fr: Avallon}, Camelot: {en: [Camelot, Caer]},\n"
-        "    Logres: {region: South, climate: wet}}\n"
+        "    Lyonesse: , Logres: {region: South, climate: wet}}\n"
         "  climate: [mild, wet]\n"
         "knowledge:\n"
         "  climate: {family: attribute, language: en, template: '{} likes it', answers: climate}\n"
@@ -128,12 +114,11 @@ def test_files_build_on_each_other(write):
         "entities: {realm: {Avalon: {region: South}}}": ["realm.Avalon.region", "already given"],
         "entities: {realm: {Avalon: {de: Avalon}}}": ["realm.Avalon.de", "already given"],
         "entities: {realm: {Avalon: {en: [Avalon, Caer]}}}": ["realm.Avalon.en", "already"],
-        "entities: {coin: [Mark]}": ["entities.coin.Mark", "already an entity"],
         "entities: {realm: {Isle of Apples: {coin: Mark}}}": [
             "knowledge.realm", "'Isle of Apples' of 'Avalon'", "world.yaml", "mine.yaml",
         ],
         "entities: {port: {Tintagel: {realm: Isle of Apples}}}": [
-            "port.Tintagel.realm", "Write 'Avalon'",
+            "port.Tintagel.realm", "Did you mean 'Avalon'",
         ],
         "entities: {realm: {Camelot: {coin: Krone}}}": ["realm.Camelot.coin", "'Krone'", "'Crown'"],
     }.items(),
@@ -156,15 +141,8 @@ def test_a_refused_file_leaves_nothing_behind(write):
     assert list(Catalogue.load()) == before
 
 
-def test_it_is_a_mapping(catalogue):
-    assert "realm" in catalogue and "raelm" not in catalogue
-    assert catalogue.get("raelm") is None
-    assert len(catalogue) == len(list(catalogue)) == len(dict(catalogue))
-    assert catalogue["realm"].name == "realm"
-    assert "realm" in repr(catalogue)
-
-
 def test_unknown_names_get_near_matches(catalogue):
+    assert "realm" in catalogue and catalogue.get("raelm") is None
     with pytest.raises(KnowledgeError, match=r"^there is no knowledge 'raelm'\. Did you .*'realm'"):
         catalogue["raelm"]
     with pytest.raises(KnowledgeError, match=r"^there is no knowledge 'Region'\..*'region'"):
@@ -173,14 +151,15 @@ def test_unknown_names_get_near_matches(catalogue):
         catalogue.select(["similes"])
     with pytest.raises(KnowledgeError, match=r"'qqq'\. Families: all, attribute.*Names: .*realm"):
         catalogue.select(["qqq"])
-    with pytest.raises(KnowledgeError, match=r"'raelm->regio'.*'raelm' or 'regio'.*realm.*region"):
-        catalogue.relation("raelm->regio")
+    with pytest.raises(KnowledgeError, match=r"'realm->regio'.* no knowledge 'regio'.*'region'"):
+        catalogue.relation("realm->regio")
 
 
-@pytest.mark.parametrize("name", ["realm", "realm->", "->region", "realm->region->coin", ""])
-def test_an_invalid_relation_is_refused(catalogue, name):
-    with pytest.raises(KnowledgeError, match="write source->target, such as city->country"):
-        catalogue.relation(name)
+def test_a_relation_is_written_with_one_arrow(catalogue):
+    assert catalogue.relation(" realm -> region ").name == "realm->region"
+    for name in ("realm", "->region", "realm->region->coin"):
+        with pytest.raises(KnowledgeError, match="write source->target, such as city->country"):
+            catalogue.relation(name)
 
 
 def test_select_keeps_order_and_takes_each_once(catalogue):
@@ -193,8 +172,7 @@ def test_select_keeps_order_and_takes_each_once(catalogue):
     assert len(names("math")) == 16
     assert names("all") == list(catalogue)
     assert names() == []
-    with pytest.raises(KnowledgeError, match=r"write \[realm\]"):
-        catalogue.select("realm")
+    assert [knowledge.name for knowledge in catalogue.select("coin, realm")] == ["coin", "realm"]
 
 
 def test_families_come_in_the_papers_order(catalogue):
@@ -213,13 +191,12 @@ def test_knowledge_imports_no_framework():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_simile_shares_only_what_it_is_alike_in(catalogue, tmp_path):
+def test_a_simile_shares_only_what_it_is_alike_in(catalogue, write):
     assert catalogue.relation("object_color->simile_color").reference["fridge"]
     assert catalogue.relation("object_color->simile_price").reference is None
     assert catalogue.relation("fruit_color->simile_color").reference["banana"] >= {"yellow"}
     assert catalogue.relation("name_country->country").reference
-    file = tmp_path / "mine.yaml"
-    file.write_text(
+    file = write(
         "version: 1\nsource: test\nknowledge:\n  same: {family: simile, language: en, "
         'template: "{} is like", answers: city, alike: contry}\n'
     )

@@ -2,11 +2,12 @@
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
-from lincorr_lightning.errors import DomainError, KnowledgeError
+from lincorr_lightning.errors import DomainError
 from lincorr_lightning.knowledge import (
+    WHOLE_WORDS,
     Completeness,
     Relation,
     build_domain,
@@ -110,16 +111,17 @@ def test_a_label_is_whole_when_one_of_its_answers_is(byte_level, ask):
     assert [answer.text for answer in label.answers] == ["South Korea", "South"]
 
 
-@pytest.mark.parametrize("keep", [ALL, ("whole", "phrase")])
-def test_a_subword_never_joins_the_label_of_a_whole_word(byte_level, ask, keep):
-    vocabulary = byte_level.get_vocab()
-    domain = build_domain(ask("Paris", "Parisx"), byte_level, keep=keep)
-    assert domain.token_ids == [vocabulary["ĠParis"]]
-    assert [answer.text for answer in domain.labels[0].answers] == ["Paris"]
-    assert reasons(domain) == {"Parisx": "subword"}
+def test_a_subword_never_joins_the_label_of_a_whole_word(byte_level, ask):
+    for keep in (ALL, WHOLE_WORDS):
+        domain = build_domain(ask("Paris", "Parisx"), byte_level, keep=keep)
+        assert domain.token_ids == [byte_level.get_vocab()["ĠParis"]]
+        assert [answer.text for answer in domain.labels[0].answers] == ["Paris"]
+        assert reasons(domain) == {"Parisx": "subword"}
 
 
-def test_parts_of_a_character_are_never_labels(byte_level, sentencepiece, ask):
+def test_special_tokens_and_parts_of_a_character_are_never_labels(byte_level, sentencepiece, ask):
+    ended = ask("Paris", "<|end|>", template="{}:", space=False)
+    assert reasons(build_domain(ended, byte_level, keep=ALL))["<|end|>"] == "special token"
     for tokenizer in (byte_level, sentencepiece):
         chinese = ask("巴黎", "东京", template="{}所居住的城市是", space=False)
         with pytest.raises(DomainError, match=r"2 answers; dropped: 2 part of a character"):
@@ -132,27 +134,6 @@ def test_a_bare_space_is_no_label(sentencepiece, ask):
     domain = build_domain(ask("Paris", "巴黎"), sentencepiece, keep=ALL)
     assert domain.texts == ["Paris"]
     assert reasons(domain) == {"巴黎": "bare space"}
-
-
-def test_special_tokens_are_never_labels(byte_level, ask):
-    domain = build_domain(
-        ask("Paris", "<|end|>", template="{}:", space=False), byte_level, keep=ALL
-    )
-    assert reasons(domain)["<|end|>"] == "special token"
-
-
-def test_chinese_words_that_are_tokens_are_labels(ask):
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), min_frequency=5,
-        show_progress=False,
-    )  # fmt: skip
-    backend.train_from_iterator(["X的国家,中国。法国。", "X在巴黎"] * 10 + ["中"], trainer)
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
-    domain = build_domain(ask("中国", "法国", "巴黎", template="{}的国家,", space=False), tokenizer)
-    assert [tokenizer.decode([token_id]) for token_id in domain.token_ids] == ["中国", "法国"]
 
 
 @pytest.mark.parametrize("mark", ["", "▁"])
@@ -226,16 +207,9 @@ def test_a_domain_without_labels_is_an_error_with_reasons(word_level, ask):
     assert "lincorr audit" in message
 
 
-def test_an_unknown_completeness_is_refused(word_level, ask):
-    with pytest.raises(ValueError, match="wholly"):
-        build_domain(ask("Paris"), word_level, keep=["wholly"])
-
-
 def test_reference_matrix_against_two_loops(word_level, ask):
-    source = ask("Paris", "Tokyo", "South Korea", "South Africa", "Rome", name="a", kind="a")
-    target = ask(
-        "Japan", "Italy", ("France", "France"), ("France", "france"), "China", name="b", kind="b"
-    )
+    source = ask("Paris", "Tokyo", "South Korea", "South Africa", "Rome", name="a")
+    target = ask("Japan", "Italy", "France", ("France", "france"), "China", name="b")
     reference = {
         "Paris": frozenset({"France"}),
         "Tokyo": frozenset({"Japan", "China"}),
@@ -252,15 +226,7 @@ def test_reference_matrix_against_two_loops(word_level, ask):
         expected[rows, column] = True
     assert matrix.dtype == np.bool_
     np.testing.assert_array_equal(matrix, expected)
-
-
-def test_reference_matrix_refuses_what_it_cannot_judge(word_level, ask):
-    a, b = ask("Paris", name="a"), ask("Rome", name="b")
-    domain = build_domain(a, word_level)
-    with pytest.raises(KnowledgeError, match=r"'a->b' has no reference.*facts of kind 'place'"):
-        reference_matrix(Relation(a, b, None), domain, build_domain(b, word_level))
-    with pytest.raises(KnowledgeError, match="needs the domain of 'b', not that of 'a'"):
-        reference_matrix(Relation(a, b, {}), domain, domain)
+    assert not reference_matrix(Relation(source, target, None), sources, targets).any()
 
 
 def test_words_that_no_token_stands_for_are_named(byte_level, ask):

@@ -4,10 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models
 
 from benchmarks.docs_tables import knowledge_card as script
-from lincorr_lightning.knowledge import Catalogue, Completeness, audit_domains, build_domain
+from lincorr_lightning.knowledge import Catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
@@ -112,74 +111,9 @@ def test_folders_are_read_by_their_names(byte_level, tmp_path):
         script.main(["--tokenizer", "nowhere", "--output", str(path)])
 
 
-@pytest.mark.parametrize(
-    ("make", "described"),
-    [
-        ("byte_level", "byte-level BPE"),
-        ("unigram", "SentencePiece unigram"),
-        ("word_piece", "WordPiece, lower case"),
-        ("word_level", "word-level"),
-    ],
-)
-def test_kinds_of_tokenizers(request, make, described):
-    assert script.make_of(request.getfixturevalue(make)) == described
-
-
-def test_sentencepiece_in_each_of_its_shapes(sentencepiece):
+def test_kinds_of_tokenizers(byte_level, sentencepiece, unigram, word_piece, word_level):
+    assert script.make_of(byte_level) == "byte-level BPE"
     assert script.make_of(sentencepiece) == "SentencePiece BPE, byte fallback"
-
-
-# -- the audit's labels are what an LM would generate --------------------------------------------
-
-
-def next_token(tokenizer, prompt, gap, text):
-    """The truth: the ids of prompt and answer, less those of the prompt."""
-    before = tokenizer(prompt, add_special_tokens=False).input_ids
-    after = tokenizer(prompt + gap + text, add_special_tokens=False).input_ids
-    assert after[: len(before)] == before
-    return after[len(before)]
-
-
-@pytest.fixture
-def chinese_pieces(sentencepiece):
-    """The same tokenizers with characters and words of Chinese, each with and without the mark."""
-    text = "X所居住的城市是巴黎东京"
-    words = ["巴黎", "东京", "▁巴黎"]
-    old = sentencepiece.get_vocab()
-    news = [p for p in [*dict.fromkeys(text), *words] if p not in old]
-    vocabulary = old | {piece: len(old) + i for i, piece in enumerate(news)}
-    model = models.BPE(
-        vocabulary,
-        [("巴", "黎"), ("东", "京"), ("▁", "巴黎")],
-        unk_token="<unk>", byte_fallback=True, fuse_unk=True,
-    )  # fmt: skip
-    backend = Tokenizer.from_str(sentencepiece.backend_tokenizer.to_str())
-    backend.model = model
-    return type(sentencepiece)(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
-
-
-def test_chinese_after_a_chinese_prompt_has_no_space_mark(chinese_pieces, ask):
-    template = "{}所居住的城市是"
-    domain = build_domain(ask("巴黎", "东京", template=template, space=False), chinese_pieces)
-    vocabulary = chinese_pieces.get_vocab()
-    assert "▁巴黎" in vocabulary  # what the answer alone would give
-    assert chinese_pieces("巴黎", add_special_tokens=False).input_ids == [vocabulary["▁巴黎"]]
-    assert domain.token_ids == [vocabulary["巴黎"], vocabulary["东京"]]
-    assert domain.texts == ["巴黎", "东京"]
-    prompt = template.format("X")
-    for label in domain.labels:
-        (answer,) = label.answers
-        assert label.completeness is Completeness.WHOLE
-        assert label.token_id == next_token(chinese_pieces, prompt, "", answer.text)
-
-
-def test_special_tokens_are_collected_once_an_audit(byte_level, ask, monkeypatch):
-    """Gemma 3 has 6,415 of them: collecting them for each of 110 prompts took a second."""
-    kind = type(byte_level)
-    collect = kind.added_tokens_decoder.fget
-    times = []
-    monkeypatch.setattr(
-        kind, "added_tokens_decoder", property(lambda self: times.append(1) or collect(self))
-    )
-    audit_domains([ask("Paris", name=str(i)) for i in range(5)], byte_level)
-    assert len(times) == 1
+    assert script.make_of(unigram) == "SentencePiece unigram"
+    assert script.make_of(word_piece) == "WordPiece, lower case"
+    assert script.make_of(word_level) == "word-level"
