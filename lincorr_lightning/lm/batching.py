@@ -80,43 +80,35 @@ class MicroBatches:
 
         The longest rows come first, so that a lack of memory shows at once.
         """
-        order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+        rows = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
-        def next_batch(start: int, tokens: int) -> list[int]:
-            longest = lengths[order[start]]
-            batch = order[start : start + max(1, tokens // longest)]
-            return [row for row in batch if lengths[row] == longest] if equal_lengths else batch
-
-        start = 0
-        if self.rank_sync is not None:
-            # Ranks of a sharded LM run as many forward passes as the one that has most.
-            tokens = self.fixed or self._start(device_type)
+        def split(rows: list[int], tokens: int) -> list[list[int]]:
             batches: list[list[int]] = []
-            while start < len(order):
-                batches.append(next_batch(start, tokens))
-                start += len(batches[-1])
-            # A rank that is done runs its shortest row again.
-            n_idle = self.rank_sync.max(len(batches)) - len(batches)
-            for batch in [*batches, *[order[-1:]] * n_idle]:
-                error = _memory_error(forward, batch)
-                if error is not None:
-                    where = _named(len(batch), lengths[batch[0]])
-                    raise LanguageModelError(
-                        f"{where} does not fit the memory: {error}. Lower "
-                        f"lm.tokens_per_forward (it is {tokens}; it does not adapt for a "
-                        "sharded LM), or use more ranks."
-                    )
-            return
-        while start < len(order):
-            batch = next_batch(start, self.fixed or self.adapted or self._start(device_type))
-            error = _memory_error(forward, batch)
+            while rows:
+                longest = lengths[rows[0]]
+                batch = rows[: max(1, tokens // longest)]
+                if equal_lengths:
+                    batch = [row for row in batch if lengths[row] == longest]
+                batches.append(batch)
+                rows = rows[len(batch) :]
+            return batches
+
+        tokens = self.fixed or self.adapted or self._start(device_type)
+        batches = split(rows, tokens)
+        if self.rank_sync is not None:
+            # Ranks of a sharded LM run as many forward passes as the one that has most: a rank that
+            # is done runs its shortest row again.
+            batches += [rows[-1:]] * (self.rank_sync.max(len(batches)) - len(batches))
+        while batches:
+            error = _memory_error(forward, batches[0])
             if error is None:
-                start += len(batch)
+                del batches[0]
                 continue
             # Out of the except block, whose traceback kept the failed forward's tensors alive.
             if device_type == "cuda":
                 torch.cuda.empty_cache()
-            self._shrink(len(batch), lengths[batch[0]], error)
+            tokens = self._lower(tokens, len(batches[0]), lengths[batches[0][0]], error)
+            batches = split([row for batch in batches for row in batch], tokens)
 
     def _start(self, device_type: str) -> int:
         if device_type != "cpu":
@@ -124,24 +116,21 @@ class MicroBatches:
         least, most = _START_TOKENS_CPU
         return min(max(least, _START_NUMBERS_CPU // (self.width or 1)), most)
 
-    def _shrink(self, n_rows: int, length: int, error: str) -> None:
-        where = _named(n_rows, length)
-        if n_rows == 1:
-            raise LanguageModelError(
-                f"{where} does not fit the memory: {error}. Use a smaller LM, set lm.dtype to "
-                "bfloat16, or use a device with more memory."
+    def _lower(self, tokens: int, n_rows: int, length: int, error: str) -> int:
+        """Return the tokens of smaller batches, after one that did not fit; else say what to do."""
+        what = f"a forward pass of batch size {n_rows} and sequence length {length}"
+        # Ranks of a sharded LM that changed it on their own would wait for each other for ever.
+        if n_rows > 1 and self.fixed is None and self.rank_sync is None:
+            self.adapted = max(1, n_rows * length // 2)
+            _log.warning("%s ran out of memory; using at most %d tokens.", what, self.adapted)
+            return self.adapted
+        way_out = "Use a smaller LM, set lm.dtype to bfloat16, or use a device with more memory."
+        if n_rows > 1:
+            way_out = (
+                f"Lower lm.tokens_per_forward (it is {tokens}), or set it to null, which adapts it "
+                "to the memory unless the LM is sharded."
             )
-        if self.fixed is not None:
-            raise LanguageModelError(
-                f"{where} does not fit the memory: {error}. Lower lm.tokens_per_forward (it is "
-                f"{self.fixed}), or set it to null to adapt to the memory."
-            )
-        self.adapted = max(1, n_rows * length // 2)
-        _log.warning("%s ran out of memory; using at most %d tokens.", where, self.adapted)
-
-
-def _named(n_rows: int, length: int) -> str:
-    return f"a forward pass of batch size {n_rows} and sequence length {length}"
+        raise LanguageModelError(f"{what} does not fit the memory: {error}. {way_out}")
 
 
 def _memory_error(forward: Callable[[list[int]], None], batch: list[int]) -> str | None:

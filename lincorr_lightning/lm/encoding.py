@@ -12,7 +12,7 @@ from torch import Tensor
 from lincorr_lightning.errors import LanguageModelError, SubjectsError
 
 if TYPE_CHECKING:
-    from transformers import BatchEncoding, PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase
 
 _PLAIN_TEXT = "The city of"
 _PROBE_TEXT = "The city of Paris lies in"
@@ -106,13 +106,6 @@ class PromptEncoder:
         ends = longest - torch.tensor(gaps, dtype=torch.long)
         mask = (torch.arange(longest) < ends.unsqueeze(1)).long()
         return input_ids, mask
-
-    def encode(self, prompts: Sequence[str]) -> BatchEncoding:
-        """Return ``input_ids`` and ``attention_mask`` of prompts, padded on the right."""
-        from transformers import BatchEncoding
-
-        input_ids, mask = self.pad(self.rows(prompts))
-        return BatchEncoding({"input_ids": input_ids, "attention_mask": mask})
 
     def probe(self) -> list[int]:
         """Return at least three token ids of a short text, to test an LM with."""

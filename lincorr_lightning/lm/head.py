@@ -100,42 +100,38 @@ def read_logits(
     Returns:
         ``(n_rows, n_tokens)``, float64.
     """
+    rows = torch.arange(len(last), device=last.device)
     if method is LogitMethod.ALL:
         logits = call_model(model, input_ids, attention_mask=attention_mask).logits
-        logits = logits[torch.arange(len(last), device=logits.device), last.to(logits.device)]
+        logits = logits[rows.to(logits.device), last.to(logits.device)]
         return logits[:, token_ids.to(logits.device)].double()
+    if method is LogitMethod.ROWS:
+        blocks = [(rows * input_ids.shape[1] + last, token_ids)]
+        return read_positions(model, input_ids, blocks, attention_mask=attention_mask)[0]
 
     head = head_of(model)
     if head is None:
         raise UnusableHeadError
     own_forward = head.forward
-    if method is LogitMethod.ROWS and not _is_plain(head):
-        raise UnusableHeadError
 
     def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
             raise UnusableHeadError
-        rows = torch.arange(len(last), device=hidden.device)
-        hidden = hidden[rows, last.to(hidden.device)].unsqueeze(1)
-        if method is LogitMethod.LAST:
-            return own_forward(hidden, *args, **kwargs)  # type: ignore[no-any-return]
-        return _rows_product(cast(nn.Linear, head), hidden, token_ids.to(hidden.device))
+        hidden = hidden[rows.to(hidden.device), last.to(hidden.device)].unsqueeze(1)
+        return own_forward(hidden, *args, **kwargs)  # type: ignore[no-any-return]
 
-    n_columns = len(token_ids) if method is LogitMethod.ROWS else 1
     with patched_forward(head, read_head):
         logits = call_model(model, input_ids, attention_mask=attention_mask).logits
-    if logits.shape[:2] != (len(last), 1) or logits.shape[2] < n_columns:
+    if logits.shape[:2] != (len(last), 1):
         raise UnusableHeadError
-    if method is LogitMethod.LAST:
-        logits = logits[:, :, token_ids.to(logits.device)]
-    return logits[:, 0].double()
+    return logits[:, 0, token_ids.to(logits.device)].double()
 
 
 def read_positions(
     model: PreTrainedModel,
     input_ids: Tensor,
     blocks: Sequence[tuple[Tensor, Tensor]],
-    **more: Tensor,
+    **more: Tensor | None,
 ) -> list[Tensor]:
     """Return logits of different tokens at different positions, by `LogitMethod.ROWS`.
 

@@ -51,10 +51,6 @@ if TYPE_CHECKING:
     )
 
 
-class _NotLoadedError(LanguageModelError, AttributeError):
-    """The weights are accessed before `LanguageModel.load`; an AttributeError for `hasattr`."""
-
-
 class LanguageModel(nn.Module):
     """A causal LM and its tokenizer, with methods that return domain logits.
 
@@ -104,10 +100,8 @@ class LanguageModel(nn.Module):
             longest if isinstance(longest, int) and longest > 0 else None,
             self.config.add_bos,
         )
-        self._logit_methods: dict[type, LogitMethod] = {}
-        self._sharing_errors: dict[type, str | None] = {}
+        self._tested: dict[type, tuple[LogitMethod, str | None]] = {}
         self.reads_prompts: str | None = None
-        self._tokenizer_prints: dict[int, str] = {}
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
@@ -119,9 +113,6 @@ class LanguageModel(nn.Module):
         Args:
             name_or_path: A folder, a .gguf file, a hub id, or ``tiny-world``.
             **options: Other fields of `LMConfig`.
-
-        Raises:
-            LanguageModelError: There is no such LM, it is not causal, or it cannot be read.
         """
         return cls(LMConfig(name_or_path=name_or_path, **options)).load()
 
@@ -145,27 +136,13 @@ class LanguageModel(nn.Module):
         lm.model = model
         return lm
 
-    def __getattr__(self, name: str) -> Any:
-        if name == "model" and "model" not in self._modules:
-            raise _NotLoadedError(
-                f"the weights of the LM {self.config.name_or_path} are not loaded yet. Call load()."
-            )
-        return super().__getattr__(name)
-
     @property
     def is_loaded(self) -> bool:
         """Whether the weights are in memory."""
         return "model" in self._modules
 
     def load(self) -> LanguageModel:
-        """Load the weights, frozen and in eval mode, unless they are loaded already.
-
-        Returns:
-            This object.
-
-        Raises:
-            LanguageModelError: The weights are missing, incomplete or damaged.
-        """
+        """Load the weights, frozen and in eval mode, unless they are loaded; return this object."""
         if not self.is_loaded:
             model = load_model(self._checkpoint, self._model_config)
             model.requires_grad_(False)
@@ -203,10 +180,6 @@ class LanguageModel(nn.Module):
         Args:
             mesh: Ranks in one dimension, or in the dimensions ``data_parallel`` and
                 ``tensor_parallel``.
-
-        Raises:
-            LanguageModelError: The LM does not declare its layers, or has no tensor-parallel plan.
-            ConfigError: The LM is compiled and the mesh has tensor parallelism.
         """
         if mesh is None or self.is_sharded:
             return
@@ -246,21 +219,17 @@ class LanguageModel(nn.Module):
             forward: Function that runs a batch in one forward pass; it is called again with a part
                 of the batch if memory ran out.
             equal_lengths: Whether rows of a batch have the same length, so that nothing is padded.
-
-        Raises:
-            LanguageModelError: A single row does not fit, or ``lm.tokens_per_forward`` is too high.
         """
         self._batches.run(lengths, self.model.device.type, forward, equal_lengths)
 
     # -- logits ------------------------------------------------------------------------------
 
     def encode(self, prompts: Sequence[str]) -> BatchEncoding:
-        """Encode prompts as `domain_logits` does.
+        """Return ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded right."""
+        from transformers import BatchEncoding
 
-        Returns:
-            ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded on the right.
-        """
-        return self._encoder.encode(prompts)
+        ids, mask = self._encoder.pad(self.rows(prompts))
+        return BatchEncoding({"input_ids": ids, "attention_mask": mask})
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each prompt, for `logits_of_rows`.
@@ -272,11 +241,7 @@ class LanguageModel(nn.Module):
         return self._encoder.rows(prompts)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Pad rows of token ids on the right.
-
-        Returns:
-            Token ids and attention mask, ``(n_rows, longest)``, on the LM's device.
-        """
+        """Return token ids, padded on the right, and mask, ``(n_rows, longest)``, on the device."""
         ids, mask = self._encoder.pad(rows)
         return ids.to(self.model.device), mask.to(self.model.device)
 
@@ -292,7 +257,7 @@ class LanguageModel(nn.Module):
             ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
         """
         input_ids, mask, last = pad_right(input_ids, attention_mask)
-        return read_logits(self.model, input_ids, mask, last, token_ids, self._logit_method())
+        return read_logits(self.model, input_ids, mask, last, token_ids, self._test()[0])
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.
@@ -338,11 +303,11 @@ class LanguageModel(nn.Module):
         device = self.model.device
         tokens = to_device(self._checked(token_ids), device)
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
+        method, _ = self._test()
 
         def forward(batch: list[int]) -> None:
             ids, _ = self._encoder.pad([rows[i] for i in batch])
             last = to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), device)
-            method = self._logit_method()
             with context(batch) if context is not None else nullcontext():
                 part = read_logits(self.model, to_device(ids, device), None, last, tokens, method)
             logits[to_device(torch.tensor(batch), device)] = part.to(device)
@@ -350,7 +315,7 @@ class LanguageModel(nn.Module):
         precise: AbstractContextManager[None] = nullcontext()
         if in_float32 and self.can_widen and not trained_in_half_precision(self.model):
             # The rows of the head are read in float64 anyway.
-            skip = head_of(self.model) if self._logit_method() is LogitMethod.ROWS else None
+            skip = head_of(self.model) if method is LogitMethod.ROWS else None
             precise = float32_forward(self.model, skip)
         with self._reading(), precise:
             self.in_batches([len(row) for row in rows], forward)
@@ -414,10 +379,8 @@ class LanguageModel(nn.Module):
             ``(n_subjects, n_labels of all domains)``, float64, on the LM's device.
 
         Raises:
-            NonFiniteError: The logits after a prompt are NaN or infinite.
-            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
-            LanguageModelError: The LM does not have a token, memory ran out, or prefix sharing is
-                required and not supported.
+            LanguageModelError: Prefix sharing is required and not supported; or as
+                `domain_logits`, like the other errors.
         """
         flat = self.rows(list(chain.from_iterable(prompts)))
         n, n_subjects = len(prompts), len(prompts[0])
@@ -442,10 +405,9 @@ class LanguageModel(nn.Module):
         Also returned is how the prompts are read, in words.
         """
         sync = self._batches.rank_sync
-        if sync is not None and self.config.share_prefixes is not False:
-            self._sharing_error()  # a forward pass, in which all ranks must take part
+        _, error = self._test()
         trees, why = plan_reading(
-            self.model, groups, self.config.share_prefixes, self._batches.fixed, self._sharing_error
+            self.model, groups, self.config.share_prefixes, self._batches.fixed, error
         )
         if sync is not None and sync.any(not trees) and trees:
             trees, why = [], "one by one, as another rank must"
@@ -460,11 +422,11 @@ class LanguageModel(nn.Module):
                 self.model, trees, n_subjects, tokens, self._batches, self._encoder.pad_id,
                 context_of_trees,
             )  # fmt: skip
-        finite = bool(logits.isfinite().all())
-        if finite if sync is None else not sync.any(not finite):
-            return logits, why
-        # NaN spreads through a tree despite the mask: find the prompt that it comes from.
-        return None, why
+        broken = not logits.isfinite().all()
+        if broken if sync is None else sync.any(broken):
+            # NaN spreads through a tree despite the mask: find the prompt that it comes from.
+            return None, why
+        return logits, why
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -484,26 +446,19 @@ class LanguageModel(nn.Module):
             )
         return tokens
 
-    def _logit_method(self) -> LogitMethod:
-        """Return the logit method of this LM; selected once for each type of its head."""
-        kind: type = type(head_of(self.model))
-        if kind not in self._logit_methods:
-            with self._reading():
-                self._logit_methods[kind] = select_logit_method(
-                    self.model, self._encoder.probe(), self._vocab_size
-                )
-        return self._logit_methods[kind]
+    def _test(self) -> tuple[LogitMethod, str | None]:
+        """Return the logit method, and why the LM cannot share prefixes, None if it can.
 
-    def _sharing_error(self) -> str | None:
-        """Return why this LM does not support prefix sharing, or None; tested once, as above."""
+        Tested once for each type of its head; all ranks that share an LM must call it together.
+        """
         kind: type = type(head_of(self.model))
-        if kind not in self._sharing_errors:
-            method = self._logit_method()
+        if kind not in self._tested:
+            probe = self._encoder.probe()
             with self._reading():
-                self._sharing_errors[kind] = prefix_sharing_error(
-                    self.model, method, self._encoder.probe(), self._vocab_size
-                )
-        return self._sharing_errors[kind]
+                method = select_logit_method(self.model, probe, self._vocab_size)
+                error = prefix_sharing_error(self.model, method, probe, self._vocab_size)
+            self._tested[kind] = method, error
+        return self._tested[kind]
 
     # -- identity ----------------------------------------------------------------------------
 
@@ -524,22 +479,16 @@ class LanguageModel(nn.Module):
 
         They cover the tokenizer's vocabulary and how it splits some texts, the shape and
         architecture, the dtype, and exact sums over all bits of the weights, so that one changed
-        bit shows. The weights are read once, at memory speed; for a frozen LM the hash is cached,
-        and that of the tokenizer always.
+        bit shows. The weights are read at memory speed; for a frozen LM their hash is cached.
         """
-        parameters = list(self.model.parameters())
         state = self._weights_state()
-        is_frozen = not any(p.requires_grad for p in parameters)
-        n_tokens = len(self.tokenizer)  # others may be added
-        if n_tokens not in self._tokenizer_prints:
-            print_ = fingerprint_tokenizer(self.tokenizer, self._encoder.prefix)
-            self._tokenizer_prints[n_tokens] = print_
+        is_frozen = not any(p.requires_grad for p in self.model.parameters())
         known = self._weights_print
         # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
         if known is None or not is_frozen or not (self.is_sharded or known[0] == state):
             known = self._weights_print = (state, fingerprint_weights(self.model))
         return {
-            "tokenizer": self._tokenizer_prints[n_tokens],
+            "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
             "config": fingerprint_config(self.model.config),
             "dtype": dtype_name(self.model.dtype),
             "weights": known[1],

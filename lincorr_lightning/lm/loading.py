@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,10 +22,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
-_TOKENIZER_FILES = ("tokenizer*", "tokenization_*", "vocab*", "merges*", "*.model", "*.tiktoken")
 _HUB_TIMEOUT_S = 10
 _MANY = 5
-_MAX_LAYERS = 10_000  # building 10^9 layers would take hours
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
@@ -104,14 +102,11 @@ def _check_folder(folder: Path, needs_config: bool) -> None:
         hint = "Pass the folder that holds config.json, the tokenizer's files and the weights."
         if "adapter_config.json" in names:
             hint = "It is a peft adapter: merge it into its LM and save the merged LM."
-        elif gguf_files:
-            hint = f"Did you mean the file {folder / gguf_files[0]}?"
-        elif inner:
-            hint = f"Did you mean one of its folders {_listed(inner)}?"
-        holds = _listed(names) or "nothing"
+        elif gguf_files or inner:
+            hint = f"Did you mean {_listed(gguf_files or inner)} in it?"
         raise LanguageModelError(
-            f"the LM's folder {folder} has no config.json (it holds {holds}), so it is not a "
-            f"Hugging Face checkpoint. {hint}"
+            f"the LM's folder {folder} has no config.json (it holds {_listed(names) or 'nothing'}),"
+            f" so it is not a Hugging Face checkpoint. {hint}"
         )
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):  # it could block a reader
@@ -123,19 +118,17 @@ def _check_folder(folder: Path, needs_config: bool) -> None:
 
 def _can_ask_hub(config: LMConfig) -> bool:
     """Check once whether the hub can be reached: each download would retry for twenty seconds."""
-    import huggingface_hub
-    from huggingface_hub import constants, errors
+    from huggingface_hub import HfApi, constants, errors
 
     if config.local_files_only or constants.HF_HUB_OFFLINE:
         return False
-    name, api = config.name_or_path, huggingface_hub.HfApi()
     try:
-        api.model_info(name, revision=config.revision, timeout=_HUB_TIMEOUT_S)
+        HfApi().model_info(config.name_or_path, revision=config.revision, timeout=_HUB_TIMEOUT_S)
     except errors.HfHubHTTPError:
-        return True  # the hub answered; the download reports what is wrong with the name
+        pass  # the hub answered; the download reports what is wrong with the name
     except Exception as error:  # depends on the HTTP library
         message = "The Hugging Face hub cannot be reached (%s); looking for %s among downloads."
-        _log.warning(message, error, name)
+        _log.warning(message, error, config.name_or_path)
         return False
     return True
 
@@ -163,10 +156,9 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
     except LanguageModelError:
         raise
     except Exception as error:  # transformers' readers raise errors of many types
-        name = checkpoint.location
-        hint = _damaged_file(checkpoint) or hint
         message = f"{what} of {checkpoint} cannot be read: {first_line(error)}. {hint}"
         if not checkpoint.is_folder and not checkpoint.is_online:
+            name = checkpoint.location
             message = (
                 f"{name} is not a folder, and as a hub id it is not among earlier downloads and "
                 "the Hugging Face hub cannot be reached (no network, or offline mode). Pass the "
@@ -174,19 +166,6 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
                 "machine with network access."
             )
         raise LanguageModelError(message) from error
-
-
-def _damaged_file(checkpoint: Checkpoint) -> str | None:
-    """Return a hint that names the damaged file of a folder, if there is one."""
-    from safetensors import SafetensorError, safe_open
-
-    for path in sorted(Path(checkpoint.location).glob("*.safetensors")):
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError):
-            return f"The file {path.name} is damaged or cut short; copy or download it again."
-    return None
 
 
 def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrainedConfig:
@@ -202,13 +181,6 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
-    for part in (config, getattr(config, "text_config", None)):
-        n_layers = getattr(part, "num_hidden_layers", None)
-        if isinstance(n_layers, int) and not 0 <= n_layers <= _MAX_LAYERS:
-            raise LanguageModelError(
-                f"{what} of {checkpoint} has num_hidden_layers {n_layers}; it must be between 0 "
-                f"and {_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
-            )
     if must_be_causal:
         _check_causal(checkpoint, config)
     return config
@@ -234,35 +206,30 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Read the tokenizer: that of ``lm.tokenizer``, or the checkpoint's own."""
-    if checkpoint.config.tokenizer is None:
-        return _read_tokenizer(checkpoint)
     name = checkpoint.config.tokenizer
+    if name is None:
+        return _read_tokenizer(checkpoint)
     config = replace(checkpoint.config, name_or_path=name, tokenizer=None, revision=None)
     tokenizer = _read_tokenizer(find_checkpoint(config, "the tokenizer"))
     vocabulary = tokenizer.get_vocab()
+    size, largest = len(vocabulary), max(vocabulary.values())
     vocab_size = int(read_config(checkpoint, must_be_causal=False).get_text_config().vocab_size)
-    try:
-        own = _read_tokenizer(checkpoint).get_vocab()
-    except LanguageModelError:
-        own = vocabulary  # the checkpoint has no tokenizer to compare with
-    n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
-    largest = max(vocabulary.values())
-    if largest >= vocab_size or len(vocabulary) < _MIN_USED_FRACTION * vocab_size:
-        why = (
-            f"it has {len(vocabulary):,} tokens with ids up to {largest}, and the LM has "
-            f"{vocab_size:,} tokens"
+    why = f"it has {size:,} tokens with ids up to {largest}, and the LM has {vocab_size:,} tokens"
+    fits = largest < vocab_size and size >= _MIN_USED_FRACTION * vocab_size
+    if fits:
+        try:
+            own = _read_tokenizer(checkpoint).get_vocab()
+        except LanguageModelError:
+            return tokenizer  # the checkpoint has no tokenizer to compare with
+        n_equal = sum(own.get(token) == token_id for token, token_id in vocabulary.items())
+        why = f"only {n_equal:,} of its {size:,} tokens have the ids of the LM's own tokenizer"
+        fits = n_equal >= _MIN_SHARED_FRACTION * size
+    if not fits:
+        raise LanguageModelError(
+            f"the tokenizer {name} does not fit {checkpoint}: {why}. Pass the tokenizer that the "
+            "LM was trained with as lm.tokenizer, or null for its own."
         )
-    elif n_equal < _MIN_SHARED_FRACTION * len(vocabulary):
-        why = (
-            f"only {n_equal:,} of its {len(vocabulary):,} tokens have the ids of the LM's own "
-            "tokenizer"
-        )
-    else:
-        return tokenizer
-    raise LanguageModelError(
-        f"the tokenizer {name} does not fit {checkpoint}: {why}. Pass the "
-        "tokenizer that the LM was trained with as lm.tokenizer, or null for its own."
-    )
+    return tokenizer
 
 
 def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
@@ -274,26 +241,19 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     )
     if checkpoint.gguf_file is not None:
         way_out = "Pass the folder or hub id of the LM's tokenizer as lm.tokenizer."
-    elif checkpoint.is_folder:
-        folder = Path(checkpoint.location)
-        if not any(next(folder.glob(pattern), None) for pattern in _TOKENIZER_FILES):
-            raise LanguageModelError(f"{checkpoint} has no tokenizer. {way_out}")
     with explained(checkpoint, "the tokenizer", way_out):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
     # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
-        raise LanguageModelError(
-            f"the tokenizer of {checkpoint} has {len(tokenizer)} special tokens and no others: its "
-            f"vocabulary is missing. {way_out}"
-        )
+        raise LanguageModelError(f"{checkpoint} has no vocabulary of a tokenizer. {way_out}")
     return tokenizer
 
 
 # -- weights -------------------------------------------------------------------------------------
 
-_kept: ContextVar[list[tuple[LMConfig, PreTrainedModel, object]] | None] = ContextVar(
+_kept: ContextVar[dict[LMConfig, tuple[PreTrainedModel, object]] | None] = ContextVar(
     "kept", default=None
 )
 
@@ -304,7 +264,7 @@ def weights_read_once() -> Iterator[None]:
 
     The last LM stays in memory. It is read again after a training that changed its weights.
     """
-    token = _kept.set([])
+    token = _kept.set({})
     try:
         yield
     finally:
@@ -316,13 +276,12 @@ def load_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     kept = _kept.get()
     if kept is None:
         return read_model(checkpoint, config)
-    if kept:
-        of, model, state = kept[0]
-        if of == checkpoint.config and state == _state(model):
-            return model
-    kept.clear()  # before another one needs memory
-    model = read_model(checkpoint, config)
-    kept.append((checkpoint.config, model, _state(model)))
+    model, state = kept.pop(checkpoint.config, (None, None))
+    if model is None or state != _state(model):
+        del model  # before another one needs memory
+        kept.clear()
+        model = read_model(checkpoint, config)
+    kept[checkpoint.config] = model, _state(model)
     return model
 
 
@@ -349,7 +308,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             checkpoint.location, config=config, output_loading_info=True, **options
         )
     model: PreTrainedModel = loaded[0]
-    missing, unexpected = (loaded[1][f"{which}_keys"] for which in ("missing", "unexpected"))
+    missing = sorted(loaded[1]["missing_keys"])
     if missing:
         hint = (
             f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
@@ -358,29 +317,11 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         if checkpoint.gguf_file is not None:
             hint = "Is it one part of a split file? Merge the parts with llama.cpp's gguf-split."
         raise LanguageModelError(
-            f"the weights of {checkpoint} lack {_listed(sorted(missing))}, which would be "
+            f"the weights of {checkpoint} lack {_listed(missing)}, which would be "
             f"initialized at random. {hint}"
         )
-    _check_layers(checkpoint, model, unexpected)
     if checkpoint.gguf_file is not None:
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
         loaded[0].hf_quantizer, loaded[0].is_quantized = None, False
         model.config.__dict__.pop("quantization_config", None)
     return model
-
-
-def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:
-    """Refuse weights of layers that the config omits."""
-    from torch import nn
-
-    # Layers for multi-token prediction follow the LM's own under the same name.
-    n_further = getattr(model.config.get_text_config(), "num_nextn_predict_layers", 0) or 0
-    stacks = {n: len(part) for n, part in model.named_modules() if isinstance(part, nn.ModuleList)}
-    for key in sorted(unused):
-        stack, number, _ = [*re.split(r"\.(\d+)\.", key, maxsplit=1), "", ""][:3]
-        sizes = [size for name, size in stacks.items() if f".{name}".endswith(f".{stack}")]
-        if number and sizes and int(number) >= sizes[0] + n_further:
-            raise LanguageModelError(
-                f"the weights of {checkpoint} have {key}, but its config.json has {sizes[0]} "
-                "layers (num_hidden_layers). Correct it, or copy the checkpoint again."
-            )

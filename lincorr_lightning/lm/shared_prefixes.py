@@ -118,24 +118,17 @@ def pack_trees(
     if device.type != "cpu":
         length += -length % _ALIGNED  # attention kernels copy masks that are not aligned
     ids = [tree.token_ids + [pad_id] * (length - len(tree.token_ids)) for tree in trees]
-    kinds = {parents: kind for kind, parents in enumerate({tree.parents: 0 for tree in trees})}
-    sees = torch.eye(length, dtype=torch.bool).repeat(len(kinds), 1, 1)
-    depths = torch.zeros(len(kinds), length, dtype=torch.long)
-    for parents, kind in kinds.items():
-        n = len(parents)
-        sees[kind, :n, :n], depths[kind, :n] = _shape(parents)
-    which = torch.tensor([kinds[tree.parents] for tree in trees])
+    sees = torch.eye(length, dtype=torch.bool).repeat(len(trees), 1, 1)
+    depths = torch.zeros(len(trees), length, dtype=torch.long)
+    for row, tree in enumerate(trees):
+        n = len(tree.parents)
+        sees[row, :n, :n], depths[row, :n] = _shape(tree.parents)
     hidden = to_device(~sees, device)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
-    mask = mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1)
-    if len(kinds) == 1:  # trees of the same shape share one mask
-        mask = mask.expand(len(trees), -1, -1, -1)
-    else:
-        mask = mask[to_device(which, device)]
     return {
         "input_ids": to_device(torch.tensor(ids), device),
-        "position_ids": to_device(depths[which], device),
-        "attention_mask": mask,
+        "position_ids": to_device(depths, device),
+        "attention_mask": mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1),
     }
 
 
@@ -144,7 +137,7 @@ def plan_reading(
     groups: Sequence[Mapping[int, Sequence[int]]],
     wanted: bool | Literal["auto"],
     max_tokens: int | None,
-    sharing_error: Callable[[], str | None],
+    sharing_error: str | None,
 ) -> tuple[list[PromptTree], str]:
     """Return trees of prompts, none if each prompt is read separately; and the reason, for the log.
 
@@ -154,7 +147,7 @@ def plan_reading(
             index.
         wanted: `LMConfig.share_prefixes`.
         max_tokens: Tokens of a forward pass; None if nothing is known.
-        sharing_error: Function that returns why the LM does not support it, or None.
+        sharing_error: Why the LM does not support it, or None.
     """
     n_tokens = sum(len(row) for group in groups for row in group.values())
     alone = all(len(group) == 1 for group in groups)
@@ -166,7 +159,7 @@ def plan_reading(
     if wanted == "auto" and n_nodes > _WORTHWHILE * n_tokens:
         return [], "one by one: their common prefixes are short"
     window, longest = narrowest_window(model), max(len(tree.token_ids) for tree in trees)
-    reason = sharing_error()
+    reason = sharing_error
     if window is not None and longest > window:
         reason = f"its attention window is {window} tokens, and they have {longest}"
     if reason is None:

@@ -43,7 +43,7 @@ def test_batch_of_unequal_prompts_equals_single_prompts(
     assert naive.std() > 0.1
     assert (ours - naive).abs().max() <= TOLERANCE
     # The fast way was taken: nothing here falls back to all logits.
-    assert [reading.name for reading in lm._logit_methods.values()] == ["ROWS"]
+    assert [reading.name for reading, _ in lm._tested.values()] == ["ROWS"]
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -186,7 +186,7 @@ def test_unknown_architecture(
         ours = lm.domain_logits(small.prompts, small.token_ids)
     naive = small.naive(model, small.prompts, small.token_ids)
     assert (ours - naive).abs().max() <= TOLERANCE
-    assert [used.name for used in lm._logit_methods.values()] == [reading]
+    assert [used.name for used, _ in lm._tested.values()] == [reading]
     assert ("slower" in caplog.text) is (reading != "ROWS")
 
 
@@ -309,6 +309,6 @@ def test_half_precision_takes_the_fast_way(
     ours = half.domain_logits(small.prompts, small.token_ids)
     expected = exact.domain_logits(small.prompts, small.token_ids)
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
-    assert [reading.name for reading in half._logit_methods.values()] == ["ROWS"]
+    assert [reading.name for reading, _ in half._tested.values()] == ["ROWS"]
     # Not on the dtype's own grid: the head's product was not rounded to it.
     assert not torch.equal(ours, ours.to(half.model.dtype).double())

@@ -37,15 +37,10 @@ def test_what_the_tokenizer_puts_before_and_nothing_after(
 @pytest.mark.parametrize("template", [None, "<s> $A </s>"])
 def test_add_bos_overrides(template: str | None, small: SimpleNamespace) -> None:
     tokenizer = small.tokenizer(template)
-    assert PromptEncoder(tokenizer, add_bos=True).rows(["Paris lives"]) == [[2, *PARIS_LIVES]]
+    # Whoever copies a prompt from a log copies its BOS too: it is never doubled.
+    for prompt in ("Paris lives", "<s> Paris lives"):
+        assert PromptEncoder(tokenizer, add_bos=True).rows([prompt]) == [[2, *PARIS_LIVES]]
     assert PromptEncoder(tokenizer, add_bos=False).rows(["Paris lives"]) == [PARIS_LIVES]
-
-
-def test_bos_is_never_doubled(small: SimpleNamespace) -> None:
-    # Whoever copies a prompt from a log copies its BOS too.
-    for template in (None, "<s> $A"):
-        encoder = PromptEncoder(small.tokenizer(template), add_bos=True)
-        assert encoder.rows(["<s> Paris lives"]) == [[2, *PARIS_LIVES]]
 
 
 def test_bos_that_the_tokenizer_lacks(small: SimpleNamespace) -> None:
@@ -67,10 +62,11 @@ def test_padding_is_on_the_right_whatever_the_tokenizer_wants(
 ) -> None:
     # "<far>" is an id that the tokenizer added and the LM has no embedding for.
     tokenizer = small.tokenizer(None, pad_token=pad, padding_side="left")
-    encoded = PromptEncoder(tokenizer, vocab_size=small.vocab).encode(["Paris", "Paris lives in"])
-    assert encoded["input_ids"].tolist() == [[4, 0, 0], [4, 9, 10]]
-    assert encoded["attention_mask"].tolist() == [[1, 0, 0], [1, 1, 1]]
-    assert encoded["input_ids"].dtype == torch.long
+    encoder = PromptEncoder(tokenizer, vocab_size=small.vocab)
+    ids, mask = encoder.pad(encoder.rows(["Paris", "Paris lives in"]))
+    assert ids.tolist() == [[4, 0, 0], [4, 9, 10]]
+    assert mask.tolist() == [[1, 0, 0], [1, 1, 1]]
+    assert ids.dtype == torch.long
 
 
 def test_encode_of_a_language_model(lm_folder: Folder, small: SimpleNamespace) -> None:
@@ -81,21 +77,21 @@ def test_encode_of_a_language_model(lm_folder: Folder, small: SimpleNamespace) -
     assert encoded["input_ids"].tolist() == [PARIS_LIVES, [7, 0]]
 
 
-@pytest.mark.parametrize("empty", ["", "   "])
-def test_empty_prompt(empty: str, small: SimpleNamespace) -> None:
-    with pytest.raises(SubjectsError, match=r"prompt 1 \('\s*'\) has no tokens of its own"):
-        PromptEncoder(small.tokenizer()).rows(["Paris", empty])
-
-
-def test_single_string_is_not_a_list_of_letters(small: SimpleNamespace) -> None:
-    with pytest.raises(SubjectsError, match="single string 'Paris'; pass a list"):
-        PromptEncoder(small.tokenizer()).rows("Paris")
-
-
-def test_prompt_with_an_unpaired_surrogate(small: SimpleNamespace) -> None:
-    """As of a command line that is not UTF-8."""
-    with pytest.raises(SubjectsError, match=r"prompt 1 \('a \\udce9'\) has an unpaired surrogate"):
-        PromptEncoder(small.tokenizer()).rows(["Paris", "a \udce9"])
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (["Paris", ""], r"prompt 1 \(''\) has no tokens of its own"),
+        (["Paris", "   "], r"prompt 1 \('   '\) has no tokens of its own"),
+        ("Paris", "single string 'Paris'; pass a list"),
+        # As of a command line that is not UTF-8.
+        (["Paris", "a \udce9"], r"prompt 1 \('a \\udce9'\) has an unpaired surrogate"),
+    ],
+)
+def test_prompts_without_a_position_to_read(
+    prompts: list[str], message: str, small: SimpleNamespace
+) -> None:
+    with pytest.raises(SubjectsError, match=message):
+        PromptEncoder(small.tokenizer()).rows(prompts)
 
 
 def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:

@@ -64,16 +64,6 @@ def test_model_can_be_saved_as_a_folder_and_is_the_same_lm(toy, tmp_path):
     assert saved.fingerprint == lm.fingerprint
 
 
-def test_fingerprint_differs_between_files(toy, tmp_path):
-    save_toy_gguf(tmp_path / "toy.gguf", merges=MERGES, num_hidden_layers=1)
-    first, second = (
-        LanguageModel.from_pretrained(str(path)).fingerprint
-        for path in (toy[0], tmp_path / "toy.gguf")
-    )
-    assert first["tokenizer"] == second["tokenizer"]
-    assert first["weights"] != second["weights"]
-
-
 def test_another_tokenizer_with_the_same_tokens(toy, tmp_path):
     # The files of some GGUF converters lack merges: the ids are right, the splits are not.
     tokenizer = LanguageModel.from_pretrained(str(toy[0])).tokenizer
@@ -97,11 +87,6 @@ def test_tokenizer_for_a_file_without_one(tmp_path):
         LanguageModel.from_pretrained(path, tokenizer=str(tmp_path / "few"))
 
 
-def test_upper_case_suffix(toy, tmp_path):
-    (tmp_path / "TOY.GGUF").write_bytes(toy[0].read_bytes())
-    assert LanguageModel.from_pretrained(str(tmp_path / "TOY.GGUF")).prefix == []
-
-
 @pytest.mark.parametrize(
     ("n_words", "message"),
     [
@@ -115,13 +100,9 @@ def test_tokenizer_of_another_lm_is_refused(toy, tmp_path, n_words, message):
         LanguageModel.from_pretrained(str(toy[0]), tokenizer=str(tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("tokenizer", "message"),
-    [("no/such/folder/here", "tokenizer no/such/folder/here does"), ("{empty}", "no tokenizer")],
-)
-def test_bad_tokenizer_folder(toy, tmp_path, tokenizer, message):
-    with pytest.raises(LanguageModelError, match=message):
-        LanguageModel.from_pretrained(str(toy[0]), tokenizer=tokenizer.format(empty=tmp_path))
+def test_missing_tokenizer_folder(toy):
+    with pytest.raises(LanguageModelError, match="tokenizer no/such/folder/here does"):
+        LanguageModel.from_pretrained(str(toy[0]), tokenizer="no/such/folder/here")
 
 
 def perceptron(path):
@@ -137,10 +118,7 @@ def perceptron(path):
     ("make", "options", "message"),
     [
         (lambda path, toy: path.write_bytes(toy[:3]), {}, r"not a GGUF file.*again"),
-        (lambda path, toy: path.write_bytes(toy[:100]), {}, "again"),
-        (lambda path, toy: path.write_bytes(toy[:4_000]), {}, "again"),
         (lambda path, toy: path.write_bytes(toy[:-1_000]), {}, "again"),
-        (lambda path, toy: path.write_text("not a model"), {}, "not a GGUF file"),
         (lambda path, toy: None, {}, "does not exist"),
         (lambda path, toy: perceptron(path), {}, "perceptron.*architecture"),
         (lambda path, toy: save_toy_gguf(path, tokenizer=False), {}, r"lm\.tokenizer"),
@@ -161,5 +139,5 @@ def test_package_is_not_installed(toy, monkeypatch):
 
 
 def test_folder_with_a_gguf_file_names_it(toy):
-    with pytest.raises(LanguageModelError, match=r"Did you mean the file .*toy\.gguf"):
+    with pytest.raises(LanguageModelError, match=r"Did you mean toy\.gguf in it"):
         LanguageModel.from_pretrained(str(toy[0].parent))

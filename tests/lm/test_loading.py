@@ -4,7 +4,6 @@ import copy
 import json
 import os
 import pickle
-import re
 import shutil
 import socket
 import sys
@@ -49,8 +48,6 @@ def test_making_reads_no_weights_and_loading_freezes_them(folder: Path) -> None:
     lm = LanguageModel(LMConfig(name_or_path=str(folder)))
     assert lm.tokenizer.get_vocab()["Paris"] == 4
     assert not lm.is_loaded and not hasattr(lm, "model") and not list(lm.parameters())
-    with pytest.raises(LanguageModelError, match=r"not loaded yet. Call load\(\)"):
-        lm.domain_logits(["Paris"], [4])
     weights.rename(folder / "model.safetensors")
     assert lm.load() is lm
     model = lm.model
@@ -76,15 +73,14 @@ def test_config_from_a_mapping_and_from_pretrained_agree(folder: Path) -> None:
     assert lm.model.config._attn_implementation == "eager"
 
 
-@pytest.mark.parametrize("stored", [torch.bfloat16, torch.float32])
 def test_float32_by_default_whatever_the_checkpoint_has(
-    stored: torch.dtype, tmp_path: Path, small: SimpleNamespace
+    tmp_path: Path, small: SimpleNamespace
 ) -> None:
-    small.model(small.config("llama")).to(stored).save_pretrained(tmp_path)
+    small.model(small.config("llama")).to(torch.bfloat16).save_pretrained(tmp_path)
     small.tokenizer().save_pretrained(tmp_path)
     path = str(tmp_path)
     assert LanguageModel.from_pretrained(path).model.dtype == torch.float32
-    assert LanguageModel.from_pretrained(path, dtype="auto").model.dtype == stored
+    assert LanguageModel.from_pretrained(path, dtype="auto").model.dtype == torch.bfloat16
     assert LanguageModel.from_pretrained(path, dtype="float16").model.dtype == torch.float16
 
 
@@ -104,17 +100,13 @@ def test_weights_of_the_file_s_dtype_are_mapped_not_copied(folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["./none", "/none/such", "~/none_such_lm", "a/b/c", "none/", "..", "a b", "no\\such"]
+    "name", ["./none", "/none/such", "~/none_such_lm", "a/b/c", "none/", "..", "a b"]
 )
 def test_missing_folder(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "inner").mkdir()
     monkeypatch.chdir(tmp_path / "inner")
     message = refusal(name if name != ".." else "../none")
     assert "does not exist" in message and "config.json" in message
-
-
-def test_revision_of_a_folder(folder: Path) -> None:
-    assert "lm.revision is 'v2'" in refusal(folder, revision="v2")
 
 
 def test_folder_with_the_name_of_a_hub_id_is_the_folder(
@@ -124,6 +116,7 @@ def test_folder_with_the_name_of_a_hub_id_is_the_folder(
     shutil.copytree(folder, folder / "org" / "name", ignore=shutil.ignore_patterns("org"))
     monkeypatch.chdir(folder)
     assert LanguageModel.from_pretrained("org/name").is_loaded
+    assert "lm.revision is 'v2'" in refusal(folder, revision="v2")
 
 
 def test_folder_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
@@ -131,7 +124,7 @@ def test_folder_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     message = refusal(tmp_path / "empty")
     assert f"the LM's folder {tmp_path / 'empty'} has no config.json (it holds nothing)" in message
-    assert "Did you mean one of its folders llama?" in refusal(tmp_path)
+    assert "Did you mean llama in it?" in refusal(tmp_path)
     (folder / "config.json").unlink()
     message = refusal(folder)
     assert "has no config.json (it holds " in message and "model.safetensors" in message
@@ -151,18 +144,13 @@ def test_corrupt_config(folder: Path, content: str, reason: str) -> None:
 
 def test_missing_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").unlink()
-    assert f"of the folder {folder}" in refusal(folder)
     (folder / "tokenizer_config.json").unlink()
     message = refusal(folder)
-    assert f"the folder {folder} has no tokenizer. Copy the tokenizer files" in message
-
-
-@pytest.mark.parametrize("name", ["LlamaTokenizer", "GPT2Tokenizer"])
-def test_tokenizer_made_up_of_nothing(folder: Path, name: str) -> None:
+    assert f"the folder {folder}" in message and "Copy the tokenizer files" in message
     # transformers silently makes an empty tokenizer of such a folder.
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-    assert "its vocabulary is missing. Copy the tokenizer files" in refusal(folder)
+    for name in ("LlamaTokenizer", "GPT2Tokenizer"):
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+        assert "has no vocabulary of a tokenizer. Copy the tokenizer files" in refusal(folder)
 
 
 def test_slow_tokenizer_without_padding_token(tmp_path: Path) -> None:
@@ -178,18 +166,11 @@ def test_slow_tokenizer_without_padding_token(tmp_path: Path) -> None:
         torch.testing.assert_close(row, naive.double(), atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("kept", [0.5, 0.001])
-def test_truncated_weights(folder: Path, kept: float) -> None:
+def test_truncated_and_missing_weights(folder: Path) -> None:
     weights = folder / "model.safetensors"
-    content = weights.read_bytes()
-    weights.write_bytes(content[: int(len(content) * kept)])
-    message = refusal(folder)
-    assert f"the weights of the folder {folder} cannot be read" in message
-    assert "The file model.safetensors is damaged or cut short" in message
-
-
-def test_no_weights(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
+    weights.write_bytes(weights.read_bytes()[:-100])
+    assert f"the weights of the folder {folder} cannot be read" in refusal(folder)
+    weights.unlink()
     message = refusal(folder)
     assert "no file named model.safetensors" in message and "complete" in message
 
@@ -204,50 +185,14 @@ def test_weights_that_would_be_random(folder: Path) -> None:
     fewer = {name: value for name, value in weights.items() if name != "lm_head.weight"}
     save_file(fewer, folder / "model.safetensors", metadata={"format": "pt"})
     assert "lack lm_head.weight, which" in refusal(folder)
-
-
-def test_weights_of_another_size(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
     weights["lm_head.weight"] = weights["lm_head.weight"][:5].clone()
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     assert f"the weights of the folder {folder} cannot be read" in refusal(folder)
 
 
-def change_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-@pytest.mark.parametrize(
-    ("n_layers", "message"),
-    [
-        (0, "the weights of the folder .* have model.layers.0.*, but its config.json has 0 layers"),
-        (1, "have model.layers.1.input_layernorm.weight, but its config.json has 1 layers"),
-        (-1, "config.json of the folder .* has num_hidden_layers -1; it must be between 0 and"),
-        (10**9, "has num_hidden_layers 1000000000; it must be between 0 and 10,000"),
-        ("2", "cannot be read: Validation error for field 'num_hidden_layers': .*expected int"),
-    ],
-)
-def test_a_config_with_another_number_of_layers(n_layers: Any, message: str, folder: Path) -> None:
-    change_config(folder, num_hidden_layers=n_layers)
-    assert re.search(message, refusal(folder))
-
-
-def test_layers_of_other_parts_are_left_out(folder: Path) -> None:
-    """Vision towers, and layers that predict more tokens."""
-    path = folder / "model.safetensors"
-    names = "vision_tower.model.layers.5.weight", "mtp.layers.3.weight", "model.layers.2.eh.weight"
-    save_file(load_file(path) | {name: torch.zeros(3) for name in names}, path, {"format": "pt"})
-    assert "have model.layers.2.eh.weight" in refusal(folder)
-    change_config(folder, num_nextn_predict_layers=1)
-    assert LanguageModel.from_pretrained(str(folder)).is_loaded
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "x"])
-def test_a_fifo_in_the_folder(name: str, folder: Path) -> None:
-    (folder / name).unlink(missing_ok=True)
-    os.mkfifo(folder / name)
-    assert f"{folder / name} is a FIFO, a device or a socket, not a file" in refusal(folder)
+def test_a_fifo_in_the_folder(folder: Path) -> None:
+    os.mkfifo(folder / "x")
+    assert f"{folder / 'x'} is a FIFO, a device or a socket, not a file" in refusal(folder)
 
 
 def test_tied_head_is_not_missed(lm_folder: Folder) -> None:

@@ -336,10 +336,3 @@ def test_a_node_sees_its_ancestors_and_has_its_depth(dtype: torch.dtype) -> None
             assert sees == expected
             assert batch["position_ids"][row, node] == len(expected) - 1
             assert batch["input_ids"][row, node] == tree.token_ids[node]
-
-
-def test_trees_of_one_shape_have_one_mask() -> None:
-    trees = [next(grow_trees({0: [x, 5], 1: [x, 6]})) for x in (3, 4)]
-    same = pack_trees(trees, 0, torch.float32, CPU)
-    assert same["attention_mask"].stride(0) == 0
-    assert same["input_ids"].tolist() == [[3, 5, 6], [4, 5, 6]]

@@ -162,7 +162,7 @@ def test_out_of_memory_names_the_setting_to_lower() -> None:
     batches = MicroBatches(64)
     batches.rank_sync = Alone()  # type: ignore[assignment]
     with pytest.raises(
-        LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64;"
+        LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64\)"
     ):
         batches.run([10] * 9, "cpu", fail)
 
