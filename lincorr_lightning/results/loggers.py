@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
+
+import numpy as np
 
 from lincorr_lightning.io import as_output_error
 
 if TYPE_CHECKING:
     import lightning as L
-    from torch.utils.tensorboard import SummaryWriter
 
-    from lincorr_lightning.results.results import Results
-    from lincorr_lightning.results.style import Picture
-
-Charts = Mapping[str, Mapping[str, Sequence[str]]]
-"""Group -> chart -> log keys, see `Results.charts`."""
-
-_layouts: WeakKeyDictionary[SummaryWriter, dict[str, dict[str, list[Any]]]] = WeakKeyDictionary()
+    from lincorr_lightning.results.results import Figure, Results
 
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
@@ -67,6 +61,7 @@ def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
         return
     from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger
 
+    add_scalar_layout(trainer, results.charts)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):
@@ -79,38 +74,23 @@ def log_results(trainer: L.Trainer, results: Results, step: int) -> None:
         logger.save()
 
 
+def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
+    for table in results.tables:
+        first = table.first(MAX_TEXT_ROWS)
+        text = "\n\n".join(filter(None, (first.caption, first.markdown(), first.note)))
+        writer.add_text(f"tables/{table.name}", text, step)
+    for figure in results.figures:
+        pixels = np.asarray(_image(figure))
+        writer.add_image(f"figures/{figure.name}", pixels, step, dataformats="HWC")
+    writer.flush()
+
+
 def _log_to_mlflow(logger: Any, results: Results) -> None:
     client, run = logger.experiment, logger.run_id
     for table in results.tables:
         client.log_text(run, table.frame.to_csv(index=False), f"tables/{table.name}.csv")
     for figure in results.figures:
-        client.log_image(run, _pixels(figure.picture), f"figures/{figure.name}.png")
-
-
-def _log_to_tensorboard(writer: SummaryWriter, results: Results, step: int) -> None:
-    if results.charts:
-        _add_charts(writer, results.charts)
-    for table in results.tables:
-        shown = table.first(MAX_TEXT_ROWS)
-        text = "\n\n".join(filter(None, (table.caption, shown.markdown(), shown.note)))
-        writer.add_text(f"tables/{table.name}", text, step)  # type: ignore[no-untyped-call]
-    for figure in results.figures:
-        add_picture(writer, f"figures/{figure.name}", figure.picture, step)
-    writer.flush()  # type: ignore[no-untyped-call]
-
-
-def add_scalar_layout(trainer: L.Trainer, charts: Charts) -> None:
-    """Define charts that TensorBoard draws from several curves, under "Custom Scalars"."""
-    for writer in tensorboard_writers(trainer):
-        _add_charts(writer, charts)
-
-
-def _add_charts(writer: SummaryWriter, charts: Charts) -> None:
-    # TensorBoard shows only the last layout that was written.
-    layout = _layouts.setdefault(writer, {})
-    for group, titles in charts.items():
-        layout[group] = {title: ["Multiline", list(keys)] for title, keys in titles.items()}
-    writer.add_custom_scalars(layout)  # type: ignore[no-untyped-call]
+        client.log_image(run, _image(figure), f"figures/{figure.name}.png")
 
 
 def _log_by_methods(logger: Any, results: Results, step: int) -> None:
@@ -121,34 +101,26 @@ def _log_by_methods(logger: Any, results: Results, step: int) -> None:
             logger.log_table(f"tables/{table.name}", dataframe=frame, step=step)
     if callable(getattr(logger, "log_image", None)):
         for figure in results.figures:
-            images, captions = [_pixels(figure.picture)], [figure.caption]
+            images, captions = [_image(figure)], [figure.caption]
             logger.log_image(f"figures/{figure.name}", images=images, step=step, caption=captions)
 
 
-def _pixels(picture: Picture) -> Any:
+def _image(figure: Figure) -> Any:
     from PIL import Image
 
-    return Image.open(io.BytesIO(picture.png))
+    return Image.open(io.BytesIO(figure.picture.png))
 
 
-def tensorboard_writers(trainer: L.Trainer) -> Iterable[SummaryWriter]:
-    """Yield the writer of every TensorBoard logger of a run; none on ranks other than 0."""
+def add_scalar_layout(
+    trainer: L.Trainer, charts: Mapping[str, Mapping[str, Sequence[str]]]
+) -> None:
+    """Define charts that TensorBoard draws from several curves, see `Results.charts`."""
     from lightning.pytorch.loggers import TensorBoardLogger
 
-    for logger in trainer.loggers if trainer.is_global_zero else ():
+    # TensorBoard shows only the last layout that was written: the Trainer keeps that of all.
+    layout = vars(trainer).setdefault("tensorboard_layout", {})
+    for group, titles in charts.items():
+        layout[group] = {title: ["Multiline", list(keys)] for title, keys in titles.items()}
+    for logger in trainer.loggers if trainer.is_global_zero and charts else ():
         if isinstance(logger, TensorBoardLogger):
-            yield logger.experiment
-
-
-def add_picture(writer: SummaryWriter, tag: str, picture: Picture, step: int) -> None:
-    """Add a figure that is a PNG already; `SummaryWriter.add_image` would encode pixels anew."""
-    from tensorboard.compat.proto.summary_pb2 import Summary
-
-    image = Summary.Image(
-        height=picture.height,
-        width=picture.width,
-        colorspace=3,
-        encoded_image_string=picture.png,
-    )
-    file_writer = writer._get_file_writer()  # type: ignore[no-untyped-call]
-    file_writer.add_summary(Summary(value=[Summary.Value(tag=tag, image=image)]), step)
+            logger.experiment.add_custom_scalars(layout)  # type: ignore[no-untyped-call]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, remove, write_json
@@ -23,40 +22,25 @@ if TYPE_CHECKING:
     from lincorr_lightning.results.style import Picture
 
 SCHEMA = 2
-"""Version of the layout of ``results.json``; 1 is what releases before 0.2 wrote."""
+"""Version of the layout of ``results.json``."""
 
 RESULTS_FILE = "results.json"
 EARLIER_FILE = "results.earlier.json"
 """Results of an earlier run in the same folder, until those of the current run are complete."""
 
-_LIBRARIES = ("torch", "lightning", "transformers")
 OWN_KEYS = ("study", "schema", "lm", "versions", "settings", "tables", "figures")
 """Keys of ``results.json`` that all studies share."""
 
 
-class _Named(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_T = TypeVar("_T", bound=_Named)
-
-
 def versions() -> dict[str, str]:
     """Return the versions of this package and of the libraries that its numbers depend on."""
-    return {"lincorr-lightning": __version__, **{name: version(name) for name in _LIBRARIES}}
+    libraries = ("torch", "lightning", "transformers")
+    return {"lincorr-lightning": __version__, **{name: version(name) for name in libraries}}
 
 
-def set_earlier_results_aside(folder: str | Path) -> None:
-    """Rename the ``results.json`` of a folder before a new run writes to it.
-
-    A folder with a ``results.json`` is that of a finished run. With an earlier run's, a run would
-    look finished although its tables and figures are only partly replaced.
-
-    Raises:
-        OutputError: The file cannot be renamed.
-    """
-    path = Path(folder) / RESULTS_FILE
+def set_earlier_results_aside(folder: Path) -> None:
+    """Rename the ``results.json`` of an earlier run, with which this one would look finished."""
+    path = folder / RESULTS_FILE
     if path.exists():
         with as_output_error(path):
             path.replace(path.with_name(EARLIER_FILE))
@@ -87,10 +71,6 @@ class Figure:
         """Return the picture that a notebook shows."""
         return self.picture.png
 
-    def to_json(self) -> dict[str, str]:
-        """Return what ``results.json`` says about the figure."""
-        return {"name": self.name, "caption": self.caption}
-
 
 @dataclass
 class Results:
@@ -119,25 +99,23 @@ class Results:
     charts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     included: Sequence[Results] = ()
 
-    def table(self, name: str) -> Table:
-        """Return the table of this name, also of the callbacks.
-
-        Raises:
-            ReportError: There is no such table; the message names similar ones.
-        """
-        return find_by_name("table", name, [t for one in self._all for t in one.tables])
-
-    def figure(self, name: str) -> Figure:
-        """Return the figure of this name, also of the callbacks.
-
-        Raises:
-            ReportError: There is no such figure; the message names similar ones.
-        """
-        return find_by_name("figure", name, [f for one in self._all for f in one.figures])
+    @property
+    def all_tables(self) -> list[Table]:
+        """The tables, also of the callbacks."""
+        return [table for one in (self, *self.included) for table in one.tables]
 
     @property
-    def _all(self) -> tuple[Results, ...]:
-        return (self, *self.included)
+    def all_figures(self) -> list[Figure]:
+        """The figures, also of the callbacks."""
+        return [figure for one in (self, *self.included) for figure in one.figures]
+
+    def table(self, name: str) -> Table:
+        """Return the table of this name; raise ReportError with all names if there is none."""
+        return find_by_name(name, self.all_tables)
+
+    def figure(self, name: str) -> Figure:
+        """Return the figure of this name; raise ReportError with all names if there is none."""
+        return find_by_name(name, self.all_figures)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``.
@@ -145,15 +123,11 @@ class Results:
         Raises:
             ValueError: A value has the key of another part, or two tables or figures have one name.
         """
-        everything = self._all
-        names = [
-            *self.values,
-            *(one.study for one in self.included if one.values),
-            *OWN_KEYS,
-            *(f"tables/{table.name}" for one in everything for table in one.tables),
-            *(f"figures/{figure.name}" for one in everything for figure in one.figures),
-        ]
-        twice = [name for name, count in Counter(names).items() if count > 1]
+        callbacks = {one.study: dict(one.values) for one in self.included if one.values}
+        names = [*self.values, *callbacks, *OWN_KEYS]
+        names += [f"tables/{table.name}" for table in self.all_tables]
+        names += [f"figures/{figure.name}" for figure in self.all_figures]
+        twice = {name for name in names if names.count(name) > 1}
         if twice:
             raise ValueError(f"results of {self.study}: {', '.join(twice)} would be written twice")
         return {
@@ -162,37 +136,26 @@ class Results:
             "lm": None if self.lm is None else dict(self.lm),
             "versions": versions(),
             **self.values,
-            **{one.study: dict(one.values) for one in self.included if one.values},
+            **callbacks,
             "settings": dict(self.settings),
-            "tables": [table.to_json() for one in everything for table in one.tables],
-            "figures": [figure.to_json() for one in everything for figure in one.figures],
+            "tables": [table.to_json() for table in self.all_tables],
+            "figures": [{"name": one.name, "caption": one.caption} for one in self.all_figures],
         }
 
-    def write(self, folder: str | Path, before_last: Callable[[], None] = lambda: None) -> None:
-        """Write ``tables/*.csv``, ``figures/*.png`` and, last, ``results.json``.
+    def write(self, folder: Path) -> None:
+        """Write tables, figures and, last, ``results.json``, with which a folder is complete."""
+        set_earlier_results_aside(folder)
+        self.write_parts(folder)
+        self.write_values(folder)
 
-        A folder with a ``results.json`` is complete, see `set_earlier_results_aside`.
-
-        Args:
-            folder: The run's folder.
-            before_last: Called before ``results.json`` is written, for example to log the results.
+    def write_parts(self, folder: Path) -> None:
+        """Write ``tables/*.csv`` and ``figures/*.png``.
 
         Raises:
             OutputError: A file cannot be written.
-            ValueError: See `to_json`.
         """
-        content, folder = self.to_json(), Path(folder)
-        set_earlier_results_aside(folder)
-        self.write_parts(folder)
-        before_last()
-        write_json(folder / RESULTS_FILE, content)
-        remove(folder / EARLIER_FILE)
-
-    def write_parts(self, folder: str | Path) -> None:
-        """Write only tables and figures, for callbacks in another module's run."""
         from tqdm import tqdm
 
-        folder = Path(folder)
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
@@ -203,24 +166,19 @@ class Results:
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
                 part.write_bytes(figure.picture.png)
 
+    def write_values(self, folder: Path) -> None:
+        """Write ``results.json``, see `to_json`.
 
-def find_by_name(kind: str, name: str, parts: Sequence[_T]) -> _T:
-    """Return the table or figure of a name.
+        Raises:
+            OutputError: The file cannot be written.
+        """
+        write_json(folder / RESULTS_FILE, self.to_json())
+        remove(folder / EARLIER_FILE)
 
-    Args:
-        kind: ``table`` or ``figure``, for the message.
-        name: The name.
-        parts: All tables or figures.
 
-    Raises:
-        ReportError: There is none; the message names similar ones.
-    """
-    for part in parts:
-        if part.name == name:
-            return part
-    # Imported here: the package takes long to import.
-    from lincorr_lightning.knowledge.yaml_file import suggest
-
-    names = [part.name for part in parts]
-    known = f" There are {', '.join(names)}." if names else f" There is no {kind} at all."
-    raise ReportError(f"there is no {kind} {name!r}.{suggest(name, names)}{known}")
+def find_by_name(name: str, parts: Iterable[Any]) -> Any:
+    """Return the table or figure of a name; raise ReportError with all names if there is none."""
+    by_name = {part.name: part for part in parts}
+    if name not in by_name:
+        raise ReportError(f"there is no {name!r}; there are: {', '.join(by_name) or 'none'}.")
+    return by_name[name]

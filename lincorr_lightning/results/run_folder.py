@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 import torch
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
@@ -26,18 +23,13 @@ if TYPE_CHECKING:
     import lightning as L
     from torch.utils.tensorboard import SummaryWriter
 
-_folders: WeakKeyDictionary[L.Trainer, Path] = WeakKeyDictionary()
-_names: WeakKeyDictionary[L.Trainer, str] = WeakKeyDictionary()
-
 
 class RunLogger(TensorBoardLogger):
     """TensorBoardLogger with a folder of its own for each run.
 
     Lightning's own takes the first free version, which runs that start at the same time all do.
-    This one makes the folder, and leaves it to others if it is there already.
-
-    Raises:
-        OutputError: The events cannot be written, such as on a full disk.
+    This one makes the folder, and leaves it to others if it is there already. If events cannot be
+    written, such as on a full disk, it raises `OutputError`.
     """
 
     _claimed: int | None = None
@@ -81,34 +73,34 @@ class RunLogger(TensorBoardLogger):
 
 def set_run_name(trainer: L.Trainer, name: str) -> None:
     """Name the folder of a Trainer's runs, if another name than the study's is wanted."""
-    _names[trainer] = name
+    vars(trainer)["run_name"] = name
 
 
 def run_folder(trainer: L.Trainer) -> Path:
     """Return the folder that a run writes to, the same on all ranks.
 
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
-    ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer. All
-    ranks make the first call together, as in ``setup``; any rank may make later ones.
+    ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, of
+    which it is an attribute. All ranks make the first call together, as in ``setup``.
 
     Raises:
         OutputError: The folder cannot be made.
     """
-    if trainer not in _folders:
-        _folders[trainer] = _choose_folder(trainer)
-    return _folders[trainer]
+    state = vars(trainer)
+    if "run_folder" not in state:
+        state["run_folder"] = _choose_folder(trainer)
+    return Path(state["run_folder"])
 
 
 def _choose_folder(trainer: L.Trainer) -> Path:
     base = Path(trainer.log_dir or trainer.default_root_dir)
     if isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
         return base
+    name = vars(trainer).get("run_name") or study_name(trainer.lightning_module)
     folder, refusal = None, None
     if trainer.is_global_zero:
         try:
-            folder = new_version(
-                base / (_names.get(trainer) or study_name(trainer.lightning_module))
-            )
+            folder = new_version(base / name)
         except OutputError as error:
             refusal = str(error)
     # A rank that raised alone would leave the others waiting for it.
@@ -126,13 +118,14 @@ def prepare_run_folder(trainer: L.Trainer) -> None:
     Raises:
         OutputError: The folder cannot be made or written.
     """
-    if not is_dry_run(trainer):
-        folder = run_folder(trainer)
-        if trainer.is_global_zero:
-            check_writable(folder)
-            # Validation and prediction do not replace the results of an earlier fit.
-            if trainer.state.fn in ("fit", "test"):
-                set_earlier_results_aside(folder)
+    if is_dry_run(trainer):
+        return
+    folder = run_folder(trainer)
+    if trainer.is_global_zero:
+        check_writable(folder)
+        # Validation and prediction do not replace the results of an earlier fit.
+        if trainer.state.fn in ("fit", "test"):
+            set_earlier_results_aside(folder)
 
 
 def is_dry_run(trainer: Any) -> bool:
@@ -156,19 +149,12 @@ def study_name(module: object) -> str:
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """Return a run's hyper-parameters, those of its data under ``data``, and its precision."""
-    datamodule = getattr(trainer, "datamodule", None)
-    return {
-        **_hparams(trainer.lightning_module),
-        "data": _hparams(datamodule),
-        "matmul_precision": torch.get_float32_matmul_precision(),
-    }
-
-
-def _hparams(holder: Any) -> dict[str, Any]:
-    """Return hyper-parameters without the keys that LightningCLI adds to them."""
-    hparams = getattr(holder, "hparams", {})
-    parameters = inspect.signature(type(holder)).parameters if hparams else {}
-    return {key: value for key, value in hparams.items() if key in parameters}
+    module, data = (
+        # Keys with an underscore are LightningCLI's.
+        {key: value for key, value in getattr(holder, "hparams", {}).items() if key[0] != "_"}
+        for holder in (trainer.lightning_module, getattr(trainer, "datamodule", None))
+    )
+    return {**module, "data": data, "matmul_precision": torch.get_float32_matmul_precision()}
 
 
 def write_results(trainer: L.Trainer, results: Results) -> None:
@@ -181,7 +167,9 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
     Raises:
         OutputError: A file cannot be written.
     """
-    _write(trainer, results, is_study=True)
+    _write_parts(trainer, results)
+    if trainer.is_global_zero and not is_dry_run(trainer):
+        results.write_values(run_folder(trainer))
 
 
 def write_callback_results(trainer: L.Trainer, results: Results) -> None:
@@ -190,23 +178,16 @@ def write_callback_results(trainer: L.Trainer, results: Results) -> None:
     The run's ``results.json`` is the module's: a study of this package includes what
     `collect_callback_results` returns.
     """
-    for original, named in _callback_results(trainer):
-        if original is results:
-            results = named
-    _write(trainer, results, is_study=False)
+    _write_parts(trainer, _numbered_results(trainer).get(id(results), results))
 
 
-def _write(trainer: L.Trainer, results: Results, is_study: bool) -> None:
+def _write_parts(trainer: L.Trainer, results: Results) -> None:
     if is_dry_run(trainer):
         log_scalars(trainer, results.scalars)
         return
-    log = partial(log_results, trainer, results, trainer.global_step)
-    if trainer.is_global_zero and is_study:
-        results.write(run_folder(trainer), log)
-        return
     if trainer.is_global_zero:
         results.write_parts(run_folder(trainer))
-    log()
+    log_results(trainer, results, trainer.global_step)
 
 
 def collect_callback_results(trainer: L.Trainer) -> list[Results]:
@@ -215,28 +196,29 @@ def collect_callback_results(trainer: L.Trainer) -> list[Results]:
     A callback has results if its attribute ``output`` is a `Results`. The second one of a name is
     numbered, as ``feature_movement_2``, and so are its tables and figures.
     """
-    return [named for _, named in _callback_results(trainer)]
+    return list(_numbered_results(trainer).values())
 
 
-def _callback_results(trainer: L.Trainer) -> list[tuple[Results, Results]]:
-    """Return each callback's results as they are, and under a name of their own."""
-    found: list[tuple[Results, Results]] = []
-    taken: set[str] = set()
+def _numbered_results(trainer: L.Trainer) -> dict[int, Results]:
+    """Return the callbacks' results under distinct names, by the id of the original."""
+    counts: Counter[tuple[str, str]] = Counter()
 
-    def free(name: str) -> str:
-        candidates = (name if n == 1 else f"{name}_{n}" for n in count(1))
-        name = next(one for one in candidates if one not in taken)
-        taken.add(name)
-        return name
+    def distinct(kind: str, name: str) -> str:
+        counts[kind, name] += 1
+        n = counts[kind, name]
+        return name if n == 1 else f"{name}_{n}"
 
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        output = getattr(callback, "output", None)
-        if isinstance(output, Results):
-            named = replace(
-                output,
-                study=free(output.study),
-                tables=[replace(t, name=free(f"tables/{t.name}")[7:]) for t in output.tables],
-                figures=[replace(f, name=free(f"figures/{f.name}")[8:]) for f in output.figures],
-            )
-            found.append((output, named))
-    return found
+    callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    outputs = (getattr(callback, "output", None) for callback in callbacks)
+    return {
+        id(one): replace(
+            one,
+            study=distinct("study", one.study),
+            tables=[replace(table, name=distinct("table", table.name)) for table in one.tables],
+            figures=[
+                replace(figure, name=distinct("figure", figure.name)) for figure in one.figures
+            ],
+        )
+        for one in outputs
+        if isinstance(one, Results)
+    }

@@ -210,20 +210,12 @@ class SavedRun:
         return found
 
     def table(self, name: str) -> Table:
-        """Return the table of this name.
-
-        Raises:
-            ReportError: There is no such table; the message names similar ones.
-        """
-        return find_by_name("table", name, self.tables)
+        """Return the table of this name; raise ReportError with all names if there is none."""
+        return find_by_name(name, self.tables)
 
     def figure(self, name: str) -> SavedFigure:
-        """Return the figure of this name.
-
-        Raises:
-            ReportError: There is no such figure; the message names similar ones.
-        """
-        return find_by_name("figure", name, self.figures)
+        """Return the figure of this name; raise ReportError with all names if there is none."""
+        return find_by_name(name, self.figures)
 
     def table_path(self, name: str) -> Path:
         """Return the CSV file of a table."""
