@@ -195,7 +195,7 @@ def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
         DataFrame(matrix, closeness.names, closeness.names),
         f"Overlap of a subject’s neighborhoods under two prompts, {lm}",
         f"k = {k}, {layers}; {closeness.n_subjects:,} subjects; by chance {chance:.3f}",
-        "neighborhood overlap", limit=float(np.nanmax(matrix)) or 1.0,
+        "neighborhood overlap", limits=(0, float(np.nanmax(matrix)) or 1),
         axis_labels=("knowledge", "knowledge"),
     )  # fmt: skip
 

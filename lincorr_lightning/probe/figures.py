@@ -15,9 +15,7 @@ from pandas import DataFrame
 
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results.heat_maps import (
-    add_colour_bar,
     correlation_heatmap,
-    draw_heatmap,
     short,
 )
 from lincorr_lightning.results.plots import curves
@@ -123,18 +121,15 @@ def top_weights_figure(
         f"numbers from |W| = {short(_MIN_SHOWN * limit)} on",
     ]
     rows, columns = [target_labels[i] for i in targets], [source_labels[i] for i in sources]
-    figure, axes, image, cell = draw_heatmap(
-        DataFrame(shown, rows, columns), title, "; ".join(notes), limit, _MIN_SHOWN * limit
-    )
+    figure = correlation_heatmap(
+        DataFrame(shown, rows, columns), title, "; ".join(notes), "weight W", (-limit, limit),
+        axis_labels=("target label", "source label"), least=_MIN_SHOWN * limit,
+    )  # fmt: skip
     for row, column in framed:
         frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
-        frame.set_linewidth(min(2.0, 5 * cell))
-        frame.set_clip_on(False)
-        axes.add_patch(frame)
-    axes.set_ylabel("target label", color=INK)
-    axes.set_xlabel("source label", color=INK)
-    add_colour_bar(figure, axes, image, "weight W")
-    return finish(figure)
+        frame.set(linewidth=1.8, clip_on=False)
+        figure.axes[0].add_patch(frame)
+    return figure
 
 
 # -- the ridge path --------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Heat maps: of correlations, and of any other matrix."""
+"""Heat maps."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
 
 from lincorr_lightning.results.style import GREY, INK, finish, legible, new_figure
 
@@ -17,10 +16,9 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _FLOATS = npt.NDArray[np.floating[Any]]
-_COLOURS = "RdBu_r"
 # Below this size, in inches, the two decimals of a cell would be too small to read.
 _MIN_CELL_WITH_VALUE = 0.27
-_SIDES = 1.1  # colour bar and margins, in inches
+_SIDES = 1.6  # colour bar and margins, in inches
 
 
 def correlation_heatmap(
@@ -28,60 +26,43 @@ def correlation_heatmap(
     title: str,
     subtitle: str = "",
     value_label: str = "label-wise Pearson r",
-    limit: float | None = None,
+    limits: tuple[float, float] = (-1.0, 1.0),
     links: _FLOATS | None = None,
     axis_labels: tuple[str, str] = ("source", "target"),
+    least: float = 0.0,
 ) -> Figure:
-    """Draw a heat map of r, as in the paper's figures 3 and 7.
+    """Draw a matrix as square cells with their values, as in the paper's figures 3 and 7.
 
     Args:
-        matrix: r, a row per source and a column per target; NaN where there is none, shown hatched.
+        matrix: The values, a row per source and a column per target; NaN where there is none, shown
+            hatched.
         title: The title, with the name of the LM.
         subtitle: Everything else that is needed to read the figure.
         value_label: Meaning of the colours.
-        limit: Value of the darkest colour where no value is negative; None for -1 to 1.
+        limits: Values of the extreme colours; from 0 on, there is one hue.
         links: A tree over the columns in their order, as `scipy.cluster.hierarchy.linkage` returns
             it, drawn above them.
         axis_labels: What rows and columns are.
+        least: Cells below this absolute value show their colour alone.
     """
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
-    figure, axes, image, cell = draw_heatmap(matrix, title, subtitle, limit=limit or 1.0)
-    if limit is not None:
-        image.set(cmap="Reds", clim=(0, limit))
-    if links is not None:
-        _tree(figure, axes, links, cell)
-    axes.set_ylabel(axis_labels[0], color=INK)
-    axes.set_xlabel(axis_labels[1], color=INK)
-    add_colour_bar(figure, axes, image, value_label)
-    return finish(figure)
-
-
-def draw_heatmap(
-    matrix: DataFrame, title: str, subtitle: str, limit: float, least: float = 0.0
-) -> tuple[Figure, Axes, AxesImage, float]:
-    """Draw a matrix as square cells, with values where they fit, see `correlation_heatmap`.
-
-    Cells below the absolute value `least` show their colour alone; `limit` is that of the darkest.
-
-    Returns:
-        The figure, its axes, the image, and the size of a cell in inches.
-    """
     cells = matrix.to_numpy(dtype=float)
     n_rows, n_columns = cells.shape
     row_labels, column_labels = legible(map(str, matrix.index)), legible(map(str, matrix.columns))
     cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.8)
     label_size = min(max(cell * 45, 7.0), 10.0)
     letter = 0.0085 * label_size  # inches
-    width = max(n_columns * cell + max(map(len, row_labels)) * letter + _SIDES + 0.5, 5.5)
+    width = max(n_columns * cell + max(map(len, row_labels)) * letter + _SIDES, 5.5)
     height = n_rows * cell + max(map(len, column_labels)) * letter + 0.6
     figure = new_figure(width, height, title, subtitle)
     axes = figure.add_subplot()
     # Shows where a value is missing.
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
     image = axes.imshow(
-        np.ma.masked_invalid(cells), cmap=_COLOURS, vmin=-limit, vmax=limit, interpolation="none"
-    )
+        np.ma.masked_invalid(cells), cmap="Reds" if limits[0] == 0 else "RdBu_r",
+        vmin=limits[0], vmax=limits[1], interpolation="none",
+    )  # fmt: skip
     axes.set_xticks(range(n_columns), column_labels, rotation=90, fontsize=label_size)
     axes.set_yticks(range(n_rows), row_labels, fontsize=label_size)
     axes.tick_params(length=0, pad=3, labelcolor=INK)
@@ -91,17 +72,29 @@ def draw_heatmap(
     axes.hlines(np.arange(n_rows + 1) - 0.5, -0.5, n_columns - 0.5, **between)
     axes.spines[:].set_visible(False)
     if cell >= _MIN_CELL_WITH_VALUE:
-        size = min(cell * 22, 10.0)
-        for (row, column), value in np.ndenumerate(cells):
-            if not math.isnan(value) and abs(value) >= least:
-                ink = "white" if abs(value) > 0.6 * limit else INK
-                # Outside of the layout, which would measure each of them and take long.
-                axes.text(column, row, short(float(value)), ha="center", va="center",
-                          fontsize=size, color=ink, in_layout=False)  # fmt: skip
-    return figure, axes, image, cell
+        _write_values(axes, cells, min(cell * 22, 10.0), least, 0.6 * limits[1])
+    if links is not None:
+        _draw_tree(figure, axes, links, cell)
+    axes.set_ylabel(axis_labels[0], color=INK)
+    axes.set_xlabel(axis_labels[1], color=INK)
+    ticks = [-1, -0.5, 0, 0.5, 1] if limits == (-1, 1) else None
+    bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.05, aspect=25, ticks=ticks)
+    bar.set_label(value_label, color=INK)
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
+    return finish(figure)
 
 
-def _tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:
+def _write_values(axes: Axes, cells: _FLOATS, size: float, least: float, dark: float) -> None:
+    """Write values into their cells; from `dark` on, they are white."""
+    for (row, column), value in np.ndenumerate(cells):
+        if not math.isnan(value) and abs(value) >= least:
+            # Outside of the layout, which would measure each of them and take long.
+            axes.text(column, row, short(float(value)), ha="center", va="center", fontsize=size,
+                      color="white" if abs(value) > dark else INK, in_layout=False)  # fmt: skip
+
+
+def _draw_tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:
     """Draw a dendrogram above the columns."""
     from scipy.cluster.hierarchy import dendrogram
 
@@ -112,9 +105,7 @@ def _tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:
     for x, y in zip(drawn["icoord"], drawn["dcoord"], strict=True):
         # scipy sets leaves at 5, 15, 25, ...
         inset.plot((np.array(x) - 5) / 10, y, color=GREY, linewidth=1.1)
-    inset.set_xlim(axes.get_xlim())
-    inset.set_ylim(0, max(float(links[:, 2].max()), 1e-6) * 1.05)
-    inset.set_xticks([])
+    inset.set(xlim=axes.get_xlim(), ylim=(0, max(float(links[:, 2].max()), 1e-6) * 1.05), xticks=[])
     inset.set_ylabel("1 − r", fontsize=8, color=INK)
     inset.tick_params(labelsize=7.5, length=2, color=GREY, labelcolor=INK)
     inset.spines[["top", "right", "bottom"]].set_visible(False)
@@ -130,15 +121,3 @@ def short(value: float) -> str:
     """
     text = f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
     return text.replace("0.", ".", 1) if text.lstrip("−").startswith("0.") else text
-
-
-def add_colour_bar(figure: Figure, axes: Axes, image: AxesImage, label: str) -> None:
-    """Add a colour bar beside a heat map."""
-    shown = image.get_clim()[1]
-    bar = figure.colorbar(
-        image, ax=axes, pad=0.02, fraction=0.05, aspect=25,
-        ticks=[-1, -0.5, 0, 0.5, 1] if shown == 1 else None,
-    )  # fmt: skip
-    bar.set_label(label, color=INK)
-    bar.outline.set_visible(False)  # type: ignore[operator]
-    bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)

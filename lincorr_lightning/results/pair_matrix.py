@@ -65,8 +65,8 @@ class PairMatrix(NamedTuple):
         from lincorr_lightning.results.heat_maps import correlation_heatmap
 
         highest = max(float(np.nan_to_num(self.frame.to_numpy()).max()), 0.01)
-        limit = None if self.is_signed else highest
-        return correlation_heatmap(self.frame, title, note, self.unit, limit)
+        limits = (-1.0, 1.0) if self.is_signed else (0.0, highest)
+        return correlation_heatmap(self.frame, title, note, self.unit, limits)
 
 
 def pair_matrices(scores: Sequence[Any], names: Iterable[str] = ()) -> Iterator[PairMatrix]:

@@ -1,4 +1,4 @@
-"""Figures over data frames: curves, bars, and points."""
+"""Figures over data frames: curves and bars."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
     GREY,
-    HALO,
     INK,
     ORANGE,
     finish,
@@ -30,17 +29,18 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 # Okabe and Ito's colours; black and yellow are left out.
-PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+_PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 _MAX_MARKERS = 30
 _LONGEST = 40  # characters of a name in a legend
+# Keeps lines out of a number.
+_HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 
-def colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None = None) -> dict[Any, str]:
+def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict[Any, Any]:
     """Return a colour for each name: the given one, or the next free one of the palette."""
-    colours = colours or {}
-    given = {name: colours[name] for name in names if name in colours}
+    given = {name: colour for name, colour in (colours or {}).items() if name in names}
     free = [name for name in names if name not in given]
-    palette: Sequence[Any] = [one for one in PALETTE if one not in given.values()]
+    palette: Sequence[Any] = [one for one in _PALETTE if one not in given.values()]
     if len(free) > len(palette):
         palette = [matplotlib.colormaps["tab20"](i % 20) for i in range(len(free))]
     return {**given, **dict(zip(free, palette, strict=False))}
@@ -90,70 +90,49 @@ def curves(
         each: Called with every panel, its value of `panel` and its rows, to add to it.
     """
     frame = frame.dropna(subset=[x, y])
-    names = list(frame[panel].drop_duplicates()) if panel else [None]
-    lines = list(frame[hue].drop_duplicates()) if hue else [None]
-    looks = colours_of(lines, colours)
-    n_columns = min(max(len(names), 1), per_row)
-    height = size[1] * math.ceil(max(len(names), 1) / n_columns)
-    n_legend = math.ceil(len(lines) / _legend_columns(lines, size[0] * n_columns)) if hue else 0
-    width = max(size[0] * n_columns + 0.2, 5.0)
-    figure = new_figure(width, height + 0.2 * n_legend, title, subtitle)
-    panels = panels_of(figure, max(len(names), 1), n_columns)
-    for i, (axes, name) in enumerate(zip(panels, names, strict=False)):
-        own = frame if panel is None else frame[frame[panel] == name]
-        for line in lines:
-            rows = own if hue is None else own[own[hue] == line]
-            _line(axes, rows.sort_values(x), x, y, dashed, band, filled, looks[line], line)
-        title_of_panel = "" if name is None else legible([str(name)], 46)[0]
-        plain_axes(axes, title_of_panel, labels[0], labels[1] if i % n_columns == 0 else "")
+    frame = frame.assign(_line=frame[hue] if hue else "", _panel=frame[panel] if panel else "")
+    names = list(frame["_panel"].unique()) or [""]
+    colour_of = _colours_of(list(frame["_line"].unique()), colours)
+    n_columns = min(len(names), per_row)
+    width, height = size[0] * n_columns, size[1] * math.ceil(len(names) / n_columns)
+    n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
+    figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
+    panels = panels_of(figure, len(names), n_columns)
+    for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
+        own = frame[frame["_panel"] == name]
+        for line, colour in colour_of.items():
+            rows = own[own["_line"] == line].sort_values(x)
+            dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
+            look = {"color": colour, "linewidth": 1.6, "markersize": 4}
+            look |= {"marker": "o" if len(rows) <= _MAX_MARKERS else ""}
+            look |= {"markerfacecolor": "white" if filled else colour}
+            label = legible([str(line)], _LONGEST)[0] if hue else None
+            for part, style in ((rows[~dotted], "-"), (rows[dotted], ":")):
+                if len(part):
+                    axes.plot(part[x], part[y], style, label=label, **look)
+                label = None
+            if filled:
+                dark = rows[rows[filled].astype(bool)]
+                axes.plot(dark[x], dark[y], "o", color=colour, markersize=4)
+            if band:
+                low, high = rows[list(band)].to_numpy(float).T
+                # A band of one point has no width.
+                edge = 4 if len(rows) == 1 else 0
+                axes.fill_between(rows[x], low, high, color=colour, alpha=0.15, linewidth=edge)
+        heading = legible([str(name)], 46)[0] if panel else ""
+        plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
         if whole_x:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if each is not None:
             each(axes, name, own)
-    if share_y and panels:
-        low, high = (f(axes.get_ylim()[i] for axes in panels) for i, f in enumerate((min, max)))
+    if share_y:
+        lows, highs = zip(*(axes.get_ylim() for axes in panels), strict=True)
         for axes in panels:
-            axes.set_ylim(low, high)
-    if hue is not None:
-        legend_below(figure, panels)
+            axes.set_ylim(min(lows), max(highs))
+    legend_below(figure, panels)
     return finish(figure)
-
-
-def _line(
-    axes: Axes,
-    rows: DataFrame,
-    x: str,
-    y: str,
-    dashed: str | None,
-    band: tuple[str, str] | None,
-    filled: str | None,
-    colour: str,
-    name: Any,
-) -> None:
-    if not len(rows):
-        return
-    label = None if name is None else legible([str(name)], _LONGEST)[0]
-    marker = "o" if len(rows) <= _MAX_MARKERS else ""
-    parts = [("-", rows)]
-    if dashed is not None:
-        parts = [("-", rows[~rows[dashed].astype(bool)]), (":", rows[rows[dashed].astype(bool)])]
-    for style, part in parts:
-        if len(part):
-            face = "white" if filled is not None else colour
-            axes.plot(
-                part[x], part[y], style, color=colour, linewidth=1.6, marker=marker, markersize=4,
-                markerfacecolor=face, label=label if style == "-" else None,
-            )  # fmt: skip
-    if filled is not None:
-        dark = rows[rows[filled].astype(bool)]
-        axes.plot(dark[x], dark[y], "o", color=colour, markersize=4)
-    if band is not None:
-        low, high = rows[band[0]].to_numpy(float), rows[band[1]].to_numpy(float)
-        axes.fill_between(rows[x], low, high, color=colour, alpha=0.15, linewidth=0)
-        if len(rows) == 1:  # a band of one point has no width
-            axes.vlines(rows[x], low, high, color=colour, alpha=0.4, linewidth=4)
 
 
 def bars(
@@ -186,18 +165,18 @@ def bars(
         label: Name of the vertical axis.
         percent: Whether y is a share, shown in percent.
     """
-    groups = list(frame[x].drop_duplicates())
-    series = list(frame[hue].drop_duplicates()) if hue else [None]
-    looks = colours_of(series, colours)
-    width = 0.8 / len(series)
-    figure = new_figure(max(6.0, 0.45 * len(groups) * len(series) + 2.4), 3.2, title, subtitle)
+    groups = list(frame[x].unique())
+    frame = frame.assign(_series=frame[hue] if hue else "").dropna(subset=[y])
+    colour_of = _colours_of(list(frame["_series"].unique()), colours)
+    width = 0.8 / max(len(colour_of), 1)
+    figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
-    for i, name in enumerate(series):
-        rows = (frame if hue is None else frame[frame[hue] == name]).dropna(subset=[y])
+    for i, (name, colour) in enumerate(colour_of.items()):
+        rows = frame[frame["_series"] == name]
         at = np.array([groups.index(one) for one in rows[x]], dtype=float)
-        at += (i - (len(series) - 1) / 2) * width
+        at += (i - (len(colour_of) - 1) / 2) * width
         heights = rows[y].to_numpy(float)
-        axes.bar(at, heights, 0.92 * width, color=looks[name], label=name)
+        axes.bar(at, heights, 0.92 * width, color=colour, label=name)
         spread = np.zeros(len(rows))
         if error is not None:
             spread = np.nan_to_num(rows[error].to_numpy(float))
@@ -205,7 +184,7 @@ def bars(
         for left, height in zip(at, heights + spread, strict=True):
             text = f"{height:.0%}" if percent else f"{height:.2f}"
             axes.annotate(text, (left, max(height, 0)), xytext=(0, 3), textcoords="offset points",
-                          ha="center", va="bottom", fontsize=8, color=INK, bbox=HALO)  # fmt: skip
+                          ha="center", va="bottom", fontsize=8, color=INK, bbox=_HALO)  # fmt: skip
         for (mark, named), style in zip((marks or {}).items(), ("--", ":", "-"), strict=False):
             axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
                         linestyle=style, label="" if i else named)  # fmt: skip
@@ -214,8 +193,7 @@ def bars(
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.margins(y=0.12)
-    if hue is not None or marks:
-        legend_below(figure, [axes])
+    legend_below(figure, [axes])
     return finish(figure)
 
 
@@ -254,18 +232,12 @@ def p_text(p: float | None) -> str:
 
 History = Mapping[str, Sequence[tuple[int, float]]]
 """Pairs of step and value, by log key."""
-MAX_CURVES = 12
-"""Curves in a panel."""
-_MAX_PANELS = 6
+_MAX_PANELS, _MAX_CURVES = 6, 12
 _MANY, _SMOOTHING = 120, 0.6  # from so many points on, a curve is smoothed as TensorBoard does
 
 
 def training_curves(
-    history: History,
-    title: str,
-    subtitle: str = "",
-    max_panels: int = _MAX_PANELS,
-    colours: Mapping[Any, str] | None = None,
+    history: History, title: str, subtitle: str = "", colours: Mapping[Any, str] | None = None
 ) -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
@@ -276,41 +248,36 @@ def training_curves(
             group.
         title: The title, with the name of the run.
         subtitle: Everything else that is needed to read the figure.
-        max_panels: Number of groups at most.
         colours: Colours by the rest of the key; others are chosen.
     """
-    from pandas import DataFrame
+    from pandas import DataFrame, concat
 
-    groups: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for tag, points in history.items():
-        group, _, name = tag.partition("/")
-        finite = sorted((step, value) for step, value in points if math.isfinite(value))
-        if finite:
-            groups.setdefault(group, {})[name or group] = finite
-    rows = []
-    for group, lines in list(groups.items())[:max_panels]:
-        panel = group
-        if len(lines) == 1:  # as on TensorBoard's cards
-            panel = "/".join(dict.fromkeys((group, *lines)))
-        elif len(lines) > MAX_CURVES:
-            panel = f"{group} ({MAX_CURVES} of {len(lines)})"
-        for name, points in list(lines.items())[:MAX_CURVES]:
-            rows += [
-                {"panel": panel, "name": name, "step": step, "value": value, "n": len(points)}
-                for step, value in points
-            ]
-    notes = [subtitle, "x: step" if rows else "nothing was logged"]
-    if len(groups) > max_panels:
-        notes.append(f"{max_panels} of {len(groups)} groups")
-    frame = DataFrame(rows, columns=["panel", "name", "step", "value", "n"])
-    many = frame["n"] > _MANY
+    points = [
+        {"group": key.partition("/")[0], "name": key.partition("/")[2] or key, "step": step,
+         "value": value}
+        for key, curve in history.items()
+        for step, value in sorted(curve)
+        if math.isfinite(value)
+    ]  # fmt: skip
+    frame = DataFrame(points, columns=["group", "name", "step", "value"])
+    panels = []
+    for group, own in frame.groupby("group", sort=False):
+        names = list(own["name"].unique())
+        panel = f"{group} ({_MAX_CURVES} of {len(names)})" if len(names) > _MAX_CURVES else group
+        if len(names) == 1:  # as on TensorBoard's cards
+            panel = "/".join(dict.fromkeys((str(group), *names)))
+        panels.append(own[own["name"].isin(names[:_MAX_CURVES])].assign(panel=panel))
+    notes = [subtitle, "x: step" if points else "nothing was logged"]
+    if len(panels) > _MAX_PANELS:
+        notes.append(f"{_MAX_PANELS} of {len(panels)} groups")
+    frame = concat(panels[:_MAX_PANELS]) if points else frame
+    by_curve = frame.groupby(["group", "name"])["value"]
+    many = by_curve.transform("size") > _MANY
     if many.any():
         notes.append(f"smoothed ({_SMOOTHING})")
-        smooth = frame.groupby(["panel", "name"])["value"].transform(
-            lambda one: one.ewm(alpha=1 - _SMOOTHING).mean()
-        )
+        smooth = by_curve.transform(lambda one: one.ewm(alpha=1 - _SMOOTHING).mean())
         frame["value"] = smooth.where(many, frame["value"])
     return curves(
-        frame, "step", "value", "name", "panel" if rows else None, title=title,
-        subtitle="; ".join(note for note in notes if note), colours=colours,
+        frame, "step", "value", "name", "panel" if points else None, title=title,
+        subtitle="; ".join(filter(None, notes)), colours=colours,
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -149,12 +150,16 @@ def study_name(module: object) -> str:
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """Return a run's hyper-parameters, those of its data under ``data``, and its precision."""
-    module, data = (
-        # Keys with an underscore are LightningCLI's.
-        {key: value for key, value in getattr(holder, "hparams", {}).items() if key[0] != "_"}
-        for holder in (trainer.lightning_module, getattr(trainer, "datamodule", None))
-    )
-    return {**module, "data": data, "matmul_precision": torch.get_float32_matmul_precision()}
+    precision = torch.get_float32_matmul_precision()
+    data = _hparams(getattr(trainer, "datamodule", None))
+    return {**_hparams(trainer.lightning_module), "data": data, "matmul_precision": precision}
+
+
+def _hparams(holder: Any) -> dict[str, Any]:
+    """Return hyper-parameters without those that LightningCLI and base classes add."""
+    hparams = getattr(holder, "hparams", {})
+    parameters = inspect.signature(type(holder)).parameters if hparams else {}
+    return {key: value for key, value in hparams.items() if key in parameters}
 
 
 def write_results(trainer: L.Trainer, results: Results) -> None:

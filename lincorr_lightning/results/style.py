@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 from functools import cache
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 from matplotlib import font_manager
@@ -84,13 +84,9 @@ def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
     axes.spines[["left", "bottom"]].set_color(GREY)
 
 
-HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
-"""Box of a number that keeps lines out of it."""
-
-
-def bare_axes(axes: Axes, grid: Literal["x", "y"] = "x") -> None:
-    """Leave a panel without frame and ticks, over a pale grid along one axis."""
-    axes.grid(axis=grid, color=PALE, linewidth=0.6)
+def bare_axes(axes: Axes) -> None:
+    """Leave a panel without frame and ticks, over a pale grid along x."""
+    axes.grid(axis="x", color=PALE, linewidth=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(length=0, labelcolor=INK)
     axes.spines[:].set_visible(False)
@@ -127,15 +123,11 @@ class Picture(NamedTuple):
 def to_picture(figure: Figure) -> Picture:
     """Draw a figure."""
     # `savefig` would do the layout twice.
-    canvas = figure.canvas
-    if not isinstance(canvas, FigureCanvasAgg):
-        canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
+    canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]
-    # matplotlib's `imsave` would add transparency and take twice as long.
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     file = io.BytesIO()
-    # zlib's default takes a third longer for a tenth less.
-    image.save(file, "png", dpi=(figure.dpi, figure.dpi), compress_level=3)
+    image.save(file, "png", dpi=(figure.dpi, figure.dpi))
     return Picture(file.getvalue(), image.width, image.height)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterable
 
 from pandas import DataFrame, MultiIndex
@@ -50,7 +51,10 @@ def to_latex(name: str, tables: Iterable[Table]) -> str:
 
 
 def _latex_table(table: Table, label: str) -> str:
-    titles = [latex(title) for title in table.titles]
+    titles = [
+        _stacked(title) if is_number else latex(title)
+        for title, is_number in zip(table.titles, table.is_number, strict=True)
+    ]
     groups = [latex(name) for name, n_columns in table.groups for _ in range(n_columns)]
     cells = [[latex(cell) for cell in row] for row in table.texts()]
     columns = MultiIndex.from_arrays([groups, titles]) if groups else titles
@@ -64,6 +68,12 @@ def _latex_table(table: Table, label: str) -> str:
         return f"{{\\small\n{body}}}\n"
     body = style.to_latex(column_format=align, hrules=True, multicol_align="c")
     return _LATEX_TABLE % (caption, label, body)
+
+
+def _stacked(title: str) -> str:
+    """Break the heading of numbers, which is wider than they are, into lines."""
+    lines = [latex(line) for line in textwrap.wrap(title, 11, break_long_words=False)]
+    return rf"\shortstack[r]{{{r'\\'.join(lines)}}}" if len(lines) > 1 else latex(title)
 
 
 def latex(text: str) -> str:

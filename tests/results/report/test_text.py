@@ -96,6 +96,7 @@ def read_latex(text: str) -> list[list[list[str]]]:
         lambda m: "&".join([m[2]] * int(m[1])), code,
     )  # fmt: skip
     code = code.replace("{[}", "[")
+    code = re.sub(r"\\shortstack\[r\]\{([^{}]*)\}", lambda m: m[1].replace("\\\\", " "), code)
     depth = 0
     for sign in code:
         depth += {"{": 1, "}": -1}.get(sign, 0)
