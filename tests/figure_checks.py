@@ -10,7 +10,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from PIL import Image
 
-from lincorr_lightning.results.style import to_picture
+from lincorr_lightning.results.style import to_png
 
 LONG = "/home/someone/checkpoints/a-very-long-name-of-a-language-model-7b-instruct-v3-final/step-9"
 """Name of an LM that hardly fits a title."""
@@ -51,4 +51,4 @@ def assert_legible(figure: Figure, smallest: float = 6.0) -> None:
 
 
 def pixels(figure: Figure) -> np.ndarray:
-    return np.asarray(Image.open(io.BytesIO(to_picture(figure).png)).convert("RGB")) / 255
+    return np.asarray(Image.open(io.BytesIO(to_png(figure))).convert("RGB")) / 255

@@ -108,7 +108,7 @@ def _log_by_methods(logger: Any, results: Results, step: int) -> None:
 def _image(figure: Figure) -> Any:
     from PIL import Image
 
-    return Image.open(io.BytesIO(figure.picture.png))
+    return Image.open(io.BytesIO(figure.png))
 
 
 def add_scalar_layout(

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
     from matplotlib.figure import Figure as MatplotlibFigure
 
-    from lincorr_lightning.results.style import Picture
-
 SCHEMA = 2
 """Version of the layout of ``results.json``."""
 
@@ -61,15 +59,15 @@ class Figure:
     draw: Callable[[], MatplotlibFigure]
 
     @cached_property
-    def picture(self) -> Picture:
-        """The drawn figure as PNG."""
-        from lincorr_lightning.results.style import to_picture
+    def png(self) -> bytes:
+        """The drawn figure as the bytes of a PNG file."""
+        from lincorr_lightning.results.style import to_png
 
-        return to_picture(self.draw())
+        return to_png(self.draw())
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows."""
-        return self.picture.png
+        return self.png
 
 
 @dataclass
@@ -164,7 +162,7 @@ class Results:
         )
         for figure in progress:
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
-                part.write_bytes(figure.picture.png)
+                part.write_bytes(figure.png)
 
     def write_values(self, folder: Path) -> None:
         """Write ``results.json``, see `to_json`.

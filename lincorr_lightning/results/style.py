@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterable
 from functools import cache
-from typing import NamedTuple, cast
+from typing import cast
 
 import numpy as np
 from matplotlib import font_manager
@@ -112,23 +112,15 @@ def finish(figure: Figure) -> Figure:
     return figure
 
 
-class Picture(NamedTuple):
-    """A drawn figure: the bytes of a PNG file, and its size in pixels."""
-
-    png: bytes
-    width: int
-    height: int
-
-
-def to_picture(figure: Figure) -> Picture:
-    """Draw a figure."""
+def to_png(figure: Figure) -> bytes:
+    """Draw a figure; return the bytes of a PNG file."""
     # `savefig` would do the layout twice.
     canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     file = io.BytesIO()
     image.save(file, "png", dpi=(figure.dpi, figure.dpi))
-    return Picture(file.getvalue(), image.width, image.height)
+    return file.getvalue()
 
 
 def legible(labels: Iterable[str], longest: int = 24) -> list[str]:

@@ -15,7 +15,7 @@ from lincorr_lightning.finetune.figures import (
     risk_figure,
 )
 from lincorr_lightning.finetune.forecasts import Forecasts
-from lincorr_lightning.results.style import to_picture
+from lincorr_lightning.results.style import to_png
 from tests.finetune.test_results import case as make_case
 
 
@@ -80,7 +80,7 @@ def test_every_case_with_a_weight_is_a_point() -> None:
 def test_any_number_of_cases_can_be_drawn(n: int) -> None:
     cases = [case(i) for i in range(n)]
     for draw in (reference_weights_figure, outcomes_figure):
-        assert to_picture(draw(cases, "city->country")).width > 200
+        assert to_png(draw(cases, "city->country"))
 
 
 def test_curves_of_risks_are_their_distribution() -> None:
@@ -103,4 +103,4 @@ def test_curves_of_risks_are_their_distribution() -> None:
     forecasts(4, tuple(f"地图 $r_{i}$" * 9 for i in range(9))),
 ], ids=["no edits", "nan", "long names"])  # fmt: skip
 def test_any_forecast_can_be_drawn(given: Forecasts) -> None:
-    assert to_picture(risk_figure(given)).width > 200
+    assert to_png(risk_figure(given))

@@ -184,7 +184,7 @@ def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts)
     assert set(cells["cause"]) <= {"imprecise W", "low prior", "ambiguous reference"}
     for row, answer in enumerate(cells["map_0_answer"]):
         assert answer == forecasts.labels[int(forecasts.predicted["map_0"][row].argmax())]
-    assert results.figures[0].picture.png.startswith(b"\x89PNG")
+    assert results.figures[0].png.startswith(b"\x89PNG")
 
 
 # -- lincorr predict ---------------------------------------------------------------------------

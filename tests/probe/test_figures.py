@@ -17,7 +17,7 @@ from lincorr_lightning.probe.figures import (
     ridge_path_figure,
     top_weights_figure,
 )
-from lincorr_lightning.results.style import legible, to_picture
+from lincorr_lightning.results.style import legible, to_png
 from tests.figure_checks import LONG, assert_legible, texts
 
 
@@ -136,7 +136,7 @@ def test_map_of_zeros_and_labels_of_all_kinds() -> None:
     labels = ["$\\frac{$", "a\nb\tc", "", "w" * 60, "_^{}\\"]
     figure = top_weights_figure(np.zeros((5, 5)), labels, labels, "100% of $W$ in a_b^c", "")
     assert_legible(figure)
-    to_picture(figure)
+    to_png(figure)
     shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
     assert shown[:3] == ["$\\frac{$", "a b c", "␣"]
     assert shown[3].startswith("wwww") and shown[3].endswith("…")
@@ -245,4 +245,4 @@ def test_unknown_nulls_are_left_out() -> None:
     figure = nulls_figure(frame, "an LM")
     assert_legible(figure)
     assert len(figure.axes[0].get_yticklabels()) == 1
-    to_picture(nulls_figure(frame[1:], "one where nothing varies"))
+    to_png(nulls_figure(frame[1:], "one where nothing varies"))

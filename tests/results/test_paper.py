@@ -107,13 +107,13 @@ def test_quantities_by_completeness_are_found() -> None:
     entry = {"source": "city", "target": "country",
              "completeness": {"phrase": {"label_mean": 0.7, "influenced": {"5": 0.2}}}}  # fmt: skip
     empty = {"lm": None, "settings": {}, "versions": {}, "tables": [], "figures": []}
-    probe = SavedRun(Path(), {"study": "linear_probe", "pairs": [entry], **empty}, {}, "")
+    probe = SavedRun(Path(), {"study": "linear_probe", "pairs": [entry], **empty}, "")
     edits = {"study": "source_finetune", "relation": "city->country",
              "completeness": {"phrase": {"generalized": 0.25}}, **empty}  # fmt: skip
     for name, run, expected in (
         ("completeness_r", probe, 0.7),
         ("completeness_influenced_5", probe, 0.2),
-        ("completeness_generalized", SavedRun(Path(), edits, {}, ""), 0.25),
+        ("completeness_generalized", SavedRun(Path(), edits, ""), 0.25),
     ):
         quantity = quantities()[name]
         assert quantity.of(run, "city->country", "phrase") == expected

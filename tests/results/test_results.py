@@ -78,7 +78,7 @@ def test_files_hold_what_results_hold(tmp_path: Path) -> None:
         rows = list(csv.reader(file))
     assert rows == [["pair", "r", "n"], ["city->country", "0.98765", "1650"], ["a|b", "", "3"]]
     png = (tmp_path / "figures" / "matrix.png").read_bytes()
-    assert png == results.figures[0].picture.png and png.startswith(b"\x89PNG")
+    assert png == results.figures[0].png and png.startswith(b"\x89PNG")
     # The callback writes its own.
     assert not (tmp_path / "tables" / "edits.csv").exists()
 
@@ -163,5 +163,5 @@ def test_a_figure_is_drawn_once() -> None:
         return draw()
 
     figure = Figure("f", "", count)
-    assert figure.picture is figure.picture
+    assert figure.png is figure.png
     assert len(drawn) == 1

@@ -15,7 +15,7 @@ from PIL import Image
 
 from lincorr_lightning.results import style
 from lincorr_lightning.results.heat_maps import correlation_heatmap
-from lincorr_lightning.results.style import new_figure, to_picture
+from lincorr_lightning.results.style import new_figure, to_png
 from tests.figure_checks import assert_legible
 
 
@@ -32,7 +32,7 @@ def own_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_a_character_without_a_font_is_reported(own_fonts: None) -> None:
     figure = correlation_heatmap(DataFrame(np.eye(2), ["São Paulo", "Москва"], ["上海", "b"]), "t")
     with pytest.warns(UserWarning, match="Glyph 19978 .*missing from font"):
-        to_picture(figure)
+        to_png(figure)
 
 
 def test_fonts_follow_one_another_character_by_character(
@@ -45,7 +45,7 @@ def test_fonts_follow_one_another_character_by_character(
     figure = correlation_heatmap(DataFrame(np.eye(2), ["abc", "b"], ["a", "b"]), "t")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda message, *args, **more: pytest.fail(str(message)))
-        to_picture(figure)
+        to_png(figure)
 
 
 def test_labels_of_all_kinds() -> None:
@@ -60,10 +60,8 @@ def test_labels_of_all_kinds() -> None:
 
 
 def test_picture_is_the_figure() -> None:
-    picture = to_picture(new_figure(4, 2, "title"))
-    image = Image.open(io.BytesIO(picture.png))
-    assert image.size == (picture.width, picture.height)
-    assert image.format == "PNG"
+    image = Image.open(io.BytesIO(to_png(new_figure(4, 2, "title"))))
+    assert image.width == 4 * 150 and image.format == "PNG"
     corner = np.asarray(image.convert("RGB"))[0, 0] / 255
     assert corner.tolist() == list(to_rgb("white"))
 
@@ -80,7 +78,7 @@ before = settings()
 import numpy as np
 from pandas import DataFrame
 from lincorr_lightning.results import style, heat_maps as figures
-style.to_picture(figures.correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t"))
+style.to_png(figures.correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t"))
 assert "matplotlib.pyplot" not in sys.modules
 assert settings() == before
 """

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from lincorr_lightning.results.plots import training_curves
-from lincorr_lightning.results.style import to_picture
+from lincorr_lightning.results.style import to_png
 
 
 def panels(figure: Figure) -> dict[str, Axes]:
@@ -35,7 +35,7 @@ def test_a_panel_a_group_with_its_points_as_they_are(n: int) -> None:
     drawn = [line.get_xydata() for axes in shown.values() for line in axes.get_lines()]
     for points, expected in zip(drawn, given.values(), strict=True):
         np.testing.assert_array_equal(points, expected)
-    assert to_picture(figure).png
+    assert to_png(figure)
 
 
 def test_many_points_are_smoothed_as_tensorboard_does() -> None:

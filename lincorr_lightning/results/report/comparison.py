@@ -73,7 +73,10 @@ def _n_key_columns(frames: Sequence[DataFrame]) -> int:
 
 def _differences(runs: Sequence[SavedRun]) -> str:
     """Name the settings in which runs differ besides their LM: their numbers differ for it, too."""
-    settings = [dict(flatten(run.settings, without="lm")) for run in runs]
+    settings = [
+        {key: one for key, one in flatten(run.values["settings"]) if not key.startswith("lm.")}
+        for run in runs
+    ]
     values = {key: [str(own.get(key)) for own in settings] for own in settings for key in own}
     differ = [f"{key} ({' / '.join(own)})" for key, own in values.items() if len(set(own)) > 1]
     named, n_more = ", ".join(differ[:_MAX_DIFFERENCES]), len(differ) - _MAX_DIFFERENCES

@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations, groupby
@@ -84,7 +84,7 @@ class PageRun:
             "dtype": str(run.lm.get("dtype") or ""),
             "relation": str(values.get("relation") or ""),
             "seeds": ", ".join(f"{key} {value}" for key, value in run.seeds.items()),
-            "versions": ", ".join(f"{key} {value}" for key, value in run.versions.items()),
+            "versions": ", ".join(f"{key} {value}" for key, value in values["versions"].items()),
             "duration": f"{seconds:,.0f} s" if isinstance(seconds, (int, float)) else "",
             "folder": str(run.folder),
         }
@@ -96,7 +96,7 @@ class PageRun:
         tables = [
             replace(table, caption=table.caption or table.name).first(
                 MAX_ROWS if table.headline else MAX_FOLDED_ROWS,
-                str(self.saved.table_path(table.name)),
+                str(self.saved.folder / "tables" / f"{table.name}.csv"),
             )
             for table in self.saved.tables
         ]
@@ -112,8 +112,8 @@ class PageRun:
     @property
     def settings(self) -> str:
         """All settings as YAML."""
-        settings = dict(self.saved.settings)
-        return self.saved.config_text or yaml.safe_dump(settings, allow_unicode=True)
+        settings = self.saved.values["settings"]
+        return self.saved.config or yaml.safe_dump(settings, allow_unicode=True)
 
 
 @dataclass(frozen=True)
@@ -157,7 +157,7 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     ]
     names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in read))
     rows = [
-        [number, run.study, short_name(run.lm_name), _size(run), run.versions.get(PACKAGE, ""),
+        [number, run.study, short_name(run.lm_name), _size(run), run.values["versions"].get(PACKAGE, ""),
          str(run.folder)]
         for number, run in enumerate(read, start=1)
     ]  # fmt: skip
@@ -194,11 +194,12 @@ def write_page(
     )  # fmt: skip
     environment.filters["prose"] = _prose
     environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    # The header of a PNG has its width at byte 16.
+    environment.filters["css_width"] = lambda png: int.from_bytes(png[16:20]) * _CSS_DPI // DPI
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     html = environment.from_string(template).render(
-        title=title, version=__version__, overview=overview, sections=sections, n_runs=n_runs,
-        scale=_CSS_DPI / DPI,
-    )  # fmt: skip
+        title=title, version=__version__, overview=overview, sections=sections, n_runs=n_runs
+    )
     folder = Path(output)
     check_writable(folder)
     _write(folder / PAGE, html)
@@ -225,7 +226,7 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
     """Refuse runs of different versions of this package, or of two LMs under one name."""
     first: dict[str, SavedRun] = {}
     for run in runs:
-        first.setdefault(run.versions.get(PACKAGE, "an unknown version"), run)
+        first.setdefault(run.values["versions"].get(PACKAGE, "an unknown version"), run)
     if len(first) > 1:
         listed = ", ".join(f"{run.folder} ({version})" for version, run in first.items())
         raise ReportError(
@@ -234,7 +235,7 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
             "version."
         )
     for one, other in combinations(runs, 2):
-        differ = _differing(one.fingerprint, other.fingerprint)
+        differ = _differing(one, other)
         if differ and one.lm_name == other.lm_name:
             raise ReportError(
                 f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "
@@ -245,11 +246,13 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
             )
 
 
-def _differing(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """Return the parts in which fingerprints differ; weights in another dtype have other bits."""
-    parts = ["tokenizer", "config"]
-    parts += ["weights"] if one.get("dtype") == other.get("dtype") else []
-    return [part for part in parts if part in one and part in other and one[part] != other[part]]
+def _differing(one: SavedRun, other: SavedRun) -> list[str]:
+    """Return the parts in which LMs differ; weights in another dtype have other bits."""
+    own, others = (run.lm.get("fingerprint") or {} for run in (one, other))
+    parts = ["tokenizer", "config"] + ["weights"] * (own.get("dtype") == others.get("dtype"))
+    return [
+        part for part in parts if own.keys() & others.keys() >= {part} and own[part] != others[part]
+    ]
 
 
 def _section(study: str, numbered: Sequence[tuple[int, SavedRun]]) -> PageSection:

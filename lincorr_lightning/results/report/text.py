@@ -73,7 +73,8 @@ def _latex_table(table: Table, label: str) -> str:
 def _stacked(title: str) -> str:
     """Break the heading of numbers, which is wider than they are, into lines."""
     lines = [latex(line) for line in textwrap.wrap(title, 11, break_long_words=False)]
-    return rf"\shortstack[r]{{{r'\\'.join(lines)}}}" if len(lines) > 1 else latex(title)
+    broken = r"\\".join(lines)
+    return rf"\shortstack[r]{{{broken}}}" if len(lines) > 1 else latex(title)
 
 
 def latex(text: str) -> str:
