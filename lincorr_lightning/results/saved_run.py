@@ -111,7 +111,7 @@ class SavedRun:
             for key, kind in _KEYS.items():
                 if not isinstance(values.get(key), kind):
                     raise ValueError(f"key {key!r} is missing, or holds something else")
-            _ = (_matching(_NAME, run.study), run.tables, run.figures)
+            _ = (run.tables, run.figures)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ReportError(
                 f"{path} was changed: {str(error)[:100]}. Run the study again."

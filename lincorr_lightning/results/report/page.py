@@ -157,10 +157,9 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     ]
     names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in read))
     rows = [
-        [number, run.study, short_name(run.lm_name), _size(run), run.values["versions"].get(PACKAGE, ""),
-         str(run.folder)]
+        [number, run.study, short_name(run.lm_name), _size(run), _version(run), str(run.folder)]
         for number, run in enumerate(read, start=1)
-    ]  # fmt: skip
+    ]
     columns = ["run", "study", "LM", "parameters", "version", "folder"]
     overview = Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
     return write_page(output, f"Linear correlation in {names}", [overview], sections, len(read))
@@ -226,7 +225,7 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
     """Refuse runs of different versions of this package, or of two LMs under one name."""
     first: dict[str, SavedRun] = {}
     for run in runs:
-        first.setdefault(run.values["versions"].get(PACKAGE, "an unknown version"), run)
+        first.setdefault(_version(run), run)
     if len(first) > 1:
         listed = ", ".join(f"{run.folder} ({version})" for version, run in first.items())
         raise ReportError(
@@ -249,17 +248,16 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
 def _differing(one: SavedRun, other: SavedRun) -> list[str]:
     """Return the parts in which LMs differ; weights in another dtype have other bits."""
     own, others = (run.lm.get("fingerprint") or {} for run in (one, other))
-    parts = ["tokenizer", "config"] + ["weights"] * (own.get("dtype") == others.get("dtype"))
-    return [
-        part for part in parts if own.keys() & others.keys() >= {part} and own[part] != others[part]
-    ]
+    parts = ["tokenizer", "config"]
+    parts += ["weights"] if own.get("dtype") == others.get("dtype") else []
+    return [part for part in parts if part in own and own[part] != others.get(part, own[part])]
 
 
 def _section(study: str, numbered: Sequence[tuple[int, SavedRun]]) -> PageSection:
     runs = [run for _, run in numbered]
     return PageSection(
         study.replace("_", " ").capitalize() or "Study without a name",
-        re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_") or "unnamed",
+        re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed",
         [
             PageRun(run, number, name)
             for (number, run), name in zip(numbered, run_names(runs), strict=True)
@@ -271,3 +269,7 @@ def _section(study: str, numbered: Sequence[tuple[int, SavedRun]]) -> PageSectio
 
 def _size(run: SavedRun) -> str:
     return "" if run.n_parameters is None else short_size(run.n_parameters)
+
+
+def _version(run: SavedRun) -> str:
+    return str(run.values["versions"].get(PACKAGE, "an unknown version"))

@@ -42,7 +42,7 @@ def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Any
     where = run / "tables" / "influences.csv"
     assert f"Of labels with a reference. The first 100 of 130 rows; all: {where}." in page.text
     assert ["n_test", "501"] in page.tables["Numbers of results.json"]
-    for text in ("model.seed 5, seed_everything 7", "float32", "1.36M", "76 s", "torch ",
+    for text in ("seed_everything 7, data.seed 3", "float32", "1.36M", "76 s", "torch ",
                  f"lincorr fit --config {run}/config.yaml"):  # fmt: skip
         assert text in page.text, text
     # The LM's path is in the settings alone.
