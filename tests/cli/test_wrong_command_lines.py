@@ -68,8 +68,9 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
      "trainer.callbacks.relation?"),
     (PROBE, "--config {t}/section.yaml",
      "there is no option modell.ridge (in {t}/section.yaml); did you mean model.ridge?"),
-    (PROBE, "--config {t}/strategy.yaml", "(in {t}/strategy.yaml); did you mean trainer.strategy.fi"),
-    (PROBE, "--config {t}/section_empty.yaml", "the section modell of the config {t}/section_empty"),
+    (PROBE, "--config {t}/strategy.yaml",
+     "(in {t}/strategy.yaml); did you mean trainer.strategy.find_unused_parameters?"),
+    (PROBE, "--config {t}/section_empty.yaml", "the section modell of the config {t}/section_empt"),
     ("audit", "--knowledges=[city]", "no option knowledges; did you mean knowledge?"),
     # Classes
     (PROBE, "--model LinearPrope", "model: there is no class or module LinearPrope; did you mean"),
