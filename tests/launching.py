@@ -13,8 +13,8 @@ from torch import multiprocessing
 from torch.distributed import TCPStore
 
 # Its server has imported everything and done nothing: what it forks begins as a new Python does.
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["lincorr_lightning.lightning_cli"])
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["lincorr_lightning.lightning_cli"])
 _PATIENCE_S = 240
 
 
@@ -28,11 +28,11 @@ def run_in_two(*arguments: str, prepare: Callable[[int], None] | None = None) ->
     Returns:
         `returncode`, the first that is not 0; `stderr` of both processes, one after the other.
     """
-    store = _store()
+    store = serve_store()
     with TemporaryDirectory() as folder:
         told = [Path(folder) / str(rank) for rank in range(2)]
         ranks = [
-            _CONTEXT.Process(target=_rank, args=(rank, store.port, arguments, str(path), prepare))
+            CONTEXT.Process(target=_rank, args=(rank, store.port, arguments, str(path), prepare))
             for rank, path in enumerate(told)
         ]
         for process in ranks:
@@ -53,7 +53,7 @@ def _rank(
     prepare: Callable[[int], None] | None,
 ) -> None:  # fmt: skip
     """One of the processes."""
-    _join_run(rank, 2, port)
+    join_run(rank, 2, port)
     if prepare is not None:
         prepare(rank)
     with Path(told).open("w") as stderr, Path(os.devnull).open("w") as stdout:
@@ -75,7 +75,7 @@ def run_alone(work: Callable[..., None], *args: Any) -> int:
     Returns:
         The process' exit code; of one that was killed, the signal's number below 0.
     """
-    process = _CONTEXT.Process(target=_alone, args=(torch.get_num_threads(), work, args))
+    process = CONTEXT.Process(target=_alone, args=(torch.get_num_threads(), work, args))
     process.start()
     process.join(_PATIENCE_S)
     if process.exitcode is None:
@@ -97,23 +97,23 @@ def launch(n: int, work: Callable[..., None], *args: Any) -> None:
         work: Called with the number of the process, and the arguments.
         args: The arguments.
     """
-    store = _store()
+    store = serve_store()
     multiprocessing.start_processes(
         _work, (n, store.port, work, args), nprocs=n, start_method="forkserver"
     )
 
 
 def _work(rank: int, n: int, port: int, work: Callable[..., None], args: tuple[Any, ...]) -> None:
-    _join_run(rank, n, port)
+    join_run(rank, n, port)
     work(rank, *args)
 
 
-def _store() -> TCPStore:
+def serve_store() -> TCPStore:
     """Serve the store at which the ranks meet, as torchrun does, on a port of its own."""
     return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _join_run(rank: int, n: int, port: int) -> None:
+def join_run(rank: int, n: int, port: int) -> None:
     """Set the environment that torchrun sets."""
     os.environ |= {
         "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": str(n),

@@ -2,10 +2,20 @@
 
 import json
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.toys import NAMES, WORDS, save_toy_lm
+
+
+@dataclass(frozen=True)
+class Work:
+    """Folder of inputs; `reference` returns folder and seconds of a study's uninterrupted run."""
+
+    inputs: Path
+    reference: Callable[..., tuple[Path, float]]
+
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 TWO_PROCESSES = ["--config", "trainer/ddp_cpu.yaml"]
