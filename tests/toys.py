@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import transformers as hf
+from scipy.stats import pearsonr
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -278,3 +280,15 @@ def recorded_passes(monkeypatch: Any) -> list[list[list[str]]]:
 
     monkeypatch.setattr(LanguageModel, "joint_logits", joint_logits)
     return passes
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a CSV file."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def mean_r(predicted: Any, true: Any) -> float:
+    """Return the mean over columns of Pearson's r, by scipy."""
+    columns = zip(np.asarray(predicted).T, np.asarray(true).T, strict=True)
+    return float(np.mean([pearsonr(p, t)[0] for p, t in columns]))

@@ -162,12 +162,6 @@ def test_angles_are_those_between_differences(name: str) -> None:
         np.testing.assert_allclose(found[layer], np.degrees(np.arccos(cosine)), atol=1e-5)
 
 
-def test_a_straight_line_has_no_angle_but_0_and_180() -> None:
-    line = torch.tensor([0.0, 1.0, 2.1, 3.3])[None, :, None] * normal(1, 1, 7)
-    found = neighbor_angles(line, nearest_tokens(line, max_rank=2))
-    np.testing.assert_allclose(found, [[0.0, 180.0, 180.0, 0.0]], atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["normal", "wide", "about a far point", "copies", "bfloat16"])
 def test_cosines_are_those_of_all_pairs(name: str) -> None:
     mean, std = cosine_statistics(CLOUDS[name])
@@ -249,14 +243,10 @@ def test_each_prompt_has_an_order_of_its_own_everywhere() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         assert torch.equal(again, shuffle_blocks(64, 3, [0, 7, 3]))
-
-
-def test_all_orders_come_equally_often() -> None:
-    n = 4800
-    firsts = np.array([shuffle_blocks(4, 1, [i]).tolist() for i in range(n)])
+    firsts = np.array([shuffle_blocks(4, 1, [i]).tolist() for i in range(4800)])
     for position in range(4):
         counts = np.bincount(firsts[:, position], minlength=4)
-        assert (abs(counts - n / 4) < 5 * np.sqrt(n * 3 / 16)).all()
+        assert (abs(counts - 1200) < 5 * np.sqrt(900)).all(), "all orders come equally often"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,26 +1,24 @@
 """The study of token geometry, against numpy, scikit-learn and scipy, and from the command line."""
 
-import csv
 import json
-import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
-from safetensors.torch import load_file, save_file
 from scipy import stats
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.tokenized_texts import TokenBatch, TokenizedTextDataModule
-from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.geometry import TokenGeometry
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.lm.config import LMConfig
 from tests.launching import run_in_two
+from tests.toys import read_table
 
 SCALINGS, KS = [2, 4], [1, 2, 5]
 
@@ -64,11 +62,6 @@ def cube(profiles, key):
 def grid(profiles, key):
     """A column of the prompts' table, ``(n_prompts, n_levels)``."""
     return profiles.prompts[key].to_numpy().reshape(-1, profiles.prompts["shuffle"].nunique())
-
-
-def table(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 # -- numbers ---------------------------------------------------------------------------------------
@@ -123,7 +116,7 @@ def test_shuffled_prompts_are_read_as_such(finished, naive, small_lm, texts):
 
 def test_correlations_over_prompts(finished):
     profiles, folder, _ = finished
-    for row in table(folder / "tables" / "dimension_loss.csv"):
+    for row in read_table(folder / "tables" / "dimension_loss.csv"):
         i, j = int(row["shuffle"]), int(row["layer"]) - 1
         x = np.log(cube(profiles, f"dimension n2={row['n2']}")[:, i, j])
         y = np.log(grid(profiles, "loss")[:, i])
@@ -135,7 +128,7 @@ def test_correlations_over_prompts(finished):
         assert float(row["low"]) == pytest.approx(np.tanh(np.arctanh(r) - around), abs=1e-6)
         assert float(row["high"]) == pytest.approx(np.tanh(np.arctanh(r) + around), abs=1e-6)
         assert row["n"] == "10"
-    rows = table(folder / "tables" / "entropy_correlation.csv")
+    rows = read_table(folder / "tables" / "entropy_correlation.csv")
     (row,) = [r for r in rows if (r["x"], r["shuffle"]) == ("entropy", "0")]
     entropy = grid(profiles, "entropy")
     expected = np.corrcoef(entropy[:, 0], grid(profiles, "loss")[:, 0])[0, 1]
@@ -167,10 +160,9 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, naiv
     path = str(tmp_path / "t.jsonl")
     data = TokenizedTextDataModule(study.lm, path, n_tokens=8, batch_size=5)
     make_trainer().test(study, datamodule=data, verbose=False)
-    (folder,) = (tmp_path / "lightning_logs").iterdir()
     found = {
         (row["cloud"], row["layer"], row["n2"]): (row["spearman"], row["p"], row["n"])
-        for row in json.loads((folder / "results.json").read_text())["spearman"]
+        for row in study.results.values["spearman"]
     }
     for layer in (1, 2):
         for n2 in (2, 4):
@@ -199,10 +191,8 @@ def test_embedding_layer_adds_layer_0(small_lm, texts, make_trainer, naive):
 def test_results_tables_and_logs(finished):
     profiles, folder, _ = finished
     saved = json.loads((folder / "results.json").read_text())
-    assert saved["study"] == "token_geometry" and {"schema", "versions"} <= set(saved)
-    assert saved["lm"]["fingerprint"]["dtype"] == saved["lm"]["dtype"] == "float32"
+    assert saved["study"] == "token_geometry"
     assert saved["settings"]["shuffles"] == [0, 1, 2]
-    assert saved["settings"]["data"]["n_tokens"] == 16
     assert (saved["n_prompts"], saved["n_skipped"], saved["n_corpora"]) == (10, 1, 5)
     dimension, overlap, cosine = (
         cube(profiles, key).mean(0) for key in ("dimension n2=2", "overlap k=2", "cosine_mean")
@@ -212,16 +202,16 @@ def test_results_tables_and_logs(finished):
     assert level["shuffle"] == 1
     assert level["dimension"]["2"] == pytest.approx(dimension[1])
     assert level["overlap"]["2"] == pytest.approx(overlap[1])
-    rows = table(folder / "tables" / "layers.csv")
+    rows = read_table(folder / "tables" / "layers.csv")
     (row,) = [r for r in rows if (r["observable"], r["shuffle"], r["layer"], r["setting"])
               == ("dimension", "2", "1", "n2=4")]  # fmt: skip
     values = cube(profiles, "dimension n2=4")[:, 2, 0]
     assert [float(row["mean"]), float(row["std"])] == pytest.approx([values.mean(), values.std()])
-    rows = table(folder / "tables" / "profiles.csv")
+    rows = read_table(folder / "tables" / "profiles.csv")
     assert len(rows) == 10 * 3 * 2
     assert rows[0]["overlap k=2"] != "" and rows[1]["overlap k=2"] == ""
-    assert len(table(folder / "tables" / "prompts.csv")) == 30
-    for i, row in enumerate(table(folder / "tables" / "levels.csv")):
+    assert len(read_table(folder / "tables" / "prompts.csv")) == 30
+    for i, row in enumerate(read_table(folder / "tables" / "levels.csv")):
         expected = {
             "shuffle": i, "loss": loss[i], "entropy": entropy[i], "dimension": dimension[i, -1],
             "peak_dimension": dimension[i].max(), "overlap": overlap[i, -1],
@@ -233,11 +223,8 @@ def test_results_tables_and_logs(finished):
     assert headline["name"] == "levels"
     assert "10 prompts of 16 tokens (1 too short)" in headline["caption"]
     log = EventAccumulator(str(folder)).Reload()
-    logged = {"loss": loss[0]}
-    for key, means in (("dimension_n2=2", dimension[0]), ("cosine_mean", cosine[0])):
-        logged |= {
-            f"{key}/layer_{layer}": value for layer, value in zip((1, 2), means, strict=True)
-        }
+    logged = {"loss": loss[0], "dimension_n2=2/layer_1": dimension[0, 0],
+              "cosine_mean/layer_2": cosine[0, 1]}  # fmt: skip
     for key, value in logged.items():
         assert log.Scalars(f"test/{key}")[0].value == pytest.approx(value, rel=1e-5)
     assert "figures/profiles" in log.Tags()["images"]
@@ -283,11 +270,9 @@ def test_any_dataloader_will_do_without_a_logger(finished, small_lm, texts, make
 def test_one_prompt_and_one_layer_are_enough(texts, make_trainer, tmp_path, make_lm):
     """No correlation, no overlap, and no crash."""
     folder = str(make_lm(tmp_path / "lm", num_hidden_layers=1))
-    profiles = run(folder, texts, make_trainer(), data={"n_texts": 1}).profiles
-    assert cube(profiles, "overlap k=2").size == 0
-    (folder,) = (tmp_path / "lightning_logs").iterdir()
-    results = json.loads((folder / "results.json").read_text())
-    assert all(entry["pearson"] is None for entry in results["dimension_loss"])
+    study = run(folder, texts, make_trainer(), data={"n_texts": 1})
+    assert cube(study.profiles, "overlap k=2").size == 0
+    assert all(entry["pearson"] is None for entry in study.results.values["dimension_loss"])
 
 
 @pytest.mark.slow
@@ -305,9 +290,8 @@ def test_two_ranks_give_the_numbers_of_one(finished, small_lm, texts, tmp_path):
         found["settings"].pop("trainer", None)
     assert one == two
     for name in ("prompts.csv", "profiles.csv"):
-        ours, theirs = ((f / "tables" / name).read_text()
-                        for f in (Path(again.trainer.log_dir), path.parent))  # fmt: skip
-        assert ours == theirs
+        ours, other = (f / "tables" / name for f in (Path(again.trainer.log_dir), path.parent))
+        assert ours.read_text() == other.read_text()
     assert len(list(path.parent.glob("events.out.tfevents.*"))) == 1
     assert json.loads((alone / "results.json").read_text())["n_prompts"] == two["n_prompts"] == 10
 
@@ -319,13 +303,9 @@ def test_two_ranks_give_the_numbers_of_one(finished, small_lm, texts, tmp_path):
     ("options", "message"),
     [
         ({"shuffles": [0, 3]}, r"level 3, which cuts a prompt into 64 .* data\.n_tokens, 16"),
-        ({"data": {"n_tokens": 10}}, r"level 1, which cuts a prompt into 4 .* a multiple of 4"),
         ({"range_scalings": [2, 16]}, r"model\.range_scalings has \[16\], with 16 points"),
-        ({"range_scalings": [3]}, r"model\.range_scalings has \[3\]"),
         ({"ks": [16]}, r"model\.ks has \[16\]; each must be within 1 and 15"),
-        ({"shuffles": []}, r"model\.shuffles is \[\]"),
         ({"shuffles": [1, 1]}, r"model\.shuffles is \[1, 1\]"),
-        ({"seed": -1}, r"model\.seed is -1"),
     ],
 )
 def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, message):
@@ -344,20 +324,3 @@ def test_too_few_distinct_tokens(small_lm, make_trainer, tmp_path):
         r"scaling 8 needs 9",
     ):
         make_trainer().test(study, datamodule=data, verbose=False)
-
-
-def test_nan_error_names_the_layer(small_lm, texts, make_trainer, tmp_path):
-    folder = tmp_path / "broken"
-    shutil.copytree(small_lm, folder)
-    weights = load_file(folder / "model.safetensors")
-    weights["model.layers.1.mlp.down_proj.weight"][0] = torch.nan
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(NonFiniteError, match=r"of layer 2 of the LM .* for prompt 0 \("):
-        run(str(folder), texts, make_trainer())
-
-
-def test_a_folder_without_texts(small_lm, tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(SubjectsError, match=r"empty holds no text"):
-        main(["test", "--config", "token_geometry.yaml", f"--data.texts={tmp_path / 'empty'}",
-              f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip

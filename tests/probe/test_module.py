@@ -1,10 +1,10 @@
 """The probe against scikit-learn and scipy on logits taken the naive way."""
 
-import csv
 import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
@@ -17,15 +17,10 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
-from lincorr_lightning.errors import (
-    CheckpointError,
-    ConfigError,
-    KnowledgeError,
-    SubjectsError,
-)
+from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
-from tests.toys import quiet_trainer
+from tests.toys import mean_r, quiet_trainer, read_table
 
 Fitted = tuple[LinearProbe, L.Trainer, Path]
 
@@ -60,25 +55,40 @@ def fitted(small_lm: str, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
 
 
 @pytest.fixture(scope="module")
+def read(fitted: Fitted) -> SimpleNamespace:
+    """The joint rows that the probe reads, and the columns of a kind of knowledge in them."""
+    probe, trainer, _ = fitted
+    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
+    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
+    return SimpleNamespace(fit=fit, test=test, columns=probe.layout.columns, halves=halves)
+
+
+@pytest.fixture(scope="module")
 def naive(small_lm: str, fitted: Fitted) -> dict[str, dict[str, np.ndarray]]:
     """Logits of the same subjects, one prompt at a time, for the labels in the run's files."""
-    folder = fitted[2]
-    linear_map = LinearMap.from_pretrained(folder / "linear_map")
+    linear_map = LinearMap.from_pretrained(fitted[2] / "linear_map")
     lm = LanguageModel.from_pretrained(small_lm)
-    with (folder / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    found: dict[str, dict[str, np.ndarray]] = {"fit": {}, "test": {}}
-    for half, logits in found.items():
-        for name, template in TEMPLATES.items():
-            columns = list(linear_map.token_ids(name))
-            stack = []
-            for row in rows:
-                if row["half"] == half:
-                    prompt = lm.tokenizer(template.format(row["subject"]), return_tensors="pt")
-                    with torch.no_grad():
-                        stack.append(lm.model(**prompt).logits[0, -1, columns].double())
-            logits[name] = torch.stack(stack).numpy()
-    return found
+    rows = read_table(fitted[2] / "tables" / "subjects.csv")
+
+    def logits(subject: str, name: str) -> torch.Tensor:
+        prompt = lm.tokenizer(TEMPLATES[name].format(subject), return_tensors="pt")
+        with torch.no_grad():
+            return lm.model(**prompt).logits[0, -1, list(linear_map.token_ids(name))].double()
+
+    return {
+        half: {
+            name: torch.stack(
+                [logits(row["subject"], name) for row in rows if row["half"] == half]
+            ).numpy()
+            for name in TEMPLATES
+        }
+        for half in ("fit", "test")
+    }
+
+
+@pytest.fixture(scope="module")
+def checkpoint(fitted: Fitted) -> str:
+    return fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
 
 
 def _pairs(folder: Path) -> dict[tuple[str, str], dict[str, Any]]:
@@ -94,7 +104,7 @@ def test_scores_equal_scikit_learn_and_scipy(
     for (source, target), ours in pairs.items():
         model = LinearRegression().fit(naive["fit"][source], naive["fit"][target])
         predicted, true = model.predict(naive["test"][source]), naive["test"][target]
-        by_label = [stats.pearsonr(predicted[:, j], true[:, j])[0] for j in range(true.shape[1])]
+        by_label = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, true.T, strict=True)]
         by_instance = [stats.pearsonr(p, t)[0] for p, t in zip(predicted, true, strict=True)]
         assert ours["label_mean"] == pytest.approx(np.mean(by_label), abs=1e-5)
         assert ours["label_std"] == pytest.approx(np.std(by_label), abs=1e-5)
@@ -104,37 +114,29 @@ def test_scores_equal_scikit_learn_and_scipy(
 
 
 def test_stored_map_predicts_as_scikit_learn_on_the_same_logits(
-    fitted: Fitted,
+    fitted: Fitted, read: SimpleNamespace
 ) -> None:
-    probe, trainer, folder = fitted
-    linear_map = LinearMap.from_pretrained(folder / "linear_map")
-    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
-    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
-    for source, target in probe.layout.pairs:
-        x, y = probe.layout.columns(source), probe.layout.columns(target)
-        model = LinearRegression().fit(fit[:, x], fit[:, y])
-        ours = linear_map.predict(f"{source}->{target}", torch.from_numpy(test[:, x])).numpy()
-        theirs = model.predict(test[:, x])
-        assert np.abs(ours - theirs).max() <= 1e-6 * np.abs(theirs).max()
+    linear_map = LinearMap.from_pretrained(fitted[2] / "linear_map")
+    for source, target in fitted[0].layout.pairs:
+        x, y = read.columns(source), read.columns(target)
+        expected = LinearRegression().fit(read.fit[:, x], read.fit[:, y]).predict(read.test[:, x])
+        ours = linear_map.predict(f"{source}->{target}", torch.from_numpy(read.test[:, x])).numpy()
+        assert np.abs(ours - expected).max() <= 1e-6 * np.abs(expected).max()
 
 
-def test_nulls_are_refitted(fitted: Fitted, naive: dict[str, dict[str, np.ndarray]]) -> None:
-    probe, trainer, folder = fitted
-    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
-    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
+def test_nulls_are_refitted(fitted: Fitted, read: SimpleNamespace) -> None:
+    probe, _, folder = fitted
     pair = _pairs(folder)["city", "country"]
-    control, y = probe.layout.control_columns("city"), probe.layout.columns("country")
-    model = LinearRegression().fit(fit[:, control], fit[:, y])
-    predicted = model.predict(test[:, control])
-    oracle = np.mean([stats.pearsonr(predicted[:, j], test[:, i])[0] for j, i in enumerate(y)])
-    assert pair["control_label_mean"] == pytest.approx(oracle, abs=1e-8)
+    control, y = probe.layout.control_columns("city"), read.columns("country")
+    model = LinearRegression().fit(read.fit[:, control], read.fit[:, y])
+    expected = mean_r(model.predict(read.test[:, control]), read.test[:, y])
+    assert pair["control_label_mean"] == pytest.approx(expected, abs=1e-8)
     # The control is the neutral prompt, read at the city's tokens.
-    lm, domain = probe.lm, probe.layout.domains["city"]
-    direct = lm.domain_logits([f"One day, {x} saw a" for x in halves["fit"]], domain.token_ids)
-    np.testing.assert_allclose(direct.numpy(), fit[:, control], atol=1e-5)
+    prompts = [f"One day, {x} saw a" for x in read.halves["fit"]]
+    direct = probe.lm.domain_logits(prompts, probe.layout.domains["city"].token_ids)
+    np.testing.assert_allclose(direct.numpy(), read.fit[:, control], atol=1e-5)
     assert abs(pair["permuted_label_mean"]) < 0.15
-    for null in pair["permuted_label_mean"], pair["control_label_mean"]:
-        assert null < pair["label_mean"]
+    assert max(pair["permuted_label_mean"], pair["control_label_mean"]) < pair["label_mean"]
 
 
 def test_prompts_that_share_their_beginning_or_not_give_one_map(
@@ -155,25 +157,21 @@ def test_prompts_that_share_their_beginning_or_not_give_one_map(
         assert scores["label_mean"] == pytest.approx(_pairs(ours)[pair]["label_mean"], abs=1e-5)
 
 
-def test_ridge_path_equals_scikit_learn(fitted: Fitted) -> None:
-    probe, trainer, folder = fitted
+def test_ridge_path_equals_scikit_learn(fitted: Fitted, read: SimpleNamespace) -> None:
+    probe, _, folder = fitted
     results = json.loads((folder / "results.json").read_text())
-    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
-    fit, test = (probe.joint_rows(halves[half]).numpy() for half in ("fit", "test"))
-    (path,) = (
-        p["path"]
-        for p in results["ridge_path"]
+    path = next(
+        p["path"] for p in results["ridge_path"]
         if (p["source"], p["target"]) == ("city", "country")
-    )
+    )  # fmt: skip
     assert [point["ridge"] for point in path] == pytest.approx(list(probe.ridge_grid))
-    x, y = probe.layout.columns("city"), probe.layout.columns("country")
+    x, y = read.columns("city"), read.columns("country")
     reference = probe.layout.references["city", "country"]
     assert reference is not None
     for point in path[1:]:
-        model = Ridge(alpha=point["ridge"]).fit(fit[:, x], fit[:, y])
-        predicted = model.predict(test[:, x])
-        r = [stats.pearsonr(predicted[:, j], test[:, i])[0] for j, i in enumerate(y)]
-        assert point["label_mean"] == pytest.approx(np.mean(r), abs=1e-6)
+        model = Ridge(alpha=point["ridge"]).fit(read.fit[:, x], read.fit[:, y])
+        expected = mean_r(model.predict(read.test[:, x]), read.test[:, y])
+        assert point["label_mean"] == pytest.approx(expected, abs=1e-6)
         best = model.coef_.argmax(0)
         known = np.flatnonzero(reference.any(0))
         hits = np.mean([reference[best[column], column] for column in known])
@@ -183,13 +181,12 @@ def test_ridge_path_equals_scikit_learn(fitted: Fitted) -> None:
     assert path[0]["influenced"] == chosen["precision"]["influenced"]
 
 
-@pytest.mark.parametrize("pair", ["city->country", "color->city"])
 def test_a_pair_by_itself_has_the_numbers_of_the_joint_run(
-    fitted: Fitted, small_lm: str, tmp_path: Path, pair: str
+    fitted: Fitted, small_lm: str, tmp_path: Path
 ) -> None:
-    source, target = pair.split("->")
-    joint = _pairs(fitted[2])[source, target]
-    (alone,) = _pairs(run_probe(tmp_path, small_lm, pairs=[pair], knowledge=[])[2]).values()
+    joint = _pairs(fitted[2])["city", "country"]
+    folder = run_probe(tmp_path, small_lm, pairs=["city->country"], knowledge=[])[2]
+    (alone,) = _pairs(folder).values()
 
     def numbers(tree: object) -> list[float]:
         if isinstance(tree, dict):
@@ -212,9 +209,7 @@ def test_auto_ridge_is_judged_on_the_fit_half_alone(small_lm: str, tmp_path: Pat
     means = []
     for ridge in probe.ridge_grid:
         model = Ridge(alpha=max(ridge, 1e-9)).fit(rows[~judge][:, x], rows[~judge][:, y])
-        predicted = model.predict(rows[judge][:, x])
-        r = [stats.pearsonr(predicted[:, j], rows[judge][:, i])[0] for j, i in enumerate(y)]
-        means.append(np.mean(r))
+        means.append(mean_r(model.predict(rows[judge][:, x]), rows[judge][:, y]))
     expected = max(i for i, mean in enumerate(means) if mean >= max(means) - 0.02)
     assert probe.ridges["city", "country"] == pytest.approx(probe.ridge_grid[expected])
     # The final map is fitted on the whole half.
@@ -224,12 +219,10 @@ def test_auto_ridge_is_judged_on_the_fit_half_alone(small_lm: str, tmp_path: Pat
 
 
 def test_gradient_descent_reaches_the_closed_form(small_lm: str, tmp_path: Path) -> None:
-    data = {"n_subjects": 300, "batch_size": 75}
+    data = {"n_subjects": 200, "batch_size": 100}
     options: dict[str, Any] = {"pairs": "color->country", "ridge": 1.0}
     closed, *_ = run_probe(tmp_path / "a", small_lm, data=data, **options)
-    descent, *_ = run_probe(
-        tmp_path / "b", small_lm, data=data, epochs=150, solver="sgd", **options
-    )
+    descent, *_ = run_probe(tmp_path / "b", small_lm, data=data, epochs=220, solver="sgd", **options)
     ours, theirs = (probe.results.values["pairs"][0] for probe in (descent, closed))  # type: ignore[union-attr]
     assert ours["label_mean"] == pytest.approx(theirs["label_mean"], abs=5e-3)
     rows = closed.joint_rows(["Paris", "name3", "blue"])
@@ -281,8 +274,8 @@ def test_a_plain_data_loader_gives_the_numbers_of_the_datamodule(
     trainer = quiet_trainer(tmp_path, logger=False)
     trainer.fit(probe, loaders["fit"], loaders["test"])
     (path,) = tmp_path.rglob("results.json")
-    with (path.parent / "tables" / "subjects.csv").open(newline="", encoding="utf-8") as file:
-        read = [(row["subject"], row["half"]) for row in csv.DictReader(file)]
+    rows = read_table(path.parent / "tables" / "subjects.csv")
+    read = [(row["subject"], row["half"]) for row in rows]
     assert read == [(x, half) for half, xs in halves.items() for x in xs]
     ours = _pairs(path.parent)
     for pair, scores in _pairs(fitted[2]).items():
@@ -297,63 +290,44 @@ def test_the_mean_r_can_be_monitored(fitted: Fitted) -> None:
     assert r == pytest.approx(_pairs(folder)["city", "country"]["label_mean"])
 
 
-def test_subjects_that_the_maps_were_fitted_on_are_refused(
-    fitted: Fitted, small_lm: str, tmp_path: Path
+def score_checkpoint(folder: Path, lm: str, path: str | None, **data: Any) -> LinearProbe:
+    probe = LinearProbe(LMConfig(lm), knowledge=list(TEMPLATES))
+    subjects = SubjectsDataModule(probe.lm, n_subjects=300, **data)
+    quiet_trainer(folder, logger=False).test(probe, subjects, ckpt_path=path, verbose=False)
+    return probe
+
+
+def test_checkpoint_holds_the_maps_and_not_the_lm(
+    fitted: Fitted, checkpoint: str, small_lm: str, tmp_path: Path
 ) -> None:
-    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    probe = LinearProbe(LMConfig(small_lm), knowledge=list(TEMPLATES))
-    trainer = quiet_trainer(tmp_path, logger=False)
-    data = SubjectsDataModule(probe.lm, n_subjects=300, seed=1)
-    with pytest.raises(SubjectsError, match="among those that the maps were fitted on"):
-        trainer.test(probe, datamodule=data, ckpt_path=path, verbose=False)
-
-
-def test_checkpoint_holds_the_maps_and_not_the_lm(fitted: Fitted, small_lm: str) -> None:
-    probe, trainer, _ = fitted
-    path = trainer.checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    assert not [k for k in torch.load(path)["state_dict"] if k.startswith("lm.")]
-    again = LinearProbe.load_from_checkpoint(path)
+    probe, _, folder = fitted
+    assert not [k for k in torch.load(checkpoint)["state_dict"] if k.startswith("lm.")]
+    again = LinearProbe.load_from_checkpoint(checkpoint)
     rows = probe.joint_rows(["Paris", "name7"])
     for pair, logits in again(rows).items():
         torch.testing.assert_close(logits, probe(rows)[pair])
     assert again.n_fit == 150
-
-
-def test_testing_a_checkpoint_gives_the_scores_of_the_fit(
-    fitted: Fitted, small_lm: str, tmp_path: Path
-) -> None:
-    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), knowledge=["city", "country", "color"])
-    trainer = quiet_trainer(tmp_path, logger=False)
-    trainer.test(
-        probe,
-        datamodule=SubjectsDataModule(probe.lm, n_subjects=300),
-        ckpt_path=path,
-        verbose=False,
-    )
+    score_checkpoint(tmp_path, small_lm, checkpoint)
     (results,) = tmp_path.rglob("results.json")
-    again = {(p["source"], p["target"]): p for p in json.loads(results.read_text())["pairs"]}
-    for pair, before in _pairs(fitted[2]).items():
+    scores = _pairs(results.parent)
+    for pair, before in _pairs(folder).items():
         for key in ("label_mean", "instance_mean", "control_label_mean"):
-            assert again[pair][key] == pytest.approx(before[key], abs=1e-6)
-        assert again[pair]["precision"] == before["precision"]
+            assert scores[pair][key] == pytest.approx(before[key], abs=1e-6)
+        assert scores[pair]["precision"] == before["precision"]
 
 
-def test_checkpoint_of_another_lm_is_refused(
-    fitted: Fitted, make_lm: Callable[..., Path], tmp_path: Path
+def test_checkpoints_that_do_not_fit_are_refused(
+    checkpoint: str, small_lm: str, make_lm: Callable[..., Path], tmp_path: Path
 ) -> None:
-    other = make_lm(tmp_path / "other", seed=1)
-    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    other = LMConfig(str(make_lm(tmp_path / "other", seed=1)))
     with pytest.raises(CheckpointError, match=r"whose weights differs from that of .*other"):
-        LinearProbe.load_from_checkpoint(path, lm=LMConfig(name_or_path=str(other)))
-
-
-def test_checkpoint_of_other_pairs_is_refused(
-    fitted: Fitted,
-) -> None:
-    path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
+        LinearProbe.load_from_checkpoint(checkpoint, lm=other)
     with pytest.raises(CheckpointError, match=r"Set the same model\.knowledge"):
-        LinearProbe.load_from_checkpoint(path, knowledge=["city", "country"])
+        LinearProbe.load_from_checkpoint(checkpoint, knowledge=["city", "country"])
+    with pytest.raises(SubjectsError, match="among those that the maps were fitted on"):
+        score_checkpoint(tmp_path, small_lm, checkpoint, seed=1)
+    with pytest.raises(ConfigError, match="no map to test yet"):
+        score_checkpoint(tmp_path, small_lm, None)
 
 
 @pytest.mark.parametrize(
@@ -362,26 +336,15 @@ def test_checkpoint_of_other_pairs_is_refused(
         ({"ridge": -1.0}, ConfigError, "model.ridge is -1.0"),
         ({"ridge": "auto", "solver": "sgd"}, ConfigError, "closed_form"),
         ({"ridge_grid": [1.0, 0.5]}, ConfigError, "model.ridge_grid must be increasing"),
-        ({"ridge_grid": [-1.0, 0.5]}, ConfigError, "model.ridge_grid is -1.0"),
-        ({"ridge_tolerance": -0.1}, ConfigError, "model.ridge_tolerance is -0.1"),
-        ({"learning_rate": 0.0}, ConfigError, "model.learning_rate is 0.0; it must be above 0"),
         ({"momentum": 1.0}, ConfigError, "model.momentum is 1.0"),
         ({"control": "no place"}, ConfigError, "model.control 'no place'"),
         ({"knowledge": ["city"]}, ConfigError, "two kinds of knowledge or more"),
-        (
-            {"require_reference": ["country->city"], "pairs": "city->country"},
-            ConfigError,
-            "does not fit",
-        ),
-        (
-            {"require_reference": ["city->color"]},
-            KnowledgeError,
-            "city->color, which has no reference",
-        ),
+        ({"require_reference": ["country->city"], "pairs": "city->country"}, ConfigError,
+         "does not fit"),
+        ({"require_reference": ["city->color"]}, KnowledgeError, "has no reference"),
         ({"knowledge": ["city", "contry"]}, KnowledgeError, "country"),
-        ({"pairs": ["city->contry"]}, KnowledgeError, "country"),
     ],
-)
+)  # fmt: skip
 def test_refused_settings(
     small_lm: str, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -403,13 +366,6 @@ def test_fewer_subjects_than_labels(
     assert all(
         "fitted on 5 subjects" in message and "Raise data.n_subjects" in message for message in said
     )
-
-
-def test_scoring_without_a_map_is_refused(small_lm: str, tmp_path: Path) -> None:
-    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
-    trainer = quiet_trainer(tmp_path, logger=False)
-    with pytest.raises(ConfigError, match="no map to test yet"):
-        trainer.test(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100))
 
 
 def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> None:

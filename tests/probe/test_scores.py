@@ -1,6 +1,5 @@
 """Scores by semantic completeness (paper, table 18), on a vocabulary that cuts words."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -18,7 +17,7 @@ from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.probe.scores import by_completeness
-from tests.toys import quiet_trainer, save_toy_lm
+from tests.toys import quiet_trainer, read_table, save_toy_lm
 
 KINDS = [Completeness.WHOLE, Completeness.PHRASE, Completeness.SUBWORD, Completeness.WHOLE]
 PLACES = "Paris Tokyo Auckland Lisbon Madrid France Japan Spain New Zealand Por ##tugal"
@@ -51,16 +50,15 @@ def test_a_probe_reports_scores_by_completeness(
     # Bra(zil) and the others are unknown words here.
     counts = {kind: one["n_labels"] for kind, one in pair["completeness"].items()}
     assert counts == {"whole": 3, "phrase": 1, **({"subword": 1} if subwords else {})}
-    with (run / "tables" / "label_wise.csv").open(newline="", encoding="utf-8") as file:
-        r = {row["label"]: float(row["r"]) for row in csv.DictReader(file)}
+    rows = read_table(run / "tables" / "label_wise.csv")
+    r = {row["label"]: float(row["r"]) for row in rows}
     assert set(r) == {"France", "Japan", "Spain", "New"} | ({"Por"} if subwords else set())
     assert pair["completeness"]["phrase"]["label_mean"] == pytest.approx(r["New"])
     whole = np.mean([r["France"], r["Japan"], r["Spain"]])
     assert pair["completeness"]["whole"]["label_mean"] == pytest.approx(whole)
     if subwords:
         assert pair["completeness"]["subword"]["label_mean"] == pytest.approx(r["Por"])
-    with (run / "tables" / "completeness.csv").open(newline="", encoding="utf-8") as file:
-        rows = {row["completeness"]: row for row in csv.DictReader(file)}
+    rows = {row["completeness"]: row for row in read_table(run / "tables" / "completeness.csv")}
     assert {kind: int(row["n_labels"]) for kind, row in rows.items()} == counts
     assert rows["whole"]["influenced_n"] == "3"
 
@@ -82,8 +80,7 @@ def test_outcomes_of_edits_are_reported_by_completeness(cutting_lm: str, tmp_pat
     assert {k: v["n"] for k, v in results["completeness"].items()} == {
         "whole": 1, "phrase": 1, "subword": 2,
     }  # fmt: skip
-    with (run / "tables" / "cases.csv").open(newline="", encoding="utf-8") as file:
-        found = [row["completeness"] for row in csv.DictReader(file)]
+    found = [row["completeness"] for row in read_table(run / "tables" / "cases.csv")]
     assert found == ["whole", "phrase", "subword", "subword"]
 
 
