@@ -17,7 +17,7 @@ from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.sae.formats import check_fit, load_saes
-from lincorr_lightning.sae.forwards import Forward, run_with_hooks
+from lincorr_lightning.sae.forwards import last_activations
 
 SIDES = ("source", "target")
 
@@ -154,20 +154,9 @@ class FeatureMovement(RelationCallback):
         relation = self.tokenized
         prompts = [*relation.source_prompts(subjects), *relation.target_prompts(subjects)]
         rows = self.cache.lm.rows(prompts)
-        activations: dict[str, Tensor] = {}
-
-        def collect(forward: Forward) -> None:
-            for hook_point in self._saes:
-                x = forward.at_positions(hook_point, forward.last).float().cpu()
-                empty = x.new_empty(len(rows), x.shape[1])
-                activations.setdefault(hook_point.id, empty)[forward.cases] = x
-
         context = self.cache.contexts([*(adapter_ids or [None] * len(subjects))] * len(SIDES))
-        run_with_hooks(
-            self.cache.lm, rows, collect, hook_points=list(self._saes), logits=False,
-            context=context,
-        )  # fmt: skip
-        return activations
+        activations = last_activations(self.cache.lm, rows, list(self._saes), context)
+        return {hook_point.id: x.float() for hook_point, x in activations.items()}
 
     @torch.no_grad()
     def _compare(

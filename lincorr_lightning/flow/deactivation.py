@@ -22,10 +22,16 @@ from lincorr_lightning.flow.matching import assign_features
 from lincorr_lightning.flow.text_statistics import FeatureGroups
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column
-from lincorr_lightning.sae.forwards import Forward, Rows, run_layer, run_with_hooks
+from lincorr_lightning.sae.forwards import (
+    Forward,
+    Intervention,
+    Rows,
+    rescale_at,
+    run_layer,
+    run_with_hooks,
+)
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.interventions import Intervention, rescale_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:

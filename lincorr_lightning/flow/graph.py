@@ -25,7 +25,7 @@ from lincorr_lightning.sae.hook_points import (
     HookKind,
     HookPoint,
     at_hook_point,
-    check_index,
+    check_feature,
 )
 
 # The paper's example for MLPs. Random directions of width 2,304 stay below 0.1 among 16k features.
@@ -320,7 +320,7 @@ class DecoderMatcher:
     def check_start(self, start: Feature) -> None:
         """Refuse a feature that cannot be followed."""
         decoder = self.decoder(start.hook_point)
-        check_index(start.index, len(decoder), start.hook_point)
+        check_feature(start, len(decoder))
         if not decoder[start.index].any():
             raise SparseAutoencoderError(
                 f"feature {start.index} of the SAE at {start.hook_point} cannot be followed: its "

@@ -24,12 +24,10 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run
 from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
-from lincorr_lightning.sae.forwards import rows_of
+from lincorr_lightning.sae.forwards import parse_feature, rows_of
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
-from lincorr_lightning.sae.interventions import parse_feature
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from lincorr_lightning.sae.stacked import SAESettings
-from lincorr_lightning.sae.training import train_saes
+from lincorr_lightning.sae.stacked import SAESettings, train_saes
 from lincorr_lightning.study import LMStudy, as_settings
 
 _log = logging.getLogger(__name__)

@@ -20,10 +20,9 @@ from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.table import column
-from lincorr_lightning.sae.forwards import Interventions, last_activations
+from lincorr_lightning.sae.forwards import Interventions, last_activations, remove_everywhere
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint, at_hook_point
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.interventions import remove_everywhere
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 MIN_SUBJECTS = 3

@@ -22,9 +22,14 @@ from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.flow.text_statistics import FeatureActivity
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column
-from lincorr_lightning.sae.forwards import Forward, Interventions, Rows, run_with_hooks
+from lincorr_lightning.sae.forwards import (
+    Forward,
+    Interventions,
+    Rows,
+    add_features,
+    run_with_hooks,
+)
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
-from lincorr_lightning.sae.interventions import add_features
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:

@@ -1,23 +1,43 @@
-"""Run an LM over many texts while capturing or replacing activations."""
+"""Run an LM over texts while reading its activations, and replace them by those of SAEs.
+
+A feature is rescaled by ``x - (1 - r) f_i d_i``, where ``f_i`` is its activation in the same
+forward pass and ``d_i`` its decoder row on the LM's scale: what the SAE does not explain is kept,
+and ``r = 1`` changes nothing ("Analyze Feature Flow ...", Laptev et al., 2025, arXiv 2502.03032,
+deactivation and steering).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from typing import NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from lincorr_lightning.data.texts import TokenRows
+from lincorr_lightning.data.texts import TokenRows, TokenStep
+from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
-from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after
-from lincorr_lightning.sae.interventions import Intervention
+from lincorr_lightning.metrics import ReconstructionQuality
+from lincorr_lightning.sae.hook_points import (
+    KINDS,
+    Feature,
+    HookPoint,
+    at_hook_point,
+    check_feature,
+)
+from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Intervention = Callable[[Tensor], Tensor]
+"""Function from activations ``(batch, sequence, width)`` to their replacement."""
 Interventions = Mapping[HookPoint, Intervention]
 Rows = Sequence[Sequence[int]]
 
@@ -88,12 +108,9 @@ def run_with_hooks(
         rows: Token ids of each text, as `LanguageModel.rows` returns them.
         callback: Function called with each forward pass.
         hook_points: Hook points to capture, after the interventions.
-        interventions: Replacements at hook points, or a function that makes them from the indices
-            of a forward pass's texts.
-        logits: Whether to compute logits. Without them the LM runs up to the layer of the last hook
-            point only.
-        context: Function from the indices of a forward pass's texts to a context to run it in, as
-            for `LanguageModel.logits_of_rows`.
+        interventions: Replacements, or a function that makes them from the indices of some texts.
+        logits: Whether to compute logits, for which the LM runs to its end.
+        context: Function from the indices of some texts to a context to run these in.
         batches: Batches that keep the size that fits the memory from one call to the next.
     """
 
@@ -167,3 +184,157 @@ def last_activations(
 
     run_with_hooks(lm, rows, record, hook_points=hook_points, logits=False, context=context)
     return found
+
+
+class BlockActivations:
+    """Activations of one block of texts, read once for all of its steps."""
+
+    def __init__(self, lm: LanguageModel, hook_points: Sequence[HookPoint]) -> None:
+        self._lm, self._hook_points = lm, hook_points
+        self._batches = MicroBatches(lm.config.tokens_per_forward)
+        self._block: int | None = None
+        self.block = torch.empty(0)
+        """Those of the whole block, ``(n_hook_points, n_counted, width)``."""
+
+    def read(self, batch: TokenStep | TokenRows) -> Tensor:
+        """Return the activations of a batch's tokens in their order."""
+        texts, block = (batch, None) if isinstance(batch, TokenRows) else (batch.texts, batch.block)
+        if block is None or block != self._block:
+            self.block = torch.empty(0)  # frees the last block's memory first
+            self.block = read_activations(self._lm, self._hook_points, texts, self._batches)
+        self._block = block
+        return self.block if isinstance(batch, TokenRows) else self.block[:, batch.positions]
+
+
+def read_activations(
+    lm: LanguageModel,
+    hook_points: Sequence[HookPoint],
+    texts: TokenRows,
+    batches: MicroBatches | None = None,
+) -> Tensor:
+    """Return the activations of all counted tokens, ``(n_hook_points, n_counted, width)``."""
+    counted = texts.counted.cpu()
+    slots = counted.flatten().cumsum(0).view_as(counted) - 1
+    shape = (len(hook_points), int(counted.sum()), width_of(lm.model))
+    out = torch.empty(shape, dtype=lm.model.dtype, device=lm.model.device)
+
+    def write(forward: Forward) -> None:
+        longest = forward.ids.shape[1]
+        mask = counted[forward.cases, :longest]
+        slot = slots[forward.cases, :longest][mask].to(out.device)
+        for i, hook_point in enumerate(hook_points):
+            out[i, slot] = forward.at[hook_point][mask.to(out.device)].to(out)
+
+    rows = rows_of(texts)
+    run_with_hooks(lm, rows, write, hook_points=hook_points, logits=False, batches=batches)
+    return out
+
+
+# -- SAEs in the LM ------------------------------------------------------------------------------
+
+
+def rescale_at(
+    sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: Tensor
+) -> Intervention:
+    """Rescale features at one of the `positions` of each row, ``(batch,)``.
+
+    `chosen` are indices of distinct features of each row, ``(batch, k)``, -1 for none; `r` is the
+    factor of their activations in each row, ``(batch,)``: 0 removes, 1 changes nothing.
+    """
+
+    def rescale(x: Tensor) -> Tensor:
+        rows = torch.arange(len(x), device=x.device)
+        where = positions.to(x.device)
+        index = chosen.to(x.device)
+        features = sae.encode(x[rows, where]).gather(1, index.clamp(min=0)) * (index >= 0)
+        share = 1 - r.to(features)[:, None]
+        removed = (features.unsqueeze(1) @ sae.decoder[index.clamp(min=0)]).squeeze(1)
+        changed = x.clone()
+        changed[rows, where] -= (share * removed / sae.input_scale).to(x.dtype)
+        return changed
+
+    return rescale
+
+
+def remove_everywhere(sae: SparseAutoencoder, chosen: Sequence[int]) -> Intervention:
+    """Remove distinct features, given by their indices, at every token."""
+    index = torch.tensor(chosen)
+
+    def remove(x: Tensor) -> Tensor:
+        own = index.to(x.device)
+        removed = sae.encode(x)[..., own] @ sae.decoder[own] / sae.input_scale
+        return x - removed.to(x.dtype)
+
+    return remove
+
+
+def add_features(
+    saes: Mapping[HookPoint, SparseAutoencoder], amounts: Mapping[Feature, float]
+) -> dict[HookPoint, Intervention]:
+    """Add features to every token by amounts in units of their activation, to steer with them."""
+    added: dict[HookPoint, Tensor] = {}
+    for feature, amount in amounts.items():
+        sae = at_hook_point(saes, feature.hook_point)
+        row = sae.decoder.detach()[feature.index] * (amount / sae.input_scale)
+        added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
+
+    def adding(vector: Tensor) -> Intervention:
+        return lambda x: x + vector.to(x)
+
+    return {hook_point: adding(vector) for hook_point, vector in added.items()}
+
+
+def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:
+    """Return the feature of an id, if there is an SAE that has it."""
+    name, _, index = text.strip().rpartition(".")
+    hook_point = HookPoint.named(name)
+    if hook_point is None or not index.isdecimal():
+        raise SparseAutoencoderError(
+            f"{text!r} names no feature: write its kind of hook point ({', '.join(KINDS)}), layer "
+            "and index, such as residual.1.37."
+        )
+    return check_feature(
+        Feature(hook_point, int(index)), at_hook_point(saes, hook_point).n_features
+    )
+
+
+@torch.no_grad()
+def score_texts(
+    model: PreTrainedModel,
+    saes: Mapping[HookPoint, SparseAutoencoder],
+    texts: TokenRows,
+    quality: ReconstructionQuality,
+) -> None:
+    """Run one batch of texts unchanged, and twice for each SAE, and add what it gave to `quality`.
+
+    Activations are read and replaced at the counted tokens: by their reconstruction, and by zeros.
+    """
+    ids, mask, counted = texts.input_ids, texts.attention_mask, texts.counted
+
+    def loss() -> Tensor:
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+        targets = torch.where(mask.bool(), ids, -100)[:, 1:]
+        losses = cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none"
+        )
+        return losses.double().sum()
+
+    def replace(new: Tensor, activation: Tensor) -> Tensor:
+        changed = activation.clone()
+        changed[counted] = new.to(activation)
+        return changed
+
+    with captured(model, saes) as read:
+        clean = loss()
+    spliced: list[Tensor] = []
+    ablated: list[Tensor] = []
+    for i, (hook_point, sae) in enumerate(saes.items()):
+        activations = read[hook_point][counted]
+        features = sae.encode(activations)
+        rebuilt = sae.decode(features)
+        quality.update(i, activations, rebuilt, features)
+        for losses, new in ((spliced, rebuilt), (ablated, torch.zeros_like(rebuilt))):
+            with edited(model, {hook_point: partial(replace, new)}):
+                losses.append(loss())
+    if bool(counted.any()):
+        quality.add_losses(torch.stack([clean, *spliced, *ablated]), int(mask[:, 1:].sum()))

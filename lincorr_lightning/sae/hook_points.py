@@ -32,13 +32,10 @@ class HookPoint:
     kind: HookKind
 
     def __post_init__(self) -> None:
-        if isinstance(self.layer, bool) or not isinstance(self.layer, int) or self.layer < 0:
+        if self.layer < 0 or self.kind not in KINDS:
             raise SparseAutoencoderError(
-                f"{self.layer!r} is no layer of an LM; layers are whole numbers from 0."
-            )
-        if self.kind not in KINDS:
-            raise SparseAutoencoderError(
-                f"{self.kind!r} is no kind of hook point; there are {', '.join(KINDS)}."
+                f"there is no {self.kind} of layer {self.layer}: layers are counted from 0, and "
+                f"the kinds of hook points are {', '.join(KINDS)}."
             )
 
     @property
@@ -71,14 +68,14 @@ class Feature:
         return f"{self.hook_point.id}.{self.index}"
 
 
-def check_index(index: int, n_features: int, hook_point: HookPoint) -> int:
-    """Return the index of a feature if the SAE has that feature."""
-    if not 0 <= index < n_features:
+def check_feature(feature: Feature, n_features: int) -> Feature:
+    """Return a feature if the SAE, of `n_features`, has it."""
+    if not 0 <= feature.index < n_features:
         raise SparseAutoencoderError(
-            f"the SAE at {hook_point} has no feature {index}; it has {n_features}, "
+            f"the SAE at {feature.hook_point} has no feature {feature.index}; it has {n_features}, "
             f"counted from 0 to {n_features - 1}."
         )
-    return index
+    return feature
 
 
 def at_hook_point(parts: Mapping[HookPoint, T], hook_point: HookPoint) -> T:

@@ -13,23 +13,24 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.data.texts import TokenRows, TokenStep
-from lincorr_lightning.errors import ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run
 from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
+from lincorr_lightning.sae.forwards import BlockActivations, score_texts
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.results import sae_results
-from lincorr_lightning.sae.scoring import SCORES, SAEScore, score_hook_points, score_texts
+from lincorr_lightning.sae.results import SCORES, SAEScore, sae_results, score_hook_points
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
-from lincorr_lightning.sae.training import (
+from lincorr_lightning.sae.stacked import (
     DECAY,
     LEARNING_RATE,
     WARMUP,
-    BlockActivations,
+    SAESettings,
+    StackedAutoencoders,
+    StepLosses,
     learning_rate_factor,
 )
 from lincorr_lightning.study import LMStudy, as_settings
@@ -148,20 +149,18 @@ class SparseAutoencoders(LMStudy):
     def on_train_start(self) -> None:
         """Start the clock."""
         self._started = monotonic()
+        n_steps, max_steps = float(self.trainer.num_training_batches), self.trainer.max_steps
+        self._n_steps = n_steps if max_steps < 1 else min(n_steps, max_steps)
         if math.isinf(self._n_steps):
             raise ConfigError(
                 "the training DataLoader has no length, which the learning rate schedule needs. "
                 "Set trainer.max_steps."
             )
 
-    @property
-    def _n_steps(self) -> float:
-        n = float(self.trainer.num_training_batches)
-        return n if self.trainer.max_steps < 1 else min(n, self.trainer.max_steps)
-
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
         """Set the learning rate, and read the activations of a new block."""
         step, saes = self.trainer.global_step, self._trained
+        # A scheduler would be a step off after a resume in the middle of the epoch.
         factor = learning_rate_factor(step, self._n_steps, self.warmup, self.decay)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate * factor
@@ -191,13 +190,11 @@ class SparseAutoencoders(LMStudy):
 
     def _log_step(self, losses: StepLosses) -> None:
         saes = self._trained
-        bad = saes.nonfinite_hook_point(losses)
-        if bad is not None:
-            raise NonFiniteError(
-                f"the loss of the SAE at {bad} is NaN or infinite in step "
-                f"{self.global_step}. Lower model.learning_rate; in step 0 it is the LM's "
-                "activations: set model.lm.dtype to float32."
-            )
+        saes.check_finite(
+            losses,
+            f"This is step {self.global_step}. Lower model.learning_rate; in step 0 it is the LM's "
+            "activations: set model.lm.dtype to float32.",
+        )
         dead = (saes.idle >= saes.settings.dead_after_steps).double().mean(1)
         curves = {"explained_variance": 1 - losses.unexplained, "dead": dead}
         if saes.settings.activation == "relu":
@@ -246,10 +243,7 @@ class SparseAutoencoders(LMStudy):
         """Reconstruct held-out activations, and compute the LM's loss with them."""
         del batch_idx
         _check(batch)
-        update = self._quality.update
-        losses, n_targets = score_texts(self.lm.model, self._scored, batch, update)
-        if bool(batch.counted.any()):
-            self._quality.add_losses(losses, n_targets)
+        score_texts(self.lm.model, self._scored, batch, self._quality)
 
     def on_validation_epoch_end(self) -> None:
         """Score every hook point, over all ranks."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +16,9 @@ from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.plots import History, curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import BLUE, GREEN, ORANGE, short_name
-from lincorr_lightning.results.table import Table
-from lincorr_lightning.sae.scoring import SCORES, SAEScore
+from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.sae.hook_points import HookKind, HookPoint
+from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -31,6 +32,54 @@ _TITLES = {
     "dead": "dead features (active at no token)",
 }
 _DENSITY_EDGES = [-5 + 0.5 * i for i in range(11)]
+SCORES = tuple(_TITLES)
+
+
+@dataclass(frozen=True)
+class SAEScore:
+    """Scores of one SAE on held-out texts; of all but l0, dead and the losses, higher is better.
+
+    Attributes:
+        hook_point: Id of the hook point, as ``residual.3``.
+        explained_variance: 1 - squared error / variance, over all tokens; None for constant
+            activations.
+        l0: Mean number of active features per token.
+        dead: Share of the features that are active at no token.
+        loss_recovered: (ablated - spliced) / (ablated - clean) of the LM's cross-entropy; None
+            where zeros do not increase the loss.
+        loss_spliced: Cross-entropy with the activations replaced by their reconstruction, in nats.
+        loss_ablated: Cross-entropy with the activations replaced by zeros, in nats.
+    """
+
+    hook_point: str
+    kind: HookKind
+    layer: int
+    n_features: int = column("features", ",")
+    explained_variance: float | None = column(format=".3f")
+    l0: float = column("L0", ".1f")
+    dead: float = column(format=".1%")
+    loss_recovered: float | None = column(format=".3f")
+    loss_spliced: float = column(format=".3f")
+    loss_ablated: float = column(format=".3f")
+
+
+def score_hook_points(
+    saes: Mapping[HookPoint, SparseAutoencoder], scored: Reconstruction
+) -> list[SAEScore]:
+    """Return the scores of each SAE."""
+    recovered = scored.loss_recovered
+    return [
+        SAEScore(
+            at.id, at.kind, at.layer, sae.n_features,
+            explained_variance=number(float(scored.explained_variance[i])),
+            l0=float(scored.l0[i]),
+            dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
+            loss_recovered=number(float(recovered[i])),
+            loss_spliced=float(scored.spliced[i]),
+            loss_ablated=float(scored.ablated[i]),
+        )
+        for i, (at, sae) in enumerate(saes.items())
+    ]  # fmt: skip
 
 
 def sae_results(

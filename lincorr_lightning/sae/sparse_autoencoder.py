@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, write_json
-from lincorr_lightning.sae.hook_points import HookPoint, check_index
+from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.version import __version__
 
 Activation = Literal["relu", "jumprelu", "topk", "batchtopk"]
@@ -153,10 +153,6 @@ class SparseAutoencoder(nn.Module):
     def width(self) -> int:
         """Width of the activations."""
         return self.decoder.shape[1]
-
-    def check_feature(self, index: int) -> int:
-        """Return the index of a feature, from 0, if there is such a feature."""
-        return check_index(index, self.n_features, self.hook_point)
 
     def encode(self, x: Tensor) -> Tensor:
         """Return the features, all at least 0, of activations, in the SAE's precision.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -9,10 +10,15 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
+from tqdm import tqdm
 
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.data.texts import TextBlocks, TokenStep
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.functional.geometric_median import geometric_median
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.forwards import BlockActivations
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
+from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 TrainedActivation = Literal["topk", "batchtopk", "relu"]
@@ -201,10 +207,11 @@ class StackedAutoencoders(nn.Module):
         shares = squares / error.square().sum(-1).mean(1).clamp(min=torch.finfo(error.dtype).tiny)
         return (shares * (n_dead > 0)).sum()
 
-    def nonfinite_hook_point(self, losses: StepLosses) -> HookPoint | None:
-        """Return the first hook point whose loss is NaN or infinite, if there is one."""
-        bad = (~losses.unexplained.isfinite()).nonzero()
-        return self.hook_points[int(bad[0])] if len(bad) else None
+    def check_finite(self, losses: StepLosses, way_out: str) -> None:
+        """Refuse a loss that is NaN or infinite."""
+        for hook_point, loss in zip(self.hook_points, losses.unexplained.tolist(), strict=True):
+            if not math.isfinite(loss):
+                raise NonFiniteError(f"the loss of the SAE at {hook_point} is {loss}. {way_out}")
 
     @torch.no_grad()
     def remember(self, active: Tensor, least: Tensor) -> None:
@@ -256,6 +263,58 @@ class StackedAutoencoders(nn.Module):
 
 def _seed_of(hook_point: HookPoint, seed: int) -> int:
     return (seed * 10_000 + hook_point.layer) * len(KINDS) + KINDS.index(hook_point.kind)
+
+
+# -- training without a Trainer -----------------------------------------------------------------
+
+LEARNING_RATE, WARMUP, DECAY = 4e-3, 0.05, 0.4
+"""Defaults of `SparseAutoencoders`: peak learning rate, and shares of the steps."""
+
+
+def learning_rate_factor(step: int, n_steps: float, warmup: float, decay: float) -> float:
+    """Return the learning rate of a step, counted from 0, as a share of its peak.
+
+    It increases linearly over the first `warmup` of the steps and decreases linearly to 0 over the
+    last `decay` of them.
+    """
+    up = (step + 1) / max(warmup * n_steps, 1.0)
+    down = (n_steps - step) / max(decay * n_steps, 1.0)
+    return max(min(1.0, up, down), 0.0)
+
+
+def train_saes(
+    lm: LanguageModel, steps: TextBlocks | Sequence[TokenStep], settings: SAESettings, seed: int
+) -> dict[HookPoint, SparseAutoencoder]:
+    """Train SAEs at all hook points of a loaded LM with the defaults of `SparseAutoencoders`.
+
+    Args:
+        lm: The LM, loaded.
+        steps: Training steps in their order.
+        settings: Size, activation and losses of each SAE.
+        seed: Seed of the initial weights.
+    """
+    # Lightning tests in inference mode, whose tensors cannot be trained.
+    with torch.inference_mode(False), torch.enable_grad():
+        saes = StackedAutoencoders(find_hook_points(lm.model), width_of(lm.model), settings, seed)
+        saes = saes.to(lm.model.device)
+        optimizer = torch.optim.Adam(saes.parameters(), lr=LEARNING_RATE)
+        activations = BlockActivations(lm, saes.hook_points)
+        n = len(steps)
+        for i in tqdm(range(n), desc="Training SAEs", unit="step", disable=None, leave=False):
+            read = activations.read(steps[i])
+            if i == 0:
+                saes.fit_input(activations.block)
+            for group in optimizer.param_groups:
+                group["lr"] = LEARNING_RATE * learning_rate_factor(i, n, WARMUP, DECAY)
+            losses = saes(read)
+            saes.remember(losses.active, losses.least)
+            optimizer.zero_grad()
+            losses.total.backward()
+            saes.project_gradient()
+            optimizer.step()
+            saes.normalize()
+        saes.check_finite(losses, "Set model.lm.dtype to float32, or pass SAEs as model.saes.")
+        return saes.export(lm.config.name_or_path)
 
 
 # -- sparse products -----------------------------------------------------------------------------

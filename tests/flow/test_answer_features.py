@@ -7,7 +7,6 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.relation import (
     AnswerFeature,
@@ -169,11 +168,3 @@ def test_logits_with_and_without_removed_features(small_lm: str) -> None:
     assert (cut.target - plain.target).abs().max() > 0.1
     after = relation_logits(lm, relation, subjects)
     torch.testing.assert_close(after.source, plain.source)
-
-
-def test_unknown_features_cannot_be_removed() -> None:
-    sae = toy_sae(TOP, torch.eye(16))
-    with pytest.raises(SparseAutoencoderError, match=r"no feature 16; it has 16"):
-        ablation({TOP: sae}, [Feature(TOP, 16)])
-    with pytest.raises(SparseAutoencoderError, match="no SAE for the residual of layer 0; there"):
-        ablation({TOP: sae}, [Feature(LOW, 0)])

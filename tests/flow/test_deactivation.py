@@ -16,9 +16,9 @@ from lincorr_lightning.flow.deactivation import (
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.text_statistics import FeatureGroups
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.forwards import rescale_at
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
-from lincorr_lightning.sae.interventions import rescale_at
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from tests.toys import toy_sae
 

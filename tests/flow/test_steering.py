@@ -18,8 +18,8 @@ from lincorr_lightning.flow.steering import (
     text_loss,
 )
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.forwards import add_features
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.interventions import add_features
 from tests.toys import toy_sae
 
 

@@ -18,10 +18,10 @@ from lincorr_lightning.errors import CheckpointError, ConfigError, SparseAutoenc
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.formats import load_saes
+from lincorr_lightning.sae.forwards import read_activations
 from lincorr_lightning.sae.hooks import captured, find_hook_points
 from lincorr_lightning.sae.module import SparseAutoencoders
 from lincorr_lightning.sae.stacked import SAESettings
-from lincorr_lightning.sae.training import read_activations
 from tests.launching import run_in_two
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 3)}name{(7 * i) % 90}" for i in range(200)]

@@ -7,8 +7,7 @@ import torch
 
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import KINDS
-from lincorr_lightning.sae.results import density_table, quality_figure, training_figure
-from lincorr_lightning.sae.scoring import SAEScore
+from lincorr_lightning.sae.results import SAEScore, density_table, quality_figure, training_figure
 
 
 def test_training_curves_have_a_panel_for_each_kind_and_none_is_left_out() -> None:

@@ -11,8 +11,7 @@ from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.module import SparseAutoencoders
-from lincorr_lightning.sae.stacked import SAESettings
-from lincorr_lightning.sae.training import train_saes
+from lincorr_lightning.sae.stacked import SAESettings, train_saes
 
 
 def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
