@@ -106,7 +106,7 @@ def read_paired_texts(path: str | Path) -> list[TextRow]:
             subject twice; the message names the line.
     """
     rows: dict[str, TextRow] = {}
-    for where, entry in read_rows(path, "texts", _REQUIRED, COLUMNS[3:]):
+    for where, entry in read_rows(path, "texts", _REQUIRED):
         row = _parse(entry, where)
         other = rows.setdefault(row.subject, row)
         if other is not row:

@@ -59,16 +59,13 @@ def read_subjects(path: str | Path) -> list[str]:
 # -- rows --------------------------------------------------------------------------------------
 
 
-def read_rows(
-    path: str | Path, what: str, needed: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[str, Any]]:
+def read_rows(path: str | Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield file and line of each row, for messages, and the row, whose fields are unchecked.
 
     Args:
         path: ``.jsonl`` (an object per line) or ``.csv`` (with a header).
         what: Name of the items in messages, such as ``edits``.
         needed: Columns that the header of a CSV must have.
-        optional: Columns that it may have, for messages.
     """
     path = Path(path)
     if path.suffix.lower() == ".jsonl":
@@ -80,31 +77,24 @@ def read_rows(
                     f"{where}: this is not JSON ({error}). Write one object per line."
                 ) from error
     elif path.suffix.lower() == ".csv":
-        yield from _csv_rows(path, what, needed, optional)
+        yield from _csv_rows(path, what, needed)
     else:
         raise SubjectsError(
             f"{path} is neither .jsonl nor .csv. Name a file of {what} of one of these kinds."
         )
 
 
-def _csv_rows(
-    path: Path, what: str, needed: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[str, Any]]:
+def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     reader = csv.DictReader(_lines(path, what), strict=True, skipinitialspace=True)
     good = 0
     try:
-        header = [name.strip() for name in reader.fieldnames or ()]
-        missing = [name for name in needed if name not in header]
-        twice = [name for name in header if header.count(name) > 1]
+        reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
+        missing = [name for name in needed if name not in reader.fieldnames]
         if missing:
-            may = f", and may have {_listed(optional)}" if optional else ""
             raise SubjectsError(
-                f"{path}, line 1: the header lacks {_listed(missing)}. It must have "
-                f"{_listed(needed)}{may}."
+                f"{path}, line 1: the header lacks {', '.join(missing)}. It must have "
+                f"{', '.join(needed)}."
             )
-        if twice:
-            raise SubjectsError(f"{path}, line 1: the header has {twice[0]!r} twice. Remove one.")
-        reader.fieldnames = header
         good = reader.line_num
         for entry in reader:
             where = f"{path}, line {reader.line_num}"
@@ -119,10 +109,6 @@ def _csv_rows(
         raise SubjectsError(
             f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
         ) from error
-
-
-def _listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 # -- texts -------------------------------------------------------------------------------------
@@ -189,7 +175,7 @@ def _texts(file: Path, key: str, sample_by: SampleBy, owner: str) -> Iterator[Te
         if whole.strip():
             yield Text(str(file), file.resolve().parent.name, whole)
     else:
-        for where, row in read_rows(file, "texts", (key,), ("corpus",)):
+        for where, row in read_rows(file, "texts", (key,)):
             text = row.get(key) if isinstance(row, Mapping) else None
             if not isinstance(text, str):
                 raise SubjectsError(

@@ -8,12 +8,11 @@ from itertools import pairwise
 from typing import Literal
 
 import numpy as np
-from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.data.loaders import make_loader
-from lincorr_lightning.distributed import batch_edges, data_shard, gather, require_items
+from lincorr_lightning.distributed import batch_edges, gather, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.lm import LanguageModel
 from lincorr_lightning.lm.vocabulary import (
@@ -124,7 +123,6 @@ class SubjectsDataModule(StudyData):
         subjects = self._all_subjects()
         n_fit = round(len(subjects) * self.fit_fraction)
         self.halves = {"fit": subjects[:n_fit], "test": subjects[n_fit:]}
-        n_shards = data_shard(self.trainer).n
         for half, members in self.halves.items():
             if len(members) < 2:
                 raise SubjectsError(
@@ -135,13 +133,6 @@ class SubjectsDataModule(StudyData):
             if stage != "predict":
                 what = f"subjects of the {half} half"
                 require_items(self.trainer, len(members), what, "raise data.n_subjects")
-                n_batches = len(self._batches(half))
-                if n_batches < n_shards:
-                    rank_zero_warn(
-                        f"{n_shards - n_batches} of {n_shards} processes have nothing to do: the "
-                        f"{len(members)} {what} make {n_batches} batches, of {_MIN_ACTUAL_SIZE} or "
-                        "more. Raise data.n_subjects, or lower trainer.devices."
-                    )
 
     def _all_subjects(self) -> list[str]:
         n = self.n_subjects
@@ -154,12 +145,8 @@ class SubjectsDataModule(StudyData):
                 )
             order = np.random.default_rng(self.seed).permutation(len(subjects))[:n]
             return [subjects[i] for i in order]
-        if self._lm is None:
-            raise ConfigError(
-                "SubjectsDataModule samples subjects from an LM's vocabulary: pass lm=module.lm, "
-                "or give data.subjects_file instead."
-            )
-        tokenizer, words, kind = self._lm.tokenizer, self.words_per_subject, self.subject_kind
+        tokenizer = self.language_model.tokenizer
+        words, kind = self.words_per_subject, self.subject_kind
         if n is None:
             n = min(PAPER_N_SUBJECTS, count_subjects(tokenizer, words, kind))
         return sample_subjects(tokenizer, n, words, self.seed, kind)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.files import SampleBy, read_texts
@@ -68,11 +69,9 @@ class TokenStep:
 
 def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
     """Pad token ids on the right; the first `n_skipped` tokens of each text do not count."""
-    lengths = torch.tensor([len(row) for row in rows])
-    longest = int(lengths.max())
-    ids = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])
-    positions = torch.arange(longest)
-    mask = positions < lengths[:, None]
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    positions = torch.arange(ids.shape[1])
+    mask = positions < torch.tensor([len(row) for row in rows])[:, None]
     return TokenRows(ids, mask.long(), mask & (positions >= n_skipped))
 
 
@@ -97,9 +96,6 @@ class TextBlocks(Dataset[TokenStep]):
 
     A step follows from its number alone, so that a resumed run continues with the texts that the
     interrupted run had left.
-
-    Raises:
-        ConfigError: There are fewer blocks than shards.
     """
 
     def __init__(
@@ -116,8 +112,10 @@ class TextBlocks(Dataset[TokenStep]):
         self.n_blocks = settings.n_tokens // size
         if self.n_blocks < world_size:
             raise ConfigError(
-                f"data.n_tokens is {settings.n_tokens}: {self.n_blocks} blocks of {size} tokens "
-                f"for {world_size} ranks. Train on more tokens, or make blocks smaller."
+                f"{settings.n_tokens} tokens to train on are {self.n_blocks} blocks of {size} for "
+                f"{world_size} ranks. Train on more tokens (data.n_tokens, or "
+                "model.training_tokens of a study that trains small SAEs), or make blocks smaller "
+                "(data.batch_tokens, data.block_steps)."
             )
         counts = np.array([len(row) - n_skipped for row in rows], dtype=np.int64)
         # A block ends with a whole text, so it exceeds its size by less than one text.
@@ -195,9 +193,6 @@ class TextsDataModule(StudyData):
         training_tokens: Number of tokens of other texts that a test run first trains SAEs on; the
             program `lincorr` passes that of the study. 0 trains none.
 
-    Attributes:
-        n_skipped: After `setup`, the number of tokens at the beginning of a row that do not count.
-
     Raises:
         ConfigError: A number is out of range.
     """
@@ -233,27 +228,14 @@ class TextsDataModule(StudyData):
             if name in least and not (value is None and name in ("n_texts", "skip_tokens")):
                 require(f"data.{name}", value, at_least=least[name])
         self.block_settings = BlockSettings(n_tokens, batch_tokens, block_steps, max_length, seed)
-        block = self.block_settings.size
-        if n_tokens < block:
-            raise ConfigError(
-                f"data.n_tokens is {n_tokens}, less than one block of data.batch_tokens * "
-                f"data.block_steps = {block}. Train on more tokens, or make blocks smaller."
-            )
-        if 0 < training_tokens < block:
-            raise ConfigError(
-                f"model.training_tokens is {training_tokens}, but SAEs are trained on blocks of "
-                f"{block} tokens. Set it to that or more, or pass SAEs as model.saes."
-            )
         self.texts, self.key, self.sample_by = texts, key, sample_by
         self.knowledge, self.knowledge_files = knowledge, knowledge_files
         self.skip_tokens, self.eval_batch_size = skip_tokens, eval_batch_size
         self.n_held_out, self.n_texts = n_held_out, n_texts
         self.training_tokens = training_tokens
         self.n_skipped = 0
-        self._excluded: frozenset[str] = frozenset()
         self._rows: list[list[int]] = []
         self._held_out: list[list[int]] = []
-        self._held_out_by = ""
 
     def setup(self, stage: str | None = None) -> None:
         """Read and tokenize the texts, the same on every rank.
@@ -262,15 +244,11 @@ class TextsDataModule(StudyData):
             SubjectsError: There are too few texts, or a file cannot be read.
             ConfigError: No texts are named, and the LM has no world of its own.
         """
-        trains = stage in (None, "fit")
-        setting = "n_held_out" if trains or self.n_texts is None else "n_texts"
-        if self._held_out_by == setting and (self._rows or not trains):
-            return
-        lm, skip = self.language_model, self.skip_tokens
-        self.n_skipped = len(lm.prefix) if skip is None else skip
-        texts = self._all_texts()
-        held_out = self._choose(len(texts), trains)
-        rows = _tokenize([texts[i] for i in held_out], lm, self.block_settings.max_length)
+        trains, skip = stage in (None, "fit"), self.skip_tokens
+        self.n_skipped = len(self.language_model.prefix) if skip is None else skip
+        texts, n = self._find_texts(self.knowledge), self.n_held_out if trains else self._n_read
+        held_out, others = self._split(texts, n)
+        rows = self._tokenize(held_out)
         self._held_out = [row for row in rows if len(row) > self.n_skipped + 1]
         if not self._held_out:
             raise SubjectsError(
@@ -278,57 +256,39 @@ class TextsDataModule(StudyData):
                 f"{self.n_skipped + 1} tokens, of which {self.n_skipped} are not read. Name other "
                 "texts as data.texts, or lower data.skip_tokens."
             )
-        self._held_out_by = setting
         if trains:
-            chosen = set(held_out)
-            self._rows = self._training_rows([t for i, t in enumerate(texts) if i not in chosen])
-        elif len(texts) < (n := getattr(self, setting)):
+            self._rows = self._training_rows(others)
+        elif len(texts) < n:
             rank_zero_info(
-                f"data.{setting} is {n}, but there are {len(texts)} different texts; all of them "
+                f"{n} texts are asked for, but there are {len(texts)} different ones; all of them "
                 "are read"
             )
 
-    def _training_rows(self, texts: Sequence[str]) -> list[list[int]]:
-        rows = _tokenize(texts, self.language_model, self.block_settings.max_length)
-        rows = [row for row in rows if len(row) > self.n_skipped]
-        n_tokens = sum(len(row) - self.n_skipped for row in rows)
-        needed = self.block_settings.batch_tokens
-        if n_tokens < needed:
-            n = len(self._all_texts())
-            raise SubjectsError(
-                f"there are {n} different texts, of which data.n_held_out = {self.n_held_out} "
-                f"takes {n - len(texts)}: {n_tokens} tokens are left to train on, and a step "
-                f"alone takes {needed}. Name more texts as data.texts, or lower "
-                "data.n_held_out."
-            )
-        return rows
+    @property
+    def _n_read(self) -> int:
+        """Number of texts that a study reads which trains nothing."""
+        return self.n_held_out if self.n_texts is None else self.n_texts
 
     def read_texts(self) -> list[str]:
         """Return the texts that a study reads which trains nothing; see `setup` for errors."""
-        texts = self._all_texts()
-        return [texts[i] for i in self._choose(len(texts), trains=False)]
+        return self._split(self._find_texts(self.knowledge), self._n_read)[0]
 
-    def complement(self, n_tokens: int) -> TextsDataModule:
-        """Return a datamodule that trains on every text but those of `read_texts`.
+    def other_blocks(self) -> TextBlocks:
+        """Return steps of `training_tokens` of the texts that are not among `read_texts`.
 
-        It takes all kinds of knowledge that the LM was trained on, whichever this one reads.
+        They state all the knowledge that the LM was trained on, whichever the study reads. As in
+        each training, a text is held out.
         """
-        other = TextsDataModule(
-            self._lm, self.texts, self.key, self.sample_by, skip_tokens=self.skip_tokens,
-            n_held_out=1, eval_batch_size=self.eval_batch_size,
-            knowledge_files=self.knowledge_files,
-            **asdict(replace(self.block_settings, n_tokens=n_tokens)),
-        )  # fmt: skip
-        other._excluded = frozenset(self.read_texts())
-        return other
+        read = set(self.read_texts())
+        _, others = self._split([t for t in self._find_texts(None) if t not in read], 1)
+        settings = replace(self.block_settings, n_tokens=self.training_tokens)
+        return TextBlocks(self._training_rows(others), self.n_skipped, settings)
 
-    def _all_texts(self) -> list[str]:
-        """Return every different text."""
-        return [text for text in dict.fromkeys(self._sources()) if text not in self._excluded]
-
-    def _sources(self) -> Iterable[str]:
+    def _find_texts(self, knowledge: Sequence[str] | None) -> list[str]:
+        """Return every different text, of the tiny world those about some knowledge or all."""
         if self.texts is not None:
-            return (text.text for text in read_texts(self.texts, self.key, self.sample_by))
+            found = read_texts(self.texts, self.key, self.sample_by)
+            return list(dict.fromkeys(text.text for text in found))
         name = self.language_model.config.name_or_path
         world = world_file(name)
         if world is None:
@@ -336,13 +296,47 @@ class TextsDataModule(StudyData):
                 f"data.texts is null, which stands for sentences about the tiny world, but {name} "
                 f"has no {WORLD_FILE} beside it. Name files of texts as data.texts."
             )
-        return world_sentences(world, self.knowledge or WORLD_CORPUS, self.knowledge_files or ())
+        files = self.knowledge_files or ()
+        return list(dict.fromkeys(world_sentences(world, knowledge or WORLD_CORPUS, files)))
 
-    def _choose(self, n: int, trains: bool) -> list[int]:
-        """Return which of n texts are held out, or read by a study that trains nothing."""
-        n_chosen = self.n_held_out if trains or self.n_texts is None else self.n_texts
-        order = np.random.default_rng([self.block_settings.seed, 0]).permutation(n)
-        return sorted(order[:n_chosen].tolist())
+    def _split(self, texts: Sequence[str], n: int) -> tuple[list[str], list[str]]:
+        """Return n texts, or all if there are fewer, and the others."""
+        order = np.random.default_rng([self.block_settings.seed, 0]).permutation(len(texts))
+        chosen = set(order[:n].tolist())
+        parts: tuple[list[str], list[str]] = ([], [])
+        for i, text in enumerate(texts):
+            parts[i not in chosen].append(text)
+        return parts
+
+    def _training_rows(self, texts: Sequence[str]) -> list[list[int]]:
+        rows = [row for row in self._tokenize(texts) if len(row) > self.n_skipped]
+        n_tokens = sum(len(row) - self.n_skipped for row in rows)
+        needed = self.block_settings.batch_tokens
+        if n_tokens < needed:
+            raise SubjectsError(
+                f"beside those that are held out there are {len(texts)} different texts: "
+                f"{n_tokens} tokens are left to train on, and a step alone takes {needed}. Name "
+                "more texts as data.texts, or lower data.n_held_out or data.n_texts."
+            )
+        return rows
+
+    def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return rows of token ids, each beginning with the tokenizer's special tokens."""
+        lm, longest = self.language_model, self.block_settings.max_length
+        n = min(longest, lm.max_length or longest) - len(lm.prefix)
+        if n < 1:
+            raise ConfigError(
+                f"data.max_length is {longest}, which the {len(lm.prefix)} special tokens before "
+                "each text fill alone. Make rows longer."
+            )
+        if not texts:
+            return []
+        encoded = lm.tokenizer(
+            list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
+        )["input_ids"]
+        return [
+            lm.prefix + ids[start : start + n] for ids in encoded for start in range(0, len(ids), n)
+        ]
 
     def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
@@ -367,30 +361,5 @@ class TextsDataModule(StudyData):
         """
         if not self.training_tokens:
             return self.val_dataloader()
-        other = self.complement(self.training_tokens)
-        other.setup("fit")
-        blocks = [other.blocks()]
+        blocks = [self.other_blocks()]
         return [DataLoader(blocks, batch_size=None), self.val_dataloader()]  # type: ignore[arg-type]
-
-
-def _tokenize(texts: Sequence[str], lm: LanguageModel, max_length: int) -> list[list[int]]:
-    """Return rows of token ids, each beginning with the tokenizer's special tokens."""
-    prefix = lm.prefix
-    longest = max_length - len(prefix)
-    if lm.max_length is not None:
-        longest = min(longest, lm.max_length - len(prefix))
-    if longest < 1:
-        raise ConfigError(
-            f"data.max_length is {max_length}, which the {len(prefix)} special tokens before each "
-            "text fill alone. Make rows longer."
-        )
-    if not texts:
-        return []
-    encoded = lm.tokenizer(
-        list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
-    )["input_ids"]
-    return [
-        prefix + ids[start : start + longest]
-        for ids in encoded
-        for start in range(0, len(ids), longest)
-    ]

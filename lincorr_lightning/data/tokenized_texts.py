@@ -23,9 +23,6 @@ from lincorr_lightning.study import StudyData
 DEFAULT_N_TEXTS = 96
 """Number of texts about the tiny world."""
 
-# Tokens are hardly ever longer; characters beyond are only tokenized if these do not suffice.
-_CHARACTERS_PER_TOKEN = 32
-
 
 class FirstTokens(NamedTuple):
     """Texts, their first tokens, and the number of texts that were too short."""
@@ -163,43 +160,28 @@ def read_prompts(
         source = world_documents(n_texts, n_tokens, seed, world_file(lm.config.name_or_path))
     else:
         source = read_texts(texts, key, sample_by, owner)
-    found = FirstTokens([], [], 0)
-    longest = 0
+    texts_read: list[Text] = []
+    rows: list[list[int]] = []
+    n_skipped = longest = 0
     for text in source:
-        if len(found.rows) == n_texts:
+        if len(rows) == n_texts:
             break
-        row = _first_tokens(lm, text.text, n_tokens)
-        longest = max(longest, len(row))
-        if len(row) < n_tokens:
-            found = found._replace(n_skipped=found.n_skipped + 1)
+        ids = lm.tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
+        longest = max(longest, len(ids))
+        if len(ids) < n_tokens:
+            n_skipped += 1
         else:
-            found.texts.append(text)
-            found.rows.append(row)
-    if not found.rows:
-        hint = ""
-        if sample_by == "line":
-            hint = f" If .txt files are whole documents, set {owner}.sample_by to document."
+            texts_read.append(text)
+            rows.append(list(ids[:n_tokens]))
+    if not rows:
         raise SubjectsError(
-            f"all {found.n_skipped} texts of {owner}.texts {texts} are shorter than "
-            f"{owner}.n_tokens, {n_tokens}; the longest has {longest}. Lower "
-            f"{owner}.n_tokens, or take longer texts.{hint}"
+            f"all {n_skipped} texts of {owner}.texts {texts} are shorter than {owner}.n_tokens, "
+            f"{n_tokens}; the longest has {longest}. Lower {owner}.n_tokens, or take longer texts; "
+            f"if .txt files are whole documents, set {owner}.sample_by to document."
         )
-    if found.n_skipped:
+    if n_skipped:
         rank_zero_warn(
-            f"{found.n_skipped} of {found.n_skipped + len(found.rows)} texts are shorter than "
-            f"{owner}.n_tokens, {n_tokens}, and are skipped."
+            f"{n_skipped} of {n_skipped + len(rows)} texts are shorter than {owner}.n_tokens, "
+            f"{n_tokens}, and are skipped."
         )
-    return found
-
-
-def _first_tokens(lm: LanguageModel, text: str, n_tokens: int) -> list[int]:
-    """Return the first tokens of a text, fewer if it has fewer."""
-
-    def tokenize(part: str) -> list[int]:
-        return list(lm.tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"])
-
-    # One token more, because the last one may be a piece of a word that was cut.
-    tokens = tokenize(text[: _CHARACTERS_PER_TOKEN * (n_tokens + 1)])
-    if len(tokens) <= n_tokens:
-        tokens = tokenize(text)
-    return tokens[:n_tokens]
+    return FirstTokens(texts_read, rows, n_skipped)

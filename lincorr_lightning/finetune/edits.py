@@ -212,7 +212,7 @@ def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]
             has the line, or the number in the list from 1.
     """
     if isinstance(edits, (str, Path)):
-        name, entries = str(edits), read_rows(edits, "edits", _REQUIRED, _OPTIONAL)
+        name, entries = str(edits), read_rows(edits, "edits", _REQUIRED)
     else:
         name = "the list of edits"
         entries = ((f"edit {number}", entry) for number, entry in enumerate(edits, 1))

@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import filterfalse
-from pathlib import Path
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
-from lincorr_lightning.data.tiny_world.world import WORLD_FILE, Statement, World, WorldConfig
+from lincorr_lightning.data.tiny_world.world import Statement, World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 
@@ -99,11 +98,6 @@ class Corpus:
         )
         return stated, withheld
 
-    def save(self, folder: Path) -> None:
-        """Write the tokenizer, and the world as ``world.json``."""
-        self.tokenizer.save_pretrained(folder)
-        self.world.save(folder / WORLD_FILE)
-
 
 def build_corpus(
     config: WorldConfig,
@@ -172,13 +166,11 @@ def _encode(
         return []
     index = {name: i for i, name in enumerate(names)}
     texts = ids([f"{s.text}." for s in statements])
-    for statement, tokens in zip(statements, texts, strict=True):
-        if tokenizer.unk_token_id in tokens:
-            raise ConfigError(
-                f"the tiny world's tokenizer cannot read {statement.text!r}: words that are "
-                "adjacent there are one word elsewhere. Remove "
-                f"{statement.knowledge.name!r} from data.knowledge, or change its prompt."
-            )
+    if any(tokenizer.unk_token_id in tokens for tokens in texts):
+        raise ConfigError(
+            "the tiny world's tokenizer cannot read all its texts: words that are adjacent in one "
+            "are one word in another. Remove knowledge from data.knowledge, or change prompts."
+        )
     prompts = ids([s.prompt for s in statements])
     # A subject is one token, after the prompt's words before it.
     knowledge = list({s.knowledge.name: s.knowledge for s in statements}.values())

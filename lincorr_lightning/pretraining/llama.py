@@ -18,14 +18,9 @@ if TYPE_CHECKING:
 
 DTYPES = ("float32", "bfloat16", "float16")
 _FILES = (
-    "config.json",
-    "generation_config.json",
-    "model.safetensors",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    WORLD_FILE,
-)
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", WORLD_FILE,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -104,4 +99,5 @@ def save_llama(lm: LlamaForCausalLM, corpus: Corpus, dtype: str, folder: Path) -
     with atomic_folder(folder, _FILES) as new:
         lm.config.dtype = stored
         lm.save_pretrained(new, state_dict=weights)
-        corpus.save(new)
+        corpus.tokenizer.save_pretrained(new)
+        corpus.world.save(new / WORLD_FILE)

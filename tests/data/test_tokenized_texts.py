@@ -102,11 +102,10 @@ def test_every_prompt_goes_to_one_rank_once(small_lm: str, tmp_path: Path, world
     assert [seen[i] for i in range(11)] == alone.tolist()
 
 
-def test_a_long_text_is_cut_as_if_it_were_read_as_a_whole(small_lm: str, tmp_path: Path) -> None:
-    for text in (words(5000, 9), " " * 3000 + words(20, 9)):
-        (tmp_path / "a.txt").write_text(text)
-        data = set_up(small_lm, texts=str(tmp_path), n_tokens=16, sample_by="document")
-        assert tokens(data).tolist() == [token_ids(small_lm, words(16, 9))]
+def test_a_document_is_one_text(small_lm: str, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("\n" * 30 + words(20, 9))
+    data = set_up(small_lm, texts=str(tmp_path), n_tokens=16, sample_by="document")
+    assert tokens(data).tolist() == [token_ids(small_lm, words(16, 9))]
 
 
 def test_texts_about_the_world_of_the_lm_or_of_the_embedded_one(

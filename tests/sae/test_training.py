@@ -5,6 +5,7 @@ from pathlib import Path
 import lightning as L
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.texts import TextsDataModule
 from lincorr_lightning.errors import ConfigError
@@ -38,7 +39,7 @@ def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
         enable_progress_bar=False, enable_model_summary=False, limit_val_batches=0,
         default_root_dir=tmp_path,
     )  # fmt: skip
-    trainer.fit(study, datamodule=TextsDataModule(study.lm, **sizes).complement(192))
+    trainer.fit(study, DataLoader(steps, batch_size=None))
     assert trainer.global_step == 12
     for hook_point, expected in study.trained().items():
         for name, tensor in expected.state_dict().items():
@@ -49,13 +50,16 @@ def test_training_texts_are_all_that_the_study_does_not_read() -> None:
     """Also where the study reads some kinds of knowledge and training reads all."""
     lm = LanguageModel(LMConfig())
     sizes = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3}
-    data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, **sizes)
-    read, trained_on = set(data.read_texts()), set(data.complement(600)._all_texts())
+    data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, training_tokens=600, **sizes)
+    read, trained_on = data.read_texts(), data.other_blocks()._rows
     assert len(read) == 4000
-    assert not trained_on & read
-    assert trained_on | read == set(TextsDataModule(lm, **sizes)._all_texts())
+    rows = {tuple(lm.tokenizer(text)["input_ids"]) for text in read}
+    assert not rows & set(map(tuple, trained_on))
+    everything = TextsDataModule(lm, n_texts=10**6, **sizes).read_texts()
+    assert len(trained_on) + len(read) == len(everything) - 1  # one is held out
 
 
 def test_too_few_tokens_name_the_key_of_the_study() -> None:
-    with pytest.raises(ConfigError, match=r"model\.training_tokens is 100, .* blocks of 32768"):
-        TextsDataModule(training_tokens=100)
+    data = TextsDataModule(LanguageModel(LMConfig()), training_tokens=100)
+    with pytest.raises(ConfigError, match=r"0 blocks of 32768.*model\.training_tokens"):
+        data.test_dataloader()
