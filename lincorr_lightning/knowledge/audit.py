@@ -39,10 +39,12 @@ def audit(
         details: Whether to list every label and every dropped answer as well.
     """
     # Imported here: nothing else of this package needs transformers.
+
+    selected = Catalogue.load(*knowledge_files).select(knowledge)
+    # Here, so that a wrong name is refused before torch is imported.
     from lincorr_lightning.lm.config import LMConfig
     from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
 
-    selected = Catalogue.load(*knowledge_files).select(knowledge)
     checkpoint = find_checkpoint(LMConfig(name_or_path=lm, revision=revision), "the tokenizer")
     domains = audit_domains(selected, read_tokenizer(checkpoint))
     console = Console()

@@ -136,17 +136,6 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
     assert float(left[4].split("%")[0]) < float(left[2].split("%")[0]), "fewer hallucinate"
 
 
-def test_a_second_training_is_read_from_its_cases(tmp_path: Path) -> None:
-    cases = tmp_path / "repeated_lora_city_to_country.csv"
-    cases.write_text(
-        "probability_reference_after,outcome\n0.75,generalized\n0.25,hallucinated\n0,unchanged\n"
-    )
-    log_odds, outcomes = scores.read_outcomes(cases)
-    np.testing.assert_allclose(log_odds[:2], [np.log(3), -np.log(3)])
-    assert np.isfinite(log_odds).all()
-    assert outcomes.tolist() == [0, 1, 2]
-
-
 def test_edits_are_forecast_from_their_cases(small_lm: str, tmp_path: Path) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)

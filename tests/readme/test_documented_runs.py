@@ -139,13 +139,6 @@ def values_at(value: Any, path: str) -> list[Any]:
     return found
 
 
-def test_values_at() -> None:
-    runs = {"pairs": [{"q": 1}, {"q": 2, "hits": {"1": 3}}]}
-    assert values_at(runs, "pairs[].q") == [1, 2]
-    assert values_at(runs, "pairs[].hits.*") == [3]
-    assert values_at(runs, "pairs.q") == values_at(runs, "ratio") == []
-
-
 @pytest.mark.slow
 def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> None:
     results = [json.loads(path.read_text()) for run in small_runs for path in run.glob("*.json")]

@@ -14,8 +14,7 @@ import yaml
 from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.demos.boring_classes import BoringModel
 
-from benchmarks.common import ROOT, documents, markdown_table
-from benchmarks.docs_tables import formation, generalization, vocabulary_ablation
+from benchmarks.common import ROOT, documents
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.cli import main
@@ -58,18 +57,6 @@ def test_other_command_parses(command: list[str], monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
     with pytest.raises(Parsed):
         main(command)
-
-
-def test_tables_have_the_headings_that_the_scripts_write() -> None:
-    markers = set(re.findall(r"<!-- (\w+): begin -->", TEXT))
-    assert markers == set(re.findall(r"<!-- (\w+): end -->", TEXT))
-    assert markers >= {"probe", "path", "families", "ranking", "transitivity"}
-    headings = [
-        generalization.COLUMNS, ("relation", *generalization.FORECASTERS),
-        vocabulary_ablation.COLUMNS, formation.COLUMNS,
-    ]  # fmt: skip
-    for columns in headings:
-        assert f"{markdown_table(columns, []).splitlines()[0]}\n" in TEXT
 
 
 def test_the_knowledge_file_is_valid(tmp_path: Path) -> None:
@@ -124,7 +111,3 @@ def test_every_page_is_in_the_index() -> None:
     docs = ROOT / "docs"
     pages = {path for path in docs.rglob("*.md") if docs / "_build" not in path.parents}
     assert pages - {docs / "index.md"} == set(DOCUMENTS) - {ROOT / "README.md"}
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1200
