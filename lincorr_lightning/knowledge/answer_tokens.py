@@ -157,13 +157,17 @@ class TokenReader:
             return Completeness.SUBWORD
         return "reads otherwise"
 
+    def spelling(self, token_id: int) -> str:
+        """Return the text of a token with its spelling in the vocabulary and its id."""
+        spelled = self.tokenizer.convert_ids_to_tokens(token_id)
+        return f"{self.piece(token_id)} [{spelled} {token_id}]"
+
     def unique_texts(self, token_ids: list[int]) -> list[str]:
-        """Return the text of each token; tokens that read alike also have their spelling and id."""
+        """Return the text of each token, with its spelling where tokens read alike."""
         texts = list(map(self.piece, token_ids))
         counts = Counter(texts)
-        spelled = self.tokenizer.convert_ids_to_tokens
         return [
-            f"{text} [{spelled(token_id)} {token_id}]" if counts[text] > 1 else text
+            self.spelling(token_id) if counts[text] > 1 else text
             for token_id, text in zip(token_ids, texts, strict=True)
         ]
 

@@ -7,7 +7,7 @@ import hashlib
 import importlib.metadata
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
+from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
@@ -78,31 +79,21 @@ class LinearMap:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
 
     def _check(self) -> None:
-        for name, texts in self._labels.items():
-            ids = self._token_ids.get(name, ())
-            if len(ids) != len(texts) or name not in self.templates:
-                raise LinearMapError(
-                    f"{name} has {len(texts)} labels, {len(ids)} token ids and "
-                    f"{'a' if name in self.templates else 'no'} template."
-                )
+        shapes: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
         for pair, weight in self._weights.items():
-            sides = _sides(pair)
-            for name in sides:
-                if name not in self._labels:
-                    raise LinearMapError(f"the pair {pair} has no labels of {name}.")
-            if pair not in self._biases or pair not in self.ridge:
-                raise LinearMapError(f"the pair {pair} lacks its bias or its ridge.")
-            n_source, n_target = (len(self._labels[name]) for name in sides)
-            for key, tensor, shape in (
-                (f"{pair}/weight", weight, (n_target, n_source)),
-                (f"{pair}/bias", self._biases[pair], (n_target,)),
-            ):
-                if tuple(tensor.shape) != shape:
-                    raise LinearMapError(
-                        f"{key} has the shape {tuple(tensor.shape)}; the labels need {shape}."
-                    )
-                if not tensor.isfinite().all():
-                    raise LinearMapError(f"{key} holds NaN or infinite numbers.")
+            source, _, target = pair.partition("->")
+            n_source, n_target = len(self._labels[source]), len(self._labels[target])
+            shapes[f"{pair}/weight"] = weight, (n_target, n_source)
+            shapes[f"{pair}/bias"] = self._biases[pair], (n_target,)
+        for name, texts in self._labels.items():
+            shapes[f"{name}/token_ids"] = torch.tensor(self._token_ids[name]), (len(texts),)
+        for key, (tensor, shape) in shapes.items():
+            if tuple(tensor.shape) != shape:
+                raise LinearMapError(
+                    f"{key} has the shape {tuple(tensor.shape)}; the labels need {shape}."
+                )
+            if not tensor.isfinite().all():
+                raise LinearMapError(f"{key} holds NaN or infinite numbers.")
 
     # -- content -----------------------------------------------------------------------------
 
@@ -143,16 +134,13 @@ class LinearMap:
 
         Returns:
             ``(n_subjects, n_target_labels)``, float64, on the device of `source_logits`.
-
-        Raises:
-            LinearMapError: There is no such pair, or the logits have another number of labels.
         """
         weight = self.weight(pair).to(source_logits.device)
         if source_logits.ndim != 2 or source_logits.shape[1] != weight.shape[1]:
             raise LinearMapError(
                 f"{pair} takes source logits (n_subjects, {weight.shape[1]}), "
                 f"not {tuple(source_logits.shape)}. "
-                f"Pass the logits of token_ids({_sides(pair)[0]!r})."
+                f"Pass the logits of token_ids({pair.partition('->')[0]!r})."
             )
         return source_logits.double() @ weight.T + self.bias(pair).to(source_logits.device)
 
@@ -160,12 +148,16 @@ class LinearMap:
         """Refuse a tokenizer whose tokens of the same ids are other labels.
 
         It may be that of another LM than the one the map was fitted on.
-
-        Raises:
-            LinearMapError: Labels differ; the message names the first ones, and how many there are.
         """
+        reader = TokenReader(tokenizer)
         for knowledge, texts in self._labels.items():
-            readings = [_readings(tokenizer, token) for token in self._token_ids[knowledge]]
+            # A domain writes a token alone, or with its spelling if two read alike.
+            readings = [
+                (reader.piece(token), reader.spelling(token))
+                if token < len(tokenizer)
+                else ("no token", "")
+                for token in self._token_ids[knowledge]
+            ]
             wrong = [
                 f"{text!r} is {there[0]!r} there"
                 for text, there in zip(texts, readings, strict=True)
@@ -187,9 +179,6 @@ class LinearMap:
         """Write the artifact: ``config.json`` and ``linear_map.safetensors``.
 
         The folder is new, or holds a linear map, which stays until the new one is complete.
-
-        Raises:
-            OutputError: The folder cannot be written, or holds other files.
         """
         tensors = {f"{pair}/weight": weight for pair, weight in self._weights.items()}
         tensors |= {f"{pair}/bias": bias for pair, bias in self._biases.items()}
@@ -230,10 +219,14 @@ class LinearMap:
                 disagree, or the labels are not those of the LM.
         """
         folder = Path(folder)
-        config = _read_config(folder)
-        tensors = _read_tensors(folder / _TENSORS)
-        problem = ""
+        config = read_json(folder / _CONFIG, LinearMapError, _WAY_OUT)
+        if config.get("format_version") != FORMAT_VERSION:
+            raise LinearMapError(
+                f"cannot read {folder / _CONFIG}: it is not the config of a linear map in format "
+                f"version {FORMAT_VERSION}, which lincorr-lightning {__version__} reads. {_WAY_OUT}"
+            )
         try:
+            tensors = load_file(regular_file(folder / _TENSORS))
             kinds, pairs = config["knowledge"], config["pairs"]
             linear_map = cls(
                 weights={pair: tensors[f"{pair}/weight"] for pair in pairs},
@@ -245,21 +238,21 @@ class LinearMap:
                 lm=config["lm"]["name_or_path"],
                 fingerprint=config["lm"]["fingerprint"],
             )
-            if any(kinds[name]["token_ids"] != linear_map.token_ids(name) for name in kinds):
-                problem = f"token ids of {_CONFIG} and {_TENSORS} differ."
-            elif config[_CHECKSUM] != _checksum(folder / _TENSORS):
-                problem = (
-                    f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}, so its weights are not "
-                    "those that were saved."
-                )
-        except LinearMapError as error:
-            problem = str(error)
-        except KeyError as error:
-            problem = f"{_CONFIG} or {_TENSORS} lacks the key {error}."
-        except (TypeError, ValueError, AttributeError) as error:
-            problem = f"{_CONFIG} has a value of the wrong kind ({error})."
-        if problem:
-            raise LinearMapError(f"{folder} is damaged: {problem} Copy it or fit the map again.")
+            if config[_CHECKSUM] != _checksum(folder / _TENSORS):
+                raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
+        except (
+            LinearMapError,
+            SafetensorError,
+            OSError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ) as error:
+            reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
+            raise LinearMapError(
+                f"cannot read {folder}: {_TENSORS} or {_CONFIG} is damaged or missing ({reason}). "
+                f"{_WAY_OUT}"
+            ) from error
         if language_model is not None:
             linear_map.check_labels(language_model.tokenizer)
         return linear_map
@@ -278,52 +271,9 @@ def _float64(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", torch.float64, copy=True).contiguous()
 
 
-def _sides(pair: str) -> tuple[str, str]:
-    source, arrow, target = pair.partition("->")
-    if not (source and arrow and target):
-        raise LinearMapError(f"{pair!r} is not a pair; write it as 'city->country'.")
-    return source, target
-
-
-def _readings(tokenizer: PreTrainedTokenizerBase, token: int) -> tuple[str, str]:
-    """Return how a domain may write a token: alone, or with its spelling if two read alike."""
-    if not 0 <= token < len(tokenizer):
-        return "no token", "no token"
-    text = str(tokenizer.decode([token], clean_up_tokenization_spaces=False))
-    text = text.replace("▁", " ").strip()
-    return text, f"{text} [{tokenizer.convert_ids_to_tokens(token)} {token}]"
-
-
-def _fail_to_read(path: Path, reason: str) -> NoReturn:
-    raise LinearMapError(f"cannot read {path}: {reason}. {_WAY_OUT}")
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        _fail_to_read(folder, "there is no such folder")
-    path = folder / _CONFIG
-    config = read_json(path, LinearMapError, _WAY_OUT)
-    version = config.get("format_version")
-    if version is None:
-        _fail_to_read(path, "it is not the config of a linear map")
-    if version != FORMAT_VERSION:
-        reason = f"it has format version {version}; lincorr-lightning {__version__} reads"
-        _fail_to_read(path, f"{reason} {FORMAT_VERSION}")
-    return config
-
-
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _read_tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        _fail_to_read(path, "there is no such file")
-    try:
-        return load_file(path)
-    except (SafetensorError, OSError) as error:
-        _fail_to_read(path, f"it is damaged or cut short ({error})")
 
 
 def read_fit_subjects(run: Path) -> set[str]:

@@ -76,9 +76,6 @@ def fit_linear_maps(
 
     Returns:
         A map for each ridge strength.
-
-    Raises:
-        NonFiniteError: The LM answers a subject with NaN or infinite logits.
     """
     layout = relation_layout(relation)
     return maps_of_rows(lm, layout, read_rows(lm, layout, subjects), ridges, tolerance)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Subjects that are read between two steps of a progress bar.
 _CHUNK = 256
+
+T = TypeVar("T")
 
 Pair = tuple[str, str]
 """Names of a source and a target."""
@@ -137,9 +139,13 @@ class JointLayout:
 
 def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
     """Return the sources, with a progress bar on rank 0 where there are many."""
-    few = len(layout.sources) < 8 or getattr(rank_zero_only, "rank", 0) != 0
+    return _progress(layout.sources, doing, n_few=8, unit="source")
+
+
+def _progress(items: list[T], doing: str, n_few: int, **options: Any) -> Iterable[T]:
+    hidden = len(items) < n_few or getattr(rank_zero_only, "rank", 0) != 0
     # None hides the bar where there is no terminal.
-    return tqdm(layout.sources, desc=doing, unit="source", disable=few or None, leave=False)
+    return tqdm(items, desc=doing, disable=hidden or None, leave=False, **options)
 
 
 @torch.no_grad()
@@ -157,9 +163,7 @@ def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str])
 def read_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
     """Return `domain_rows` of many subjects, with a progress bar on rank 0."""
     parts = [subjects[first : first + _CHUNK] for first in range(0, max(len(subjects), 1), _CHUNK)]
-    hidden = len(parts) < 2 or getattr(rank_zero_only, "rank", 0) != 0
-    bar = tqdm(parts, desc="reading subjects", unit_scale=_CHUNK, unit="subject",
-               disable=hidden or None, leave=False)  # fmt: skip
+    bar = _progress(parts, "reading subjects", n_few=2, unit_scale=_CHUNK, unit="subject")
     return torch.cat([domain_rows(lm, layout, part) for part in bar])
 
 
@@ -222,18 +226,13 @@ def build_layout(
         control: The control prompt, with ``{}`` for the subject; None for no control columns.
         partial_out: Kinds of knowledge that are read too, whether or not a pair has them.
         subwords: Whether beginnings of words are labels too.
-
-    Raises:
-        KnowledgeError: An unknown name, or a pair of `require_reference` without reference.
-        DomainError: A kind of knowledge given by name has no label in this vocabulary.
-        ConfigError: Fewer than two kinds of knowledge, or a required pair that is not fitted.
     """
     selected = {k.name: k for k in catalogue.select(knowledge)}
     by_name = set(knowledge)
-    relations = None if pairs is None else [catalogue.relation(pair) for pair in pairs]
-    if relations is not None:
-        named = (k for relation in relations for k in (relation.source, relation.target))
-        selected |= {k.name: k for k in named}
+    relations = [catalogue.relation(pair) for pair in pairs or ()]
+    for relation in relations:
+        selected |= {side.name: side for side in (relation.source, relation.target)}
+    if pairs is not None:
         by_name |= set(selected)
     left_out: dict[str, str] = {}
     domains = _domains(selected.values(), tokenizer, by_name, subwords, left_out)
@@ -242,7 +241,7 @@ def build_layout(
             f"a probe needs two kinds of knowledge or more; model.knowledge gives {list(domains)}. "
             "Name more, or a family such as 'attribute'."
         )
-    if relations is None:
+    if pairs is None:
         chosen = [(s, t) for s in domains for t in domains if s != t]
     else:
         chosen = list(dict.fromkeys((r.source.name, r.target.name) for r in relations))
@@ -295,12 +294,10 @@ def _check_reference(name: str, references: Mapping[Pair, np.ndarray | None]) ->
     if (source, target) not in references:
         raise ConfigError(
             f"model.require_reference names {name}, which this run does not fit. Add it to "
-            "model.pairs, or both sides to model.knowledge; or change model.require_reference, "
-            "[] for none."
+            "model.pairs, or both sides to model.knowledge; or set model.require_reference to []."
         )
     if references[source, target] is None:
         raise KnowledgeError(
-            f"model.require_reference names {name}, which has no reference: no {target} is known "
-            f"for any {source}. Add the facts to a YAML file and name it in model.knowledge_files, "
-            "or take the pair out of model.require_reference."
+            f"model.require_reference names {name}, but no {target} is known for any {source}. Add "
+            "the facts to a YAML file of model.knowledge_files, or do not require the reference."
         )

@@ -25,9 +25,6 @@ from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progre
 _TUNE_EVERY = 5
 
 
-# -- one source --------------------------------------------------------------------------------
-
-
 class Solution(NamedTuple):
     """An affine map between logits, ``y = W (x - mean_x) + mean_y``, in float64.
 
@@ -153,9 +150,6 @@ def split_targets(
     yield from zip(targets, torch.split(values, sizes, dim), strict=True)
 
 
-# -- all pairs ---------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class FittedMaps:
     """The maps of all pairs of a layout, and of their nulls, by source.
@@ -182,13 +176,7 @@ class FittedMaps:
 def fit_layout(
     moments: Moments, layout: JointLayout, ridges: Mapping[Pair, float] | float
 ) -> FittedMaps:
-    """Solve for W and b of every pair, and of its nulls.
-
-    Args:
-        moments: Moments of the rows to fit on; with permuted scatter for the permuted null.
-        layout: Columns of the joint rows.
-        ridges: Ridge strength of each pair, or one for all.
-    """
+    """Solve for W and b of every pair, and of its nulls; the permuted one needs its scatter."""
     if isinstance(ridges, (int, float)):
         ridges = dict.fromkeys(layout.pairs, float(ridges))
     solvers, maps, permuted, control = {}, {}, {}, {}
@@ -253,13 +241,13 @@ def label_r_by_pair(
     `weights` are W of each source to all of its targets. The null ``permuted`` scores against
     permuted targets, ``control`` from the control prompt.
     """
-    found: dict[Pair, Tensor] = {}
+    by_pair: dict[Pair, Tensor] = {}
     for source, weight in weights.items():
         x = layout.control_columns(source) if null == "control" else layout.columns(source)
         y = layout.target_columns(source)
         r = label_r(test, weight, x, y, shuffled=null == "permuted").cpu()
-        found |= {(source, target): part for target, part in split_targets(layout, source, r)}
-    return found
+        by_pair |= {(source, target): part for target, part in split_targets(layout, source, r)}
+    return by_pair
 
 
 @dataclass(frozen=True)
@@ -307,12 +295,5 @@ def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[P
 def fit_and_score(
     fit: Moments, test: Moments, layout: JointLayout, ridges: Mapping[Pair, float] | float = 0.0
 ) -> dict[Pair, MapScore]:
-    """Fit the maps of all pairs on some rows, and score them on others.
-
-    Args:
-        fit: Moments of the joint rows to fit on.
-        test: Moments of those to score on.
-        layout: Columns of the joint rows, and the references.
-        ridges: Ridge strength of each pair, or one for all.
-    """
+    """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
     return score_maps(fit_layout(fit, layout, ridges), test, layout)

@@ -64,5 +64,5 @@ def test_the_command_refuses_unknown_names_and_lms(tmp_path):
     for names in (["mth"], "mth", "city, mth"):
         with pytest.raises(KnowledgeError, match=r"'mth'.*'math'"):
             audit(lm="no such LM", knowledge=names)  # before the tokenizer is read
-    with pytest.raises(LanguageModelError, match="no tokenizer"):
+    with pytest.raises(LanguageModelError, match="the tokenizer of the folder"):
         audit(lm=str(tmp_path))

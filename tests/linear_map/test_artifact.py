@@ -3,9 +3,8 @@
 import errno
 import json
 import os
-import re
-import stat
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -26,6 +25,7 @@ from lincorr_lightning.linear_map.artifact import (
 )
 from tests.toys import word_tokenizer
 
+PAIRS = ("city->country", "country->city")
 CITIES = ["Paris", "Rome", "Tokyo"]
 COUNTRIES = ["France", "Italy"]
 
@@ -69,12 +69,6 @@ def change_config(folder: Path, **changes: Any) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
-    path = folder / "linear_map.safetensors"
-    tensors = load_file(path) | changes
-    save_file({key: value for key, value in tensors.items() if value is not None}, path)
-
-
 # -- there and back --------------------------------------------------------------------------
 
 
@@ -113,30 +107,6 @@ def test_files_are_those_of_the_contract(parts: dict[str, Any], folder: Path) ->
     assert config["lm"] == {"name_or_path": "tiny-world", "fingerprint": parts["fingerprint"]}
     assert config["pairs"]["country->city"]["ridge"] == 31.6
     assert set(config["versions"]) == {"lincorr_lightning", "torch", "transformers"}
-    for path in folder.iterdir():
-        assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(0o666 & ~_umask())
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
-
-
-def test_weights_that_changed_after_saving_are_refused(folder: Path) -> None:
-    path = folder / "linear_map.safetensors"
-    content = bytearray(path.read_bytes())
-    content[-9] ^= 1  # a bit of a number's mantissa
-    path.write_bytes(content)
-    with pytest.raises(
-        LinearMapError, match=r"linear_map is damaged: the SHA-256 of linear_map\.sa"
-    ):
-        LinearMap.from_pretrained(folder)
-    config = json.loads((folder / "config.json").read_text())
-    del config["sha256"]
-    (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(LinearMapError, match="lacks the key 'sha256'"):
-        LinearMap.from_pretrained(folder)
 
 
 def test_predict_is_an_affine_map(parts: dict[str, Any], folder: Path) -> None:
@@ -223,27 +193,34 @@ def test_save_does_not_replace_other_files(parts: dict[str, Any], tmp_path: Path
 
 
 def test_missing_folder_and_files(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(LinearMapError, match=r"nowhere: there is no such folder\. Pass the linear"):
+    with pytest.raises(LinearMapError, match=r"nowhere/config\.json: No such file.* Pass the"):
         LinearMap.from_pretrained(tmp_path / "nowhere")
-    for name, message in (
-        ("linear_map.safetensors", "there is no such file"),
-        ("config.json", "no such file"),
-    ):
+    for name in ("linear_map.safetensors", "config.json"):
         (folder / name).unlink()
-        with pytest.raises(LinearMapError, match=rf"{re.escape(name)}: {message}"):
+        with pytest.raises(LinearMapError, match=r"cannot read .*No such file"):
             LinearMap.from_pretrained(folder)
         os.mkfifo(folder / name)  # a FIFO is not read
-        with pytest.raises(LinearMapError, match=rf"cannot read .*{re.escape(name)}: "):
+        with pytest.raises(LinearMapError, match=r"cannot read .*FIFO"):
             LinearMap.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("keep", [0, 4, 60, -8])
-def test_truncated_tensors(folder: Path, keep: int) -> None:
+def flip_a_bit(content: bytes) -> bytes:
+    """Change the mantissa of a number."""
+    return content[:-9] + bytes([content[-9] ^ 1]) + content[-8:]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content[:60], r"linear_map\.safetensors or config\.json is damaged"),
+        (lambda content: content[:-8], r"linear_map\.safetensors or config\.json is damaged"),
+        (flip_a_bit, r"the SHA-256 of linear_map\.safetensors is not that of config\.json"),
+    ],
+)
+def test_damaged_tensors(folder: Path, change: Callable[[bytes], bytes], message: str) -> None:
     path = folder / "linear_map.safetensors"
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(
-        LinearMapError, match=r"linear_map\.safetensors: it is damaged or cut short"
-    ):
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(LinearMapError, match=message):
         LinearMap.from_pretrained(folder)
 
 
@@ -251,8 +228,8 @@ def test_truncated_tensors(folder: Path, keep: int) -> None:
     ("text", "message"),
     [
         ('{"format_version": 1, "lm', r"config\.json: it is not valid JSON"),
-        ('{"model_type": "llama"}', "it is not the config of a linear map"),
-        ('{"format_version": 2}', r"config\.json: it has format version 2; .* reads 1\."),
+        ('{"model_type": "llama"}', "it is not the config of a linear map in format version 1"),
+        ('{"format_version": 2}', "it is not the config of a linear map in format version 1"),
     ],
 )
 def test_config_that_cannot_be_read(folder: Path, text: str, message: str) -> None:
@@ -264,34 +241,11 @@ def test_config_that_cannot_be_read(folder: Path, text: str, message: str) -> No
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"city->country/bias": None}, "lacks the key 'city->country/bias'"),
-        ({"city/token_ids": None}, "lacks the key 'city/token_ids'"),
-        ({"a->b/bias": np.zeros(2)}, "the SHA-256 of linear_map.safetensors is not that"),
-        ({"city/token_ids": np.array([1, 2, 4])}, "token ids of config.json and .* differ"),
-        (
-            {"city->country/weight": np.zeros((3, 2))},
-            r"city->country/weight has the shape \(3, 2\); the labels need \(2, 3\)",
-        ),
-        (
-            {"city->country/bias": np.array([1.0, np.nan])},
-            "city->country/bias holds NaN or infinite",
-        ),
-    ],
-)
-def test_tensors_that_disagree_with_the_config(
-    folder: Path, changes: dict[str, Any], message: str
-) -> None:
-    change_tensors(folder, **changes)
-    with pytest.raises(LinearMapError, match=f"linear_map is damaged: .*{message}"):
-        LinearMap.from_pretrained(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"lm": {"name_or_path": "x"}}, "lacks the key 'fingerprint'"),
-        ({"pairs": {"city->country": 3}}, "config.json has a value of the wrong kind"),
-        ({"knowledge": {}}, "the pair city->country has no labels of city"),
+        ({"lm": {"name_or_path": "x"}}, "there is no 'fingerprint'"),
+        ({"pairs": {"city->country": 3}}, "is damaged or missing"),
+        ({"pairs": {"city->color": {"ridge": 0}}}, "there is no 'city->color/weight'"),
+        ({"knowledge": {}}, "there is no 'city'"),
+        ({"sha256": None}, "the SHA-256 of"),
     ],
 )
 def test_config_that_disagrees_with_the_tensors(
@@ -305,9 +259,9 @@ def test_config_that_disagrees_with_the_tensors(
 @pytest.mark.parametrize(
     ("part", "value", "message"),
     [
-        ("labels", {"city": CITIES[:2], "country": COUNTRIES}, "city has 2 labels, 3 token ids"),
-        ("templates", {"city": "{}"}, "country has 2 labels, 2 token ids and no template"),
-        ("ridge", {"city->country": 0.0}, "country->city lacks its bias or its ridge"),
+        ("labels", {"city": CITIES[:2], "country": COUNTRIES}, r"city->country/weight has the .*3"),
+        ("token_ids", {"city": [1, 2, 3], "country": [5]}, "country/token_ids has the shape"),
+        ("biases", dict.fromkeys(PAIRS, torch.full((2,), torch.nan)), "bias holds NaN or infinite"),
     ],
 )
 def test_parts_that_do_not_fit_each_other(
@@ -315,31 +269,23 @@ def test_parts_that_do_not_fit_each_other(
 ) -> None:
     with pytest.raises(LinearMapError, match=message):
         LinearMap(**parts | {part: value})
-    with pytest.raises(LinearMapError, match="'city' is not a pair"):
-        LinearMap(**parts | {"weights": {"city": torch.zeros(2, 3)}})
 
 
 # -- other tokenizers, other LMs -------------------------------------------------------------
 
 
-def test_the_labels_of_an_lm_are_checked(folder: Path) -> None:
+def test_labels_that_are_other_tokens_of_an_lm_are_refused_by_name(folder: Path) -> None:
     fits: Any = SimpleNamespace(tokenizer=words(*CITIES, "Italy", "France"))
-    LinearMap.from_pretrained(folder, fits)
-    other: Any = SimpleNamespace(tokenizer=words("x"))
-    with pytest.raises(LinearMapError):
-        LinearMap.from_pretrained(folder, other)
-
-
-def test_differing_labels_are_refused_by_name(parts: dict[str, Any]) -> None:
+    linear_map = LinearMap.from_pretrained(folder, fits)
+    other: Any = SimpleNamespace(tokenizer=words("Paris", "Tokyo", "Rome", "Italy", "France"))
     with pytest.raises(LinearMapError) as error:
-        LinearMap(**parts).check_labels(words("Paris", "Tokyo", "Rome", "Italy", "France"))
+        LinearMap.from_pretrained(folder, other)
     message = str(error.value)
-    assert "2 of 3 labels of city" in message
+    assert "tiny-world" in message and "2 of 3 labels of city" in message
     assert "'Rome' is 'Tokyo' there, 'Tokyo' is 'Rome' there" in message
-    assert "tiny-world" in message
     assert "country" not in message
     with pytest.raises(LinearMapError, match=r"2 of 2 labels of country .*'France' is 'no token'"):
-        LinearMap(**parts).check_labels(words(*CITIES))
+        linear_map.check_labels(words(*CITIES))
 
 
 def of_cities(parts: dict[str, Any], labels: list[str], token_ids: list[int]) -> LinearMap:
