@@ -35,7 +35,7 @@ from lincorr_lightning.results.paper import (
     quantities,
 )
 from lincorr_lightning.results.plots import curves
-from lincorr_lightning.results.report.comparison import over_sizes, short_size
+from lincorr_lightning.results.report.comparison import over_sizes
 from lincorr_lightning.results.report.page import PageSection, write_page
 from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.saved_run import SavedFigure
@@ -350,7 +350,7 @@ def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
         r = probe[["source", "target", "label_mean"]].merge(after[["source", "target", "after"]])
         means = r[["label_mean", "after"]].dropna().astype(float).mean()
         if means.notna().all():
-            name = f"{lm.name}\n{short_size(lm.runs[_AFTER].n_parameters or 0)}"
+            name = f"{lm.name}\n{lm.runs[_AFTER].size}"
             rows += [(name, when, value) for when, value in zip(_WHEN, means, strict=True)]
     if len(rows) < 2 * len(_WHEN):
         return

@@ -7,11 +7,10 @@ The paper is "Linear Correlation in LM's Compositional Generalization and Halluc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
@@ -20,23 +19,14 @@ from lincorr_lightning.results.style import short_name
 from lincorr_lightning.results.table import show
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """A kind of number that the paper prints.
+class Quantity(NamedTuple):
+    """A kind of number that the paper prints."""
 
-    Attributes:
-        name: Its name, as ``influenced_1``.
-        heading: Its name for readers.
-        format: Format specification of its numbers.
-        study: Study that measures it.
-        path: Its path in the study's ``results.json``, see ``paper.yaml``.
-    """
-
-    name: str
-    heading: str
-    format: str
-    study: str
-    path: str
+    name: str  # as ``influenced_1``
+    heading: str  # its name for readers
+    format: str  # of its numbers
+    study: str  # that measures it
+    path: str  # in the study's ``results.json``, see ``paper.yaml``
 
     def show(self, value: float | None) -> str:
         """Return such a number as text."""
@@ -58,25 +48,15 @@ class Quantity:
         return _look_up({**run.values, "tables": tables}, self.path, names)
 
 
-@dataclass(frozen=True)
-class PaperNumber:
-    """A number that the paper prints.
+class PaperNumber(NamedTuple):
+    """A number that the paper prints."""
 
-    Attributes:
-        place: Table of the paper, as ``Table 2``.
-        lm: Name of the LM in the paper.
-        relation: Relation, as ``city->country``.
-        quantity: What the number is.
-        value: The number; shares are fractions of one.
-        answer: Source answer, if the number belongs to one.
-    """
-
-    place: str
-    lm: str
-    relation: str
+    place: str  # table of the paper, as ``Table 2``
+    lm: str  # its name in the paper
+    relation: str  # as ``city->country``
     quantity: Quantity
-    value: float
-    answer: str = ""
+    value: float  # shares are fractions of one
+    answer: str = ""  # the source answer, if the number belongs to one
 
     @property
     def heading(self) -> str:
@@ -133,23 +113,14 @@ def differing_settings(run: SavedRun) -> list[str]:
     return differ
 
 
-@dataclass(frozen=True)
-class PaperInfluences:
-    """Labels with the highest weights in W that the paper prints.
+class PaperInfluences(NamedTuple):
+    """Labels with the highest weights in W that the paper prints."""
 
-    Attributes:
-        place: Table of the paper, as ``Table 15``.
-        lm: Name of the LM in the paper.
-        relation: Relation, as ``city->country``.
-        direction: ``influenced`` or ``influencing``, see `probe.results.Influence`.
-        labels: The labels at the other end of each label, that with the highest weight first.
-    """
-
-    place: str
-    lm: str
-    relation: str
-    direction: str
-    labels: Mapping[str, tuple[str, ...]]
+    place: str  # table of the paper, as ``Table 15``
+    lm: str  # its name in the paper
+    relation: str  # as ``city->country``
+    direction: str  # ``influenced`` or ``influencing``, see `probe.results.Influence`
+    labels: Mapping[str, tuple[str, ...]]  # at the other end of each, the highest weight first
 
     @property
     def n(self) -> int:
@@ -171,26 +142,16 @@ def paper_influences() -> tuple[PaperInfluences, ...]:
 @cache
 def quantities() -> dict[str, Quantity]:
     """Return the quantities of ``paper.yaml`` by name."""
-    parts = _data()["paths"]
-
-    def expand(path: str) -> str:
-        for name, part in parts.items():
-            path = path.replace(f"{{{name}}}", part)
-        return path
-
-    return {
-        name: Quantity(name, heading, form, study, expand(path))
-        for name, (heading, form, study, path) in _data()["quantities"].items()
-    }
+    known = {}
+    for name, (heading, form, study, path) in _data()["quantities"].items():
+        for part, long in _data()["paths"].items():
+            path = path.replace(f"{{{part}}}", long)
+        known[name] = Quantity(name, heading, form, study, path)
+    return known
 
 
 def paper_section(place: str) -> str:
-    """Return where the paper has a table or figure.
-
-    Example:
-        >>> paper_section("Table 5"), paper_section("Figure 24")
-        ('section 5', 'appendix J')
-    """
+    """Return where the paper has a table or figure, as ``section 5`` or ``appendix J``."""
     name = next(name for name, places in _data()["sections"].items() if place in places)
     return f"{'appendix' if name.isalpha() else 'section'} {name}"
 
@@ -211,20 +172,14 @@ def _look_up(values: Any, path: str, names: Mapping[str, str]) -> float | None:
     """Follow a path through mappings and lists; None where it leads nowhere."""
     for step in re.findall(r"\[[^]]*\]|[^.\[]+", path):
         if step.startswith("["):
-            wanted = dict(part.split("=", 1) for part in step[1:-1].split(","))
+            wanted = [part.split("=", 1) for part in step[1:-1].split(",")]
             entries = [values] if isinstance(values, Mapping) else values
-            values = _select(entries, {key: value.format(**names) for key, value in wanted.items()})
+            for key, value in wanted:
+                text = value.format(**names)
+                entries = [entry for entry in entries if str(entry.get(key)) == text]
+            values = entries[0] if entries else None
         else:
-            key = step.format(**names)
-            values = values.get(key) if isinstance(values, Mapping) else None
+            values = values.get(step.format(**names))
         if values is None:
             return None
-    is_number = isinstance(values, (int, float)) and not isinstance(values, bool)
-    return float(values) if is_number and values == values else None  # not NaN
-
-
-def _select(entries: Any, wanted: Mapping[str, str]) -> Any:
-    for entry in entries if isinstance(entries, Iterable) else ():
-        if isinstance(entry, Mapping) and all(str(entry.get(k)) == v for k, v in wanted.items()):
-            return entry
-    return None
+    return None if values != values else float(values)  # not NaN

@@ -12,24 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-from lincorr_lightning.results.style import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    finish,
-    legible,
-    new_figure,
-    panels_of,
-    plain_axes,
-)
+from lincorr_lightning.results import style
+from lincorr_lightning.results.style import GREY, INK, legible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 # Okabe and Ito's colours; black and yellow are left out.
-_PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+_PALETTE = (style.BLUE, style.ORANGE, style.GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 _MAX_MARKERS = 30
 _LONGEST = 40  # characters of a name in a legend
 # Keeps lines out of a number.
@@ -96,8 +86,8 @@ def curves(
     n_columns = min(len(names), per_row)
     width, height = size[0] * n_columns, size[1] * math.ceil(len(names) / n_columns)
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
-    figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
-    panels = panels_of(figure, len(names), n_columns)
+    figure = style.new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
+    panels = style.panels_of(figure, len(names), n_columns)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         own = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
@@ -107,9 +97,9 @@ def curves(
             look |= {"marker": "o" if len(rows) <= _MAX_MARKERS else ""}
             look |= {"markerfacecolor": "white" if filled else colour}
             label = legible([str(line)], _LONGEST)[0] if hue else None
-            for part, style in ((rows[~dotted], "-"), (rows[dotted], ":")):
+            for part, dash in ((rows[~dotted], "-"), (rows[dotted], ":")):
                 if len(part):
-                    axes.plot(part[x], part[y], style, label=label, **look)
+                    axes.plot(part[x], part[y], dash, label=label, **look)
                 label = None
             if filled:
                 dark = rows[rows[filled].astype(bool)]
@@ -120,7 +110,7 @@ def curves(
                 edge = 4 if len(rows) == 1 else 0
                 axes.fill_between(rows[x], low, high, color=colour, alpha=0.15, linewidth=edge)
         heading = legible([str(name)], 46)[0] if panel else ""
-        plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
+        style.plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
         if whole_x:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if percent:
@@ -132,7 +122,7 @@ def curves(
         for axes in panels:
             axes.set_ylim(min(lows), max(highs))
     legend_below(figure, panels)
-    return finish(figure)
+    return style.finish(figure)
 
 
 def bars(
@@ -169,7 +159,7 @@ def bars(
     frame = frame.assign(_series=frame[hue] if hue else "").dropna(subset=[y])
     colour_of = _colours_of(list(frame["_series"].unique()), colours)
     width = 0.8 / max(len(colour_of), 1)
-    figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
+    figure = style.new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
@@ -185,16 +175,16 @@ def bars(
             text = f"{height:.0%}" if percent else f"{height:.2f}"
             axes.annotate(text, (left, max(height, 0)), xytext=(0, 3), textcoords="offset points",
                           ha="center", va="bottom", fontsize=8, color=INK, bbox=_HALO)  # fmt: skip
-        for (mark, named), style in zip((marks or {}).items(), ("--", ":", "-"), strict=False):
+        for (mark, named), dash in zip((marks or {}).items(), ("--", ":", "-"), strict=False):
             axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
-                        linestyle=style, label="" if i else named)  # fmt: skip
-    plain_axes(axes, "", "", label)
+                        linestyle=dash, label="" if i else named)  # fmt: skip
+    style.plain_axes(axes, "", "", label)
     axes.set_xticks(range(len(groups)), legible(map(str, groups), 30), fontsize=8.5)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.margins(y=0.12)
     legend_below(figure, [axes])
-    return finish(figure)
+    return style.finish(figure)
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:

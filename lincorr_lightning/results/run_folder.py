@@ -82,10 +82,8 @@ def run_folder(trainer: L.Trainer) -> Path:
 
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, of
-    which it is an attribute. All ranks make the first call together, as in ``setup``.
-
-    Raises:
-        OutputError: The folder cannot be made.
+    which it is an attribute. All ranks make the first call together, as in ``setup``. Raises
+    `OutputError`.
     """
     state = vars(trainer)
     if "run_folder" not in state:
@@ -114,10 +112,7 @@ def _choose_folder(trainer: L.Trainer) -> Path:
 def prepare_run_folder(trainer: L.Trainer) -> None:
     """Choose the run's folder and check that it can be written, unless the run is a dry one.
 
-    All ranks call this, in ``setup``.
-
-    Raises:
-        OutputError: The folder cannot be made or written.
+    All ranks call this, in ``setup``. Raises `OutputError`.
     """
     if is_dry_run(trainer):
         return
@@ -167,10 +162,7 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
 
     All ranks call this. Rank 0 writes, except in a dry run; scalars are in
     `Trainer.callback_metrics` on all of them. ``results.json`` is written last, so that an
-    interrupted run has none.
-
-    Raises:
-        OutputError: A file cannot be written.
+    interrupted run has none. Raises `OutputError`.
     """
     _write_parts(trainer, results)
     if trainer.is_global_zero and not is_dry_run(trainer):

@@ -140,6 +140,16 @@ class SavedRun:
         return n if isinstance(n, int) else None
 
     @property
+    def size(self) -> str:
+        """Number of the LM's parameters in three digits, as ``8.03B``; empty if unknown."""
+        return short_size(self.n_parameters) if self.n_parameters else ""
+
+    @property
+    def version(self) -> str:
+        """Version of this package that wrote it."""
+        return str(self.values["versions"].get(PACKAGE, "an unknown version"))
+
+    @property
     def seeds(self) -> dict[str, Any]:
         """Every seed of the run, by its key."""
         seeds: dict[str, Any] = dict(re.findall(r"(?m)^(seed_everything): (\d+)$", self.config))
@@ -204,6 +214,19 @@ def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield from ((f"{key}.{name}", one) for name, one in flatten(value))
         else:
             yield str(key), value
+
+
+def short_size(n_parameters: float) -> str:
+    """Return a number of parameters in three digits.
+
+    Example:
+        >>> short_size(8.03e9), short_size(1_350_000), short_size(12)
+        ('8.03B', '1.35M', '12')
+    """
+    for letter, unit in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if n_parameters >= unit:
+            return f"{n_parameters / unit:.3g}{letter}"
+    return f"{n_parameters:.0f}"
 
 
 def config_verb(text: str) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
-    from pandas import DataFrame, Series
+    from pandas import DataFrame
 
 
 def column(heading: str = "", format: str = "", default: Any = dataclasses.MISSING) -> Any:
@@ -99,16 +99,15 @@ class Table:
         headings: Mapping[str, str] | None = None,
         formats: Mapping[str, str] | None = None,
     ) -> Table:
-        """Make a table of records, mappings or sequences.
+        """Make a table of records, mappings or sequences; further arguments are those of `Table`.
 
         Args:
-            name: See `Table`, and so are `caption`, `note` and `headline`.
-            rows: The rows. Of records and mappings `columns` are taken; a key that a mapping lacks
-                is an empty cell.
+            name: Name of the table.
+            rows: The rows. A key that a mapping lacks is an empty cell.
             columns: The record's class, or the columns' names; empty for those of the first row.
-            caption: See `Table`.
-            note: See `Table`.
-            headline: See `Table`.
+            caption: What it shows.
+            note: How to read it.
+            headline: Whether it is a headline table.
             headings: Headings by column, beside those of the record.
             formats: Formats by column, beside those of the record.
         """
@@ -195,47 +194,38 @@ class Table:
         texts = ("object", "str", "string")
         kinds = [str(kind) for kind in self.frame.dtypes]
         kinds = ["object" if kind in texts else kind for kind in kinds]
-        parts = zip(self.keys, self.titles, kinds, strict=True)
-        return {
-            "name": self.name,
-            "caption": self.caption,
-            "note": self.note,
-            "headline": self.headline,
-            "columns": [
-                {"key": key, "heading": title, "format": self.formats.get(key, ""), "dtype": kind}
-                for key, title, kind in parts
-            ],
-        }
+        columns = [
+            {"key": key, "heading": title, "format": self.formats.get(key, ""), "dtype": kind}
+            for key, title, kind in zip(self.keys, self.titles, kinds, strict=True)
+        ]
+        return {"name": self.name, "caption": self.caption, "note": self.note,
+                "headline": self.headline, "columns": columns}  # fmt: skip
 
 
 def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:
-    """Return a DataFrame of records, mappings or sequences, with whole numbers kept whole."""
-    from pandas import DataFrame
+    """Return a DataFrame of records, mappings or sequences.
+
+    Where whole numbers or truth values are missing, the others stay what they are.
+    """
+    from pandas import DataFrame, Series
 
     def cells(row: Any) -> Sequence[Any]:
         if isinstance(row, Mapping):
             return [row.get(name) for name in names]
         return [getattr(row, n) for n in names] if dataclasses.is_dataclass(row) else row
 
+    def series(values: Sequence[Any]) -> Series[Any]:
+        kinds = {type(value) for value in values if value is not None}
+        dtype = "object" if str in kinds or not kinds else None
+        if len(kinds) == 1 and None in values:
+            nullable = {int: "Int64", bool: "boolean", float: "float64"}
+            dtype = nullable.get(kinds.pop(), "object")
+        return Series(list(values), dtype=dtype)
+
     columns = list(zip(*map(cells, rows), strict=True)) or [()] * len(names)
-    frame = DataFrame({i: typed_series(values) for i, values in enumerate(columns)})
+    frame = DataFrame({i: series(values) for i, values in enumerate(columns)})
     frame.columns = list(names)  # type: ignore[assignment]
     return frame
-
-
-def typed_series(values: Sequence[Any]) -> Series[Any]:
-    """Return a column, of pandas' nullable dtypes if whole numbers or truth values are missing."""
-    from pandas import Series
-
-    kinds = {type(value) for value in values if value is not None}
-    if len(kinds) == 1 and None in values:
-        dtype = {int: "Int64", bool: "boolean", float: "float64"}.get(kinds.pop(), "object")
-        return Series(list(values), dtype=dtype)
-    text = str in kinds or not kinds
-    return Series(list(values), dtype="object" if text else None)
-
-
-# -- texts in files ------------------------------------------------------------------------------
 
 
 def clean(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from pandas import DataFrame, concat
 
-from lincorr_lightning.results.paper import PaperNumber, paper_lm, paper_numbers, size_figure
+from lincorr_lightning.results.paper import paper_lm, paper_numbers, size_figure
 from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.saved_run import SavedRun, flatten
@@ -90,44 +90,36 @@ def _differences(runs: Sequence[SavedRun]) -> str:
 def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
     """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs."""
     own: list[list[str]] = []
-    others: dict[PaperNumber, None] = {}
+    others: dict[tuple[str, ...], None] = {}
     for run in runs:
         for number in paper_numbers():
-            value = number.quantity.of(run, number.relation, number.answer)
-            if value is None:
+            quantity, here = (
+                number.quantity,
+                number.quantity.of(run, number.relation, number.answer),
+            )
+            if here is None:
                 continue
+            row = [number.relation, number.heading]
+            paper = quantity.show(number.value)
             if number.is_about(run.lm_name):
-                own.append([*_row(number, value), short_name(run.lm_name)])
+                difference = quantity.difference(here - number.value)
+                row += [quantity.show(here), paper, difference, number.place]
+                own.append([*row, short_name(run.lm_name)])
             elif not number.answer:
-                others[number] = None
-    known = {(row[0], row[1]) for row in own}
-    rest = [number for number in others if (number.relation, number.heading) not in known]
+                others[*row, number.lm, paper, number.place] = None
     texts = dict.fromkeys(("here", "paper", "difference"), ".2f")
     tables = []
     if own:
         columns = ["relation", "quantity", *texts, "in the paper", "LM"]
         caption = "Beside the paper"
         tables.append(Table.of("paper", own, columns, caption, headline=True, formats=texts))
-    if rest and not any(paper_lm(run.lm_name) for run in runs):
+    if others and not any(paper_lm(run.lm_name) for run in runs):
         names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in runs))
-        table = Table.of(
-            "other_lms",
-            [[n.relation, n.heading, n.lm, n.quantity.show(n.value), n.place] for n in rest],
-            ["relation", "quantity", "LM of the paper", "paper", "in the paper"],
-            "The paper’s numbers for other LMs",
-            f"The paper has no such numbers for {names}: these are of other LMs, for orientation.",
-            formats=texts,
-        )
-        tables.append(table)
+        columns = ["relation", "quantity", "LM of the paper", "paper", "in the paper"]
+        caption = "The paper’s numbers for other LMs"
+        note = f"The paper has no such numbers for {names}: these are of other LMs."
+        tables.append(Table.of("other_lms", others, columns, caption, note, formats=texts))
     return tables
-
-
-def _row(number: PaperNumber, value: float) -> list[str]:
-    quantity = number.quantity
-    return [
-        number.relation, number.heading, quantity.show(value), quantity.show(number.value),
-        quantity.difference(value - number.value), number.place,
-    ]  # fmt: skip
 
 
 # -- the size of the LM --------------------------------------------------------------------------
@@ -151,7 +143,7 @@ def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
         ]
     ).astype({"value": float})
     names = [
-        f"{name} ({short_size(run.n_parameters)})" if run.n_parameters else name
+        f"{name} ({run.size})" if run.size else name
         for name, run in zip(run_names(runs), runs, strict=True)
     ]
 
@@ -165,16 +157,3 @@ def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
     )  # fmt: skip
     left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
     return [Figure("sizes", f"Hit@N of W by LM (paper, {place}){left_out}.", draw)]
-
-
-def short_size(n_parameters: float) -> str:
-    """Return a number of parameters in three digits.
-
-    Example:
-        >>> short_size(8.03e9), short_size(1_350_000), short_size(12)
-        ('8.03B', '1.35M', '12')
-    """
-    for letter, unit in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n_parameters >= unit:
-            return f"{n_parameters / unit:.3g}{letter}"
-    return f"{n_parameters:.0f}"

@@ -6,7 +6,6 @@ import argparse
 import base64
 import math
 import re
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,6 @@ from lincorr_lightning.results.report.comparison import (
     join_tables,
     over_sizes,
     run_names,
-    short_size,
 )
 from lincorr_lightning.results.report.text import to_latex, to_markdown
 from lincorr_lightning.results.results import OWN_KEYS, Figure
@@ -62,49 +60,45 @@ def report(args: Sequence[str]) -> Path:
 
 @dataclass(frozen=True)
 class PageRun:
-    """A run as a page shows it, under the page's number of it."""
+    """A run as a page shows it, under a title and the page's number of it."""
 
     saved: SavedRun
     number: int
-    name: str
-
-    @property
-    def title(self) -> str:
-        """Heading of the run."""
-        return f"Run {self.number}: {self.name}"
+    title: str
 
     @property
     def facts(self) -> dict[str, str]:
         """What was run, by name."""
         run, values = self.saved, self.saved.values
+        seeds, versions = (
+            ", ".join(f"{key} {value}" for key, value in found.items())
+            for found in (run.seeds, values["versions"])
+        )
         seconds = values.get("seconds")
         facts = {
             "LM": short_name(run.lm_name),
-            "parameters": _size(run),
-            "dtype": str(run.lm.get("dtype") or ""),
-            "relation": str(values.get("relation") or ""),
-            "seeds": ", ".join(f"{key} {value}" for key, value in run.seeds.items()),
-            "versions": ", ".join(f"{key} {value}" for key, value in values["versions"].items()),
+            "parameters": run.size,
+            "dtype": run.lm.get("dtype"),
+            "relation": values.get("relation"),
+            "seeds": seeds,
+            "versions": versions,
             "duration": f"{seconds:,.0f} s" if isinstance(seconds, (int, float)) else "",
-            "folder": str(run.folder),
+            "folder": run.folder,
         }
-        return {key: value for key, value in facts.items() if value}
+        return {key: str(value) for key, value in facts.items() if value}
 
     @cached_property
     def tables(self) -> list[Table]:
         """The run's tables, long ones cut short, and its other numbers."""
-        tables = [
-            replace(table, caption=table.caption or table.name).first(
-                MAX_ROWS if table.headline else MAX_FOLDED_ROWS,
-                str(self.saved.folder / "tables" / f"{table.name}.csv"),
-            )
-            for table in self.saved.tables
-        ]
-        own = {key: one for key, one in self.saved.values.items() if key not in OWN_KEYS}
+        tables = []
+        for table in self.saved.tables:
+            limit = MAX_ROWS if table.headline else MAX_FOLDED_ROWS
+            first = table.first(limit, f"{self.saved.folder}/tables/{table.name}.csv")
+            tables.append(replace(first, caption=table.caption or table.name))
         values = [
             [key, f"{value:.4g}" if isinstance(value, float) else str(value)]
-            for key, value in flatten(own)
-            if isinstance(value, (int, float, str))
+            for key, value in flatten(self.saved.values)
+            if isinstance(value, (int, float, str)) and key.split(".")[0] not in OWN_KEYS
         ]
         numbers = Table.of("values", values, ["key", "value"], "Numbers of results.json")
         return [*tables, numbers] if values else tables
@@ -145,8 +139,7 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     """
     if not runs:
         raise ReportError("name the folder of a run, as in: lincorr report runs/linear_probe/*")
-    by_path = {run.folder.resolve(): run for run in map(SavedRun.read, runs)}
-    read = list(by_path.values())
+    read = list({run.folder.resolve(): run for run in map(SavedRun.read, runs)}.values())
     _check_together(read)
     # Studies in the order in which they are named, and in each the small LMs first.
     studies = list(dict.fromkeys(run.study for run in read))
@@ -155,14 +148,15 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
         _section(study, list(numbered))
         for study, numbered in groupby(enumerate(read, start=1), key=lambda one: one[1].study)
     ]
-    names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in read))
+    names = [short_name(run.lm_name) for run in read]
     rows = [
-        [number, run.study, short_name(run.lm_name), _size(run), _version(run), str(run.folder)]
-        for number, run in enumerate(read, start=1)
+        [number, run.study, name, run.size, run.version, str(run.folder)]
+        for number, (run, name) in enumerate(zip(read, names, strict=True), start=1)
     ]
     columns = ["run", "study", "LM", "parameters", "version", "folder"]
     overview = Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
-    return write_page(output, f"Linear correlation in {names}", [overview], sections, len(read))
+    title = f"Linear correlation in {', '.join(dict.fromkeys(names))}"
+    return write_page(output, title, [overview], sections, len(read))
 
 
 def write_page(
@@ -223,9 +217,7 @@ def _write(path: Path, text: str) -> None:
 
 def _check_together(runs: Sequence[SavedRun]) -> None:
     """Refuse runs of different versions of this package, or of two LMs under one name."""
-    first: dict[str, SavedRun] = {}
-    for run in runs:
-        first.setdefault(_version(run), run)
+    first = {run.version: run for run in reversed(runs)}
     if len(first) > 1:
         listed = ", ".join(f"{run.folder} ({version})" for version, run in first.items())
         raise ReportError(
@@ -234,42 +226,30 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
             "version."
         )
     for one, other in combinations(runs, 2):
-        differ = _differing(one, other)
+        prints = [run.lm.get("fingerprint") or {} for run in (one, other)]
+        # Weights in another dtype have other bits.
+        same_dtype = prints[0].get("dtype") == prints[1].get("dtype")
+        parts = ("tokenizer", "config", "weights") if same_dtype else ("tokenizer", "config")
+        differ = [part for part in parts if len({own[part] for own in prints if part in own}) > 1]
         if differ and one.lm_name == other.lm_name:
             raise ReportError(
                 f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "
                 f"their {' and '.join(differ)} differ (lm.fingerprint in results.json). Give each "
-                "LM a folder of its own and run one of them again, or write a page for each: "
-                f"lincorr report {shlex.quote(str(one.folder))}; "
-                f"lincorr report {shlex.quote(str(other.folder))}"
+                "LM a folder of its own and run one of them again, or write a page for each of "
+                "these folders."
             )
-
-
-def _differing(one: SavedRun, other: SavedRun) -> list[str]:
-    """Return the parts in which LMs differ; weights in another dtype have other bits."""
-    own, others = (run.lm.get("fingerprint") or {} for run in (one, other))
-    parts = ["tokenizer", "config"]
-    parts += ["weights"] if own.get("dtype") == others.get("dtype") else []
-    return [part for part in parts if part in own and own[part] != others.get(part, own[part])]
 
 
 def _section(study: str, numbered: Sequence[tuple[int, SavedRun]]) -> PageSection:
     runs = [run for _, run in numbered]
+    names = run_names(runs)
     return PageSection(
         study.replace("_", " ").capitalize() or "Study without a name",
         re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed",
         [
-            PageRun(run, number, name)
-            for (number, run), name in zip(numbered, run_names(runs), strict=True)
+            PageRun(run, number, f"Run {number}: {name}")
+            for (number, run), name in zip(numbered, names, strict=True)
         ],
         [*(join_tables(runs) if len(runs) > 1 else ()), *beside_paper(runs)],
         over_sizes(runs),
     )
-
-
-def _size(run: SavedRun) -> str:
-    return "" if run.n_parameters is None else short_size(run.n_parameters)
-
-
-def _version(run: SavedRun) -> str:
-    return str(run.values["versions"].get(PACKAGE, "an unknown version"))
