@@ -21,33 +21,23 @@ def draw(colour: str = "white") -> Callable[[], MatplotlibFigure]:
 
 def lm_info(name: str, n_parameters: int | None = 1_000_000, **fingerprint: str) -> dict[str, Any]:
     known = {"tokenizer": "t", "config": "c", "dtype": "float32", "weights": f"w of {name}"}
-    fingerprint = known | fingerprint
-    return {
-        "name_or_path": name, "dtype": fingerprint["dtype"], "fingerprint": fingerprint,
-        "n_parameters": n_parameters,
-    }  # fmt: skip
-
-
-def pair(source: str, target: str, r: float, hits: tuple[float, ...] | None = None) -> dict:
-    """A pair's entry in a probe's results."""
-    precision = None
-    if hits is not None:
-        ways = {"influenced": hits[:3], "influencing": hits[3:]}
-        precision = {
-            way: {**dict(zip("135", rates, strict=True)), "n": 40} for way, rates in ways.items()
-        }
-    return {"source": source, "target": target, "label_mean": r, "precision": precision}
+    known |= fingerprint
+    return {"name_or_path": name, "dtype": known["dtype"], "fingerprint": known,
+            "n_parameters": n_parameters}  # fmt: skip
 
 
 def probe_results(
     lm: Mapping[str, Any], r: float, hits: tuple[float, ...], settings: Mapping[str, Any]
 ) -> Results:
-    pairs = [pair("city", "country", r, hits), pair("city", "color", 0.2)]
-    rows = [
-        {"pair": f"{p['source']}->{p['target']}", "r": p["label_mean"], "excess": r - 0.95,
-         "hit": (p["precision"] or {"influenced": {}})["influenced"].get("1")}
-        for p in pairs
-    ]  # fmt: skip
+    precision = {
+        way: dict(zip("135", rates, strict=True))
+        for way, rates in (("influenced", hits[:3]), ("influencing", hits[3:]))
+    }
+    pairs = [
+        {"source": "city", "target": "country", "label_mean": r, "precision": precision},
+        {"source": "city", "target": "color", "label_mean": 0.2, "precision": None},
+    ]
+    rows = [["city->country", r, r - 0.95, hits[0]], ["city->color", 0.2, r - 0.95, None]]
     columns = ["pair", Column("r", format=".2f"), Column("excess", "above control", "+.2f"),
                Column("hit", "Hit@1", ".2f")]  # fmt: skip
     weights = [["Paris", "France", 0.1 * i, i == 0] for i in range(130)]
@@ -58,8 +48,7 @@ def probe_results(
         [
             make_table("pairs", columns, rows, caption="Pairs and their r.", headline=True),
             make_table(
-                "influences",
-                ["label", "token", Column("weight", "W", ".2f"), "in_reference"],
+                "influences", ["label", "token", Column("weight", "W", ".2f"), "in_reference"],
                 weights, "Highest weights.", "Of labels with a reference.",
             ),
         ],
@@ -99,26 +88,16 @@ def probe(tmp_path: Path) -> Make:
 @pytest.fixture
 def finetune(tmp_path: Path) -> Make:
     """Writes the folder of a source fine-tune."""
-    numbers = count()
 
-    def make(lm: str = "tiny-world", generalized: float = 0.86, **values: Any) -> Path:
+    def make(lm: str = "tiny-world", generalized: float = 0.86) -> Path:
         columns = ["subject", "source_answer"]
         columns += [Column(f"weight_{name}", "", ".2f") for name in ("reference", "answer", "max")]
-        cases = make_table(
-            "cases", columns,
-            [("Emma", "Shanghai", 0.48, 0.47, 0.51), ("Ada", "Oslo", 0.69, None, None)], "Cases.",
-        )  # fmt: skip
-        outcomes = make_table(
-            "outcomes", ["relation", Column("generalized", format=".1%")],
-            [["city->country", generalized]], "Outcomes.", headline=True,
-        )  # fmt: skip
-        results = Results(
-            "source_finetune",
-            {"relation": "city->country", "n_edits": 150, "generalized": generalized,
-             "random": 0.04, "gradient_correlation": 0.845, "logit_correlation": None, **values},
-            tables=[outcomes, cases], lm=lm_info(lm), settings={"learning_rate": 0.001},
-        )  # fmt: skip
-        return save(results, tmp_path / "finetunes" / f"version_{next(numbers)}")
+        rows = [("Emma", "Shanghai", 0.48, 0.47, 0.51), ("Ada", "Oslo", 0.69, None, None)]
+        values = {"relation": "city->country", "generalized": generalized, "random": 0.04,
+                  "gradient_correlation": 0.845, "logit_correlation": None}  # fmt: skip
+        tables = [make_table("cases", columns, rows, "Cases.")]
+        results = Results("source_finetune", values, tables=tables, lm=lm_info(lm))
+        return save(results, tmp_path / "finetune")
 
     return make
 
@@ -128,12 +107,10 @@ def ablation(tmp_path: Path) -> Make:
     """Writes the folder of a vocabulary ablation, of which a test reads two numbers."""
 
     def make(lm: str = "tiny-world") -> Path:
-        mappings = [{"mapping": "permuted", "generalized": 0.25},
-                    {"mapping": "reference", "generalized": 0.75}]  # fmt: skip
-        results = Results(
-            "vocabulary_ablation", {"relation": "city->country", "mappings": mappings},
-            lm=lm_info(lm, None), settings={"seeds": [0, 1]},
-        )  # fmt: skip
+        shares = {"permuted": 0.25, "reference": 0.75}
+        mappings = [{"mapping": name, "generalized": share} for name, share in shares.items()]
+        values = {"relation": "city->country", "mappings": mappings}
+        results = Results("vocabulary_ablation", values, lm=lm_info(lm, None))
         return save(results, tmp_path / "ablation")
 
     return make
@@ -151,7 +128,7 @@ def geometry(tmp_path: Path) -> Make:
         results = Results(
             "knowledge_geometry", {"n_subjects": 40, "depth": {"a": 1.5, "b": [1, 2]}},
             tables=[table], figures=[Figure("closeness", "Closeness by layer.", draw())],
-            lm=lm_info(lm), settings={"k": 3},
+            lm=lm_info(lm),
         )  # fmt: skip
         return save(results, tmp_path / "geometry", "test")
 

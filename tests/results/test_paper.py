@@ -24,10 +24,8 @@ Make = Callable[..., Path]
         ("llama-3-8b", "city->country", "influenced_1", "", (0.42, "Table 2")),
         ("llama-3-8b", "X+1->X*2", "influencing_5", "", (0.70, "Table 2")),
         ("llama-3.2-3b", "X+1->X+2", "gradient_correlation", "", (0.87, "Table 4")),
-        ("llama-3.2-3b", "city->city_ja", "generalized", "", (0.046, "Table 5")),
         ("llama-3.2-3b", "city->country", "weight_answer", "Indianapolis", (0.15, "Table 6")),
         ("llama-3", "city->country", "mapping_letters", "", (0.3672, "Table 7")),
-        ("llama-3-8b", "gem_color->simile_color", "label_mean", "", (0.2746, "Table 8")),
         ("llama-3-8b-instruct", "gem_color->simile_color", "after", "", (0.3366, "Table 9")),
         ("llama-3.2-3b", "object_price->simile_price", "label_mean", "", (0.8423, "Table 14")),
     ],
@@ -53,14 +51,11 @@ def test_each_number_is_there_once_of_relations_that_exist() -> None:
     ("name", "expected"),
     [
         ("meta-llama/Meta-Llama-3-8B", "llama-3-8b"),
-        ("meta-llama/Meta-Llama-3-8B-Instruct", "llama-3-8b-instruct"),
         ("/data/llama-3.2-3b/", "llama-3.2-3b"),
-        ("openai-community/gpt2-medium", "gpt2-medium"),
         ("/c/models--meta-llama--Llama-3.2-1B/snapshots/4e20de36", "llama-3.2-1b"),
         ("meta-llama/Llama-3.1-8B", None),
         ("me/llama-3-8b-finetuned", None),
         ("tiny-world", None),
-        ("", None),
     ],
 )
 def test_lms_are_known_by_their_names(name: str, expected: str | None) -> None:
@@ -98,23 +93,12 @@ def test_quantities_are_found_in_runs(probe: Make, finetune: Make, ablation: Mak
     assert known["weight_reference"].of(edits, "city->country", "Oslo") == 0.69
     assert known["weight_reference"].of(edits, "city->country", "Rome") is None
     assert known["label_mean"].of(edits, "city->country") is None
+    entry = {"source": "city", "target": "country",
+             "completeness": {"phrase": {"label_mean": 0.7, "influenced": {"5": 0.2}}}}  # fmt: skip
+    run = SavedRun(Path(), {"study": "linear_probe", "pairs": [entry], "tables": []}, "")
+    assert known["completeness_r"].of(run, "city->country", "phrase") == 0.7
+    assert known["completeness_influenced_5"].of(run, "city->country", "phrase") == 0.2
+    assert known["completeness_r"].of(run, "city->country", "whole") is None
     mappings = SavedRun.read(ablation())
     assert known["mapping_permuted"].of(mappings, "city->country") == 0.25
     assert known["mapping_letters"].of(mappings, "city->country") is None
-
-
-def test_quantities_by_completeness_are_found() -> None:
-    entry = {"source": "city", "target": "country",
-             "completeness": {"phrase": {"label_mean": 0.7, "influenced": {"5": 0.2}}}}  # fmt: skip
-    empty = {"lm": None, "settings": {}, "versions": {}, "tables": [], "figures": []}
-    probe = SavedRun(Path(), {"study": "linear_probe", "pairs": [entry], **empty}, "")
-    edits = {"study": "source_finetune", "relation": "city->country",
-             "completeness": {"phrase": {"generalized": 0.25}}, **empty}  # fmt: skip
-    for name, run, expected in (
-        ("completeness_r", probe, 0.7),
-        ("completeness_influenced_5", probe, 0.2),
-        ("completeness_generalized", SavedRun(Path(), edits, ""), 0.25),
-    ):
-        quantity = quantities()[name]
-        assert quantity.of(run, "city->country", "phrase") == expected
-        assert quantity.of(run, "city->country", "whole") is None
