@@ -12,9 +12,23 @@ import torch
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune import EditsDataModule, SourceFinetune, edit_dataset
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 from tests.lm.conftest import pytest_generate_tests, small  # noqa: F401
 from tests.toys import NO_FILES, quiet_trainer
+
+
+@pytest.fixture(scope="module")
+def lm(small_lm: str) -> LanguageModel:
+    """The small LM, which no test changes."""
+    return LanguageModel.from_pretrained(small_lm)
+
+
+@pytest.fixture(scope="module")
+def relation(lm: LanguageModel) -> TokenizedRelation:
+    """Cities and countries in its tokens."""
+    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
 
 
 class Recorder(L.Callback):

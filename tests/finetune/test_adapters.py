@@ -5,7 +5,6 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
 
@@ -98,9 +97,6 @@ def test_edits_side_by_side_are_edits_one_at_a_time(finetune, clip):
         assert (free.logits - eight.logits).abs().max() > 1e-4
 
 
-# -- what goes wrong, and what the command line takes --------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -112,29 +108,3 @@ def test_edits_side_by_side_are_edits_one_at_a_time(finetune, clip):
 def test_impossible_adapters_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         AdapterSettings(**settings)
-
-
-@pytest.mark.parametrize(
-    ("argument", "expected"),
-    [
-        (["--model.adapter.target_modules", "null"], None),
-        (["--model.adapter.target_modules", "[q_proj, v_proj]"], ["q_proj", "v_proj"]),
-        (["--model.adapter.target_modules+", "up_proj"], ["o_proj", "up_proj"]),
-    ],
-)
-def test_the_command_line_takes_layers_and_null(capsys, argument, expected):
-    import yaml
-
-    with pytest.raises(SystemExit):
-        main(
-            ["fit", "--config", "source_finetune.yaml", "--model.adapter.rank=3",
-             "--model.adapter.target_modules=[o_proj]", "--model.lm.revision=main",
-             "--model.lm.revision", "null", "--data.subjects=[a,b]", "--data.subjects=null",
-             *argument, "--print_config"]
-        )  # fmt: skip
-    config = yaml.safe_load(capsys.readouterr().out)
-    settings = config["model"]["init_args"]
-    assert settings["adapter"]["target_modules"] == expected
-    assert settings["adapter"]["rank"] == 3
-    assert settings["lm"]["revision"] is None
-    assert config["data"]["init_args"]["subjects"] is None

@@ -4,7 +4,6 @@ import warnings
 from collections import Counter
 
 import lightning as L
-import numpy as np
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
@@ -13,15 +12,10 @@ from torch.nn.functional import cross_entropy
 from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.toys import NO_FILES, quiet_trainer
-
-
-@pytest.fixture(scope="module")
-def lm(small_lm):
-    return LanguageModel.from_pretrained(small_lm)
 
 
 class Taught(L.LightningModule):
@@ -60,11 +54,6 @@ def edits_for(module, schedule=None, **options):
     return EditsDataModule(module.lm, schedule=schedule, **options)
 
 
-@pytest.fixture(scope="module")
-def relation(lm):
-    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
-
-
 # -- sampled -----------------------------------------------------------------------------------
 
 
@@ -86,22 +75,6 @@ def test_sampled_edits_are_new_to_the_lm_and_have_a_reference(lm, relation):
         assert edit.target_before not in edit.reference
         assert cities.texts[edit.label] == edit.answer
         assert {countries.texts[i] for i in edit.reference} == facts[edit.answer]
-
-
-def test_answers_are_even_where_the_lm_gives_every_subject_one_country(lm, relation, monkeypatch):
-    def one_country(prompts, token_ids):
-        logits = torch.zeros(len(prompts), len(token_ids))
-        logits[:, -1] = 1.0
-        return logits
-
-    monkeypatch.setattr(lm, "domain_logits", one_country)
-    data = EditsDataModule(lm, n_edits=200)
-    edits = data.prepare_edits()
-    given = len(relation.target.labels) - 1
-    never = {len(relation.source.labels) - 1, *relation.reference_mask[given].nonzero()[0].tolist()}
-    counts = Counter(edit.label for edit in edits)
-    assert set(counts) == set(relation.reference_mask.any(0).nonzero()[0].tolist()) - never
-    assert max(counts.values()) - min(counts.values()) <= 1
 
 
 def test_answers_that_fit_no_subject_at_first_are_used_later(lm, monkeypatch):
@@ -162,9 +135,6 @@ def test_settings_are_checked_before_weights_are_read(small_lm):
     assert not module.lm.is_loaded
 
 
-# -- batches -----------------------------------------------------------------------------------
-
-
 def test_an_answer_beyond_the_last_position_is_refused(make_lm, tmp_path):
     folder = str(make_lm(tmp_path / "lm"))
     long = " ".join(["name1"] * 59)  # with "lives in the city of" all 64 positions
@@ -181,26 +151,6 @@ def test_prediction_goes_through_the_edits_in_order(small_lm):
     module = Taught(small_lm)
     predicted = trainer().predict(module, edits_for(module, n_edits=11, batch_size=4))
     assert predicted == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
-
-
-@pytest.mark.parametrize("option", ["overfit_batches", "limit_train_batches"])
-def test_lightning_may_limit_the_batches_of_an_epoch(small_lm, option):
-    module = Taught(small_lm)
-    trainer(**{option: 2}).fit(module, edits_for(module, EditSchedule("joint", 4), n_edits=20))
-    assert [step[:2] for step in module.seen] == [(0, 0), (0, 1), (1, 0), (1, 1)]
-    assert len({i for _, _, batch, _ in module.seen[:2] for i in batch}) == 8
-
-
-def test_another_run_makes_new_edits(small_lm, make_lm, tmp_path):
-    """The LM may have been trained, or replaced, since the edits were made."""
-    module = Taught(small_lm)
-    data = edits_for(module, n_edits=20)
-    trainer(max_epochs=1).fit(module, data)
-    edits = data.prepare_edits()
-    other = LanguageModel.from_pretrained(str(make_lm(tmp_path / "lm", seed=5)))
-    module.lm.model.load_state_dict(other.model.state_dict())
-    trainer(max_epochs=1).fit(module, data)
-    assert data.prepare_edits() != edits
 
 
 SCHEDULES = {
@@ -276,24 +226,17 @@ def stopped_run(small_lm, tmp_path):
 MORE = {"knowledge_files": ["more.yaml"]}
 
 
-@pytest.mark.parametrize(
-    ("schedule", "options", "message"),
-    [
-        (EditSchedule("joint", 5), {}, "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
-        (SCHEDULES["joint"], {"n_edits": 23}, "made with another data.n_edits"),
-        (SCHEDULES["joint"], {"relation": "city->beast"} | MORE, "another data.relation"),
-        (SCHEDULES["joint"], MORE, "another data.knowledge_files"),
-    ],
-)
+@pytest.mark.parametrize(("schedule", "options", "message"), [
+    (EditSchedule("joint", 5), {}, "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
+    (SCHEDULES["joint"], {"n_edits": 23}, "made with another data.n_edits"),
+    (SCHEDULES["joint"], MORE, "another data.knowledge_files"),
+])  # fmt: skip
 def test_a_run_is_not_resumed_with_other_edits(
     small_lm, stopped_run, tmp_path, monkeypatch, schedule, options, message
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "more.yaml").write_text(
-        'version: 1\nsource: "made up"\nentities:\n'
-        "  animal: {name1: {}, name2: {}}\n  city:\n    Paris: {animal: name1}\n"
-        "    Oslo: {animal: name2}\n    name399: {country: France}\nknowledge:\n"
-        '  beast: {family: attribute, language: en, template: "{} saw a", answers: animal}\n'
+        'version: 1\nsource: "made up"\nentities: {city: {name399: {country: France}}}\n'
     )
     module = Taught(small_lm)
     data = edits_for(module, schedule, **{"n_edits": 22} | options)
@@ -312,15 +255,10 @@ def test_edits_of_names(small_lm):
 
 def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
     """They count as generalized whatever training does."""
-    edit = next(
-        edit
-        for edit in EditsDataModule(lm, n_edits=4).prepare_edits()
-        if relation.reference_mask[edit.target_before].any()
-    )
+    edits = EditsDataModule(lm, n_edits=4).prepare_edits()
+    edit = next(one for one in edits if relation.reference_mask[one.target_before].any())
     # A city that lies in the country that the LM answers already.
-    city = relation.source.texts[
-        int(np.flatnonzero(relation.reference_mask[edit.target_before])[0])
-    ]
+    city = relation.source.texts[relation.reference_mask[edit.target_before].argmax()]
     file = tmp_path / "edits.csv"
     file.write_text(f"subject,answer\n{edit.subject},{city}\n")
     with pytest.warns(UserWarning, match=f"1 of 1 edits.*{edit.subject}.*answers already"):

@@ -10,7 +10,6 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import RawEdit, read_edits, resolve_edits
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.lm.language_model import LanguageModel
 
 TEAMS = """
 version: 1
@@ -25,11 +24,6 @@ entities:
 knowledge:
   team: {family: attribute, language: en, template: "{} saw a", answers: team}
 """
-
-
-@pytest.fixture(scope="module")
-def lm(small_lm):
-    return LanguageModel.from_pretrained(small_lm)
 
 
 @pytest.fixture
@@ -49,7 +43,7 @@ def file_of(tmp_path):
     return write
 
 
-def tokenized(lm, name="city->country", *files):
+def tokenized(lm, name, *files):
     return TokenizedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
 
 
@@ -113,30 +107,24 @@ def test_a_bad_line_is_named(file_of, name, text, message):
     assert name in str(caught.value)
 
 
-@pytest.mark.filterwarnings("error")
 def test_a_subject_with_two_answers_is_two_edits_and_a_warning(file_of):
     lines = [("a", "Paris"), ("b", "Oslo"), ("a", "Rome"), ("c", "Rome"), ("c", "Lima")]
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in lines))
-    with pytest.warns(UserWarning, match="2 of 3 subjects are taught several answers") as caught:
+    named = rf"2 of 3 subjects .* 'a': 'Paris' \({path}, line 1\) and 'Rome' \({path}, line 3\)"
+    with pytest.warns(UserWarning, match=named):
         assert [edit[1:3] for edit in read_edits(path)] == lines
-    (warning,) = caught
-    assert f"such as 'a': 'Paris' ({path}, line 1) and 'Rome' ({path}, line 3)" in str(
-        warning.message
-    )
-    read_edits([{"subject": "a", "answer": "Paris"}, {"subject": "b", "answer": "Paris"}])
 
 
 # -- labels ------------------------------------------------------------------------------------
 
 
-def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, file_of):
+def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, relation, file_of):
     entries = [("name7", "Tokyo"), ("name3", "Paris"), ("name7", "Rome")]
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
     edits = EditsDataModule(lm, edits_file=path, n_edits=None).prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries
     with pytest.warns(UserWarning, match=r"only the first 2 are used \(data\.n_edits\)"):
         assert EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits() == edits[:2]
-    relation = tokenized(lm)
     cities, countries = relation.source.texts, relation.target.texts
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
     references = [[countries[i] for i in edit.reference] for edit in edits]
@@ -213,8 +201,7 @@ def test_an_edit_that_this_lm_has_no_labels_for_is_named(lm, file_of, line, mess
     assert path in str(caught.value)
 
 
-def test_a_list_in_a_config_is_checked_as_a_file_is(lm, file_of):
-    relation = tokenized(lm)
+def test_a_list_in_a_config_is_checked_as_a_file_is(lm, relation, file_of):
     entries = [{"subject": "name1", "answer": "Paris"}]
     path = file_of(json.dumps(entries[0]))
     assert resolve_edits(entries, relation, lm) == resolve_edits(path, relation, lm)

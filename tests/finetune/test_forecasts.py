@@ -1,11 +1,11 @@
 """Forecasts of edits: what is predicted, how it is scored, and what `lincorr predict` writes."""
 
-import csv
 import json
 import math
 from importlib.resources import files
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.linear_model import LinearRegression, LogisticRegression, Ridge
@@ -27,25 +27,13 @@ from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome
-from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_subjects
-
-
-@pytest.fixture(scope="module")
-def lm(small_lm):
-    return LanguageModel.from_pretrained(small_lm)
 
 
 @pytest.fixture(scope="module")
 def edits(lm) -> list[Edit]:
     return EditsDataModule(lm, n_edits=12).prepare_edits()
-
-
-@pytest.fixture(scope="module")
-def relation(lm):
-    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
 
 
 @pytest.fixture(scope="module")
@@ -88,8 +76,6 @@ def test_maps_carry_the_least_change_that_teaches_the_answer(
         moved = fit.predict(raised[None]) - fit.predict(source[None])
         expected = torch.from_numpy(target[0] + moved[0])
         torch.testing.assert_close(forecasts.predicted[name][row], expected, atol=1e-3, rtol=1e-3)
-        assert forecasts.subjects[row] == edit.subject
-        assert forecasts.source_answers[row] == edit.answer
         mask = forecasts.reference_mask[row]
         assert set(mask.nonzero().squeeze(1).tolist()) == set(edit.reference)
 
@@ -171,19 +157,13 @@ def test_results_before_training_are_shares_of_the_predicted_outcomes(forecasts)
         leading = forecasts.predicted[name].argmax(1)
         right = forecasts.reference_mask[torch.arange(12), leading].double().mean().item()
         assert shares["generalized"] == pytest.approx(right)
-        moved = (leading != forecasts.before.argmax(1)).double().mean().item()
-        assert shares["hallucinated"] <= moved
     expected = dict(zip(Outcome, forecasts.probabilities.mean(0).tolist(), strict=True))
     assert results.values["mean_probability"] == pytest.approx(expected)
-    cells = results.table("forecast").frame.to_dict("list")
-    assert cells["subject"] == list(forecasts.subjects)
-    assert list(cells["map_0_risk"]) == forecasts.risks("map_0")
-    assert list(cells["p_hallucinated"]) == forecasts.probabilities[:, 1].tolist()
-    highest = sorted(cells["p_hallucinated"], reverse=True)[:10]
+    frame = results.table("forecast").frame
+    assert frame["map_0_risk"].tolist() == forecasts.risks("map_0")
+    highest = sorted(forecasts.probabilities[:, 1].tolist(), reverse=True)[:10]
     assert results.table("riskiest").frame["p_hallucinated"].tolist() == highest
-    assert set(cells["cause"]) <= {"imprecise W", "low prior", "ambiguous reference"}
-    for row, answer in enumerate(cells["map_0_answer"]):
-        assert answer == forecasts.labels[int(forecasts.predicted["map_0"][row].argmax())]
+    assert set(frame["cause"]) <= {"", "imprecise W", "low prior", "ambiguous reference"}
     assert results.figures[0].png.startswith(b"\x89PNG")
 
 
@@ -199,36 +179,21 @@ def predict(small_lm, folder, *more):
     return cli.trainer
 
 
-def test_predict_writes_a_row_per_edit_and_a_picture(small_lm, tmp_path):
-    predict(small_lm, tmp_path, "--model.ridges=[0, auto, 10]", "--model.n_subjects=200")
-    (path,) = tmp_path.rglob("results.json")
-    results = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert (results["study"], results["relation"]) == ("forecast", "city->country")
-    names = {"map_0", "map_auto", "map_10", "in_context", "optimizer_step"}
-    assert set(results["predicted_outcomes"]) == names
-    assert (results["n_edits"], results["forecast_default"]) == (7, "optimizer_step")
-    with (path.parent / "tables" / "forecast.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    expected = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=7).prepare_edits()
-    assert [row["subject"] for row in rows] == [edit.subject for edit in expected]
-    for name in names:
-        assert any(name in column for column in rows[0]), name
-    assert (path.parent / "figures" / "forecast.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_the_fine_tune_of_the_same_edits_forecasts_the_same(small_lm, tmp_path, finetune):
     predict(small_lm, tmp_path / "ahead")
-    (ahead,) = (tmp_path / "ahead").rglob("forecast.csv")
+    (path,) = (tmp_path / "ahead").rglob("results.json")
+    results = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert (results["study"], results["relation"], results["n_edits"]) == (
+        "forecast", "city->country", 7,
+    )  # fmt: skip
+    assert (path.parent / "figures" / "forecast.png").read_bytes().startswith(b"\x89PNG")
     run = finetune({"n_edits": 7}, forecast=True)
-    with ahead.open(newline="") as one, (run.folder / "tables" / "forecast.csv").open() as other:
-        for ours, theirs in zip(csv.DictReader(one), csv.DictReader(other), strict=True):
-            shared = {name for name in ours if "answer" in name and ours[name]}
-            assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
-
-
-def test_fast_dev_run_writes_nothing(small_lm, tmp_path):
-    predict(small_lm, tmp_path, "--trainer.fast_dev_run=true", "--model.optimizer_step=false")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    ahead, ours = (
+        pd.read_csv(next(folder.rglob("forecast.csv")))
+        for folder in (tmp_path / "ahead", run.folder)
+    )
+    names = [name for name in ahead if "answer" in name]
+    pd.testing.assert_frame_equal(ahead[names], ours[names])
 
 
 def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer):
@@ -269,23 +234,17 @@ def test_edits_above_a_risk_are_left_out(lm, edits, relation):
 
 
 def test_a_prediction_marks_the_edits_above_a_risk(small_lm, tmp_path):
+    def table(folder, name):
+        return pd.read_csv(next((tmp_path / folder).rglob(f"{name}.csv"))).set_index("subject")
+
     predict(small_lm, tmp_path / "all")
-    (everything,) = (tmp_path / "all").rglob("results.json")
-    with (everything.parent / "tables" / "forecast.csv").open(newline="") as file:
-        risks = {row["subject"]: float(row["p_hallucinated"]) for row in csv.DictReader(file)}
-    limit = sorted(risks.values())[3]
+    risks = table("all", "forecast")["p_hallucinated"]
+    limit = risks.sort_values().iloc[3]
     predict(small_lm, tmp_path / "some", f"--data.max_risk={limit}")
-    (path,) = (tmp_path / "some").rglob("results.json")
-    found = json.loads(path.read_text())
-    assert found["n_edits"] == 7
-    assert found["n_above_max_risk"] == sum(risk > limit for risk in risks.values()) == 3
-    with (path.parent / "tables" / "forecast.csv").open(newline="") as file:
-        marked = {row["subject"] for row in csv.DictReader(file) if row["above_max_risk"] == "True"}
-    assert marked == {subject for subject, risk in risks.items() if risk > limit}
-    with (path.parent / "tables" / "riskiest.csv").open(newline="") as file:
-        assert [row["above_max_risk"] for row in csv.DictReader(file)] == ["True"] * 3 + [
-            "False"
-        ] * 4
+    results = json.loads(next((tmp_path / "some").rglob("results.json")).read_text())
+    assert (results["n_edits"], results["n_above_max_risk"]) == (7, 3)
+    assert table("some", "forecast")["above_max_risk"].to_dict() == (risks > limit).to_dict()
+    assert table("some", "riskiest")["above_max_risk"].tolist() == [True] * 3 + [False] * 4
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -309,28 +268,14 @@ def test_a_risk_that_leaves_no_edit_is_refused(lm):
         EditsDataModule(lm, max_risk=1.1)
 
 
-def test_the_program_forecasts_risks_as_the_study_trains(small_lm, tmp_path):
-    cli = main(
-        ["fit", "--config", "source_finetune_lora.yaml", f"--model.lm.name_or_path={small_lm}",
-         f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
-         "--data.n_edits=6", "--data.max_risk=1", "--model.steps_per_edit=2",
-         "--model.learning_rate=0.003"]
-    )  # fmt: skip
-    module = cli.trainer.lightning_module
-    assert cli.datamodule._training == module.edit_training
-    assert (module.edit_training.method, module.edit_training.learning_rate) == ("lora", 0.003)
-    assert module.edit_training.n_steps == 2
-
-
 def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation):
     model, same = outcome_model("lora"), EditTraining("lora", 2e-3, 10)
     assert model.training == same.summary
     adapter = AdapterSettings(rank=4, target_modules=["q_proj", "v_proj"])
     joint = SourceFinetune(LMConfig("tiny-world"), protocol="joint", method="lora")
     for training, how in (
-        (EditTraining("lora", 1e-3, 7), "rank 8, alpha 16 in all layers, 7 steps at 0.001"),
-        (EditTraining("lora", 2e-3, 10, adapter),
-         "rank 4, alpha 16 in q_proj, v_proj, 10 steps at 0.002"),
+        (EditTraining("lora", 1e-3, 7, adapter),
+         "rank 4, alpha 16 in q_proj, v_proj, 7 steps at 0.001"),
         # Each is forecast alone.
         (joint.edit_training, "rank 8, alpha 16 in all layers, all edits together at 5e-06"),
     ):  # fmt: skip

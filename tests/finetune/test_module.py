@@ -1,10 +1,9 @@
 """The source fine-tune: what is trained, written and refused."""
 
-import csv
 import json
-from types import SimpleNamespace
 
 import lightning as L
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -12,7 +11,7 @@ from torch.nn.functional import log_softmax
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.callbacks import Generalization, GradientCorrelation, TokenGeometryMonitor
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.finetune.batches import (
     EditSchedule,
@@ -48,29 +47,6 @@ def assert_bits(ours, theirs):
         assert torch.equal(ours[name], theirs[name]), name
 
 
-@pytest.fixture
-def phrases(tmp_path):
-    """A file of edits, some of whose answers have several words, and the knowledge of them."""
-    (tmp_path / "more.yaml").write_text(
-        'version: 1\nsource: "made up"\nentities:\n  city:\n'
-        '    "name398 name1": {country: France}\n'
-        '    "name399 name2 name3": {country: Japan}\n'
-    )
-    with (tmp_path / "edits.csv").open("w", newline="") as file:
-        csv.writer(file).writerows(
-            [
-                ("subject", "answer"),
-                ("name7", "name398 name1"),
-                ("name8 name9", "Oslo"),
-                ("name10", "name399 name2 name3"),
-            ]
-        )
-    return {
-        "edits_file": str(tmp_path / "edits.csv"),
-        "knowledge_files": [str(tmp_path / "more.yaml")],
-    }
-
-
 # -- independent edits -------------------------------------------------------------------------
 
 
@@ -96,8 +72,8 @@ def taught_by_hand(folder, subject, answer, targets, n_steps, learning_rate):
         return model(ids).logits[0, -1, targets], losses
 
 
-def test_each_independent_edit_is_a_fine_tune_of_its_own(finetune, small_lm, phrases):
-    run = finetune(phrases, method="full", protocol="independent")
+def test_each_independent_edit_is_a_fine_tune_of_its_own(finetune, small_lm):
+    run = finetune({"n_edits": 3}, method="full", protocol="independent")
     targets = run.relation.target.token_ids
     losses = []
     for edit, logits in zip(run.edits, run.logits, strict=True):
@@ -200,8 +176,7 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
     assert names <= set(results["forecast"])
 
     def table(name):
-        with (run.folder / "tables" / name).open(newline="", encoding="utf-8") as file:
-            return list(csv.DictReader(file))
+        return pd.read_csv(run.folder / "tables" / name).to_dict("records")
 
     edits, cases, forecast = (table(f"{name}.csv") for name in ("edits", "cases", "forecast"))
     assert len(edits) == len(cases) == len(forecast) == 6
@@ -218,18 +193,6 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
     assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
         "training.png", "outcomes.png", "forecast.png", "reference_weights.png",
     }  # fmt: skip
-
-
-def test_other_callbacks_are_included(finetune, tmp_path):
-    texts = tmp_path / "watch.jsonl"
-    texts.write_text(json.dumps({"text": " ".join(f"name{i}" for i in range(14))}))
-    monitors = [TokenGeometryMonitor(str(texts), n_tokens=n, n_texts=1) for n in (8, 12)]
-    run = finetune(trainer={"callbacks": monitors}, protocol="joint")
-    for name, monitor in zip(("token_geometry", "token_geometry_2"), monitors, strict=True):
-        assert run.results[name] == json.loads(json.dumps(monitor.output.values))
-        assert {table.name for table in monitor.output.tables} <= {
-            table["name"] for table in run.results["tables"]
-        }
 
 
 def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
@@ -288,7 +251,8 @@ class Spoil(L.Callback):
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         if trainer.global_step == 2 and self.what == "update":
-            next(p for p in pl_module.parameters() if p.grad is not None).grad[:] = torch.nan
+            for parameter in (p for p in pl_module.parameters() if p.grad is not None):
+                parameter.grad[-1:] = torch.nan  # of stacked adapters, the last edit's
 
 
 @pytest.mark.parametrize("what", ["loss", "update"])
@@ -308,8 +272,10 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
         trainer.fit(module, data)
     # The third step is the third batch of joint edits, and still the first independent edit(s).
     steps = data.train_dataloader().dataset
-    edit = steps[2 if protocol == "joint" else 0].edits[0]
+    *others, edit = steps[2 if protocol == "joint" else 0].edits
     assert f"{edit.subject!r} -> {edit.answer!r}" in str(error.value)
+    if (method, what) == ("lora", "update"):
+        assert not any(repr(other.subject) in str(error.value) for other in others)
     causes = {"loss": "the loss is NaN", "update": "after the update a weight is NaN"}
     assert str(error.value).startswith(causes[what])
     (checkpoint,) = tmp_path.glob("*.ckpt")
@@ -319,40 +285,14 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     assert not list(tmp_path.rglob("results.json"))
 
 
-def test_a_padding_batch_that_is_not_finite_has_no_edit_to_name(small_lm):
-    module = SourceFinetune(LMConfig(small_lm), "joint")
-    module.trainer = SimpleNamespace(global_step=7)
-    with pytest.raises(NonFiniteError, match="at step 7, in a padding batch"):
-        module._require_finite(
-            "the loss is", torch.tensor([torch.nan]), edit_batch([], [], [[1, 2]])
-        )
-
-
-def test_only_the_edit_that_is_not_finite_is_named(small_lm, make_trainer):
-    class OneRow(L.Callback):
-        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-            for parameter in pl_module.adapters.parameters():
-                parameter.grad[1] = torch.inf
-
-    module = SourceFinetune(LMConfig(small_lm), method="lora", edits_per_step=4, forecast=False)
-    data = edits_for(module, n_edits=4)
-    with pytest.raises(NonFiniteError, match="after the update") as error:
-        make_trainer(callbacks=[OneRow()]).fit(module, data)
-    edits = data.prepare_edits()
-    assert [edit for edit in edits if repr(edit.subject) in str(error.value)] == edits[1:2]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"steps_per_edit": 0}, "model.steps_per_edit is 0"),
-        ({"edits_per_step": 0}, "model.edits_per_step is 0"),
-        ({"learning_rate": -1.0}, "model.learning_rate is -1"),
-        ({"protocol": "both"}, "model.protocol is 'both'; it must be joint or independent"),
-        ({"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
-        ({"save_model": True}, "independent edits leave the LM as it was"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"steps_per_edit": 0}, "model.steps_per_edit is 0"),
+    ({"edits_per_step": 0}, "model.edits_per_step is 0"),
+    ({"learning_rate": -1.0}, "model.learning_rate is -1"),
+    ({"protocol": "both"}, "model.protocol is 'both'; it must be joint or independent"),
+    ({"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
+    ({"save_model": True}, "independent edits leave the LM as it was"),
+])  # fmt: skip
 def test_unusable_settings_are_refused(small_lm, settings, message):
     with pytest.raises(ConfigError, match=message):
         SourceFinetune(LMConfig(small_lm), **settings)
@@ -392,12 +332,6 @@ def test_adapters_of_an_lm_in_half_precision_are_in_float32(finetune, protocol):
         torch.bfloat16
     }
     assert run.results["gradient_correlation"] is not None
-
-
-def test_mixed_precision_trains_float32_weights(finetune):
-    run = finetune(trainer={"precision": "bf16-mixed"})
-    assert {p.dtype for p in run.module.parameters()} == {torch.float32}
-    assert run.results["source_learned"] > 0
 
 
 def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):

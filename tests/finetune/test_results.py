@@ -117,14 +117,6 @@ def test_the_table_of_forecasts(known: bool) -> None:
     assert cells["first_risk"] == [None] * 4, "no infinity in tables"
 
 
-def test_predicted_outcomes() -> None:
-    given = forecasts()
-    assert given.outcomes("map_auto") == [
-        "generalized", "unchanged", "hallucinated", "generalized",
-    ]  # fmt: skip
-    assert given.leading(given.before) == ["Spain", "Spain", "Italy", "Spain"]
-
-
 # -- a fine-tune -------------------------------------------------------------------------------
 
 RUN = {"protocol": "joint", "method": "full", "n_edits": 4, "n_steps": 7, "seconds": 1.23}

@@ -2,8 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.lm.language_model import LanguageModel
 
 N = 8
 RANK, ALPHA = 3, 7.0
@@ -95,13 +93,11 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 
 
 @pytest.mark.filterwarnings("ignore:fan_in_fan_out is set to False")
-def test_stacked_training_equals_separate_peft_runs(
-    architecture: str, small: SimpleNamespace
-) -> None:
+def test_stacked_training_equals_separate_peft_runs(architecture, small):
     train_both_ways(small, architecture, math.inf)
 
 
-def test_clipping_equals_that_of_separate_runs(small: SimpleNamespace) -> None:
+def test_clipping_equals_that_of_separate_runs(small):
     norms = train_both_ways(small, "llama", 10.0)
     assert (norms > 10).any()
     assert (norms < 10).any()
@@ -154,7 +150,7 @@ def make_stack(
     return model, stack
 
 
-def test_gradient_of_an_adapter_is_of_its_own_rows_alone(small: SimpleNamespace) -> None:
+def test_gradient_of_an_adapter_is_of_its_own_rows_alone(small):
     model, stack = make_stack(small)
     rows = [small.ids(prompt) for prompt in small.prompts]
 
@@ -178,7 +174,7 @@ def test_gradient_of_an_adapter_is_of_its_own_rows_alone(small: SimpleNamespace)
         assert mixed[name][[2, 5]].abs().flatten(1).amax(1).min() > 1e-6
 
 
-def test_rows_in_any_order_and_number(architecture: str, small: SimpleNamespace) -> None:
+def test_rows_in_any_order_and_number(architecture, small):
     model, stack = make_stack(small, architecture, n=3)
     ids = [small.ids(prompt) for prompt in small.prompts[:5]]
     base = last_logits(model, ids)
@@ -198,9 +194,7 @@ def test_rows_in_any_order_and_number(architecture: str, small: SimpleNamespace)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_of_the_base_are_the_same_to_the_bit(
-    dtype: torch.dtype, architecture: str, small: SimpleNamespace
-) -> None:
+def test_rows_of_the_base_are_the_same_to_the_bit(dtype, architecture, small):
     model = small.model(small.config(architecture)).to(dtype).requires_grad_(False)
     ids = [small.ids(prompt) for prompt in small.prompts]
     untouched = last_logits(model, ids)
@@ -222,7 +216,7 @@ def test_rows_of_the_base_are_the_same_to_the_bit(
     assert list(model.state_dict()) == keys
 
 
-def test_reset_depends_on_the_seed_alone(small: SimpleNamespace) -> None:
+def test_reset_depends_on_the_seed_alone(small):
     _, eight = make_stack(small)
     _, one = make_stack(small, n=1)
     random_state = torch.get_rng_state()
@@ -248,23 +242,7 @@ def test_reset_depends_on_the_seed_alone(small: SimpleNamespace) -> None:
         eight.reset(range(9))
 
 
-@pytest.mark.parametrize(
-    ("targets", "message"),
-    [
-        (["q_proj", "query"], "'query'.* q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down"),
-        (["lm_head"], "'lm_head'.*output layer.* are: q_proj"),
-        (["mlp"], "'mlp'.*not a linear layer"),
-    ],
-)
-def test_wrong_targets(targets: list[str], message: str, small: SimpleNamespace) -> None:
-    model = small.model(small.config("llama"))
-    with pytest.raises(LanguageModelError, match=message):
-        StackedLoRA(model, 2, AdapterSettings(RANK, ALPHA, targets))
-    assert all(p.requires_grad for p in model.parameters())
-    assert not any(part._forward_hooks for part in model.modules())
-
-
-def test_chosen_targets(small: SimpleNamespace) -> None:
+def test_chosen_targets(small):
     model = small.model(small.config("llama"))
     stack = StackedLoRA(model, 2, AdapterSettings(RANK, ALPHA, ["q_proj", "1.mlp.up_proj"]))
     assert stack.targets == (
@@ -272,9 +250,15 @@ def test_chosen_targets(small: SimpleNamespace) -> None:
         "model.layers.1.self_attn.q_proj",
         "model.layers.1.mlp.up_proj",
     )
+    for targets, message in (
+        (["q_proj", "query"], "'query'.* q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down"),
+        (["lm_head"], "'lm_head'.*output layer.* are: q_proj"),
+    ):
+        with pytest.raises(LanguageModelError, match=message):
+            StackedLoRA(model, 2, AdapterSettings(RANK, ALPHA, targets))
 
 
-def test_forwards_that_do_not_fit(small: SimpleNamespace) -> None:
+def test_forwards_that_do_not_fit(small):
     model, stack = make_stack(small)
     ids = torch.ones(3, 4, dtype=torch.long)
     with (
@@ -302,39 +286,11 @@ def test_forwards_that_do_not_fit(small: SimpleNamespace) -> None:
 # -- in LanguageModel, autocast, Lightning, and copied ---------------------------------------
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_logits_of_a_language_model(
-    dtype: torch.dtype, make_lm: Callable[..., Path], tmp_path: Path
-) -> None:
-    lm = LanguageModel.from_pretrained(str(make_lm(tmp_path)), tokens_per_forward=9)
-    lm.model.to(dtype)
-    stack = StackedLoRA(lm.model, 3, AdapterSettings(RANK, ALPHA))
-    randomize(stack)
-    prompts = ["Paris", "name3 lives in the city of", "name7 name8 speaks", "Oslo"] * 2
-    which = [2, 0, -1, 1, 1, 2, 0, -1]
-    tokens = [3, 7, 11, 20]
-    base = lm.domain_logits(prompts, tokens)
-    expected = base.clone()
-    for row, (prompt, i) in enumerate(zip(prompts, which, strict=True)):
-        if i != -1:
-            with stack.rows([i]):
-                expected[row] = lm.domain_logits([prompt], tokens)[0]
-    ours = lm.logits_of_rows(
-        lm.rows(prompts), tokens, context=lambda rows: stack.rows([which[row] for row in rows])
-    )
-    tolerance = 1e-4 if dtype == torch.float32 else 1e-10
-    torch.testing.assert_close(ours, expected, rtol=tolerance, atol=tolerance)
-    is_base = torch.tensor(which) == -1
-    assert ((ours - base).abs().amax(1) > 1e-3)[~is_base].all()
-    assert [reading.name for reading in lm._logit_methods.values()] == ["ROWS"]
-
-
-def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:
+def test_autocast_equals_peft_under_autocast(small):
     model = small.model(small.config("llama"))
     base = copy.deepcopy(model)
-    stack = StackedLoRA(
-        model, 2, AdapterSettings(RANK, 2.0 * RANK)
-    )  # a power of two rounds nowhere
+    # A scale of a power of two rounds nowhere.
+    stack = StackedLoRA(model, 2, AdapterSettings(RANK, 2.0 * RANK))
     randomize(stack)
     ids = torch.tensor([small.ids("Lima lives in the city of")])
     with stack.rows([1]), torch.autocast("cpu", torch.bfloat16):
@@ -354,7 +310,7 @@ def test_autocast_equals_peft_under_autocast(small: SimpleNamespace) -> None:
     assert relative(gradient[1], layer.weight.grad) < 0.1
 
 
-def test_copy_works_by_itself(small: SimpleNamespace) -> None:
+def test_copy_works_by_itself(small):
     model, stack = make_stack(small)
     ids = [small.ids(prompt) for prompt in small.prompts[:2]]
     with stack.rows([4, 5]):

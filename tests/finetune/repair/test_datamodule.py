@@ -9,8 +9,7 @@ import torch
 from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune import EditsDataModule, RepairDataModule
-from lincorr_lightning.finetune.edits import resolve_edits
-from lincorr_lightning.finetune.repair.datamodule import JOINED_BY, statements, target_answer
+from lincorr_lightning.finetune.repair.datamodule import JOINED_BY, statements
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.toys import save_toy_lm
@@ -22,23 +21,13 @@ SMALL: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def lm(small_lm: str) -> LanguageModel:
-    return LanguageModel.from_pretrained(small_lm)
-
-
-@pytest.fixture(scope="module")
-def relation(lm: LanguageModel) -> TokenizedRelation:
-    return TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
-
-
 def prepared(lm: LanguageModel, **settings: Any) -> RepairDataModule:
     data = RepairDataModule(lm, **SMALL | settings)
     data.prepare_edits()
     return data
 
 
-def test_measured_edits_share_no_subject_with_the_repair_set(lm: LanguageModel) -> None:
+def test_measured_edits_share_no_subject_with_the_repair_set(lm):
     data = prepared(lm)
     groups = [data.examples, data.measured["shown"], data.measured["held_out"]]
     assert [len(group) for group in groups] == [12, 4, 4]
@@ -52,9 +41,7 @@ def test_measured_edits_share_no_subject_with_the_repair_set(lm: LanguageModel) 
 
 
 @pytest.mark.parametrize("share", [0.25, 0.75])
-def test_the_share_of_answers_that_is_held_out(
-    lm: LanguageModel, relation: TokenizedRelation, share: float
-) -> None:
+def test_the_share_of_answers_that_is_held_out(lm, relation, share):
     split = RepairDataModule(lm, **SMALL | {"held_out": share})._split(relation)
     shown, held_out = split["shown"], split["held_out"]
     assert not shown & held_out
@@ -62,9 +49,7 @@ def test_the_share_of_answers_that_is_held_out(
     assert len(held_out) == pytest.approx(share * len(shown | held_out), abs=0.5)
 
 
-def test_edits_of_a_file_are_measured_and_their_subjects_left_out(
-    lm: LanguageModel, tmp_path: Any
-) -> None:
+def test_edits_of_a_file_are_measured_and_their_subjects_left_out(lm, tmp_path):
     taken = prepared(lm).examples[0]
     edits = EditsDataModule(lm, n_edits=6, seed=3).prepare_edits()
     file = tmp_path / "edits.jsonl"
@@ -82,9 +67,7 @@ def test_edits_of_a_file_are_measured_and_their_subjects_left_out(
         assert len(prepared(lm, edits_file=str(file)).measured["shown"]) == 1
 
 
-def test_statements_take_turns_in_wording_and_order(
-    lm: LanguageModel, relation: TokenizedRelation
-) -> None:
+def test_statements_take_turns_in_wording_and_order(lm, relation):
     edits = prepared(lm).examples
     found = statements(relation, edits)
     for i, (edit, text) in enumerate(zip(edits, found, strict=True)):
@@ -97,43 +80,23 @@ def test_statements_take_turns_in_wording_and_order(
         assert statements(relation, [edit], "target") == [f"{target}."]
 
 
-def test_a_target_answer_is_right_though_its_label_means_several(
-    lm: LanguageModel, relation: TokenizedRelation
-) -> None:
-    reference = relation.relation.reference or {}
-    answers = [
-        {"subject": "Ada", "answer": answer.text}
-        for label in relation.source.labels for answer in label.answers
-        if answer.identity in reference
-    ]  # fmt: skip
-    known = {answer.text: answer.identity for answer in relation.relation.target.answers}
-    of_city = {answer.text: answer.identity for answer in relation.relation.source.answers}
-    for row in answers:
-        try:
-            (edit,) = resolve_edits([row], relation, lm)
-        except SubjectsError:  # its country is no label
-            continue
-        assert known[target_answer(relation, edit)] in reference[of_city[edit.answer]]
-
-
-def test_all_tokens_of_a_statement_but_the_first_are_learned(lm: LanguageModel) -> None:
-    batch = prepared(lm, examples="statements").train_dataloader().dataset[0]
-    for ids, mask, labels in zip(batch.input_ids, batch.attention_mask, batch.labels, strict=True):
-        n = int(mask.sum())
-        assert labels[: n - 1].tolist() == ids[1:n].tolist()
-        assert set(labels[n - 1 :].tolist()) == {-100}
-
-
-def test_an_epoch_has_each_example_at_most_once(lm: LanguageModel) -> None:
-    dataset = prepared(lm).train_dataloader().dataset
+def test_all_tokens_of_a_statement_but_the_first_are_learned_once_an_epoch(lm):
+    dataset = prepared(lm, examples="statements").train_dataloader().dataset
     assert len(dataset) == 2  # 12 examples in steps of 5
-    epochs = [[i for step in (2 * e, 2 * e + 1) for i in dataset[step].edits.ids] for e in (0, 1)]
-    for ids in epochs:
-        assert len(set(ids)) == 10
-    assert epochs[0] != epochs[1]
+    batches = [dataset[i] for i in range(4)]
+    for batch in batches:
+        for ids, mask, labels in zip(
+            batch.input_ids, batch.attention_mask, batch.labels, strict=True
+        ):
+            n = int(mask.sum())
+            assert labels[: n - 1].tolist() == ids[1:n].tolist()
+            assert set(labels[n - 1 :].tolist()) == {-100}
+    rows = [{tuple(ids.tolist()) for b in pair for ids in b.input_ids[:, :6]}
+            for pair in (batches[:2], batches[2:])]  # fmt: skip
+    assert [len(one) for one in rows] == [10, 10] and rows[0] != rows[1]
 
 
-def test_logits_of_preserved_knowledge_are_those_before(lm: LanguageModel) -> None:
+def test_logits_of_preserved_knowledge_are_those_before(lm):
     data = prepared(lm)
     batch = data.train_dataloader().dataset[1]
     domain = TokenizedRelation.of("city->color", Catalogue.load(), lm.tokenizer).target
@@ -153,16 +116,12 @@ def test_logits_of_preserved_knowledge_are_those_before(lm: LanguageModel) -> No
     ({"relation": "city->planet"}, KnowledgeError, "planet"),
     ({"controls": ["colour"]}, KnowledgeError, "'colour'.*color"),
 ])  # fmt: skip
-def test_settings_that_cannot_work_are_refused(
-    lm: LanguageModel, settings: dict[str, Any], error: type[Exception], message: str
-) -> None:
+def test_settings_that_cannot_work_are_refused(lm, settings, error, message):
     with pytest.raises(error, match=message):
         RepairDataModule(lm, **SMALL | settings)
 
 
-def test_data_that_cannot_be_made_is_refused(
-    lm: LanguageModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_that_cannot_be_made_is_refused(lm, monkeypatch):
     where = "lincorr_lightning.finetune.repair.datamodule"
     with pytest.raises(KnowledgeError, match="has no reference"):
         prepared(lm, relation="city->color", preserve=[])
@@ -178,14 +137,14 @@ def test_data_that_cannot_be_made_is_refused(
 
 
 @pytest.mark.parametrize("examples", ["statements", "edits"])
-def test_statements_longer_than_the_context_are_refused(tmp_path: Any, examples: str) -> None:
+def test_statements_longer_than_the_context_are_refused(tmp_path, examples):
     folder = save_toy_lm(tmp_path / "lm", max_position_embeddings=12)
     data = prepared(LanguageModel.from_pretrained(str(folder)), examples=examples)
     with pytest.raises(SubjectsError, match=r"positions for 12.*facts of data\.relation"):
         data.train_dataloader().dataset[0]
 
 
-def test_a_resumed_run_has_the_same_edits_or_is_refused(lm: LanguageModel) -> None:
+def test_a_resumed_run_has_the_same_edits_or_is_refused(lm):
     data = prepared(lm)
     data.train_dataloader()
     state = data.state_dict()

@@ -1,14 +1,13 @@
 """A repair on the small LM, against separate fine-tunes, merged weights and plain transformers."""
 
-import csv
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
@@ -55,9 +54,7 @@ def repair(small_lm: str, make_trainer: Callable[..., Any], tmp_path: Path) -> C
 
 
 @pytest.mark.parametrize(("examples", "method"), [("edits", "lora"), ("statements", "full")])
-def test_a_run_writes_the_public_contract(
-    repair: Callable[..., Any], examples: str, method: str
-) -> None:
+def test_a_run_writes_the_public_contract(repair, examples, method):
     run = repair({"examples": examples}, method=method)
     results = run.results
     assert results["study"] == "repair"
@@ -72,19 +69,16 @@ def test_a_run_writes_the_public_contract(
     assert set(results["perplexity"]) == {"before", "after"}
     assert results["n_steps"] == 2
     assert (run.folder / "figures" / "repair.png").read_bytes().startswith(b"\x89PNG")
-    assert len((run.folder / "tables" / "cases.csv").read_text().splitlines()) == 17
-    with (run.folder / "tables" / "answers.csv").open(newline="") as file:
-        answers = {row["answer"]: row["part"] for row in csv.DictReader(file)}
-    with (run.folder / "tables" / "cases.csv").open(newline="") as file:
-        assert all(answers[row["source_answer"]] == row["part"] for row in csv.DictReader(file))
+    tables = run.folder / "tables"
+    answers = pd.read_csv(tables / "answers.csv", index_col="answer")["part"]
+    cases = pd.read_csv(tables / "cases.csv")
+    assert (cases["source_answer"].map(answers) == cases["part"]).all()
     assert {answers[edit.answer] for edit in run.data.examples} == {"shown"}
     logged = run.trainer.callback_metrics
     assert float(logged["val/shown/hallucinated"]) == results["shown"]["after"]["hallucinated"]
 
 
-def test_before_are_the_outcomes_of_a_fine_tune_of_the_same_edits(
-    repair: Callable[..., Any], finetune: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_before_are_the_outcomes_of_a_fine_tune_of_the_same_edits(repair, finetune, tmp_path):
     run = repair({"preserve": [], "controls": ["color"]})
     for part in ("shown", "held_out"):
         edits = run.data.measured[part]
@@ -100,15 +94,7 @@ def test_before_are_the_outcomes_of_a_fine_tune_of_the_same_edits(
         assert ours["controls"]["color"] == theirs["controls"]["color"]["unchanged"]
 
 
-def test_nothing_changes_without_a_learning_rate(repair: Callable[..., Any]) -> None:
-    run = repair(learning_rate=0.0)
-    assert run.module.cases["before"] == run.module.cases["after"]
-    assert run.results["perplexity"]["before"] == run.results["perplexity"]["after"]
-
-
-def test_the_loss_of_edits_is_that_of_their_merged_adapters(
-    repair: Callable[..., Any], small_lm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_loss_of_edits_is_that_of_their_merged_adapters(repair, small_lm, monkeypatch):
     """Each adapter is merged into a copy of the LM, which transformers then reads alone."""
     run = repair(learning_rate=0.0)
     module, batch = run.module, run.data.train_dataloader().dataset[0]
@@ -136,9 +122,7 @@ def test_the_loss_of_edits_is_that_of_their_merged_adapters(
     assert loss == pytest.approx(sum(target_losses) / n + sum(changes) / n, rel=1e-4)
 
 
-def test_what_an_edit_does_not_change_stays(
-    repair: Callable[..., Any], small_lm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_an_edit_does_not_change_stays(repair, small_lm, monkeypatch):
     """The KL divergence of cities and countries without an edit, from the LM before."""
     run = repair({"preserve": []}, learning_rate=1e-2, save_model=True)
     batch, relation = run.data.train_dataloader().dataset[0], run.data.tokenized
@@ -164,14 +148,13 @@ def test_what_an_edit_does_not_change_stays(
     assert found == pytest.approx(sum(changes) / len(changes), rel=1e-3)
     assert found > 1e-4
     assert float(loss.detach()) == pytest.approx(logged["train/target_loss"] + found)
-    loss.backward()
     logged.clear()
     run.module.preserve_unedited = False
     run.module._edit_loss(batch)
     assert set(logged) == {"train/target_loss"}
 
 
-def test_a_repair_makes_shown_edits_generalize(repair: Callable[..., Any]) -> None:
+def test_a_repair_makes_shown_edits_generalize(repair):
     run = repair(
         {"n_examples": 32, "batch_size": 16, "held_out": 0.9, "n_edits": 8, "preserve": []},
         {"max_epochs": 20, "check_val_every_n_epoch": 20}, learning_rate=1e-2,
@@ -180,31 +163,25 @@ def test_a_repair_makes_shown_edits_generalize(repair: Callable[..., Any]) -> No
     assert after["generalized"] > before["generalized"] + 0.3
 
 
-def test_a_repair_that_edits_are_learned_less_after_warns(repair: Callable[..., Any]) -> None:
-    with pytest.warns(UserWarning, match="their outcomes cannot be compared"):
-        run = repair(edit_learning_rate=2e-2, steps_per_edit=5, learning_rate=2.0)
-    parts = [run.results[part] for part in ("shown", "held_out")]
-    assert any(part["after"]["source_learned"] < part["before"]["source_learned"] for part in parts)
-
-
-def test_perplexity_is_that_of_transformers(repair: Callable[..., Any], small_lm: str) -> None:
+def test_nothing_changes_without_a_learning_rate(repair, small_lm):
+    """The perplexity is that of transformers."""
     run = repair(learning_rate=0.0)
+    assert run.module.cases["before"] == run.module.cases["after"]
+    assert run.results["perplexity"]["before"] == run.results["perplexity"]["after"]
     plain = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
     losses = []
     for batch in run.data.val_dataloader():
         if not hasattr(batch, "tokens"):
             continue
-        for row in batch.tokens:
-            ids = torch.tensor([[*run.module.lm.prefix, *row.tolist()]])
-            with torch.no_grad():
-                logits = plain(ids).logits[0, :-1]
-            losses += cross_entropy(logits, ids[0, 1:], reduction="none").tolist()
+        with torch.no_grad():  # this tokenizer has no special tokens
+            logits = plain(batch.tokens).logits[:, :-1].flatten(0, 1)
+        losses += cross_entropy(logits, batch.tokens[:, 1:].flatten(), reduction="none").tolist()
     expected = math.exp(sum(losses) / len(losses))
     assert run.results["perplexity"]["before"] == pytest.approx(expected, rel=1e-4)
 
 
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_saved_lm_is_the_repaired_one(repair: Callable[..., Any], method: str) -> None:
+def test_the_saved_lm_is_the_repaired_one(repair, method):
     run = repair(method=method, learning_rate=1e-2, save_model=True)
     saved = AutoModelForCausalLM.from_pretrained(run.folder / "model")
     ids = torch.arange(4, 12)[None]
@@ -216,45 +193,33 @@ def test_the_saved_lm_is_the_repaired_one(repair: Callable[..., Any], method: st
         assert not torch.allclose(plain(ids).logits, theirs, atol=1e-2)
 
 
-def test_subjects_of_a_repair_are_not_edited_afterwards(
-    repair: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_subjects_of_a_repair_are_not_edited_afterwards(repair, tmp_path):
     run = repair({"n_examples": 40}, save_model=True)
     examples = [edit.subject for edit in run.data.examples]
     plain = EditsDataModule(run.module.lm, n_edits=100).prepare_edits()
-    overlap = {edit.subject for edit in plain} & set(examples)
-    assert overlap  # the same vocabulary and seed
+    assert {edit.subject for edit in plain} & set(examples)  # the same vocabulary and seed
     lm = LanguageModel.from_pretrained(str(run.folder / "model"))
-    assert json.loads((run.folder / "model" / "config.json").read_text())[
-        "repaired_subjects"
-    ] == sorted(examples)
+    assert lm.model.config.repaired_subjects == sorted(examples)
     sampled = EditsDataModule(lm, n_edits=100).prepare_edits()
     assert len(sampled) == 100
     assert not {edit.subject for edit in sampled} & set(examples)
     free = next(edit for edit in plain if edit.subject not in examples)
-    with pytest.warns(UserWarning, match="1 of 2 subjects of data.subjects"):
-        (kept,) = EditsDataModule(
-            lm, n_edits=2, subjects=[examples[0], free.subject]
-        ).prepare_edits()  # fmt: skip
-    assert kept.subject == free.subject
     file = tmp_path / "edits.jsonl"
     rows = [{"subject": x, "answer": free.answer} for x in (examples[0], free.subject)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    with pytest.warns(UserWarning, match=re.escape(repr(examples[0]))):
-        (kept,) = EditsDataModule(lm, n_edits=None, edits_file=str(file)).prepare_edits()
-    assert kept.subject == free.subject
-    file.write_text(json.dumps(rows[0]))
+    for named in ({"subjects": [examples[0], free.subject]}, {"edits_file": str(file)}):
+        with pytest.warns(UserWarning, match=f"1 of 2 subjects of data.*{examples[0]}"):
+            (kept,) = EditsDataModule(lm, n_edits=2, **named).prepare_edits()
+        assert kept.subject == free.subject
     with pytest.raises(SubjectsError, match="Name other subjects"):
-        EditsDataModule(lm, n_edits=None, edits_file=str(file)).prepare_edits()
+        EditsDataModule(lm, n_edits=1, edits_file=str(file)).prepare_edits()
     again = RepairDataModule(lm, **SMALL)
     again.prepare_edits()
     measured = (edit for edits in again.measured.values() for edit in edits)
     assert not {edit.subject for edit in (*again.examples, *measured)} & set(examples)
 
 
-def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
-    repair: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_resumed_run_ends_where_an_uninterrupted_one_does(repair, tmp_path):
     epochs = {"max_epochs": 2, "check_val_every_n_epoch": 2}
     whole = repair(trainer=epochs)
     half = repair(trainer={"max_epochs": 1})
@@ -267,9 +232,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(
             torch.testing.assert_close(resumed.module.get_parameter(name), weight)
 
 
-def test_settings_that_cannot_work_are_refused(
-    repair: Callable[..., Any], small_lm: str, make_trainer: Callable[..., Any]
-) -> None:
+def test_settings_that_cannot_work_are_refused(repair, small_lm, make_trainer):
     for wrong in (
         {"num_sanity_val_steps": 0}, {"max_epochs": 5, "check_val_every_n_epoch": 3},
         {"limit_val_batches": 0}, {"max_steps": 1}, {"max_epochs": -1, "max_steps": 4},
@@ -284,8 +247,6 @@ def test_settings_that_cannot_work_are_refused(
         repair(trainer={**two, "callbacks": [stop]})
     with pytest.raises(ConfigError, match=r"a batch has 5 edits, but at most 4"):
         repair(edits_per_step=4)
-    with pytest.raises(ConfigError, match="must be full or lora"):
-        Repair(method="prefix")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"model\.text_weight"):
         Repair(text_weight=-1.0)
     module = Repair(LMConfig(small_lm, dtype="float32"))
@@ -294,32 +255,8 @@ def test_settings_that_cannot_work_are_refused(
         trainer.fit(module, DataLoader([{"x": torch.zeros(1)}], batch_size=None))
 
 
-def test_a_checkpoint_is_loaded_without_a_trainer(
-    repair: Callable[..., Any], tmp_path: Path
-) -> None:
-    file, module = tmp_path / "one.ckpt", repair(learning_rate=1e-2).module
-    module.trainer.save_checkpoint(file)
-    again = Repair.load_from_checkpoint(file)
-    assert again.cases == module.cases
-    for name, weight in module.named_parameters():
-        if weight.requires_grad:
-            torch.testing.assert_close(again.get_parameter(name), weight)
-
-
-def test_a_loss_that_is_not_finite_is_an_error(
-    repair: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = repair({"examples": "statements"}, method="full")
-    monkeypatch.setattr(run.module, "log", lambda *args, **options: None)  # outside of a run
-    next(run.module.lm.model.parameters()).data.fill_(torch.nan)
-    with pytest.raises(NonFiniteError, match=r"Lower model\.learning_rate"):
-        run.module.training_step(run.data.train_dataloader().dataset[0], 0)
-
-
 @pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_change_of_texts_is_that_from_the_lm_before(
-    repair: Callable[..., Any], small_lm: str, monkeypatch: pytest.MonkeyPatch, method: str
-) -> None:
+def test_the_change_of_texts_is_that_from_the_lm_before(repair, small_lm, monkeypatch, method):
     run = repair(method=method, learning_rate=1e-2, save_model=True, text_weight=2.0)
     texts = run.data.train_dataloader().dataset[0].texts
     monkeypatch.setattr(run.module, "log", lambda *args, **options: None)  # outside of a run
@@ -335,34 +272,27 @@ def test_the_change_of_texts_is_that_from_the_lm_before(
         changes += (p * (p / q).log()).sum(1).tolist()
     assert found == pytest.approx(2 * sum(changes) / len(changes), rel=1e-3)
     assert found > 1e-3
-    assert any(p.requires_grad for p in run.module.lm.model.parameters())
+    if method == "full":
+        next(run.module.lm.model.parameters()).data.fill_(torch.nan)
+        with pytest.raises(NonFiniteError, match=r"Lower model\.learning_rate"):
+            run.module.training_step(run.data.train_dataloader().dataset[0], 0)
 
 
-def test_the_preserved_texts_are_others_than_the_measured_ones(repair: Callable[..., Any]) -> None:
-    run = repair()
-    measured = {tuple(row) for row in run.data._texts[0].tolist()}
-    assert len(measured) == 3
-    dataset = run.data.train_dataloader().dataset
-    for step in range(4):
-        rows = {tuple(row) for row in dataset[step].texts.tolist()}
-        assert len(rows) == 2 and not rows & measured
-
-
-def test_texts_that_leave_none_to_keep_are_refused(
-    repair: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_texts_that_leave_none_to_keep_are_refused(repair, tmp_path):
     file = tmp_path / "texts.txt"
-    file.write_text("city of country speaks language favorite color was born One day saw\n" * 2)
+    words = "city of country speaks language favorite color was born One day saw"
+    file.write_text(f"{words}\nthe {words}\n")
     with pytest.raises(SubjectsError, match=r"data\.texts has 2 texts.* Lower data\.n_texts"):
         repair({"texts": str(file)})
-    run = repair({"texts": str(file), "n_preserved_texts": 0, "n_texts": 2})
-    assert not len(run.data.train_dataloader().dataset[0].texts)
+    run = repair({"texts": str(file), "n_preserved_texts": 1, "n_texts": 1})
+    (kept,) = run.data.train_dataloader().dataset[0].texts.tolist()
+    assert kept not in run.data._texts[0].tolist()
 
 
-def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
+def test_cases_show_the_answers(repair):
     run = repair({"preserve": [], "controls": ["color"]})
-    with (run.folder / "tables" / "cases.csv").open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = pd.read_csv(run.folder / "tables" / "cases.csv").to_dict("records")
+    assert len(rows) == 16
     texts = run.data.tokenized.target.texts
     edits = run.data.measured["held_out"] + run.data.measured["shown"]
     for row, edit in zip(rows[:8], edits, strict=True):
@@ -371,23 +301,21 @@ def test_cases_show_the_answers(repair: Callable[..., Any]) -> None:
         assert row["answer_before"] == texts[edit.target_before].strip()
         is_right = row["answer_after"] in row["reference"].split("|")
         assert is_right == (row["outcome"] == "generalized")
-        assert row["color_unchanged"] in ("True", "False")
         targets = {label for example in run.data.examples for label in example.reference}
-        assert row["target_shown"] == str(not targets.isdisjoint(edit.reference))
+        assert row["target_shown"] == (not targets.isdisjoint(edit.reference))
     for stage in ("before", "after"):
-        new = [row for row in rows if row["stage"] == stage and row["target_shown"] == "False"
+        new = [row for row in rows if row["stage"] == stage and not row["target_shown"]
                and row["part"] == "held_out"]  # fmt: skip
         found = run.results["held_out"][stage].get("new_targets", {"n": 0})
         assert found["n"] == len(new)
         if new:
             share = sum(row["outcome"] == "hallucinated" for row in new) / len(new)
             assert found["hallucinated"] == pytest.approx(share)
-    with (run.folder / "tables" / "examples.csv").open(newline="", encoding="utf-8") as file:
-        subjects = [row["subject"] for row in csv.DictReader(file)]
+    subjects = pd.read_csv(run.folder / "tables" / "examples.csv")["subject"].tolist()
     assert subjects == [edit.subject for edit in run.data.examples]
 
 
-def test_summaries() -> None:
+def test_summaries():
     case = {
         "part": "held_out", "outcome": "generalized", "source_learned": True, "target_shown": True,
         "right_before": False, "in_context": False, "random": 0.1,
