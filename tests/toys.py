@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,26 @@ def word_tokenizer(
     named = {"<pad>": "pad_token", "<unk>": "unk_token", "<s>": "bos_token", "</s>": "eos_token"}
     tokens = {named[token]: token for token in special}
     return hf.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens | options)
+
+
+@contextmanager
+def replaced_output(
+    model: Any, hook_point: HookPoint, change: Callable[[torch.Tensor], torch.Tensor]
+) -> Iterator[None]:
+    """Change a Llama's activations at a hook point by a hook of the tests' own."""
+    layer = model.model.layers[hook_point.layer]
+    parts = {"residual": layer, "mlp_out": layer.mlp, "attention_out": layer.self_attn}
+
+    def hook(_: Any, __: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (change(output[0]), *output[1:])
+        return change(output)
+
+    handle = parts[hook_point.kind].register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def toy_sae(hook_point: HookPoint, decoder: torch.Tensor, **changes: Any) -> SparseAutoencoder:

@@ -63,16 +63,11 @@ class Edge:
 
 @dataclass(frozen=True)
 class FlowGraph:
-    """Features that a feature comes from and goes to.
+    """Features that a feature, `start`, comes from and goes to.
 
-    Attributes:
-        start: The feature that was followed.
-        edges: Matches above the thresholds, sorted.
-        groups: Group, such as *From RES & MLP*, of each residual feature whose predecessors were
-            searched. Features of MLP and attention have none, nor have those of the lowest hook
-            point that has an SAE.
-        thresholds: Minimum cosine of an edge by the kind of its source.
-        zero_norm: Number of decoder rows left out at each hook point because their norm is zero.
+    `edges` are the matches above the `thresholds`, sorted; `groups` are those, such as *From RES &
+    MLP*, of residual features whose predecessors were searched: all that can have some. `zero_norm`
+    is the number of decoder rows left out at a hook point because their norm is zero.
     """
 
     start: Feature
@@ -159,8 +154,7 @@ class DecoderMatcher:
     """Matches features of neighbouring hook points of an LM by the cosine of their decoders.
 
     Args:
-        decoders: Decoder of each hook point, ``(n_features, width)``; a feature is a row. They are
-            not copied.
+        decoders: Decoder of each hook point, ``(n_features, width)``; a feature is a row.
 
     Raises:
         SparseAutoencoderError: There are no decoders, they differ in width, or a kind of hook point
@@ -179,14 +173,11 @@ class DecoderMatcher:
         if not decoders:
             raise SparseAutoencoderError("there is no SAE to follow features through. Pass some.")
         self._decoders = {at: decoders[at].detach() for at in sorted(decoders)}
-        widths = {at: decoder.shape[1] for at, decoder in self._decoders.items()}
-        first = next(iter(widths))
-        for hook_point, width in widths.items():
-            if width != widths[first]:
-                raise SparseAutoencoderError(
-                    f"the SAE at {hook_point} is {width} wide, that at {first} {widths[first]}. "
-                    "Pass SAEs of one LM."
-                )
+        widths = sorted({decoder.shape[1] for decoder in self._decoders.values()})
+        if len(widths) > 1:
+            raise SparseAutoencoderError(
+                f"some SAEs are {widths[0]} wide, some {widths[-1]} wide. Pass SAEs of one LM."
+            )
         for kind in KINDS:
             layers = [at.layer for at in self._decoders if at.kind == kind]
             for layer in range(min(layers, default=0), max(layers, default=0)):
@@ -255,10 +246,6 @@ class DecoderMatcher:
                 ``both``, each from the start.
             thresholds: Minimum cosine of an edge, one for all or by the kind of its source.
             k: Number of features considered at each hook point, the most similar first.
-
-        Raises:
-            SparseAutoencoderError: The feature cannot be followed, or there is no such direction.
-            ConfigError: k or a threshold is out of range.
         """
         limits = thresholds_by_kind(thresholds)
         if direction not in ("backward", "forward", "both"):

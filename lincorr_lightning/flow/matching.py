@@ -20,14 +20,11 @@ _TILE_SIZE = 2**24
 
 
 class Matches(NamedTuple):
-    """The sources most similar to each target.
+    """The sources most similar to each target, the most similar first, and their cosines.
 
-    Attributes:
-        indices: Sources, the most similar first, ``(n_targets, k)``, int64; -1 where there is none,
-            because the target's norm is zero or fewer than k sources have a norm above zero.
-        cosines: Their cosines, ``(n_targets, k)``, float32; NaN where there is none.
-        n_zero_targets: Number of targets left out because their norm is zero.
-        n_zero_sources: Number of sources left out because their norm is zero.
+    Both are ``(n_targets, k)``, int64 and float32; -1 and NaN where there is none, because the
+    target's norm is zero or fewer than k sources have a norm above zero. The numbers are those of
+    targets and sources left out because their norm is zero.
     """
 
     indices: Tensor

@@ -43,18 +43,12 @@ class RelationLogits(NamedTuple):
 class RelationCut:
     """A relation with some features removed, on held-out subjects.
 
-    Attributes:
-        cut: Features that are removed: ``none``, ``carriers`` of both answers of a pair, or those
-            in the ``flow`` of both.
-        control: Whether other features stand for them, as many and about as often active.
-        n_features: Number of features removed.
-        fixed: Mean label-wise r of the linear map of the unchanged LM, with the features removed in
-            both prompts; None if no label varies.
-        target_only: The same with the features removed in the target's prompt alone.
-        refitted: Mean label-wise r of a linear map fitted with the features removed.
-        recall: Share of subjects whose target answer is a reference answer for the source answer
-            of the unchanged LM; None without a reference.
-        kept: Share of subjects whose target answer is that of the unchanged LM.
+    A `cut` is ``none``, ``carriers`` of both answers of a pair, or features in the ``flow`` of
+    both; in a `control`, as many others stand for them that are about as often active. `fixed` is
+    the mean label-wise r of the unchanged LM's linear map, `target_only` the same with features
+    removed in the target's prompt alone, `refitted` that of a new map; None if no label varies.
+    `recall` is the share of subjects whose target answer is a reference answer for the source
+    answer of the unchanged LM (None without a reference), `kept` that of unchanged target answers.
     """
 
     cut: str
@@ -307,12 +301,9 @@ def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float |
 def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
     """Return for which subjects each label counts as the answer, bool, ``(n_subjects, n_labels)``.
 
-    Args:
-        logits: Domain logits, ``(n_subjects, n_labels)``.
-        n_fit: Number of subjects, from the first, that features are chosen on.
-        share: Share of the subjects of either half, those with the highest logit of the label
-            relative to the mean of all labels; None takes the subjects whose most likely answer the
-            label is.
+    `logits` have that shape. A `share` takes so many of either half of the subjects, of which the
+    first has `n_fit`: those with the highest logit of the label relative to the mean of all labels.
+    None takes the subjects whose most likely answer the label is.
     """
     if share is None:
         return torch.nn.functional.one_hot(logits.argmax(1), logits.shape[1]).bool()
@@ -330,14 +321,9 @@ def find_answer_features(
 ) -> dict[int, AnswerFeature]:
     """Choose for each label the feature with the highest AUROC for being the answer.
 
-    Args:
-        hook_point: Hook point of the features.
-        features: Features at the end of each subject's prompt, ``(n_subjects, n_features)``.
-        members: Result of `answer_members`.
-        n_fit: Number of subjects, from the first, that features are chosen on; AUROC is of others.
-
-    Returns:
-        The feature of each label that is the answer of `MIN_SUBJECTS` subjects in both halves.
+    `features` are those at the end of each subject's prompt, ``(n_subjects, n_features)``, and
+    `members` a result of `answer_members`. They are chosen on the first `n_fit` subjects. A label
+    that is the answer of fewer than `MIN_SUBJECTS` subjects in either half has none.
     """
     fit, test = members[:n_fit], members[n_fit:]
     enough = (fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)
@@ -360,11 +346,9 @@ def compare_answers(
 ) -> list[AnswerPair]:
     """Follow the features of all source and target answers back, and see where they meet.
 
-    The flow of an answer starts at the feature that carries it in the last residual stream. Pairs
-    outside the reference, ``(n_target, n_source)`` bool, are the chance level for those in it.
-
-    Returns:
-        All pairs of a source and a target label that have a feature in the last residual stream.
+    The flow of an answer starts at the feature that carries it in the last residual stream; the
+    pairs are all those of labels that have one. Pairs outside the reference, ``(n_target,
+    n_source)`` bool, are the chance level for those in it.
     """
     last = matcher.last
     below = [at for at in matcher.hook_points if at != last]

@@ -63,16 +63,13 @@ class SteeringSettings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        unknown = set(self.strategies) - set(STRATEGIES)
-        if unknown or not self.strategies:
+        if not self.strategies or not set(self.strategies) <= set(STRATEGIES):
             raise ConfigError(
                 f"model.steering.strategies is {list(self.strategies)}; choose from "
                 f"{', '.join(STRATEGIES)}."
             )
         if not self.strengths:
-            raise ConfigError(
-                "model.steering.strengths is []; give at least one number, such as [0.0, 1.0]."
-            )
+            raise ConfigError("model.steering.strengths is []; give some, such as [0.0, 1.0].")
         for strength in self.strengths:
             require("model.steering.strengths", strength)
         require("model.steering.decay", self.decay, above=0, at_most=1)
@@ -83,17 +80,12 @@ class SteeringSettings:
 
 def distances(graph: FlowGraph) -> dict[Feature, int]:
     """Return the number of steps from the start to each feature of its flow graph."""
-    neighbours: dict[Feature, set[Feature]] = {feature: set() for feature in graph.features}
-    for edge in graph.edges:
-        neighbours[edge.source].add(edge.target)
-        neighbours[edge.target].add(edge.source)
-    found = {graph.start: 0}
-    frontier = [graph.start]
-    while frontier:
-        reached = sorted({n for feature in frontier for n in neighbours[feature]} - set(found))
-        found |= dict.fromkeys(reached, found[frontier[0]] + 1)
-        frontier = reached
-    return found
+    neighbours = [(edge.source, edge.target) for edge in graph.edges]
+    neighbours += [(edge.target, edge.source) for edge in graph.edges]
+    steps = {graph.start: 0}
+    while new := {far for near, far in neighbours if near in steps} - steps.keys():
+        steps |= dict.fromkeys(sorted(new), max(steps.values()) + 1)
+    return steps
 
 
 def steering_weights(

@@ -125,15 +125,16 @@ class FeatureActivity:
         """Mean activation of each feature where it is active, ``(n_features,)`` float64; else 0."""
         return self._sum / self.n_active.clamp(min=1)
 
-    def peak(self, index: int) -> tuple[list[int], int] | None:
-        """Return the last tokens where a feature is most active, and the most likely next one.
+    def name(self, index: int, tokenizer: PreTrainedTokenizerBase) -> str | None:
+        """Return a name such as ``Paris is → in``; None for a feature that is never active.
 
-        None if it is never active.
+        It has the last tokens where the feature is most active, and the most likely next one.
         """
         if not self.n_active[index]:
             return None
         context = [token for token in self._context[index].tolist() if token >= 0]
-        return context, int(self._predicted[index])
+        texts = tokenizer.batch_decode([context, [int(self._predicted[index])]])
+        return " → ".join(text.strip() for text in texts)
 
 
 def name_features(
@@ -141,18 +142,9 @@ def name_features(
     activity: Mapping[HookPoint, FeatureActivity],
     features: Sequence[Feature],
 ) -> dict[str, str]:
-    """Name features by the last tokens where each is most active, and the most likely next one.
-
-    Names such as ``Paris is → in`` are given by the feature's id; features that are never active
-    have none.
-    """
-    names = {}
-    for feature in features:
-        peak = activity[feature.hook_point].peak(feature.index)
-        if peak is not None:
-            texts = tokenizer.batch_decode([peak[0], [peak[1]]])
-            names[feature.id] = " → ".join(text.strip() for text in texts)
-    return names
+    """Return the names of features that have one, by their ids."""
+    names = {f.id: activity[f.hook_point].name(f.index, tokenizer) for f in features}
+    return {key: name for key, name in names.items() if name is not None}
 
 
 @dataclass(frozen=True)

@@ -39,16 +39,10 @@ SCORES = tuple(_TITLES)
 class SAEScore:
     """Scores of one SAE on held-out texts; of all but l0, dead and the losses, higher is better.
 
-    Attributes:
-        hook_point: Id of the hook point, as ``residual.3``.
-        explained_variance: 1 - squared error / variance, over all tokens; None for constant
-            activations.
-        l0: Mean number of active features per token.
-        dead: Share of the features that are active at no token.
-        loss_recovered: (ablated - spliced) / (ablated - clean) of the LM's cross-entropy; None
-            where zeros do not increase the loss.
-        loss_spliced: Cross-entropy with the activations replaced by their reconstruction, in nats.
-        loss_ablated: Cross-entropy with the activations replaced by zeros, in nats.
+    `explained_variance` is 1 - squared error / variance (None for constant activations), `l0` the
+    mean number of active features per token, `dead` the share of features active at no token, and
+    `loss_recovered` (ablated - spliced) / (ablated - clean) of the LM's cross-entropy, in nats:
+    with activations replaced by their reconstruction and by zeros; None where these do no harm.
     """
 
     hook_point: str

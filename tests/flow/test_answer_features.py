@@ -23,7 +23,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import last_activations
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
-from tests.toys import toy_sae
+from tests.toys import replaced_output, toy_sae
 
 LOW, MLP, TOP = HookPoint(0, "residual"), HookPoint(1, "mlp_out"), HookPoint(1, "residual")
 
@@ -159,11 +159,8 @@ def test_logits_with_and_without_removed_features(small_lm: str) -> None:
     plain = relation_logits(lm, relation, subjects)
     edits = ablation({TOP: sae}, [Feature(TOP, i) for i in range(16)])
     cut = relation_logits(lm, relation, subjects, edits)
-    hook = lm.model.model.layers[1].register_forward_hook(
-        lambda m, a, o: (o[0].clamp(max=0), *o[1:]) if isinstance(o, tuple) else o.clamp(max=0)
-    )
-    expected = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
-    hook.remove()
+    with replaced_output(lm.model, TOP, lambda x: x.clamp(max=0)):
+        expected = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
     torch.testing.assert_close(cut.target, expected, rtol=1e-4, atol=1e-4)
     assert (cut.target - plain.target).abs().max() > 0.1
     after = relation_logits(lm, relation, subjects)

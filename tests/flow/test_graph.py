@@ -1,7 +1,6 @@
 """Flow graphs of SAEs whose features are planted."""
 
 import json
-import math
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -78,21 +77,6 @@ def _reached(edges: set[tuple[Feature, Feature]], start: Feature, end: int) -> s
         found |= step
         waiting += [edge[1 - end] for edge in step]
     return found
-
-
-@pytest.mark.parametrize("seed", [0, 1, 2])
-def test_planted_features_are_recovered(seed: int) -> None:
-    decoders, planted = _plant(noise=0.1, seed=seed)
-    flow = DecoderMatcher(decoders)
-    found: set[tuple[Feature, Feature]] = set()
-    for layer in range(N_LAYERS):
-        for index in range(N_FEATURES):
-            start = Feature(HookPoint(layer, "residual"), index)
-            graph = flow.follow(start, direction="backward")
-            found |= {pair for pair in _pairs(graph.edges) if pair[1] == start}
-    right = len(found & planted)
-    assert right / len(found) >= 0.95
-    assert right / len(planted) >= 0.95
 
 
 @pytest.mark.parametrize("direction", ["backward", "forward", "both"])
@@ -188,13 +172,10 @@ def test_zero_columns_are_counted_and_never_matched(tmp_path: Path) -> None:
 
 def test_json_and_graphml_agree(tmp_path: Path) -> None:
     decoders, _ = _plant(noise=0.02)
-    graph = max(
-        (
-            DecoderMatcher(decoders).follow(Feature(HookPoint(2, "residual"), i), thresholds=0.4)
-            for i in range(20)
-        ),
-        key=lambda graph: len(graph.edges),
-    )
+    matcher = DecoderMatcher(decoders)
+    starts = [Feature(HookPoint(2, "residual"), i) for i in range(20)]
+    graphs = [matcher.follow(start, thresholds=0.4) for start in starts]
+    graph = max(graphs, key=lambda graph: len(graph.edges))
     write_graphs({"flow": [graph]}, tmp_path)
     content = json.loads((tmp_path / f"{graph.start.id}.json").read_text())
     assert content["start"] == graph.start.id and len(content["edges"]) == len(graph.edges) > 3
@@ -210,10 +191,7 @@ def test_json_and_graphml_agree(tmp_path: Path) -> None:
 
     nodes = [{"id": n.get("id"), **data(n)} for n in root.iterfind("g:graph/g:node", space)]
     assert nodes == [{k: v for k, v in n.items() if v is not None} for n in content["nodes"]]
-    edges = [
-        {"source": e.get("source"), "target": e.get("target"), **data(e)}
-        for e in root.iterfind("g:graph/g:edge", space)
-    ]
+    edges = [{**e.attrib, **data(e)} for e in root.iterfind("g:graph/g:edge", space)]
     assert edges == content["edges"]
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot write"):
@@ -228,22 +206,13 @@ START = Feature(_hook_point(1), 0)
     ("call", "message"),
     [
         (lambda: FLOW.follow(Feature(_hook_point(5), 0)), "no SAE for the residual of layer 5; th"),
-        (lambda: FLOW.match(_hook_point(1, "mlp_out")), "no SAE for the mlp_out of layer 1"),
         (lambda: FLOW.follow(Feature(_hook_point(1), 3)), "no feature 3; it has 3, counted from 0"),
-        (lambda: FLOW.follow(Feature(_hook_point(1), -1)), "no feature -1"),
         (lambda: FLOW.follow(START, direction="up"), "backward, forward or both"),
         (lambda: FLOW.follow(START, k=0), "k is 0; it must be at least 1"),
-        (
-            lambda: FLOW.follow(START, thresholds={"mlp": 0.1}),
-            "'mlp', which is no kind of hook point",
-        ),
-        (
-            lambda: FLOW.follow(START, thresholds=2.0),
-            "thresholds of residual is 2.0; it must be at least -1",
-        ),
-        (lambda: FLOW.follow(START, thresholds={"mlp_out": math.nan}), "of mlp_out is nan"),
+        (lambda: FLOW.follow(START, thresholds={"mlp": 0.1}), "'mlp', which is no kind of hook"),
+        (lambda: FLOW.follow(START, thresholds=2.0), "of residual is 2.0; it must be at least -1"),
         (lambda: DecoderMatcher({}), "no SAE"),
-        (lambda: DecoderMatcher({_hook_point(i): torch.eye(3 + i) for i in (0, 1)}), "4 wide"),
+        (lambda: DecoderMatcher({_hook_point(i): torch.eye(3 + i) for i in (0, 1)}), "some 4 wide"),
         (lambda: DecoderMatcher({_hook_point(i): torch.eye(3) for i in (0, 2)}), "layer 1, betw"),
         (
             lambda: HookPoint(0, "mlp"),

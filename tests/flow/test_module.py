@@ -106,14 +106,6 @@ def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -
     # All SAEs of a layer have one decoder: the same features everywhere, matched with themselves.
     in_all = [r for r in cuts if r["group"] == "all" and r["sources"] == "all" and r["r"] == "0.0"]
     assert len(in_all) == 2 * 3 * 2
-    by_group = [
-        r
-        for r in cuts
-        if r["layer"] == "1"
-        and r["group"] != "all"
-        and (r["method"], r["cut"], r["sources"], r["r"]) == ("top-1", "random", "all", "0.5")
-    ]
-    assert sum(int(r["n"]) for r in by_group) == 60
     relation = results["relation"]
     assert relation["relation"] == "city->country"
     assert (relation["n_fit"], relation["n_test"]) == (100, 100)
@@ -127,16 +119,6 @@ def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -
                        "rescaling", "flow_residual.1.3", "flow_mlp_out.0.2"}  # fmt: skip
     assert len(_rows(run / "tables" / "transitions.csv")) == 5 * 2 * 5
     assert results["settings"]["saes"] == saes and "torch" in results["versions"]
-
-
-def test_runs_are_repeatable(small_lm: str, texts: str, tmp_path: Path) -> None:
-    saes = _save(tmp_path / "saes", HOOK_POINTS[3:])
-    one, two = (
-        json.loads((_run(small_lm, saes, texts, tmp_path) / "results.json").read_text())
-        for _ in range(2)
-    )
-    for key in ("groups", "deactivation", "steering", "relation", "transitions"):
-        assert one[key] == two[key]
 
 
 def test_parts_can_be_left_out(small_lm: str, texts: str, tmp_path: Path) -> None:
@@ -182,17 +164,11 @@ def test_unknown_features_are_refused(small_lm: str, tmp_path: Path) -> None:
 def test_invalid_settings_are_refused(small_lm: str) -> None:
     for options, match in (
         ({"k": 0}, r"model\.k is 0"),
-        ({"training_tokens": 0}, r"model\.training_tokens is 0"),
         ({"n_subjects": 3}, r"model\.n_subjects is 3"),
         ({"steering": {"decay": 0}}, r"steering\.decay is 0; it must be above 0 and at most 1"),
-        ({"steering": {"strengths": [float("inf")]}}, r"strengths is inf; it must be finite"),
         ({"steering": {"strategies": ["cubic"]}}, "strategies is \\['cubic'\\]; .* single, con"),
         ({"steering": {"strengths": []}}, r"steering\.strengths is \[\]"),
         ({"deactivation": {"strengths": []}}, r"deactivation\.strengths is \[\]"),
-        (
-            {"deactivation": {"strengths": [0.0, -0.5]}},
-            r"strengths is -0\.5; it must be at least 0",
-        ),
         ({"deactivation": {"strengths": [0.5, 0.5]}}, "each once"),
     ):
         with pytest.raises(ConfigError, match=match):

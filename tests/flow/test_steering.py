@@ -20,7 +20,7 @@ from lincorr_lightning.flow.steering import (
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import add_features
 from lincorr_lightning.sae.hook_points import HookPoint
-from tests.toys import toy_sae
+from tests.toys import replaced_output, toy_sae
 
 
 def _feature(layer: int, index: int, kind: str = "residual") -> Feature:
@@ -55,22 +55,16 @@ def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> Non
     rows = lm.rows(texts)
     hook_point, vector = HookPoint(0, "residual"), torch.linspace(-1, 1, 16)
 
-    def hook(module, args, output):
-        x = output[0] if isinstance(output, tuple) else output
-        return (x + vector, *output[1:]) if isinstance(output, tuple) else x + vector
-
-    for edits in (None, {hook_point: lambda x: x + vector}):
-        handle = lm.model.model.layers[0].register_forward_hook(hook if edits else lambda *_: None)
+    for change in (lambda x: x, lambda x: x + vector):
         probabilities, losses = [], []
-        with torch.no_grad():
+        with torch.no_grad(), replaced_output(lm.model, hook_point, change):
             for row in rows:
-                ids = torch.tensor([row])
-                logits = lm.model(input_ids=ids).logits[0].double()
+                logits = lm.model(input_ids=torch.tensor([row])).logits[0].double()
                 probabilities.append(float(logits[-1].softmax(0)[7]))
                 losses += [
                     -float(logits[i].log_softmax(0)[row[i + 1]]) for i in range(len(row) - 1)
                 ]
-        handle.remove()
+        edits = {hook_point: change}
         found = answer_probability(lm, rows, 7, edits)
         assert found == pytest.approx(np.mean(probabilities), rel=1e-4)
         assert text_loss(lm, rows, edits) == pytest.approx(np.mean(losses), rel=1e-5)

@@ -1,6 +1,7 @@
 """Groups and activity of features on data, against loops over tokens and features."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -131,8 +132,8 @@ def test_activity_is_counted_as_by_loops() -> None:
     np.testing.assert_allclose(
         activity.mean[:5], [table[table[:, f] > 0, f].mean() for f in range(5)], rtol=1e-5
     )
-    assert activity.mean[5] == 0 and activity.peak(5) is None
+    tokenizer = SimpleNamespace(batch_decode=lambda rows: [str(row) for row in rows])
+    assert activity.mean[5] == 0 and activity.name(5, tokenizer) is None  # type: ignore[arg-type]
     for f, (_, context, predicted) in peaks.items():
-        peak = activity.peak(f)
-        assert peak is not None
-        assert peak == (context, predicted)
+        name = activity.name(f, tokenizer)  # type: ignore[arg-type]
+        assert name == f"{context} → {[int(predicted)]}"

@@ -90,14 +90,6 @@ def test_equals_the_formula_and_folding_leaves_the_reconstruction(
     np.testing.assert_allclose(folded.folded()(x).detach(), reconstruction, atol=1e-10)
 
 
-def test_folding_in_single_precision() -> None:
-    parts = _parts("jumprelu", input_scale=0.3, subtract_decoder_bias=True)
-    sae = SparseAutoencoder(**parts).float()
-    x = torch.from_numpy(X).float()
-    torch.testing.assert_close(sae.folded()(x), sae(x), rtol=1e-4, atol=1e-4)
-    assert sae.folded().decoder.dtype == torch.float32
-
-
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_columns_of_zero_norm_survive_folding(activation: str) -> None:
     parts = _parts(activation)
