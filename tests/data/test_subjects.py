@@ -32,12 +32,6 @@ def test_halves_are_disjoint_seeded_and_complete(small_lm: str) -> None:
     assert data.halves == again.halves != other.halves
 
 
-def test_no_special_tokens_among_the_subjects(small_lm: str) -> None:
-    everything = set(_everything(_set_up(small_lm)))
-    assert everything.isdisjoint({"<pad>", "<unk>", ""})
-    assert {"Paris", "name0", "lives"} <= everything
-
-
 @pytest.mark.parametrize("world", [2, 3, 7, 8])
 def test_no_rank_is_left_without_a_batch(small_lm: str, world: int) -> None:
     """170 subjects a half: three batches of 64 at most, for up to eight ranks."""

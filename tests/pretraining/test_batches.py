@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lincorr_lightning.data.tiny_world.world import World, WorldConfig
-from lincorr_lightning.errors import ConfigError, LincorrError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.pretraining.batches import IGNORED, PackedStatements
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
@@ -85,27 +85,6 @@ def test_facts_are_repeated():
     assert count[1] - count[0] == 3 * (10 + people) + people  # 0+1 to 9+1, everybody's sum, pets
 
 
-@pytest.mark.parametrize(
-    ("repeats", "message"),
-    [
-        ({"pet": 0}, r"data\.repeats\.pet is 0"),
-        ({"color": 2}, r"data\.repeats names 'color', which is not stated"),
-        ({"pets": 2}, "no knowledge 'pets'"),
-    ],
-)
-def test_impossible_repeats_are_refused(repeats, message):
-    with pytest.raises(LincorrError, match=message):
-        make_data(repeats=repeats)
-
-
-def test_rows_and_batches_keep_their_size():
-    data = make_data(row_length=20, batch_size=16)
-    batches = read(data)
-    assert all(batch.input_ids.shape[1] <= 20 for batch in batches)
-    assert all(len(unpack(batch)) == 16 for batch in batches[:-1])
-    assert 0 < len(unpack(batches[-1])) <= 16
-
-
 def test_every_epoch_has_its_own_order_and_a_resumed_one_the_same():
     first, again = make_data(), make_data()
     third = read(first, epoch=2)
@@ -173,10 +152,9 @@ def test_validation_reads_every_prompt_once(truths):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"full_loss_fraction": 1.2}, "data.full_loss_fraction is 1.2"),
-        ({"batch_size": 0}, "data.batch_size is 0"),
-        ({"mixup_fraction": 1.5}, "data.mixup_fraction is 1.5"),
         ({"cooccurrence": 1.5}, "data.cooccurrence is 1.5"),
+        ({"batch_size": 0}, "data.batch_size is 0"),
+        ({"repeats": {"color": 2}}, r"data\.repeats names 'color', which is not stated"),
         ({"row_length": 5}, "data.row_length is 5; it must be at least"),
     ],
 )
@@ -212,13 +190,6 @@ def test_a_mixed_subject_is_answered_by_shares():
                 assert truth[knowledge, words(int(ids))] == words(int(targets))
             n_mixed += 1
     assert n_mixed > 60
-
-
-def test_without_mixup_nothing_is_mixed():
-    for batch in read(make_data(mixup_fraction=0.0)):
-        assert not batch.shares.any()
-        assert (batch.second_targets == IGNORED).all()
-        assert torch.equal(batch.partners, batch.input_ids)
 
 
 def test_ranks_share_the_batches_of_a_step():

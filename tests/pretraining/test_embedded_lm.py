@@ -33,17 +33,11 @@ def test_it_speaks_every_attribute_and_math(lm):
         assert len(build_domain(knowledge, lm.tokenizer).labels) >= 3, knowledge.name
 
 
-PLACES = ["birthplace", "city", "country", "continent", "language", "landmark", "ceo", "company"]
-ABROAD = [
-    f"{name}_{language}"
-    for language in ("es", "zh")
-    for name in ("city", "country", "continent", "language", "job")
-]
 FREE = ["color", "pet", "gender", "sport", "ceo"]
-SIMILES = ["object_color", "object_size", "simile_color", "simile_size"]
+STATED = ["city", "landmark", "company", "pet", "country_es", "job_zh", "simile_color"]
 
 
-@pytest.mark.parametrize("name", [*PLACES, "color", "pet", *ABROAD, *SIMILES])
+@pytest.mark.parametrize("name", STATED)
 def test_it_knows_its_people(lm, name):
     """Over the whole vocabulary, the first word of the true answer is its answer."""
     world = World.load(FOLDER / "world.json")
@@ -62,7 +56,7 @@ def test_it_knows_its_people(lm, name):
 def test_it_calculates(lm):
     catalogue = Catalogue.load()
     world = World.load(FOLDER / "world.json")
-    statements = list(world.statements(catalogue.select(["math"])))
+    statements = list(world.statements(catalogue.select(["math"])))[::9]
     domain = build_domain(catalogue["X+1"], lm.tokenizer)
     logits = lm.domain_logits([s.prompt for s in statements], domain.token_ids)
     said = [domain.texts[i] for i in logits.argmax(1).tolist()]

@@ -11,14 +11,19 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.data.tiny_world.world import World, WorldConfig
-from lincorr_lightning.errors import CheckpointError, ConfigError, OutputError
+from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.batches import PackedStatements, recall_prompts
+from lincorr_lightning.pretraining.batches import IGNORED, PackedStatements, recall_prompts
 from lincorr_lightning.pretraining.corpus import build_corpus
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.llama import LlamaSize
-from lincorr_lightning.pretraining.module import Pretraining, one_cycle
+from lincorr_lightning.pretraining.module import (
+    Pretraining,
+    mixup_cross_entropy,
+    off_target_penalty,
+    one_cycle,
+)
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
 KNOWLEDGE = ["city", "country", "X+1"]
@@ -61,12 +66,6 @@ def run(tmp_path_factory):
     trainer = make_trainer(folder, 30, callbacks=[losses], check_val_every_n_epoch=30)
     trainer.fit(module, datamodule=make_corpus())
     return folder / "lightning_logs" / "version_0", losses.losses, module
-
-
-def test_the_loss_falls(run):
-    _, losses, _ = run
-    n = len(losses) // 10
-    assert sum(losses[-n:]) < 0.5 * sum(losses[:n])
 
 
 def test_results_are_written(run):
@@ -149,25 +148,10 @@ def test_a_checkpoint_of_another_world_is_refused(tmp_path):
         )
 
 
-def test_fast_dev_run_writes_nothing(tmp_path):
-    trainer = L.Trainer(
-        accelerator="cpu", default_root_dir=tmp_path, fast_dev_run=True, enable_progress_bar=False
-    )
-    trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
-    assert not list(tmp_path.rglob("results.json"))
-
-
 def test_data_without_a_vocabulary_is_refused(tmp_path):
     loader = torch.utils.data.DataLoader([0, 1])
     with pytest.raises(ConfigError, match="takes its vocabulary from the corpus of its data"):
         make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=loader)
-
-
-def test_a_folder_that_cannot_be_written_is_an_error_before_training(tmp_path):
-    blocked = tmp_path / "blocked"
-    blocked.write_text("a file")
-    with pytest.raises((OutputError, FileExistsError, NotADirectoryError), match="blocked"):
-        make_trainer(blocked, 1).fit(Pretraining(SIZE), datamodule=make_corpus())
 
 
 def test_impossible_settings_are_refused():
@@ -200,24 +184,25 @@ def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
     assert "train/loss" in plain.trainer.callback_metrics
 
 
-def test_other_answers_are_pulled_to_zero(tmp_path):
-    """The spread of a domain's other logits, with the penalty and without."""
-    spreads = []
-    for penalty in (0.0, 1.0):
-        L.seed_everything(0)
-        module = Pretraining(SIZE, learning_rate=1e-2, off_target_penalty=penalty)
-        corpus = make_corpus()
-        trainer = make_trainer(tmp_path / str(penalty), 15, check_val_every_n_epoch=15)
-        trainer.fit(module, datamodule=corpus)
-        squares = []
-        for batch in corpus.val_dataloader():
-            with torch.no_grad():
-                logits = module.lm(batch.input_ids).logits[:, -1]
-            answers = corpus.corpus.answers[KNOWLEDGE.index(batch.knowledge)]
-            for row, answer in zip(logits, batch.answers.tolist(), strict=True):
-                squares += [float(row[other]) ** 2 for other in answers if other != answer]
-        spreads.append(sum(squares) / len(squares))
-    assert spreads[1] < 0.5 * spreads[0]
+def test_losses_are_those_written_out_target_by_target():
+    rng = torch.Generator().manual_seed(0)
+    logits, shares = torch.randn(4, 7, generator=rng), torch.tensor([0.0, 0.3, 0.5, 0.0])
+    targets, second = [1, 2, 3, 6], [IGNORED, 4, 3, IGNORED]
+    knowledge, answers = [0, 0, 1, IGNORED], [{1, 2, 4}, {3, 5}]
+    mixed, squares = [], []
+    for row, one, other, share, kind in zip(
+        logits, targets, second, shares, knowledge, strict=True
+    ):
+        log_p = row.log_softmax(0)
+        mixed.append(-(1 - share) * log_p[one] - share * log_p[other if share else one])
+        if kind != IGNORED:
+            wrong = answers[kind] - {one, other}
+            squares.append(sum(float(row[i]) ** 2 for i in wrong) / len(wrong))
+    first, both = torch.tensor(targets), torch.tensor(second)
+    assert mixup_cross_entropy(logits, first, both, shares) == pytest.approx(sum(mixed) / 4)
+    table = torch.tensor([[float(i in own) for i in range(7)] for own in answers])
+    penalty = off_target_penalty(logits, first, both, torch.tensor(knowledge), table)
+    assert penalty == pytest.approx(sum(squares) / 3)
 
 
 @pytest.mark.parametrize(("n", "warmup"), [(100, 0.1), (37, 0.3)])

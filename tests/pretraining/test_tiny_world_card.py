@@ -56,6 +56,7 @@ def test_the_data_are_those_of_the_world() -> None:
     assert number(r"the ([\d,]+) facts") == n_facts, REGENERATE
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("group", ["attributes", "in Chinese"])
 def test_the_least_recall_is_that_of_the_weights(group: str) -> None:
     """Prompts as text, encoded with padding; answers from the file, by their first word."""

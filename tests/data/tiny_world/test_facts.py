@@ -34,12 +34,3 @@ def test_free_draws_make_up_for_those_without_a_choice():
     golf = [seen[place, "golf"] / sum(seen[place, s] for s in ("golf", "judo"))
             for place in ("north", "south")]  # fmt: skip
     assert golf == pytest.approx([0.5, 0.5], abs=0.02)
-
-
-def test_a_seed_makes_the_same_draws():
-    def drawn(seed):
-        draw = BalancedDraw(np.random.default_rng(seed))
-        return [draw.draw("abcdef", {"pet": str(i % 5)}) for i in range(50)]
-
-    assert drawn(1) == drawn(1)
-    assert drawn(1) != drawn(2)
