@@ -75,27 +75,6 @@ def test_refused_settings(small_lm: str, setting: dict[str, int]) -> None:
         TokenizedTextDataModule().setup("test")
 
 
-@pytest.mark.parametrize("world", [1, 2, 3, 7])
-def test_every_prompt_goes_to_one_rank_once(small_lm: str, tmp_path: Path, world: int) -> None:
-    path = write(tmp_path / "a.jsonl", [words(8, i) for i in range(11)])
-    options = {"texts": str(path), "n_tokens": 8, "batch_size": 2}
-    alone = tokens(set_up(small_lm, **options))
-    assert len(alone) == 11
-    steps, seen = set(), {}
-    for rank in range(world):
-        batches = list(set_up(small_lm, rank, world, **options).test_dataloader())
-        assert not batches[0].is_padding  # seven processes have a batch each, of six
-        steps.add(len(batches))
-        for batch in batches:
-            assert len(batch.tokens)  # a sharded LM needs every process
-            if not batch.is_padding:
-                for i, row in enumerate(batch.tokens.tolist()):
-                    assert batch.first + i not in seen
-                    seen[batch.first + i] = row
-    assert len(steps) == 1  # in step
-    assert [seen[i] for i in range(11)] == alone.tolist()
-
-
 def test_a_document_is_one_text(small_lm: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("\n" * 30 + words(20, 9))
     data = set_up(small_lm, texts=str(tmp_path), n_tokens=16, sample_by="document")
