@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import lightning as L
 import torch
@@ -15,54 +14,20 @@ from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.functional import moments_of, summarize
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
-from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.layout import JointLayout, domain_rows
 from lincorr_lightning.linear_map.solver import fit_and_score
 from lincorr_lightning.pretraining.batches import PackedStatements
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.results.table import Table
 
 MIN_SUBJECTS = 20
 """Subjects that fitting and scoring a map needs."""
 UNRELATED = "color"
 """Kind of knowledge that default pairs measure as a control."""
-
-
-@dataclass(frozen=True)
-class CorrelationPoint:
-    """Correlation of a pair at one step; None if it cannot be computed."""
-
-    step: int
-    """Number of optimizer steps."""
-    pair: str
-    """Pair, as ``city->country``."""
-    label_mean: float | None = column("r", ".3f")
-    """Mean label-wise r on held-out subjects; None if no label varies."""
-    control_label_mean: float | None = column("r of the control prompt", ".3f")
-    """The same from the control prompt; None without one."""
-    influenced: float | None = column("top-1 target right", ".3f")
-    """Hit@1 of influenced targets; None without a reference."""
-    influencing: float | None = column("top-1 source right", ".3f")
-    """Hit@1 of influencing sources; None without a reference."""
-
-
-@dataclass(frozen=True)
-class RecallPoint:
-    """Recall of a kind of knowledge at one step: shares of facts that the LM answers right."""
-
-    step: int
-    """Number of optimizer steps."""
-    knowledge: str
-    """Name of the kind of knowledge."""
-    stated: float | None = column("stated facts", ".3f")
-    """Facts that the training text states; None if there are none."""
-    withheld: float | None = column("withheld facts", ".3f")
-    """Facts that the text withholds; None if there are none."""
-
-
-_CURVES = {
+_NUMBERS = {
     "label_mean": ("formation_r", "label-wise r"),
     "control_label_mean": ("formation_control", "r of the control prompt"),
     "influenced": ("formation_influenced", "top-1 target right"),
@@ -71,13 +36,6 @@ _CURVES = {
     "withheld": ("formation_inferred", "recall of withheld facts"),
 }
 """Log key and title of each number."""
-
-
-class _Facts(NamedTuple):
-    """Prompts, and the column of each right answer."""
-
-    prompts: list[str]
-    columns: Tensor
 
 
 class Formation(RelationCallback):
@@ -100,11 +58,15 @@ class Formation(RelationCallback):
         **options: See `RelationCallback`.
 
     Attributes:
-        correlations: A row per pair and step.
-        recall: A row per kind of knowledge and step.
+        correlations: A row per pair and step: mean label-wise r on held-out subjects
+            (``label_mean``), the same from the control prompt (``control_label_mean``), and Hit@1
+            of ``influenced`` targets and ``influencing`` sources; None if it cannot be computed.
+        recall: A row per kind of knowledge and step: shares of facts that the LM answers right,
+            ``stated`` by the training text and ``withheld`` from it; None if there are none.
     """
 
     study = "formation"
+    kept = (*RelationCallback.kept, "correlations", "recall")
 
     def __init__(
         self,
@@ -131,8 +93,8 @@ class Formation(RelationCallback):
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
         super().reset()
-        self.correlations: list[CorrelationPoint] = []
-        self.recall: list[RecallPoint] = []
+        self.correlations: list[dict[str, Any]] = []
+        self.recall: list[dict[str, Any]] = []
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the labels and the facts, and sample the subjects."""
@@ -158,9 +120,9 @@ class Formation(RelationCallback):
         corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
         self._facts = {} if corpus is None else self._find_facts(corpus)
 
-    def _find_facts(self, corpus: Corpus) -> dict[str, list[_Facts]]:
-        """Return the stated and the withheld facts of each kind of knowledge."""
-        facts: dict[str, list[_Facts]] = {}
+    def _find_facts(self, corpus: Corpus) -> dict[str, list[tuple[list[str], Tensor]]]:
+        """Return prompts and columns of right answers, of stated and of withheld facts."""
+        facts: dict[str, list[tuple[list[str], Tensor]]] = {}
         for name, domain in self._layout.domains.items():
             column_of = {
                 answer.identity: i for i, one in enumerate(domain.labels) for answer in one.answers
@@ -168,98 +130,72 @@ class Formation(RelationCallback):
             for statements in corpus.facts(name):
                 known = [s for s in statements if s.answer.identity in column_of]
                 columns = torch.tensor([column_of[s.answer.identity] for s in known])
-                facts.setdefault(name, []).append(_Facts([s.prompt for s in known], columns))
+                facts.setdefault(name, []).append(([s.prompt for s in known], columns))
         return facts
 
     def measure(self, trainer: L.Trainer) -> None:
         """Fit and score the maps, and measure recall."""
         step = trainer.global_step
-        layout, read = self._layout, self.cache.lm.domain_logits
-        parts = [
-            read([domain.knowledge.prompt(x) for x in self._subjects], domain.token_ids)
-            for domain in layout.domains.values()
-        ]
-        if self.control is not None:
-            prompts = [self.control.format(x) for x in self._subjects]
-            parts.append(read(prompts, layout.control_token_ids))
-        rows = torch.cat(parts, 1)
+        layout = self._layout
+        rows = domain_rows(self.cache.lm, layout, self._subjects)
         fit, test = moments_of(rows[::2]), moments_of(rows[1::2])
         scores = fit_and_score(fit, test, layout, self.ridge)
+        numbers: dict[str, dict[str, float | None]] = {}
         for pair in layout.pairs:
             score = scores[pair]
-            control = None if score.control_r is None else summarize(score.control_r).mean
-            hits = score.precision or {}
-            numbers = (
-                number(summarize(score.r).mean),
-                number(control),
-                *(
-                    number(hits[way]["1"]) if hits else None
-                    for way in ("influenced", "influencing")
-                ),
-            )
-            self.correlations.append(CorrelationPoint(step, "->".join(pair), *numbers))
-        for name, facts in self._facts.items():
-            self.recall.append(RecallPoint(step, name, *(self._recall(name, one) for one in facts)))
+            control_r, hits = score.control_r, score.precision
+            control = None if control_r is None else number(summarize(control_r).mean)
+            numbers["->".join(pair)] = {
+                "label_mean": number(summarize(score.r).mean),
+                "control_label_mean": control,
+                "influenced": number(hits["influenced"]["1"]) if hits else None,
+                "influencing": number(hits["influencing"]["1"]) if hits else None,
+            }
+        recalled = {
+            name: {"stated": self._recall(name, *stated), "withheld": self._recall(name, *withheld)}
+            for name, (stated, withheld) in self._facts.items()
+        }
+        self.correlations += [{"step": step, "pair": name, **numbers[name]} for name in numbers]
+        self.recall += [{"step": step, "knowledge": name, **recalled[name]} for name in recalled]
         scalars = {
-            f"{self.numbered(_CURVES[field][0])}/{name}": value
-            for field, name, at, value in self._values()
-            if at == step
+            f"{self.numbered(_NUMBERS[field][0])}/{name}": value
+            for name, values in (*numbers.items(), *recalled.items())
+            for field, value in values.items()
+            if value is not None
         }
         self.log_scalars(trainer, scalars, step)
 
-    def _recall(self, name: str, facts: _Facts) -> float | None:
-        if not facts.prompts:
+    def _recall(self, name: str, prompts: list[str], columns: Tensor) -> float | None:
+        if not prompts:
             return None
-        logits = self.cache.lm.domain_logits(facts.prompts, self._layout.domains[name].token_ids)
-        return float((logits.argmax(1).cpu() == facts.columns).double().mean())
-
-    def _values(self) -> Iterator[tuple[str, str, int, float]]:
-        """Yield the field, pair or kind of knowledge, step and value of each known number."""
-        points = [asdict(point) for point in self.correlations]
-        for point in [*points, *(asdict(point) for point in self.recall)]:
-            step, name, *_ = point.values()
-            for field, value in point.items():
-                if field in _CURVES and value is not None:
-                    yield field, name, step, value
+        logits = self.cache.lm.domain_logits(prompts, self._layout.domains[name].token_ids)
+        return float((logits.argmax(1).cpu() == columns).double().mean())
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return all measurements, as tables and curves."""
         self._measure_once(trainer)
+        formats = dict.fromkeys(_NUMBERS, ".3f")
+        headings = {field: title for field, (_, title) in _NUMBERS.items()}
         tables = [
-            Table.of(name, sorted(points, key=lambda p: -p.step), caption=caption, headline=True)
-            for name, points, caption in (
+            Table.of(
+                name, sorted(rows, key=lambda row: -row["step"]), (), caption, headline=True,
+                headings=headings, formats=formats,
+            )
+            for name, rows, caption in (
                 (self.study, self.correlations, "Correlation of each pair on held-out subjects"),
                 (f"{self.study}_recall", self.recall, "Recall of stated and of withheld facts"),
             )
-            if points
-        ]
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for field, (_, panel) in _CURVES.items():
-            for of, name, step, value in self._values():
-                if of == field:
-                    curves.setdefault(f"{panel}/{name}", []).append((step, value))
+            if rows
+        ]  # fmt: skip
+        curves = {
+            f"{title}/{key.removeprefix(prefix)}": points
+            for log_key, title in _NUMBERS.values()
+            for prefix in (f"{self.numbered(log_key)}/",)
+            for key, points in self.history.items()
+            if key.startswith(prefix)
+        }
         title = "How correlations form"
         draw = partial(training_curves, curves, title, "r on held-out subjects at each step")
-        return Results(
-            self.study,
-            {
-                "correlations": [asdict(point) for point in self.correlations],
-                "recall": [asdict(point) for point in self.recall],
-            },
-            tables=tables,
-            figures=[Figure(self.study, f"{title} during training", draw)],
-        )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements so far."""
-        return {
-            **super().state_dict(),
-            "correlations": [asdict(point) for point in self.correlations],
-            "recall": [asdict(point) for point in self.recall],
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        super().load_state_dict(state_dict)
-        self.correlations = [CorrelationPoint(**point) for point in state_dict["correlations"]]
-        self.recall = [RecallPoint(**point) for point in state_dict["recall"]]
+        figure = Figure(self.study, f"{title} during training", draw)
+        values = {"correlations": self.correlations, "recall": self.recall}
+        return Results(self.study, values, tables=tables, figures=[figure])

@@ -105,6 +105,12 @@ class Generalization(MapCallback):
         self._last_step: int | None = None  # of each edit, if each is trained from the base weights
         if dataset is not None and dataset.schedule.protocol == "independent":
             self._last_step = dataset.schedule.steps_per_edit - 1
+            if self.edits is not None:
+                raise ConfigError(
+                    "Generalization.edits names edits, but this run trains each edit of its "
+                    "dataset from the base weights, and only those can be measured. Leave "
+                    "Generalization.edits null."
+                )
         self._edits, self._subjects = self._find_edits(dataset)
         self.domains += self._find_controls()
         for domain in self.domains:
@@ -112,12 +118,9 @@ class Generalization(MapCallback):
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects of the given edits; without any edits, sampled ones."""
-        if self.edits is None and has_edits:
-            return []
-        if self.edits is None:
-            return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
-        rows = read_edits(self.edits)
-        return [row.subject for row in rows]
+        if self.edits is not None:
+            return [row.subject for row in read_edits(self.edits)]
+        return [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
     def _find_edits(self, dataset: EditDataset | None) -> tuple[list[Edit], list[str]]:
         """Return the edits in this relation's labels, or none, and the subjects."""
@@ -127,35 +130,29 @@ class Generalization(MapCallback):
             edits = resolve_edits(self.edits, self.tokenized, lm, "Generalization.edits")
         elif dataset is not None:
             edits = self._translate(dataset)
-        if edits:
-            return edits, [edit.subject for edit in edits]
-        self.tokenized.require_reference()
-        if dataset is not None:
-            return [], [edit.subject for edit in self.run_edits]
-        return [], self.sample_subjects(self.n_watch)
+        if not edits:
+            self.tokenized.require_reference()
+        subjects = [edit.subject for edit in edits or self.run_edits]
+        return edits, subjects or self.sample_subjects(self.n_watch)
 
     def _translate(self, dataset: EditDataset) -> list[Edit]:
         """Return the dataset's edits in this relation's labels; none if it edits another source."""
-        taught, relation = dataset.relation, self.tokenized
-        if taught.source.knowledge.name != relation.source.knowledge.name:
+        taught, own = dataset.relation, self.tokenized
+        if taught.source.knowledge.name != own.source.knowledge.name:
             return []
-        same_labels = (
-            taught.source.token_ids == relation.source.token_ids
-            and taught.target.token_ids == relation.target.token_ids
-        )
-        if taught.name == relation.name and same_labels:
+        labels = [(one.source.token_ids, one.target.token_ids) for one in (taught, own)]
+        if taught.name == own.name and labels[0] == labels[1]:
             return dataset.edits
         plain = [{"subject": edit.subject, "answer": edit.answer} for edit in dataset.edits]
-        return resolve_edits(plain, relation, self.cache.lm)
+        return resolve_edits(plain, own, self.cache.lm)
 
     def _find_controls(self) -> list[Domain]:
         """Return the controls that the LM's vocabulary has labels for."""
-        source, target = self.tokenized.relation.source.name, self.tokenized.relation.target.name
-        domains = []
+        ends, tokenizer, domains = self.tokenized.name.split("->"), self.cache.lm.tokenizer, []
         for name in self.controls:
-            if name in (source, target):
+            if name in ends:
                 continue
-            pair, tokenizer = f"{source}->{name}", self.cache.lm.tokenizer
+            pair = f"{ends[0]}->{name}"
             try:
                 domains.append(TokenizedRelation.of(pair, self.catalogue, tokenizer).target)
             except DomainError as error:
@@ -178,15 +175,8 @@ class Generalization(MapCallback):
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Announce the prompts to read after this step."""
         if edit_batch is None:
-            subjects = [self._subjects[index] for index in self._watched]
-            self._queries = self.queries(subjects)
+            self._queries = self.queries([self._subjects[index] for index in self._watched])
         else:
-            if self.edits is not None:
-                raise ConfigError(
-                    "Generalization.edits names edits, but this run trains each edit of its "
-                    "dataset from the base weights, and only those can be measured. Leave "
-                    "Generalization.edits null."
-                )
             self._queries = self.queries(*self.own_subjects(edit_batch))
         if self.is_due(trainer.global_step + 1, edit_batch):
             self.prefetch(self._queries, trainer.global_step)
@@ -215,8 +205,8 @@ class Generalization(MapCallback):
             return logits.source.argmax(1)
         return torch.tensor([self._edits[index].label for index in ids], dtype=torch.long)
 
-    def _values(self, ids: Sequence[int], logits: DomainLogits) -> dict[str, Tensor]:
-        """Return every number of each edit, ``(n,)``, by log key."""
+    def _means(self, ids: Sequence[int], logits: DomainLogits) -> dict[str, float]:
+        """Return the mean of every number of some edits, by log key."""
         base, mask = self.base.rows(ids), self._reference_mask(ids, logits)
         codes = outcome_codes(base.target.argmax(1), logits.target.argmax(1), mask)
         values = {f"generalization/{o}": codes == i for i, o in enumerate(Outcome)}
@@ -231,10 +221,6 @@ class Generalization(MapCallback):
         for domain, before, after in controls:
             kept = before.argmax(1) == after.argmax(1)
             values[f"control_unchanged/{domain.knowledge.name}"] = kept
-        return values
-
-    def _means(self, ids: Sequence[int], logits: DomainLogits) -> dict[str, float]:
-        values = self._values(ids, logits)
         return {name: value.double().mean().item() for name, value in values.items()}
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
@@ -269,31 +255,26 @@ class Generalization(MapCallback):
             self.maps.weight,
         )
         means = self._means(ids, logits)
-        results = {key: number(value) for key, value in means.items()}
+        groups: dict[str, dict[str, Any]] = {}
+        for key, value in means.items():
+            group, _, name = key.partition("/")
+            groups.setdefault(group, {})[name] = number(value)
+        unchanged = groups.get("control_unchanged", {})
         random = number(mask.double().mean().item())
-        scalars: dict[str, float] = {}
-        if self._last_step is not None:  # joint edits are logged at each step
-            scalars = {f"{self._prefix}{k}": value for k, value in means.items() if value == value}
         values = {
             "relation": self.tokenized.name,
             "n_edits": len(ids),
             "random": random,
-            **_within(results, "generalization/"),
-            "probability_reference": results["probability/reference"],
-            "probability_old_answer": results["probability/old_answer"],
-            "controls": {
-                name: {"unchanged": value}
-                for name, value in _within(results, "control_unchanged/").items()
-            },
+            **groups["generalization"],
+            **{f"probability_{name}": value for name, value in groups["probability"].items()},
+            "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
             **case_statistics(self.cases),
         }
+        scalars: dict[str, float] = {}
+        if self._last_step is not None:  # joint edits are logged at each step
+            scalars = {f"{self._prefix}{k}": value for k, value in means.items() if value == value}
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
         table, figures = case_results(self.cases, self.tag, random, taught, suffix)
         return Results(
             self.study, values, scalars, tables=[table], figures=figures, charts=self._charts
         )
-
-
-def _within(values: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Return the values whose keys have a prefix, without it."""
-    return {k.removeprefix(prefix): value for k, value in values.items() if k.startswith(prefix)}

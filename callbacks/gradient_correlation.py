@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
@@ -26,18 +26,6 @@ from lincorr_lightning.results.results import Results
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-class _Update(NamedTuple):
-    """Logits before and after one optimizer step."""
-
-    before: DomainLogits
-    after: DomainLogits
-
-    @property
-    def change(self) -> tuple[Tensor, Tensor]:
-        """ΔF of the source and of the target, ``(n_subjects, n_labels)`` each."""
-        return self.after.source - self.before.source, self.after.target - self.before.target
 
 
 class GradientCorrelation(MapCallback):
@@ -75,6 +63,7 @@ class GradientCorrelation(MapCallback):
     """
 
     study = "gradient_correlation"
+    kept = (*MapCallback.kept, "_steps", "_before")
 
     def __init__(
         self,
@@ -95,7 +84,7 @@ class GradientCorrelation(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._steps: list[dict[str, float]] = []
-        self._before: tuple[int, DomainLogits] | None = None
+        self._before: tuple[int, tuple[Any, ...]] | None = None  # step, logits before the next one
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the given subjects; without edits, sampled ones."""
@@ -108,9 +97,8 @@ class GradientCorrelation(MapCallback):
         self._warn_about_half_precision()
         super().start(trainer)
         edited = [edit.subject for edit in self.run_edits]
-        subjects = list(dict.fromkeys(self.subjects or edited))
-        subjects = subjects or self.sample_subjects(self.n_watch)
-        self._watched = self.queries(subjects[: self.n_watch])
+        subjects = self.subjects or edited or self.sample_subjects(self.n_watch)
+        self._watched = self.queries(list(dict.fromkeys(subjects))[: self.n_watch])
         if edited:
             self.keep_base(edited, trainer.global_step)
 
@@ -139,11 +127,11 @@ class GradientCorrelation(MapCallback):
             n_done = edit_batch.step
             self._queries = self.queries(*self.own_subjects(edit_batch))
         if edit_batch is not None and edit_batch.first:
-            self._before = step, self.base.rows(edit_batch.ids)
+            self._before = step, tuple(self.base.rows(edit_batch.ids))
         elif n_done % self.every_n_steps:
             self._before = None
         elif self._before is None or self._before[0] != step:  # weights stay while accumulating
-            self._before = step, self.read(self._queries, step)
+            self._before = step, tuple(self.read(self._queries, step))
         # Read after this step if its update is measured, or if that of the next one is.
         is_last = edit_batch is not None and edit_batch.last
         next_is_due = (n_done + 1) % self.every_n_steps == 0 and not is_last
@@ -155,19 +143,19 @@ class GradientCorrelation(MapCallback):
         if self._before is None:
             return
         step = trainer.global_step
-        update = _Update(self._before[1], self.read(self._queries, step))
-        self._before = step, update.after
+        before, after = DomainLogits(*self._before[1]), self.read(self._queries, step)
+        self._before = step, tuple(after)
         if edit_batch is None:
-            numbers = self._correlate(update)
-            self._steps.append({"step": step, **numbers})
+            numbers = self._correlate(before, after)
+            self._steps.append(numbers)
             scalars = {f"{name}/{self.tag}": r for name, r in numbers.items()}
             self.log_scalars(trainer, scalars, step)
         else:
-            self.keep_edits(edit_batch, *update)
+            self.keep_edits(edit_batch, before, after)
 
-    def _correlate(self, update: _Update) -> dict[str, float]:
+    def _correlate(self, before: DomainLogits, after: DomainLogits) -> dict[str, float]:
         """Return all correlations over some updates, one per row."""
-        after, (d_source, d_target) = update.after, update.change
+        d_source, d_target = after.source - before.source, after.target - before.target
         weight = self.maps.weight
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
         correlations = {
@@ -189,9 +177,8 @@ class GradientCorrelation(MapCallback):
             # Edits of independent training have no step in common before the end.
             scalars = {f"{key}/{self.tag}": r for key, r in numbers.items() if "correlation" in key}
         else:
-            names = dict.fromkeys(name for entry in self._steps for name in entry)
-            numbers = {name: _mean([entry[name] for entry in self._steps]) for name in names}
-            numbers.pop("step", None)
+            names = self._steps[0] if self._steps else {}
+            numbers = {name: _mean([one[name] for one in self._steps]) for name in names}
             numbers["n_updates"] = len(self._steps)
         values = {
             "relation": self.tokenized.name,
@@ -209,31 +196,21 @@ class GradientCorrelation(MapCallback):
             rank_zero_warn(
                 f"{n_edits} edits are too few for a correlation; it needs {MIN_SUBJECTS}."
             )
-        updates = {step: _Update(*logits) for step, (_, logits) in by_step.items()}
-        numbers = {step: self._correlate(update) for step, update in updates.items()}
+        numbers = {step: self._correlate(*logits) for step, (_, logits) in by_step.items()}
         for step, values in numbers.items():
             scalars = {f"edit_step/{name}/{self.tag}": value for name, value in values.items()}
             self.log_scalars(trainer, scalars, step + 1)
-        parts = zip(*updates.values(), strict=True)
-        everything = _Update(*(DomainLogits.stack(part) for part in parts))
-        d_source, d_target = next(iter(updates.values())).change
+        parts = zip(*(logits for _, logits in by_step.values()), strict=True)
+        all_before, all_after = (DomainLogits.stack(part) for part in parts)
+        before, after = next(iter(by_step.values()))[1]
+        predicted = (after.source - before.source) @ self.maps.weight.T
+        all_steps = self._correlate(all_before, all_after)["gradient_correlation"]
         return next(iter(numbers.values())) | {
-            "gradient_correlation_error": mean_r_error(d_source @ self.maps.weight.T, d_target),
+            "gradient_correlation_error": mean_r_error(predicted, after.target - before.target),
             "logit_correlation": _mean_r(self.maps.predict(self.base.source), self.base.target),
-            "gradient_correlation_all_steps": self._correlate(everything)["gradient_correlation"],
-            "n_updates": len(everything.after.source),
+            "gradient_correlation_all_steps": all_steps,
+            "n_updates": len(all_after.source),
         }
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements so far, those before training included."""
-        before = self._before and (self._before[0], tuple(self._before[1]))
-        return {**super().state_dict(), "steps": list(self._steps), "before": before}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        super().load_state_dict(state_dict)
-        self._steps, before = list(state_dict["steps"]), state_dict["before"]
-        self._before = before and (before[0], DomainLogits(*before[1]))
 
 
 def _mean_r(prediction: Tensor, target: Tensor) -> float:
@@ -242,6 +219,6 @@ def _mean_r(prediction: Tensor, target: Tensor) -> float:
     return summarize(labelwise_pearson(prediction, target)).mean
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: list[float]) -> float:
     known = [value for value in values if value == value]
     return sum(known) / len(known) if known else float("nan")

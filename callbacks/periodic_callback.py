@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Self
 
 import lightning as L
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from torch import nn
 
-from lincorr_lightning.callbacks.relation_maps import LMReaders
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.results.loggers import log_scalars
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_callback_results
 from lincorr_lightning.results.table import Table
+
+_Readers = tuple[QueryCache, RowReader, dict[Hashable, Any]]
 
 
 class PeriodicCallback(HyperparametersMixin, L.Callback):
@@ -26,8 +28,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     The LM is evaluated in eval mode and without gradients: weights, optimizer state, random number
     generators and train/eval modes are afterwards as before. All ranks evaluate the same.
 
-    Subclasses measure in `measure`, or in `start` and `after_optimizer_step`, and return their
-    `Results` from `finish`.
+    Subclasses measure in `measure`, or in `start` and `after_optimizer_step`, return their
+    `Results` from `finish`, and name in `kept` the attributes that a checkpoint keeps.
 
     Args:
         every_n_steps: Optimizer steps between two measurements.
@@ -43,6 +45,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     study: ClassVar[str]
     """Name of the results, as ``resilience``."""
+    kept: ClassVar[tuple[str, ...]] = ("history", "_last_measured")
+    """Names of the attributes that a checkpoint keeps: numbers, texts, tensors and containers."""
 
     def __init__(
         self, every_n_steps: int = 10, lm: str | None = None, tokenizer: str | None = None
@@ -77,32 +81,28 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
         The first callback opens all: what they announce is then read together.
         """
-        readers: dict[nn.Module, LMReaders] = {}
+        readers: dict[nn.Module, _Readers] = {}
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         for callback in callbacks:
-            if isinstance(callback, PeriodicCallback) and not callback.is_open:
+            if isinstance(callback, PeriodicCallback) and "cache" not in vars(callback):
                 callback._open(trainer, pl_module, readers)
         if not is_dry_run(trainer):
             run_folder(trainer)  # a collective call, made before rank 0 alone writes
         self.start(trainer)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the callback has found its LM in this run."""
-        return "readers" in vars(self)
-
-    @property
-    def cache(self) -> QueryCache:
-        """The cache of the LM's logits, shared by the callbacks of a run."""
-        return self.readers.cache
-
     def _open(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, readers: dict[nn.Module, LMReaders]
+        self, trainer: L.Trainer, pl_module: L.LightningModule, readers: dict[nn.Module, _Readers]
     ) -> None:
         model = causal_lm_of(pl_module, self.lm)
         if model not in readers:
-            readers[model] = LMReaders.of(pl_module, model, self.tokenizer)
-        self.readers = readers[model]
+            cache = QueryCache.of(pl_module, model, self.tokenizer)
+            rows = getattr(pl_module, "row_reader", None)
+            if not (isinstance(rows, RowReader) and rows.lm is cache.lm):
+                rows = RowReader(cache.lm)
+            readers[model] = cache, rows, {}
+        # What the callbacks of a run share: readers of the LM in training, and before it to fit
+        # maps, and these maps by what they were fitted for.
+        self.cache, self.rows, self.fitted_maps = readers[model]
         self.adapter_id: int | None = None
         self._step = trainer.global_step
         self._index = self.siblings(trainer).index(self)
@@ -128,7 +128,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM."""
-        self.__dict__.pop("readers", None)
+        for name in ("cache", "rows", "fitted_maps"):
+            vars(self).pop(name, None)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -137,12 +138,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self.teardown(trainer, pl_module, "fit")
 
     def is_due(self, step: int, edit_batch: EditBatch | None = None) -> bool:
-        """Return whether to measure after an optimizer step.
-
-        Args:
-            step: Number of optimizer steps after it.
-            edit_batch: The step's independent edits, whose own steps count then; None without.
-        """
+        """Return whether to measure after optimizer step `step`, or a step of independent edits."""
         if edit_batch is None:
             return step % self.every_n_steps == 0
         return (edit_batch.step + 1) % self.every_n_steps == 0 or edit_batch.last
@@ -203,21 +199,19 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def history_table(self, caption: str) -> Table:
         """Return `history` as a table with a row per step and a column per log key."""
-        rows: dict[int, dict[str, float]] = {}
-        for key, points in self.history.items():
-            for step, value in points:
-                rows.setdefault(step, {"step": step})[key] = value
-        columns = ["step", *self.history]
-        return Table.of(self.study, [rows[step] for step in sorted(rows)], columns, caption)
+        from pandas import DataFrame  # takes a second
+
+        frame = DataFrame({key: dict(points) for key, points in self.history.items()})
+        return Table(self.study, frame.sort_index().rename_axis("step").reset_index(), caption)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far."""
-        return {"history": self.history, "last_measured": self._last_measured}
+        return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from a checkpoint's measurements."""
-        self.history = state_dict["history"]
-        self._last_measured = state_dict["last_measured"]
+        for name in self.kept:
+            setattr(self, name, state_dict[name])
 
 
 def independent_edits(batch: Any) -> EditBatch | None:

@@ -59,14 +59,13 @@ class PredictionWriter(BasePredictionWriter):
         with atomic_write(folder / "predictions.safetensors") as path:
             save_file(logits, path)
         subjects = [subject for part in parts for subject in part["subjects"]]
-        ranks = range(1, self.top + 1)
-        kinds = ("label", "logit")
-        columns = ["subject", "pair", *(f"{kind}_{n}" for n in ranks for kind in kinds)]
+        numbered = [f"{kind}_{n + 1}" for n in range(self.top) for kind in ("label", "logit")]
         rows = [
             [subject, pair, *self._highest(logits[pair][i], parts[0]["labels"][pair])]
             for i, subject in enumerate(subjects)
             for pair in pairs
         ]
+        columns = ["subject", "pair", *numbered]
         write_csv(folder / "tables" / "predictions.csv", columns, rows)
 
     def _highest(self, logits: Tensor, labels: list[str]) -> list[Any]:

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.callbacks.relation_maps import RelationMaps, load_maps
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, LinearMapError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
+from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
+from lincorr_lightning.linear_map.fitting import (
+    maps_of_rows,
+    relation_layout,
+    sample_fitted_subjects,
+)
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
@@ -28,13 +33,7 @@ MIN_SUBJECTS = 3
 
 
 class DomainLogits(NamedTuple):
-    """Domain logits of an LM for some subjects, float64 on the CPU.
-
-    Attributes:
-        source: ``(n_subjects, n_source)``.
-        target: ``(n_subjects, n_target)``.
-        controls: ``(n_subjects, n_labels)`` per control.
-    """
+    """Domain logits of an LM for some subjects, ``(n_subjects, n_labels)``, float64 on the CPU."""
 
     source: Tensor
     target: Tensor
@@ -48,13 +47,32 @@ class DomainLogits(NamedTuple):
         )
 
     @classmethod
-    def stack(cls, parts: Sequence[DomainLogits]) -> DomainLogits:
+    def stack(cls, parts: Sequence[tuple[Any, ...]]) -> DomainLogits:
         """Return the logits of the subjects of all parts, at least one."""
-        return cls(
-            torch.cat([part.source for part in parts]),
-            torch.cat([part.target for part in parts]),
-            tuple(torch.cat(column) for column in zip(*(p.controls for p in parts), strict=True)),
-        )
+        source, target, controls = zip(*parts, strict=True)
+        columns = zip(*controls, strict=True)
+        return cls(torch.cat(source), torch.cat(target), tuple(map(torch.cat, columns)))
+
+
+class RelationMaps(NamedTuple):
+    """W and b of a relation, by the name of the map; the first is the main one.
+
+    Attributes:
+        weights: W, ``(n_target, n_source)``: ``given``, or ``plain`` and ``auto``.
+        biases: b, ``(n_target,)``.
+    """
+
+    weights: dict[str, Tensor]
+    biases: dict[str, Tensor]
+
+    @property
+    def weight(self) -> Tensor:
+        """W of the main map."""
+        return next(iter(self.weights.values()))
+
+    def predict(self, source_logits: Tensor) -> Tensor:
+        """Return the main map's target logits, ``(n, n_target)``, of ``(n, n_source)`` ones."""
+        return source_logits @ self.weight.T + next(iter(self.biases.values()))
 
 
 class RelationCallback(PeriodicCallback):
@@ -108,10 +126,7 @@ class RelationCallback(PeriodicCallback):
         return Catalogue.load(*(self.knowledge_files or ()))
 
     def relation_name(self, trainer: L.Trainer) -> str:
-        """Return the relation that is evaluated: given, or the `relation` of the training dataset.
-
-        The default without either is city->country.
-        """
+        """Return the relation: given, that of the training dataset, or else city->country."""
         dataset = getattr(trainer.train_dataloader, "dataset", None)
         taught = getattr(dataset, "relation", None)
         default = taught.name if isinstance(taught, TokenizedRelation) else DEFAULT_RELATION
@@ -121,10 +136,6 @@ class RelationCallback(PeriodicCallback):
         """Return the subjects that this callback measures, the run's edits excepted.
 
         Called before `open`, and also on callbacks of other LMs.
-
-        Args:
-            tokenizer: The LM's tokenizer.
-            has_edits: Whether the run trains the edits of an `EditDataset`.
         """
         return []
 
@@ -172,6 +183,8 @@ class MapCallback(RelationCallback):
         **options: See `RelationCallback`.
     """
 
+    kept = (*RelationCallback.kept, "_maps", "_base", "_by_edit")
+
     def __init__(
         self,
         relation: str | None = None,
@@ -189,10 +202,11 @@ class MapCallback(RelationCallback):
     def reset(self) -> None:
         """Forget the measurements and maps of an earlier run."""
         super().reset()
-        self._maps: RelationMaps | None = None
-        self._base: DomainLogits | None = None  # read before training
+        # Tuples of what `maps` and `base` return, which a resumed run has from its start.
+        self._maps: tuple[Any, ...] | None = None
+        self._base: tuple[Any, ...] | None = None
         # What was read of each edit that is trained from the base weights, by its own steps.
-        self._by_edit: dict[int, dict[int, list[DomainLogits]]] = {}
+        self._by_edit: dict[int, dict[int, list[tuple[Any, ...]]]] = {}
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the relation's labels, and announce what the maps are fitted on.
@@ -200,48 +214,75 @@ class MapCallback(RelationCallback):
         No map is fitted on subjects that any callback of the run measures, nor on edited ones.
         """
         super().open(trainer)
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
         measured = {edit.subject for edit in self.run_edits}
-        for callback in callbacks:
+        for callback in trainer.callbacks:  # type: ignore[attr-defined]
             if isinstance(callback, RelationCallback):
-                tokenizer, has_edits = self.cache.lm.tokenizer, bool(self.run_edits)
-                measured.update(callback.measured_subjects(tokenizer, has_edits))
+                tokenizer = self.cache.lm.tokenizer
+                measured |= {*callback.measured_subjects(tokenizer, bool(self.run_edits))}
         self._held_out = frozenset(measured)
+        self._layout = relation_layout(self.tokenized)
         if self._maps is None and self.linear_map is None:
-            self.readers.announce_maps(self.tokenized, self.n_subjects, self._held_out)
+            self.rows.announce(self._layout, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
-        """Read or fit the maps, which a resumed run has from its start, and measure."""
-        if self._maps is None and self.linear_map is None:
-            self._maps = self.readers.fit_maps(
-                self.tokenized, self.ridge, self.n_subjects, self._held_out
-            )
-        elif self._maps is None:
-            self._maps = load_maps(self.cache.lm, self.tokenized, self.linear_map, self._held_out)
+        """Read or fit the maps, and measure."""
+        if self._maps is None:
+            maps = self._fit_maps() if self.linear_map is None else self._read_maps(self.linear_map)
+            name = self.tokenized.name
+            weights = {key: each.weight(name) for key, each in maps.items()}
+            self._maps = weights, {key: each.bias(name) for key, each in maps.items()}
         super().start(trainer)
+
+    def _fitted_subjects(self) -> list[str]:
+        return sample_fitted_subjects(self.cache.lm.tokenizer, self.n_subjects, self._held_out)
+
+    def _fit_maps(self) -> dict[str, LinearMap]:
+        """Fit a map with the `ridge`, and one that chooses its own, once for the run's callbacks.
+
+        The LM reads the prompts of all announced relations in one pass.
+        """
+        key = self.tokenized.name, self.ridge, self.n_subjects, self._held_out
+        if key not in self.fitted_maps:
+            rows = self.rows.read(self._layout, self._fitted_subjects())
+            fitted = maps_of_rows(self.cache.lm, self._layout, rows, [self.ridge, "auto"])
+            self.fitted_maps[key] = dict(zip(("plain", "auto"), fitted, strict=True))
+        return dict(self.fitted_maps[key])
+
+    def _read_maps(self, folder: str) -> dict[str, LinearMap]:
+        """Read the map of a folder; warn if it was fitted on subjects that are measured."""
+        linear_map = LinearMap.from_pretrained(folder, self.cache.lm)
+        for name, domain in self._layout.domains.items():
+            if linear_map.token_ids(name) != domain.token_ids:
+                raise LinearMapError(
+                    f"the linear map {folder} has other labels of {name} than this run: "
+                    f"{len(linear_map.token_ids(name))} against {len(domain.token_ids)}. "
+                    "Fit it with the same knowledge files, or leave linear_map null."
+                )
+        warn_of_fit_subjects(folder, self._held_out)
+        return {"given": linear_map}
 
     @property
     def maps(self) -> RelationMaps:
         """The linear maps, after `start`."""
         assert self._maps is not None
-        return self._maps
+        return RelationMaps(*self._maps)
 
     def keep_base(self, subjects: Sequence[str], step: int) -> None:
         """Keep the logits before training, which a resumed run has from its start."""
         if self._base is None:
-            self._base = self.read(self.queries(subjects), step)
+            self._base = tuple(self.read(self.queries(subjects), step))
 
     @property
     def base(self) -> DomainLogits:
         """The logits before training, after `keep_base`."""
         assert self._base is not None
-        return self._base
+        return DomainLogits(*self._base)
 
     def keep_edits(self, edit_batch: EditBatch, *logits: DomainLogits) -> None:
         """Keep what was read of independent edits at one of their steps, a row per edit."""
         for row, edit in enumerate(edit_batch.ids):
             steps = self._by_edit.setdefault(edit, {})
-            steps[edit_batch.step] = [part.rows([row]) for part in logits]
+            steps[edit_batch.step] = [tuple(part.rows([row])) for part in logits]
 
     def edits_by_step(self) -> dict[int, tuple[list[int], list[DomainLogits]]]:
         """Return the edits of all ranks by their own step, and what was read, a row per edit."""
@@ -252,26 +293,6 @@ class MapCallback(RelationCallback):
             parts = zip(*(by_edit[edit][step] for edit in edits), strict=True)
             by_step[step] = edits, [DomainLogits.stack(part) for part in parts]
         return by_step
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements so far, and the maps, which a later LM would not give again."""
-        by_edit = {
-            edit: {step: [tuple(logits) for logits in parts] for step, parts in steps.items()}
-            for edit, steps in self._by_edit.items()
-        }
-        maps = self._maps and [self._maps.weights, self._maps.biases]
-        base = self._base and tuple(self._base)
-        return {**super().state_dict(), "maps": maps, "base": base, "by_edit": by_edit}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        super().load_state_dict(state_dict)
-        self._maps = state_dict["maps"] and RelationMaps(*state_dict["maps"])
-        self._base = state_dict["base"] and DomainLogits(*state_dict["base"])
-        self._by_edit = {
-            edit: {step: [DomainLogits(*part) for part in parts] for step, parts in steps.items()}
-            for edit, steps in state_dict["by_edit"].items()
-        }
 
 
 def check_subjects(subjects: list[str] | None, n_watch: int, callback: str) -> None:

@@ -38,6 +38,7 @@ class Resilience(MapCallback):
     """
 
     study = "resilience"
+    kept = (*MapCallback.kept, "_r")
 
     def __init__(
         self,
@@ -94,12 +95,3 @@ class Resilience(MapCallback):
         }
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.study, values, tables=[self.history_table(caption)])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements so far."""
-        return {**super().state_dict(), "r": self._r}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        super().load_state_dict(state_dict)
-        self._r = list(state_dict["r"])

@@ -101,14 +101,12 @@ class TokenGeometryMonitor(PeriodicCallback):
                 "TokenGeometryMonitor measures a single layer, which has no next one to overlap "
                 "with. Set its embedding_layer to measure the token embedding as well."
             )
-        scalars = {
-            f"{key.replace(' ', '_').removesuffix('_mean')}/layer_{layer}": float(value)
-            for key in observed[0].layers
-            if not key.endswith("_std")
-            for layer, value in zip(
-                layers, torch.stack([one.layers[key] for one in observed]).mean(0), strict=False
-            )
-        }
+        scalars: dict[str, float] = {}
+        for key in observed[0].layers:
+            name = key.replace(" ", "_").removesuffix("_mean")
+            means = torch.stack([one.layers[key] for one in observed]).mean(0).tolist()
+            if not key.endswith("_std"):
+                scalars |= {f"{name}/layer_{n}": x for n, x in zip(layers, means, strict=False)}
         for name in ("loss", "entropy"):
             scalars[name] = sum(one.numbers[name] for one in observed) / len(observed)
         return {name: value for name, value in scalars.items() if math.isfinite(value)}
@@ -135,6 +133,5 @@ class TokenGeometryMonitor(PeriodicCallback):
         columns = ["observable", "layer", "step", "mean"]
         table = Table.of(self.study, rows, columns, caption, formats={"mean": ".3g"})
         draw = partial(history_figure, table.frame, f"{texts}; one column per measurement")
-        return Results(
-            self.study, values, tables=[table], figures=[Figure(self.study, caption, draw)]
-        )
+        figure = Figure(self.study, caption, draw)
+        return Results(self.study, values, tables=[table], figures=[figure])

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.toys import NO_FILES, quiet_trainer, save_toy_lm
 
@@ -160,6 +161,20 @@ def make_trainer(tmp_path: Path) -> Callable[..., L.Trainer]:
     )
 
 
+@pytest.fixture
+def fit(small_lm: str, make_trainer: Callable[..., L.Trainer]) -> Callable[..., L.Trainer]:
+    """Train the small LM, or a given module, with some callbacks."""
+
+    def train(
+        *callbacks: Any, module: Any = None, data: Any = None, ckpt_path: Any = None, **options: Any
+    ) -> L.Trainer:
+        trainer = make_trainer(*callbacks, **options)
+        trainer.fit(module or Theirs(small_lm), data or sentences(small_lm), ckpt_path=ckpt_path)
+        return trainer
+
+    return train
+
+
 @pytest.fixture(scope="session")
 def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a GPT-2 with the small LM's words and dropout."""
@@ -171,17 +186,13 @@ def gpt2_folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="session")
 def own_map(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleNamespace:
     """Folder of a random linear map city->country, and its W and b."""
-    from lincorr_lightning.linear_map.artifact import LinearMap
-
     tokenizer = AutoTokenizer.from_pretrained(small_lm)
-    ids = {
-        "city": tokenizer.convert_tokens_to_ids(CITIES),
-        "country": tokenizer.convert_tokens_to_ids(COUNTRIES),
-    }
+    labels = {"city": CITIES, "country": COUNTRIES}
+    ids = {name: tokenizer.convert_tokens_to_ids(words) for name, words in labels.items()}
     random = np.random.default_rng(3)
     weight, bias = random.normal(size=(11, 12)), random.normal(size=11)
 
-    def save(name: str, ids: dict[str, list[int]], labels: dict[str, list[str]]) -> str:
+    def save(name: str, ids: dict[str, list[int]]) -> str:
         folder = tmp_path_factory.mktemp(name) / "linear_map"
         LinearMap(
             weights={"city->country": torch.from_numpy(weight)},
@@ -191,7 +202,5 @@ def own_map(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleNa
         ).save(folder)  # fmt: skip
         return str(folder)
 
-    good = save("map", ids, {"city": CITIES, "country": COUNTRIES})
-    others = {"city": [i + 1 for i in ids["city"]], "country": ids["country"]}
-    bad = save("other_map", others, {"city": CITIES, "country": COUNTRIES})
-    return SimpleNamespace(folder=good, other=bad, weight=weight, bias=bias)
+    other = save("other_map", ids | {"city": [i + 1 for i in ids["city"]]})
+    return SimpleNamespace(folder=save("map", ids), other=other, weight=weight, bias=bias)

@@ -66,12 +66,11 @@ def _expected(states, tokenizer, hook_point, what):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_movement_is_that_of_naive_reading(naive, small_lm, make_trainer, folder, every) -> None:
+def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit) -> None:
     module = naive.module(small_lm)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     watch = FeatureMovement(folder, "city->country", SUBJECTS, every_n_steps=every, n_top=5)
-    trainer = make_trainer(watch)
-    trainer.fit(module, naive.sentences(small_lm))
+    trainer = fit(watch, module=module)
     steps = [step for step, _ in watch.history["features/residual.1/source/change"]]
     assert steps == ([1, 2, 3, 4] if every == 1 else [3, 4])
     for hook_point in HOOK_POINTS:
@@ -107,7 +106,7 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, make_trainer, folder
     assert json.dumps(watch.results)
 
 
-def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, make_trainer, folder) -> None:
+def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit) -> None:
     """Means over edits that are trained side by side, by their own steps."""
 
     seen = {}
@@ -126,7 +125,7 @@ def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, make_trainer
     base = naive.module(small_lm)
     data = naive.data(module, n_edits=7, schedule=EditSchedule("independent", 2, 3))
     watch = FeatureMovement(folder, every_n_steps=1)
-    make_trainer(watch).fit(module, datamodule=data)
+    fit(watch, module=module, data=data)
     edits = data.prepare_edits()
     prompts = [f"{edit.subject} lives in the country of" for edit in edits]
     old = _naive_features(base.backbone, base.tokenizer, HOOK_POINTS[1], prompts)[0]
@@ -139,16 +138,14 @@ def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, make_trainer
         assert value > 1e-3
 
 
-def test_subjects_are_those_of_the_run(naive, small_lm, make_trainer, folder) -> None:
+def test_subjects_are_those_of_the_run(folder, fit) -> None:
     watch = FeatureMovement(folder, n_watch=5)
-    make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
+    fit(watch)
     assert len(watch._watched) == 5
     assert set(watch.results) == {hook_point.id for hook_point in HOOK_POINTS}
 
 
-def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
-    naive, small_lm, make_trainer, tmp_path
-) -> None:
+def test_an_sae_of_the_heads_is_moved_to_the_lms_output(naive, small_lm, tmp_path, fit) -> None:
     """The callback holds the LM, from which the projection is taken."""
     folder = tmp_path / "heads"
     folder.mkdir()
@@ -170,7 +167,7 @@ def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
     hook.remove()
     features = ((torch.stack(seen) - w["b_dec"]) @ w["W_enc"] + w["b_enc"]).relu() * norm
     watch = FeatureMovement(str(folder), "city->country", SUBJECTS, every_n_steps=1, n_top=N)
-    make_trainer(watch).fit(module, naive.sentences(small_lm))
+    fit(watch, module=module)
     top = watch.results["attention_out.1"]["source"]["top"]
     before = {row["feature"]: row["before"] for row in top}
     assert len(before) > N // 2
@@ -179,12 +176,10 @@ def test_an_sae_of_the_heads_is_moved_to_the_lms_output(
         assert value == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_unusable_saes_are_refused(naive, small_lm, make_trainer, tmp_path) -> None:
+def test_unusable_saes_are_refused(tmp_path, fit) -> None:
     _sae(HOOK_POINTS[0], width=8).save(tmp_path / "other" / "a")
     watch = FeatureMovement(str(tmp_path / "other"))
     with pytest.raises(SparseAutoencoderError, match=r"is 8 wide, but .* is 16 wide"):
-        make_trainer(watch).fit(naive.module(small_lm), naive.sentences(small_lm))
+        fit(watch)
     with pytest.raises(SparseAutoencoderError, match="there is no such folder"):
-        make_trainer(FeatureMovement(str(tmp_path / "none"))).fit(
-            naive.module(small_lm), naive.sentences(small_lm)
-        )
+        fit(FeatureMovement(str(tmp_path / "none")))

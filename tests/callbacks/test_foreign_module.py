@@ -7,9 +7,7 @@ import os
 import subprocess
 import sys
 
-import lightning as L
 import pytest
-import torch
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
@@ -67,19 +65,6 @@ def theirs(tmp_path, monkeypatch):
     sys.modules.pop("their_study")
 
 
-@pytest.fixture
-def edits(request, naive, tmp_path):
-    """The edits as they are given, and their subjects."""
-    if request.param == "none":
-        return None, None
-    subjects = [edit["subject"] for edit in naive.edits]
-    if request.param == "list":
-        return naive.edits, subjects
-    file = tmp_path / "edits.jsonl"
-    file.write_text("\n".join(json.dumps(edit) for edit in naive.edits))
-    return str(file), subjects
-
-
 def check(trainer, subjects, folder):
     """All three have measured at each of the four steps, and the cases are written."""
     found = {type(c).__name__: c for c in trainer.callbacks}
@@ -100,16 +85,12 @@ def check(trainer, subjects, folder):
         assert [case["subject"] for case in cases] == subjects
 
 
-@pytest.mark.parametrize("edits", ["none", "list"], indirect=True)
-def test_by_python(theirs, edits, small_lm, tmp_path, make_trainer):
-    given, subjects = edits
-    trainer = make_trainer(
-        GradientCorrelation("city->country"),
-        Generalization("city->country", given),
-        Resilience(every_n_steps=2),
-    )
-    trainer.fit(theirs.Chat(small_lm), datamodule=theirs.Talk())
-    check(trainer, subjects, tmp_path)
+def test_by_python(theirs, small_lm, tmp_path, fit):
+    trainer = fit(
+        GradientCorrelation("city->country"), Generalization("city->country"),
+        Resilience(every_n_steps=2), module=theirs.Chat(small_lm), data=theirs.Talk(),
+    )  # fmt: skip
+    check(trainer, None, tmp_path)
 
 
 def config(given, own_map):
@@ -129,34 +110,33 @@ def config(given, own_map):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("edits", ["none", "jsonl"], indirect=True)
-def test_by_yaml_with_our_program(theirs, edits, small_lm, own_map, tmp_path):
-    given, subjects = edits
+def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
+    edits = tmp_path / "edits.jsonl"
+    edits.write_text("\n".join(json.dumps(edit) for edit in naive.edits))
     study = {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},
         "data": {"class_path": "their_study.Talk"},
     }
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(config(given, own_map) | study))
-    runs = str(tmp_path / "runs")
-    cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", runs])
-    check(cli.trainer, subjects, tmp_path / "runs")
-    (folder,) = (tmp_path / "runs").glob("*/version_0")
+    (tmp_path / "study.yaml").write_text(yaml.safe_dump(config(str(edits), own_map) | study))
+    runs = tmp_path / "runs"
+    cli = main(["fit", "--config", "study.yaml", "--trainer.default_root_dir", str(runs)])
+    check(cli.trainer, [edit["subject"] for edit in naive.edits], runs)
+    (folder,) = runs.glob("*/version_0")
     assert list(folder.glob("events.out.tfevents*"))
     saved = yaml.safe_load((folder / "config.yaml").read_text())
-    assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == given
+    assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
 
 
 def test_by_yaml_with_their_program(theirs, naive, small_lm, own_map, tmp_path, monkeypatch):
-    given, subjects = naive.edits, [edit["subject"] for edit in naive.edits]
     (tmp_path / "study.yaml").write_text(
-        yaml.safe_dump(config(given, own_map) | {"model": {"checkpoint": small_lm}})
+        yaml.safe_dump(config(naive.edits, own_map) | {"model": {"checkpoint": small_lm}})
     )
     monkeypatch.setattr(sys, "argv", ["theirs.py"])
     cli = LightningCLI(
         theirs.Chat, theirs.Talk, args=["fit", "--config", "study.yaml"],
         trainer_defaults={"default_root_dir": str(tmp_path / "out")},
     )  # fmt: skip
-    check(cli.trainer, subjects, tmp_path / "out")
+    check(cli.trainer, [edit["subject"] for edit in naive.edits], tmp_path / "out")
 
 
 @pytest.mark.slow
@@ -186,41 +166,14 @@ def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
     assert found == [edit["subject"] for edit in naive.edits]
 
 
-def test_beside_callbacks_and_hooks_of_theirs(theirs, small_lm, make_trainer):
-    """A validation loop, a learning rate scheduler and a callback that counts the LM's calls."""
-
-    class Validated(theirs.Chat):
-        def validation_step(self, batch, batch_idx):
-            self.log(
-                "val",
-                self.brain(**self.words(batch, return_tensors="pt")).logits.mean(),
-                batch_size=1,
-            )
-
-    class Count(L.Callback):
-        modes = ()
-
-        def on_validation_batch_start(self, trainer, pl_module, batch, batch_idx, loader=0):
-            self.modes = (*self.modes, pl_module.brain.training, torch.is_grad_enabled())
-
-    class Both(theirs.Talk):
-        def val_dataloader(self):
-            return [["name0 lives in the city of Paris"]]
-
-    count, watch = Count(), GradientCorrelation(every_n_steps=1)
-    make_trainer(watch, count, val_check_interval=2).fit(Validated(small_lm), datamodule=Both())
-    assert set(count.modes) == {False}
-    assert watch.results["n_updates"] == 4
-
-
 # -- numbers in loggers and in callback_metrics ----------------------------------------------------
 
 
 @pytest.mark.parametrize("validated", [False, True])
-def test_early_stopping_and_checkpoints_without_a_logger(
+def test_early_stopping_and_checkpoints(
     naive, small_lm, own_map, tmp_path, make_trainer, validated
 ):
-    """They act on the share of hallucinations at the end of each epoch."""
+    """Without a logger, they act on the share of hallucinations at the end of each epoch."""
 
     class Module(naive.module):
         def validation_step(self, batch, batch_idx):
@@ -243,8 +196,7 @@ def test_early_stopping_and_checkpoints_without_a_logger(
     assert trainer.current_epoch == len(shares) == min(best + 1 + 2, 12) < 12
     assert keep.best_model_score == pytest.approx(min(shares))
     assert f"epoch={best}.ckpt" in keep.best_model_path
-    saved = [float(score) for score in keep.best_k_models.values()]
-    assert saved == pytest.approx(shares)
+    assert [float(one) for one in keep.best_k_models.values()] == pytest.approx(shares)
 
 
 class Recorder(Logger):
@@ -269,9 +221,7 @@ class Recorder(Logger):
         self.images[key] = [image.size for image in images], options
 
 
-def test_every_number_is_in_every_logger_in_callback_metrics_and_in_the_results(
-    naive, small_lm, own_map, tmp_path, make_trainer
-):
+def test_every_number_is_in_loggers_metrics_and_results(naive, own_map, tmp_path, fit):
     callbacks = [
         Generalization("city->country", naive.edits, linear_map=own_map.folder),
         GradientCorrelation("city->country", own_map.folder),
@@ -281,8 +231,7 @@ def test_every_number_is_in_every_logger_in_callback_metrics_and_in_the_results(
         Resilience(own_map.folder, n_watch=50),
     ]
     recorder, csv_logger = Recorder(), CSVLogger(tmp_path, name="", version="csv")
-    trainer = make_trainer(*callbacks, logger=[csv_logger, recorder])
-    trainer.fit(naive.module(small_lm), naive.sentences(small_lm))
+    trainer = fit(*callbacks, logger=[csv_logger, recorder])
     with (tmp_path / "csv" / "metrics.csv").open() as handle:
         written = list(csv.DictReader(handle))
     for callback in callbacks[:5]:  # the tables of the second Resilience are numbered

@@ -27,26 +27,26 @@ def naive_correlation(x, y):
     return np.mean(r), model.coef_
 
 
-def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, make_trainer):
+def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, fit):
     module = naive.module(small_lm, lr=0.02)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     watch = Formation(["city->country"], n_subjects=120, every_n_steps=2, control=None)
-    make_trainer(watch).fit(module, naive.sentences(small_lm))
-    assert [point.step for point in watch.correlations] == [0, 2, 4]
+    fit(watch, module=module)
+    assert [point["step"] for point in watch.correlations] == [0, 2, 4]
     inputs = sample_subjects(module.tokenizer, 120, seed=0)
     for point in watch.correlations:
         x, y = (
-            naive.logits(states[point.step], module.tokenizer, name, inputs)
+            naive.logits(states[point["step"]], module.tokenizer, name, inputs)
             for name in ("city", "country")
         )
         r, weight = naive_correlation(x, y)
-        assert point.label_mean == pytest.approx(r, abs=1e-4)
-        assert point.control_label_mean is None
+        assert point["label_mean"] == pytest.approx(r, abs=1e-4)
+        assert point["control_label_mean"] is None
         mask = watch._layout.references["city", "country"]
         hits = [
             mask[w.argmax(), column] for column, w in enumerate(weight.T) if mask[:, column].any()
         ]
-        assert point.influenced == pytest.approx(np.mean(hits))
+        assert point["influenced"] == pytest.approx(np.mean(hits))
     assert watch.recall == []  # the dataset knows no facts
 
 
@@ -77,15 +77,15 @@ def formed(tmp_path_factory):
 
 def test_recall_of_stated_and_of_withheld_facts(formed):
     watch, data, module, trainer = formed
-    last = {point.knowledge: point for point in watch.recall if point.step == trainer.global_step}
+    last = {row["knowledge"]: row for row in watch.recall if row["step"] == trainer.global_step}
     assert set(last) == {"city", "country", "color"}
-    assert last["color"].withheld is None
+    assert last["color"]["withheld"] is None
     for name in ("city", "country"):
         domain = watch._layout.domains[name]
         stated = {(s.subject, s.answer.identity) for s in data.corpus.facts(name)[0]}
         withheld = {(s.subject, s.answer.identity) for s in data.corpus.facts(name)[1]}
         assert not stated & withheld
-        for facts, share in ((stated, last[name].stated), (withheld, last[name].withheld)):
+        for facts, share in ((stated, last[name]["stated"]), (withheld, last[name]["withheld"])):
             hits = []
             for subject, identity in facts:
                 prompt = domain.knowledge.prompt(subject)
@@ -104,12 +104,12 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     assert (
         len(found["correlations"])
         == len(watch.correlations)
-        == 2 * len({p.step for p in watch.correlations})
+        == 2 * len({p["step"] for p in watch.correlations})
     )
     with (run / "tables" / "formation.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
-    by_step = sorted(watch.correlations, key=lambda point: -point.step)
-    assert [float(row["label_mean"]) for row in rows] == [point.label_mean for point in by_step]
+    by_step = sorted(watch.correlations, key=lambda point: -point["step"])
+    assert [float(row["label_mean"]) for row in rows] == [point["label_mean"] for point in by_step]
     assert int(rows[0]["step"]) == trainer.global_step and rows[-1]["step"] == "0"
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
 
@@ -119,19 +119,17 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     ("country->city", ["country->city", "country->color"]),
     ("color->city", ["color->city"]),
 ])  # fmt: skip
-def test_pairs_are_those_of_the_run_by_default(naive, small_lm, make_trainer, relation, pairs):
+def test_pairs_are_those_of_the_run_by_default(naive, small_lm, relation, pairs, fit):
     """The training dataset says what the run is about."""
     formation, module = Formation(n_subjects=40, every_n_steps=1000), naive.module(small_lm)
     sentences = naive.sentences(small_lm)
     if relation is not None:
         about = TokenizedRelation.of(relation, Catalogue.load(), module.tokenizer)
         sentences.dataset.relation = about
-    make_trainer(formation).fit(module, sentences)
-    assert list(dict.fromkeys(point.pair for point in formation.correlations)) == pairs
+    fit(formation, module=module, data=sentences)
+    assert list(dict.fromkeys(point["pair"] for point in formation.correlations)) == pairs
 
 
-def test_too_few_subjects_are_refused(naive, small_lm, make_trainer):
+def test_too_few_subjects_are_refused(fit):
     with pytest.raises(SubjectsError, match="needs 20 subjects"):
-        make_trainer(Formation(["city->country"], n_subjects=5)).fit(
-            naive.module(small_lm), naive.sentences(small_lm)
-        )
+        fit(Formation(["city->country"], n_subjects=5))

@@ -7,12 +7,13 @@ from dataclasses import fields
 import numpy as np
 import pytest
 import torch
+import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.callbacks import Generalization
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.batches import EditSchedule
 from lincorr_lightning.finetune.cases import EditCase
@@ -61,21 +62,21 @@ TAGS = {
 }  # fmt: skip
 
 
-def test_subjects_of_a_repair_are_left_out(naive, small_lm, lessons, own_map, make_trainer):
-    module = naive.module(small_lm, lr=0.02)
+def test_subjects_of_a_repair_are_left_out(naive, small_lm, lessons, own_map, fit):
+    module = naive.module(small_lm)
     module.backbone.config.repaired_subjects = [naive.edits[0]["subject"]]
     count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
     with pytest.warns(UserWarning, match=r"1 of \d+ subjects of Generalization\.edits"):
-        make_trainer(count).fit(module, lessons)
+        fit(count, module=module, data=lessons)
     assert count.results["n_edits"] == len(naive.edits) - 1
 
 
-def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, make_trainer):
+def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, fit):
     """Some of them as they are trained, all of them in the end."""
     module = naive.module(small_lm, lr=0.02)
     states = naive.loop(module, list(lessons) * 4).states
     count = Generalization("city->country", naive.edits, linear_map=own_map.folder, n_watch=4)
-    make_trainer(count, max_epochs=4).fit(module, lessons)
+    fit(count, max_epochs=4, module=module, data=lessons)
 
     def right(i, _):
         return {naive.places[naive.edits[i]["answer"]]}
@@ -103,13 +104,11 @@ def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, make_tr
     assert [case.weight_reference for case in count.cases] == pytest.approx(weights)
 
 
-def test_without_edits_the_target_is_compared_with_the_source(
-    naive, small_lm, own_map, make_trainer
-):
+def test_without_edits_the_target_is_compared_with_the_source(naive, small_lm, own_map, fit):
     module = naive.module(small_lm, lr=0.02)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     count = Generalization(linear_map=own_map.folder, n_watch=9)
-    make_trainer(count).fit(module, naive.sentences(small_lm))
+    fit(count, module=module)
     subjects = [case.subject for case in count.cases]
     assert len(set(subjects)) == 9
     assert set(subjects) <= set(usable_strings(module.tokenizer))
@@ -125,9 +124,8 @@ def test_without_edits_the_target_is_compared_with_the_source(
     assert count.results["probability_reference"] == pytest.approx(final["reference"], abs=1e-4)
 
 
-def test_a_reference_of_an_edit_replaces_that_of_the_relation(
-    naive, small_lm, tmp_path, make_trainer
-):
+@pytest.mark.parametrize("as_file", [False, True])
+def test_a_reference_of_an_edit_replaces_that_of_the_relation(tmp_path, fit, as_file):
     """A relation without a reference can be measured too."""
     edits = [
         {"subject": "name1", "answer": "Paris", "reference": "red"},
@@ -135,13 +133,12 @@ def test_a_reference_of_an_edit_replaces_that_of_the_relation(
     ]
     file = tmp_path / "edits.jsonl"
     file.write_text("\n".join(json.dumps(edit) for edit in edits))
-    for given in (edits, str(file)):
-        count = Generalization("city->color", given, controls=["country"])
-        make_trainer(count).fit(naive.module(small_lm), naive.sentences(small_lm))
-        references = [set(case.reference.split("|")) for case in count.cases]
-        assert references == [{"red"}, {"blue", "green"}]
-        assert count.results["random"] == pytest.approx((1 / 6 + 2 / 6) / 2)
-        assert list(count.results["controls"]) == ["country"]
+    count = Generalization("city->color", str(file) if as_file else edits, controls=["country"])
+    fit(count)
+    references = [set(case.reference.split("|")) for case in count.cases]
+    assert references == [{"red"}, {"blue", "green"}]
+    assert count.results["random"] == pytest.approx((1 / 6 + 2 / 6) / 2)
+    assert list(count.results["controls"]) == ["country"]
 
 
 # -- what is written -------------------------------------------------------------------------------
@@ -163,27 +160,16 @@ def layout_of(events):
     }
 
 
-def test_tensorboard_and_tables(naive, small_lm, own_map, lessons, tmp_path, make_trainer):
+def test_tensorboard_and_tables(naive, own_map, lessons, tmp_path, fit):
     logger = TensorBoardLogger(tmp_path, name="", version="run")
-    callbacks = [
-        GradientCorrelation("city->country", own_map.folder),
-        Generalization("city->country", naive.edits, linear_map=own_map.folder),
-        Resilience(own_map.folder, every_n_steps=1),
-    ]
-    make_trainer(*callbacks, logger=logger).fit(naive.module(small_lm), lessons)
+    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+    fit(count, logger=logger, data=lessons)
     logger.experiment.flush()
     events = read(tmp_path / "run")
-    tags = set(events.Tags()["scalars"])
-    assert tags >= {
-        "gradient_correlation/city->country", "permuted_gradient_correlation/city->country",
-        "logit_correlation/city->country", "resilience/city->country",
-        *(f"{group}/{name}" for name, group in TAGS.items()),
-    }  # fmt: skip
-    for tag in ("gradient_correlation/city->country", "generalization/generalized"):
-        history = next(w.history[tag] for w in callbacks if tag in w.history)
-        logged = [(event.step, event.value) for event in events.Scalars(tag)]
+    for name, group in TAGS.items():
+        logged = [(event.step, event.value) for event in events.Scalars(f"{group}/{name}")]
         assert [step for step, _ in logged] == [1, 2]
-        assert dict(logged) == pytest.approx(dict(history), abs=1e-6)
+        assert dict(logged) == pytest.approx(dict(count.history[f"{group}/{name}"]), abs=1e-6)
     charts = layout_of(events)["city->country"]
     assert ["generalization/generalized$", "generalization/hallucinated$"] in charts.values()
     (text,) = events.Tensors("tables/cases/text_summary")
@@ -194,20 +180,18 @@ def test_tensorboard_and_tables(naive, small_lm, own_map, lessons, tmp_path, mak
 
 
 @pytest.fixture
-def painted(tmp_path):
-    """Facts that give every city of the small LM a colour."""
-    cities = "Beijing Berlin Cairo Lima Madrid Moscow Oslo Paris Rome Tokyo Vienna London".split()
-    colors = "red blue green yellow black white".split()
-    facts = "".join(f"    {c}: {{color: {colors[i % 6]}}}\n" for i, c in enumerate(cities))
+def painted(naive, tmp_path):
+    """Facts that give every city of the small LM a colour, and every country red."""
+    color_of = {city: naive.colors[i % 6] for i, city in enumerate(naive.cities)}
+    facts = {city: {"color": color} for city, color in color_of.items()}
+    facts = {"city": facts, "country": {country: {"color": "red"} for country in naive.countries}}
     file = tmp_path / "painted.yaml"
-    file.write_text(f'version: 1\nsource: "made up"\nentities:\n  city:\n{facts}')
-    return str(file), {city: colors[i % 6] for i, city in enumerate(cities)}
+    file.write_text(yaml.safe_dump({"version": 1, "source": "made up", "entities": facts}))
+    return str(file), color_of
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["first", "last"])
-def test_several_relations_do_not_overwrite_each_other(
-    naive, small_lm, own_map, tmp_path, make_trainer, painted, order
-):
+def test_several_relations(naive, small_lm, own_map, tmp_path, painted, order, fit):
     """The run's own relation has the plain names, wherever its callback stands."""
     file, color_of = painted
     logger = TensorBoardLogger(tmp_path, name="", version="run")
@@ -216,8 +200,7 @@ def test_several_relations_do_not_overwrite_each_other(
     module = naive.on_edits(small_lm, lr=0.01)
     data = naive.data(module, n_edits=6, knowledge_files=[file], batch_size=3)
     callbacks = [[own, other][i] for i in order]
-    trainer = make_trainer(*callbacks, logger=logger)
-    trainer.fit(module, datamodule=data)
+    fit(*callbacks, logger=logger, module=module, data=data)
     edits = data.prepare_edits()
     logger.experiment.flush()
     tables = {path.name for path in (tmp_path / "run" / "tables").iterdir()}
@@ -234,29 +217,17 @@ def test_several_relations_do_not_overwrite_each_other(
     for callback, prefix in ((own, ""), (other, "city->color/")):
         assert {tag.startswith("city->color/") for tag in callback.history} == {bool(prefix)}
         assert f"{prefix}generalization/generalized" in callback.history
-    events = read(tmp_path / "run")
-    tag = "generalization/source_learned"
-    for callback, prefix in ((own, ""), (other, "city->color/")):
-        assert len(events.Scalars(f"{prefix}{tag}")) == 2
-        assert len(callback.history[f"{prefix}{tag}"]) == 2
-    charts = layout_of(events)
+    charts = layout_of(read(tmp_path / "run"))
     assert set(charts) == {"city->country", "city->color"}
     shown = {pattern for chart in charts["city->color"].values() for pattern in chart}
     assert not any(pattern.startswith(("generalization", "control")) for pattern in shown)
 
 
-def test_another_source_than_the_taught_one_is_measured_at_the_same_subjects(
-    naive, small_lm, tmp_path, make_trainer
-):
-    file = tmp_path / "facts.yaml"
-    file.write_text(
-        'version: 1\nsource: "made up"\nentities:\n  country:\n'
-        + "".join(f"    {country}: {{color: red}}\n" for country in naive.countries)
-    )
+def test_another_source_is_measured_at_the_taught_subjects(naive, small_lm, painted, fit):
     module = naive.on_edits(small_lm)
-    data = naive.data(module, n_edits=5, knowledge_files=[str(file)])
+    data = naive.data(module, n_edits=5, knowledge_files=[painted[0]])
     count = Generalization("country->color", controls=[])
-    make_trainer(count).fit(module, datamodule=data)
+    fit(count, module=module, data=data)
     subjects = [edit.subject for edit in data.prepare_edits()]
     assert [case.subject for case in count.cases] == subjects
     labels = naive.logits(module.backbone, module.tokenizer, "country", subjects).argmax(1)
@@ -267,40 +238,32 @@ def test_another_source_than_the_taught_one_is_measured_at_the_same_subjects(
 # -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("relation", "edits", "error", "message"),
-    [
-        ("city->color", None, KnowledgeError, "city->color has no reference"),
-        ("city->color", [{"subject": "name1", "answer": "Paris"}], KnowledgeError, "no reference"),
-        (None, [{"subject": "name1", "answer": "Pariss"}], SubjectsError, "edit 1.*Pariss.*Paris"),
-        (None, [{"subject": "name1", "answer": "France"}], SubjectsError, "1.*'France' is not"),
-        (None, [{"subject": "unheard", "answer": "Oslo"}], SubjectsError, "edit 1.*'unheard'"),
-        (None, [{"subject": "name1"}], SubjectsError, "edit 1.*'answer' is missing"),
-        (None, [], SubjectsError, "no edit"),
-        (None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
-        ("city->contry", None, KnowledgeError, "country"),
-    ],
-)
-def test_bad_edits_are_refused_before_training(
-    naive, small_lm, make_trainer, relation, edits, error, message
-):
+@pytest.mark.parametrize(("relation", "edits", "error", "message"), [
+    ("city->color", None, KnowledgeError, "city->color has no reference"),
+    ("city->contry", None, KnowledgeError, "country"),
+    (None, [{"subject": "name1", "answer": "Pariss"}], SubjectsError, "edit 1.*Pariss.*Paris"),
+    (None, [{"subject": "unheard", "answer": "Oslo"}], SubjectsError, "edit 1.*'unheard'"),
+    (None, [], SubjectsError, "no edit"),
+    (None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
+])  # fmt: skip
+def test_bad_edits_are_refused(naive, small_lm, relation, edits, error, message, fit):
     module = naive.module(small_lm)
     with pytest.raises(error, match=message):
-        make_trainer(Generalization(relation, edits)).fit(module, naive.sentences(small_lm))
+        fit(Generalization(relation, edits), module=module)
     assert module.modes == []
 
 
-def test_own_edits_are_refused_where_each_is_trained_alone(naive, small_lm, make_trainer):
+def test_own_edits_are_refused_where_each_is_trained_alone(naive, small_lm, fit):
     module = naive.on_edits(small_lm)
     data = naive.data(module, n_edits=4, schedule=EditSchedule("independent", 1, 1))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(ConfigError, match=r"Generalization\.edits null"):
-        make_trainer(Generalization(edits=naive.edits)).fit(module, datamodule=data)
+        fit(Generalization(edits=naive.edits), module=module, data=data)
     assert all(torch.equal(before[name], value) for name, value in module.state_dict().items())
 
 
-def test_a_control_without_labels_is_left_out(naive, small_lm, make_trainer, lessons):
+def test_a_control_without_labels_is_left_out(naive, lessons, fit):
     count = Generalization(edits=naive.edits, controls=["pet", "color"])
     with pytest.warns(UserWarning, match=r"pet is left out of the controls.*no label"):
-        make_trainer(count).fit(naive.module(small_lm), lessons)
+        fit(count, data=lessons)
     assert list(count.results["controls"]) == ["color"]

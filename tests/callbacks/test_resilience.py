@@ -19,12 +19,12 @@ def expected(naive, states, tokenizer, weight, bias):
     ]
 
 
-def test_r_of_a_given_map(naive, small_lm, own_map, make_trainer):
+def test_r_of_a_given_map(naive, small_lm, own_map, fit):
     module = naive.module(small_lm)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     r = expected(naive, states, module.tokenizer, own_map.weight, own_map.bias)
     watch = Resilience(own_map.folder, "city->country", SUBJECTS, every_n_steps=1)
-    make_trainer(watch).fit(module, naive.sentences(small_lm))
+    fit(watch, module=module)
     steps, values = zip(*watch.history["resilience/city->country"], strict=True)
     assert steps == tuple(range(5))
     assert values == pytest.approx(r, abs=1e-4)
@@ -33,13 +33,13 @@ def test_r_of_a_given_map(naive, small_lm, own_map, make_trainer):
     assert watch.results == pytest.approx(found, abs=1e-4)
 
 
-def test_the_map_is_that_of_before_training(naive, small_lm, make_trainer):
+def test_the_map_is_that_of_before_training(naive, small_lm, fit):
     """Fitted again at each step, r would stay at one; with the steps thinned, both ends remain."""
     module = naive.module(small_lm, lr=0.02)
     words = [f"name{i}" for i in range(400)]
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     watch = Resilience(subjects=SUBJECTS, every_n_steps=3)
-    make_trainer(watch).fit(module, naive.sentences(small_lm))
+    fit(watch, module=module)
     steps = [step for step, _ in watch.history["resilience/city->country"]]
     assert steps == [0, 3, 4]
     # The map that is fitted on names alone is nearly the one fitted on all words.
@@ -50,9 +50,7 @@ def test_the_map_is_that_of_before_training(naive, small_lm, make_trainer):
     assert watch.results["after"] < watch.results["before"] - 0.01
 
 
-def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
-    naive, small_lm, own_map, make_trainer
-):
+def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, own_map, fit):
     """Also at the end."""
 
     class Stacked(naive.stacked):
@@ -68,8 +66,7 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(
 
     module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
-    make_trainer(watch).fit(
-        module, datamodule=naive.data(module, n_edits=6, schedule=EditSchedule("independent", 3, 2))
-    )
+    schedule = EditSchedule("independent", 3, 2)
+    fit(watch, module=module, data=naive.data(module, n_edits=6, schedule=schedule))
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]

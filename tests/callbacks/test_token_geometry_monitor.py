@@ -65,11 +65,11 @@ def numbers_at(history, step):
     return [dict(history[f"token_geometry/{tag}"])[step] for tag in tags]
 
 
-def test_every_step_of_training(naive, small_lm, texts, make_trainer):
+def test_every_step_of_training(naive, small_lm, texts, fit):
     module = naive.module(small_lm)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     callback = watch(texts)
-    make_trainer(callback).fit(module, naive.sentences(small_lm))
+    fit(callback, module=module)
     assert [step for step, _ in callback.history["token_geometry/loss"]] == [0, 1, 2, 3, 4]
     for step, state in enumerate(states):
         expected = naive_numbers(state, module.tokenizer, texts[1])
@@ -77,10 +77,10 @@ def test_every_step_of_training(naive, small_lm, texts, make_trainer):
     assert numbers_at(callback.history, 0) != numbers_at(callback.history, 4)
 
 
-def test_table_heat_map_and_curves(naive, small_lm, texts, make_trainer, tmp_path):
+def test_table_heat_map_and_curves(texts, tmp_path, fit):
     callback = watch(texts, every_n_steps=3)
     logger = TensorBoardLogger(tmp_path, name="run", default_hp_metric=False)
-    make_trainer(callback, logger=logger).fit(naive.module(small_lm), naive.sentences(small_lm))
+    fit(callback, logger=logger)
     folder = tmp_path / "run" / "version_0"
     assert (folder / "figures" / "token_geometry.png").is_file()
     with (folder / "tables" / "token_geometry.csv").open() as file:
@@ -95,7 +95,7 @@ def test_table_heat_map_and_curves(naive, small_lm, texts, make_trainer, tmp_pat
     assert "figures/token_geometry" in log.Tags()["images"]
 
 
-def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, texts, make_trainer):
+def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fit):
     class Stacked(naive.stacked):
         def on_train_end(self):
             with self.adapters.rows([0]):
@@ -103,7 +103,7 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, t
 
     module, callback = Stacked(small_lm), watch(texts)
     schedule = EditSchedule("independent", 3, 2)
-    make_trainer(callback).fit(module, datamodule=naive.data(module, n_edits=6, schedule=schedule))
+    fit(callback, module=module, data=naive.data(module, n_edits=6, schedule=schedule))
     last = callback.history["token_geometry/loss"][-1][0]
     assert numbers_at(callback.history, last) == pytest.approx(module.numbers, rel=2e-3, abs=1e-4)
     assert numbers_at(callback.history, last) != numbers_at(callback.history, 0)
@@ -112,25 +112,18 @@ def test_of_edits_side_by_side_the_first_adapter_is_evaluated(naive, small_lm, t
 # -- bad input -------------------------------------------------------------------------------------
 
 
-def test_unusable_texts_are_refused(naive, small_lm, texts, make_trainer, tmp_path):
-    def fit(*args, **options):
-        make_trainer(TokenGeometryMonitor(*args, **options)).fit(
-            naive.module(small_lm), naive.sentences(small_lm)
-        )
-
-    with pytest.raises(SubjectsError, match=r"TokenGeometryMonitor\.texts .*gone does not exist"):
-        fit(str(tmp_path / "gone"))
-    with pytest.raises(SubjectsError, match=r"shorter than TokenGeometryMonitor\.n_tokens, 40"):
-        fit(texts[0], n_tokens=40)
-    with pytest.raises(ConfigError, match=r"TokenGeometryMonitor\.n_tokens is 65"):
-        fit(texts[0], n_tokens=65)
-    with pytest.raises(SubjectsError, match="range scaling 12 needs 13"):
-        (tmp_path / "a.txt").write_text("name1 " * 20)
-        fit(str(tmp_path / "a.txt"), n_tokens=16, range_scalings=[12], embedding_layer=True)
+@pytest.mark.parametrize(("options", "error", "message"), [
+    ({"texts": "gone"}, SubjectsError, r"TokenGeometryMonitor\.texts .*gone does not exist"),
+    ({"n_tokens": 40}, SubjectsError, r"shorter than TokenGeometryMonitor\.n_tokens, 40"),
+    ({"n_tokens": 65}, ConfigError, r"TokenGeometryMonitor\.n_tokens is 65"),
+])  # fmt: skip
+def test_unusable_texts_are_refused(texts, fit, options, error, message):
+    with pytest.raises(error, match=message):
+        fit(TokenGeometryMonitor(**{"texts": texts[0]} | options))
 
 
-def test_weights_that_are_not_finite(naive, small_lm, texts, make_trainer):
+def test_weights_that_are_not_finite(naive, small_lm, texts, fit):
     module = naive.module(small_lm)
     module.backbone.model.layers[0].mlp.down_proj.weight.data[0] = torch.nan
     with pytest.raises(NonFiniteError, match="layer 1"):
-        make_trainer(watch(texts)).fit(module, naive.sentences(small_lm))
+        fit(watch(texts), module=module)
