@@ -22,15 +22,17 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 surrogate pair, which is not a character; tokenizers raise an error for it."""
 
 
+PAD_ID = 0
+"""Token of padding. Any will do: it is on the right, where no true token attends to it. On the left
+it would shift absolute positions, and recurrent LMs would read it."""
+
+
 class PromptEncoder:
     """Converts prompts to token ids.
 
     A prompt starts with the special tokens that the tokenizer puts before a text (BOS for most
     LMs), exactly once, also if the prompt's text already has them. No EOS or SEP follows: it would
     move the position that predicts the answer. `add_bos` is that of `LMConfig`.
-
-    Raises:
-        LanguageModelError: `add_bos` is True and the tokenizer has no BOS token.
     """
 
     def __init__(
@@ -44,13 +46,6 @@ class PromptEncoder:
         self.vocab_size = vocab_size
         self.max_length = max_length
         self.prefix = _prefix(tokenizer, add_bos)
-        pad = tokenizer.pad_token_id
-        in_vocabulary = (
-            isinstance(pad, int) and pad >= 0 and (vocab_size is None or pad < vocab_size)
-        )
-        # Any id will do: padding is on the right, where no true token attends to it. On the left it
-        # would shift absolute positions, and recurrent LMs would read it.
-        self.pad_id: int = pad if in_vocabulary else 0
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each prompt, unpadded."""
@@ -101,7 +96,7 @@ class PromptEncoder:
         """Return token ids, padded on the right, and attention mask, ``(n_rows, longest)``."""
         longest = max((len(row) for row in rows), default=0)
         gaps = [longest - len(row) for row in rows]
-        padded = [[*row, *[self.pad_id] * gap] for row, gap in zip(rows, gaps, strict=True)]
+        padded = [[*row, *[PAD_ID] * gap] for row, gap in zip(rows, gaps, strict=True)]
         input_ids = torch.tensor(padded, dtype=torch.long).reshape(len(rows), longest)
         ends = longest - torch.tensor(gaps, dtype=torch.long)
         mask = (torch.arange(longest) < ends.unsqueeze(1)).long()

@@ -23,10 +23,6 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
     Args:
         module: A LightningModule, or any module.
         name: Name of the LM in ``module.named_modules()``, if there are several.
-
-    Raises:
-        LanguageModelError: There is no causal LM, or several and no `name`; or peft prepends a
-            learned prompt, which the LM alone does not see.
     """
     from transformers import PreTrainedModel
 

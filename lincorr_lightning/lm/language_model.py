@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
-from lincorr_lightning.lm.encoding import PromptEncoder
+from lincorr_lightning.lm.encoding import PAD_ID, PromptEncoder
 from lincorr_lightning.lm.fingerprint import (
     fingerprint_config,
     fingerprint_tokenizer,
@@ -66,9 +66,6 @@ class LanguageModel(nn.Module):
         model: The Hugging Face module, after `load`.
         reads_prompts: How `joint_logits` reads the prompts of a subject, in words; None before the
             first call.
-
-    Raises:
-        LanguageModelError: There is no such LM, it is not causal, or it cannot be read.
 
     Example:
         >>> lm = LanguageModel.from_pretrained("tiny-world")
@@ -232,12 +229,7 @@ class LanguageModel(nn.Module):
         return BatchEncoding({"input_ids": ids, "attention_mask": mask})
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each prompt, for `logits_of_rows`.
-
-        Raises:
-            SubjectsError: A prompt has no tokens, or more than the LM has positions for.
-            LanguageModelError: The LM has no embedding for a token.
-        """
+        """Return the token ids of each prompt, for `logits_of_rows`."""
         return self._encoder.rows(prompts)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -419,7 +411,7 @@ class LanguageModel(nn.Module):
         n_subjects = sum(len(group) for group in groups) // len(token_ids)
         with self._reading():
             logits = logits_of_trees(
-                self.model, trees, n_subjects, tokens, self._batches, self._encoder.pad_id,
+                self.model, trees, n_subjects, tokens, self._batches, PAD_ID,
                 context_of_trees,
             )  # fmt: skip
         broken = not logits.isfinite().all()

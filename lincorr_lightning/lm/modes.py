@@ -53,21 +53,32 @@ def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator
         skip: Submodule to leave as it is, such as a head that is read otherwise.
     """
     originals: dict[nn.Parameter, Tensor] = {}
+
+    def widen(parameters: list[nn.Parameter], *_: Any) -> None:
+        for parameter in parameters:
+            if parameter not in originals:
+                originals[parameter] = parameter.data
+                parameter.data = parameter.data.float()
+
+    def restore(parameters: list[nn.Parameter], *_: Any) -> None:
+        for parameter in parameters:
+            if parameter in originals:
+                parameter.data = originals.pop(parameter)
+
     handles = []
     for module in _units(model, skip):
         half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
         if type(module) is nn.Embedding and half:  # a lookup is exact; the matrix is large
-            handles.append(module.register_forward_hook(_output_in_float32))
+            handles.append(module.register_forward_hook(lambda _, args, output: output.float()))
         elif half:
-            handles.append(module.register_forward_pre_hook(partial(_widen, half, originals)))
-            restore = partial(_restore, half, originals)
-            handles.append(module.register_forward_hook(restore, always_call=True))
+            handles.append(module.register_forward_pre_hook(partial(widen, half)))
+            handles.append(module.register_forward_hook(partial(restore, half), always_call=True))
     try:
         yield
     finally:
         for handle in handles:
             handle.remove()
-        _restore(list(originals), originals)
+        restore(list(originals))
 
 
 def _units(module: nn.Module, skip: nn.Module | None) -> Iterator[nn.Module]:
@@ -81,23 +92,3 @@ def _units(module: nn.Module, skip: nn.Module | None) -> Iterator[nn.Module]:
     else:
         for child in module.children():
             yield from _units(child, skip)
-
-
-def _output_in_float32(module: nn.Module, args: Any, output: Tensor) -> Tensor:
-    del module, args
-    return output.float()
-
-
-def _widen(parameters: list[nn.Parameter], originals: dict[nn.Parameter, Tensor], *_: Any) -> None:
-    for parameter in parameters:
-        if parameter not in originals:
-            originals[parameter] = parameter.data
-            parameter.data = parameter.data.float()
-
-
-def _restore(
-    parameters: list[nn.Parameter], originals: dict[nn.Parameter, Tensor], *_: Any
-) -> None:
-    for parameter in parameters:
-        if parameter in originals:
-            parameter.data = originals.pop(parameter)

@@ -108,10 +108,9 @@ class QueryCache:
         return [self._select(*request) for request in requests]
 
     def _select(self, queries: Sequence[Query], token_ids: Sequence[int]) -> Tensor:
-        columns = torch.tensor([self._columns[token] for token in token_ids])
-        if not queries:
-            return torch.zeros(0, len(columns), dtype=torch.float64)
-        return torch.stack([self._logits[query] for query in queries])[:, columns]
+        columns = [self._columns[token] for token in token_ids]
+        logits = [self._logits[query][columns] for query in queries]
+        return torch.stack(logits) if logits else torch.zeros(0, len(columns), dtype=torch.float64)
 
     def _evaluate(self, queries: Sequence[Query]) -> Tensor:
         new = [q.prompt for q in dict.fromkeys(queries) if q.prompt not in self._rows]

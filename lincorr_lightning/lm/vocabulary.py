@@ -119,10 +119,6 @@ def sample_subjects(
 
     Returns:
         `n` distinct strings.
-
-    Raises:
-        SubjectsError: There are fewer subjects.
-        ConfigError: `words_per_subject` is below 1, or other than 1 with names.
     """
     parts = _parts(tokenizer, words_per_subject, kind)
     available = _count(parts)
@@ -177,15 +173,7 @@ def sample_up_to(
     seed: int = 0,
     kind: SubjectKind = "any",
 ) -> list[str]:
-    """Sample up to n subjects, some excluded.
-
-    Args:
-        tokenizer: Tokenizer whose vocabulary is sampled.
-        n: Number of subjects.
-        excluding: Subjects to leave out.
-        seed: Seed of the sample.
-        kind: Which strings subjects are, see `sample_subjects`.
-    """
+    """Sample up to n subjects as `sample_subjects` does, without those of `excluding`."""
     excluded = set(excluding)
     parts = _parts(tokenizer, 1, kind)
     sample = _draw(parts, min(n + len(excluded), _count(parts)), seed)

@@ -88,12 +88,9 @@ def test_a_set_size_that_does_not_fit_is_not_changed() -> None:
         run(MicroBatches(20), Memory(LENGTHS, limit=10))
 
 
-def test_other_errors_pass() -> None:
+def test_other_errors_pass_and_there_may_be_nothing_to_do() -> None:
     with pytest.raises(RuntimeError, match="something else"):
         run(MicroBatches(), Memory(LENGTHS, limit=1, error=RuntimeError("something else")))
-
-
-def test_nothing_to_do() -> None:
     run(MicroBatches(), Memory([], limit=1))
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import peft
 import pytest
 import torch
 import transformers as hf
@@ -46,15 +45,13 @@ def test_batch_of_unequal_prompts_equals_single_prompts(
     assert [reading.name for reading, _ in lm._tested.values()] == ["ROWS"]
 
 
-@pytest.mark.parametrize("side", ["left", "right"])
-def test_both_padding_sides(
-    architecture: str, side: str, lm_folder: Folder, small: SimpleNamespace
-) -> None:
+def test_both_padding_sides(architecture: str, lm_folder: Folder, small: SimpleNamespace) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder(architecture)))
-    ids, mask = pad([small.ids(prompt) for prompt in small.prompts], side)
-    ours = lm(ids, mask, torch.tensor(small.token_ids))
     naive = small.naive(lm.model, small.prompts, small.token_ids)
-    assert (ours - naive).abs().max() <= TOLERANCE
+    for side in ("left", "right"):
+        ids, mask = pad([small.ids(prompt) for prompt in small.prompts], side)
+        ours = lm(ids, mask, torch.tensor(small.token_ids))
+        assert (ours - naive).abs().max() <= TOLERANCE
 
 
 def test_forward_is_differentiable(small: SimpleNamespace) -> None:
@@ -213,18 +210,8 @@ def test_other_heads(make: Callable[[nn.Linear], nn.Module], small: SimpleNamesp
         assert (ours - naive).abs().max() <= TOLERANCE
         if isinstance(model.lm_head, Adapted):  # an adapter adds nothing before it is trained
             nn.init.normal_(model.lm_head.delta)
-
-
-def test_adapter_added_to_the_head_after_the_first_call(small: SimpleNamespace) -> None:
-    model = small.model(small.config("llama"))
-    lm = LanguageModel.from_module(model, small.tokenizer())
-    before = lm.domain_logits(small.prompts, small.token_ids)
-    config = peft.LoraConfig(r=2, target_modules=["lm_head", "q_proj"], init_lora_weights=False)
-    peft.get_peft_model(model, config)
-    ours = lm.domain_logits(small.prompts, small.token_ids)
-    assert (ours - before).abs().max() > 0.1
-    naive = small.naive(model, small.prompts, small.token_ids)
-    assert (ours - naive).abs().max() <= TOLERANCE
+        else:  # a head of another type is tested again
+            model.lm_head = nn.Linear(16, small.vocab)
 
 
 def test_bidirectional_lm_is_refused(small: SimpleNamespace) -> None:
@@ -279,33 +266,17 @@ def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
         lm.domain_logits(["Paris", *small.prompts[1:]], small.token_ids)
 
 
-def test_nan_everywhere(small: SimpleNamespace, caplog: pytest.LogCaptureFixture) -> None:
-    model = small.model(small.config("llama"))
-    nn.init.constant_(model.lm_head.weight, float("nan"))
-    with pytest.raises(NonFiniteError, match=r"prompt 0 \('Paris'\).*in float32"):
-        LanguageModel.from_module(model, small.tokenizer()).domain_logits(["Paris"], [4])
-    assert not caplog.text
-
-
 def test_token_that_the_lm_lacks(lm_folder: Folder, small: SimpleNamespace) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
     with pytest.raises(
         LanguageModelError, match=rf"token id 99; its tokens are 0 to {small.vocab - 1}"
     ):
         lm.domain_logits(["Paris"], [4, 99])
-    with pytest.raises(LanguageModelError, match="token id -1"):
-        lm.domain_logits(["Paris"], [-1])
-    with pytest.raises(LanguageModelError, match="nested"):
-        lm.domain_logits(["Paris"], torch.tensor([[4, 5]]))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_takes_the_fast_way(
-    dtype: str, lm_folder: Folder, small: SimpleNamespace
-) -> None:
+def test_half_precision_takes_the_fast_way(lm_folder: Folder, small: SimpleNamespace) -> None:
     exact = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype=dtype)
-    assert str(half.model.dtype) == f"torch.{dtype}"
+    half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype="bfloat16")
     ours = half.domain_logits(small.prompts, small.token_ids)
     expected = exact.domain_logits(small.prompts, small.token_ids)
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()

@@ -29,15 +29,13 @@ def llama(small: SimpleNamespace) -> hf.PreTrainedModel:
     return small.model(small.config("llama"))
 
 
-def test_finds_the_lm_at_any_depth(llama: hf.PreTrainedModel) -> None:
+def test_finds_the_lm_at_any_depth(llama: hf.PreTrainedModel, small: SimpleNamespace) -> None:
     assert causal_lm_of(llama) is llama
     assert causal_lm_of(Module(probe=nn.Linear(2, 2), net=llama)) is llama
     assert causal_lm_of(Module(deep=nn.Sequential(nn.ReLU(), Module(net=llama)))) is llama
-
-
-def test_finds_the_lm_of_a_language_model(lm_folder: Folder) -> None:
-    lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    assert causal_lm_of(Module(lm=lm)) is lm.model
+    assert causal_lm_of(Module(lm=LanguageModel.from_module(llama, small.tokenizer()))) is llama
+    llama.draft = small.model(small.config("gpt2"))  # a part of it
+    assert causal_lm_of(Module(lm=llama)) is llama
 
 
 def test_adapters_of_a_peft_wrapper_count(
@@ -72,13 +70,6 @@ def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> No
     assert causal_lm_of(Module(**others, lm=llama)) is llama
     with pytest.raises(LanguageModelError, match="no Hugging Face causal LM in Module"):
         causal_lm_of(Module(**others))
-
-
-def test_lm_inside_the_lm_is_a_part_of_it(
-    llama: hf.PreTrainedModel, small: SimpleNamespace
-) -> None:
-    llama.draft = small.model(small.config("gpt2"))
-    assert causal_lm_of(Module(lm=llama)) is llama
 
 
 def test_several_are_listed_and_one_can_be_named(

@@ -87,17 +87,11 @@ def test_tokenizer_for_a_file_without_one(tmp_path):
         LanguageModel.from_pretrained(path, tokenizer=str(tmp_path / "few"))
 
 
-@pytest.mark.parametrize(
-    ("n_words", "message"),
-    [
-        (500, "it has 502 tokens with ids up to 501, and the LM has 260 tokens"),
-        (255, "only 0 of its 257 tokens"),
-    ],
-)
-def test_tokenizer_of_another_lm_is_refused(toy, tmp_path, n_words, message):
-    word_tokenizer([f"w{i}" for i in range(n_words)]).save_pretrained(tmp_path)
-    with pytest.raises(LanguageModelError, match=f"does not fit .*toy.gguf: .*{message}"):
-        LanguageModel.from_pretrained(str(toy[0]), tokenizer=str(tmp_path))
+def test_tokenizer_of_another_lm_is_refused(toy, tmp_path):
+    for n_words, message in ((500, "it has 502 tokens with ids up to 501"), (255, "only 0 of its")):
+        word_tokenizer([f"w{i}" for i in range(n_words)]).save_pretrained(tmp_path)
+        with pytest.raises(LanguageModelError, match=f"does not fit .*toy.gguf: {message}"):
+            LanguageModel.from_pretrained(str(toy[0]), tokenizer=str(tmp_path))
 
 
 def test_missing_tokenizer_folder(toy):

@@ -1,9 +1,7 @@
 """Loading an LM: what is read, and errors about its name, folder and files."""
 
-import copy
 import json
 import os
-import pickle
 import shutil
 import socket
 import sys
@@ -54,15 +52,6 @@ def test_making_reads_no_weights_and_loading_freezes_them(folder: Path) -> None:
     assert lm.load().model is model
     assert not any(part.training for part in model.modules())
     assert not any(parameter.requires_grad for parameter in model.parameters())
-
-
-def test_copies_are_independent(folder: Path) -> None:
-    lm = LanguageModel.from_pretrained(str(folder))
-    first = lm.domain_logits(["Paris lives"], [4, 5])
-    twin = pickle.loads(pickle.dumps(copy.deepcopy(lm)))
-    torch.nn.init.zeros_(lm.model.lm_head.weight)
-    torch.testing.assert_close(twin.domain_logits(["Paris lives"], [4, 5]), first)
-    assert not lm.domain_logits(["Paris lives"], [4, 5]).any()
 
 
 def test_config_from_a_mapping_and_from_pretrained_agree(folder: Path) -> None:
@@ -289,34 +278,18 @@ def test_weights_are_read_once(small_lm: str, reads: list[str]) -> None:
     assert len(reads) == 2
 
 
-def test_trained_weights_are_read_again(small_lm: str, reads: list[str]) -> None:
+def test_an_lm_that_was_changed_is_read_again(small_lm: str, reads: list[str]) -> None:
     with weights_read_once():
         one = lm_of(small_lm)
         before = next(one.model.parameters()).clone()
         with torch.no_grad():
             next(one.model.parameters()).add_(1)
         again = lm_of(small_lm)
-    assert torch.equal(next(again.model.parameters()), before)
-    assert len(reads) == 2
-
-
-def test_an_lm_with_adapters_is_read_again_unless_they_are_removed(
-    small_lm: str, reads: list[str]
-) -> None:
-    with weights_read_once():
-        one = lm_of(small_lm)
-        adapters = StackedLoRA(one.model, 2, AdapterSettings(2, 2.0))
-        assert lm_of(small_lm).model is not one.model
-        two = lm_of(small_lm)
-        adapters = StackedLoRA(two.model, 2, AdapterSettings(2, 2.0))
-        adapters.remove()
-        assert lm_of(small_lm).model is two.model
-    assert len(reads) == 2
-
-
-def test_another_lm_or_dtype_is_read(small_lm: str, reads: list[str], make_lm, tmp_path) -> None:
-    other = make_lm(tmp_path / "other", seed=5)
-    with weights_read_once():
-        for folder, dtype in ((small_lm, "float32"), (other, "float32"), (other, "bfloat16")):
-            lm_of(folder, dtype=dtype)
-    assert len(reads) == 3
+        assert torch.equal(next(again.model.parameters()), before)
+        StackedLoRA(again.model, 2, AdapterSettings(2, 2.0))
+        adapted = lm_of(small_lm)
+        assert adapted.model is not again.model
+        StackedLoRA(adapted.model, 2, AdapterSettings(2, 2.0)).remove()
+        assert lm_of(small_lm).model is adapted.model
+        assert len(reads) == 3
+        assert lm_of(small_lm, dtype="bfloat16").model is not adapted.model

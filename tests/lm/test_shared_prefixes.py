@@ -96,7 +96,7 @@ def test_shared_equals_single_prompts(
             )
 
 
-@pytest.mark.parametrize("tokens_per_forward", [3, 11, 40, 1000])
+@pytest.mark.parametrize("tokens_per_forward", [3, 40])
 def test_batch_size_does_not_matter(
     tokens_per_forward: int, lm_folder: Folder, small: SimpleNamespace
 ) -> None:
@@ -131,13 +131,8 @@ def test_settings(
         LanguageModel.from_pretrained(folder, share_prefixes="yes")
 
 
-def test_it_agrees_with_domain_logits_and_takes_no_prompts(lm_folder: Folder) -> None:
+def test_no_prompts_and_unknown_tokens(lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("gemma2")))
-    ours = lm.joint_logits(prompts(), DOMAINS)
-    one_by_one = [
-        lm.domain_logits(p, torch.tensor(t)) for p, t in zip(prompts(), DOMAINS, strict=True)
-    ]
-    torch.testing.assert_close(ours, torch.cat(one_by_one, 1), atol=1e-5, rtol=0)
     assert lm.joint_logits([[], []], [[4], [5, 6]]).shape == (0, 3)
     with pytest.raises(LanguageModelError, match="token id 99"):
         lm.joint_logits(prompts(), [*DOMAINS[:-1], [99]])
@@ -207,12 +202,10 @@ def test_head_that_is_not_linear(small: SimpleNamespace) -> None:
     assert lm.reads_prompts == "one by one: its head is not a plain linear layer"
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision(dtype: str, lm_folder: Folder, small: SimpleNamespace) -> None:
+def test_half_precision(lm_folder: Folder) -> None:
     exact = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype=dtype)
-    ours = half.joint_logits(prompts(), DOMAINS)
-    expected = exact.joint_logits(prompts(), DOMAINS)
+    half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype="bfloat16")
+    ours, expected = (lm.joint_logits(prompts(), DOMAINS) for lm in (half, exact))
     assert (half.reads_prompts or "").startswith("with shared prefixes")
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
 
@@ -277,10 +270,6 @@ def paths(tree: PromptTree) -> dict[int, list[int]]:
     return found
 
 
-def beginnings(rows: list[list[int]]) -> int:
-    return len({tuple(row[: i + 1]) for row in rows for i in range(len(row))})
-
-
 def random_rows(seed: int, n: int = 30) -> list[list[int]]:
     chance = random.Random(seed)
     return [[chance.randrange(3) for _ in range(chance.randint(1, 6))] for _ in range(n)]
@@ -291,16 +280,15 @@ def test_one_tree_holds_every_prompt_and_each_beginning_once(seed: int) -> None:
     rows = random_rows(seed)
     (tree,) = grow_trees(dict(enumerate(rows)))
     assert paths(tree) == dict(enumerate(rows))
-    assert len(tree.token_ids) == beginnings(rows)
+    assert len(tree.token_ids) == len({tuple(row[:i]) for row in rows for i in range(1, 7)})
     assert all(parent < node for node, parent in enumerate(tree.parents))
 
 
-@pytest.mark.parametrize("most", [1, 4, 9, 30])
+@pytest.mark.parametrize("most", [1, 4, 30])
 def test_trees_are_cut_at_their_bound_and_lose_nothing(most: int) -> None:
     rows = random_rows(0)
     trees = list(grow_trees(dict(enumerate(rows)), most))
-    found = {index: row for tree in trees for index, row in paths(tree).items()}
-    assert found == dict(enumerate(rows))
+    assert {i: row for tree in trees for i, row in paths(tree).items()} == dict(enumerate(rows))
     assert sum(len(tree.ends) for tree in trees) == len(rows)
     for tree in trees:
         assert len(tree.token_ids) <= max(most, *(len(rows[index]) for index, _ in tree.ends))
