@@ -22,18 +22,15 @@ class NearestTokens(NamedTuple):
 
     Tokens of a layer with equal hidden states are copies of the first of them. Neighbors are first
     tokens only, and a copy has the neighbors of its first token: no distance is zero.
-
-    Attributes:
-        distances: Euclidean distances, increasing, ``(..., n_tokens, max_rank)``, float64; inf if a
-            layer has fewer distinct tokens.
-        indices: Positions of these tokens, same shape, int64; -1 if there are fewer.
-        first: Position of the first token with the same hidden state, ``(..., n_tokens)``, int64;
-            a token's own position unless it is a copy.
     """
 
     distances: Tensor
+    """Euclidean distances, increasing, ``(..., n_tokens, max_rank)``, float64; inf if a layer has
+    fewer distinct tokens."""
     indices: Tensor
+    """Positions of these tokens, same shape, int64; -1 if there are fewer."""
     first: Tensor
+    """Position of the first token with the same hidden state, ``(..., n_tokens)``, int64."""
 
     @property
     def distinct(self) -> Tensor:
@@ -49,14 +46,12 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     at exactly the same distance come in any order.
 
     Args:
-        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype; the last
-            leading dimension is layers, the others are prompts. Next-token probabilities,
-            ``(..., 1, n_tokens, n_vocabulary)``, are a cloud as well.
+        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype, or other
+            clouds.
         max_rank: Number of neighbors: the largest n2 of GRIDE or k of overlaps.
 
     Raises:
-        ValueError: There are fewer than max_rank + 1 tokens, or a layer, which is named, has NaN or
-            infinite hidden states.
+        ValueError: There are fewer than max_rank + 1 tokens, or a layer is not finite.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])

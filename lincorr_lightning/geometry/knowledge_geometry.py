@@ -62,8 +62,7 @@ class KnowledgeGeometry(LMStudy):
         n_permutations: Number of permutations of a test; all permutations if there are no more.
         seed: Seed of the permutations.
 
-    Attributes:
-        closeness: After a test, what was found.
+    After a test, `closeness` is what was found.
     """
 
     study = "knowledge_geometry"

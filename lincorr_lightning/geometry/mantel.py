@@ -88,8 +88,8 @@ def mantel_test(
     Args:
         a: ``(n, n)``, symmetric; NaN for an unknown pair. The diagonal is not read.
         b: Likewise.
-        n_permutations: Number of random permutations; all permutations are taken if there are no
-            more. With random ones, the identity is counted too.
+        n_permutations: Number of random permutations, beside the identity; all permutations are
+            taken if there are no more.
         seed: Seed of the permutations.
 
     Returns:

@@ -106,8 +106,8 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     tokens like all others here: they have an overlap of their own, and count as neighbors.
 
     Args:
-        a: Neighborhoods in one layer, from `neighborhoods`, ``(..., n_tokens, k_max)``.
-        b: Neighborhoods in the other layer, same shape.
+        a: `neighborhoods` in one layer, ``(..., n_tokens, k_max)``.
+        b: Those in the other layer, same shape.
         ks: Sizes of the neighborhood, at most k_max.
 
     Returns:
@@ -145,12 +145,8 @@ def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
 def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     """Return the angle at each token between its first and second nearest distinct token.
 
-    Args:
-        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
-        nearest: Their `nearest_tokens`, at least two of each token.
-
-    Returns:
-        Degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
+    Of hidden states, ``(..., n_layers, n_tokens, d)``, and their `nearest_tokens`, two at least;
+    in degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
 
     Example:
         >>> from lincorr_lightning.geometry.distances import nearest_tokens
@@ -173,11 +169,8 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
 def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
 
-    Args:
-        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, none of them zero.
-
-    Returns:
-        Mean and population standard deviation, ``(..., n_layers)`` each, float64.
+    Of hidden states, ``(..., n_layers, n_tokens, d)``, none of them zero; the population's standard
+    deviation, ``(..., n_layers)`` each, float64.
 
     Example:
         >>> found = cosine_statistics(torch.tensor([[[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]]))

@@ -38,26 +38,21 @@ class TokenProfiles:
     Columns of a range scaling or of a size of neighborhoods are named as ``dimension n2=2`` and
     ``overlap k=10``; what is not finite is NaN.
 
-    Attributes:
-        n_tokens: Number of tokens of a prompt.
-        n_skipped: Number of texts that were too short.
-        settings: What was observed.
-        prompts: A row per prompt and level: ``prompt``, ``corpus``, ``shuffle``, mean ``loss`` and
-            ``entropy`` in nats, and ``logits_dimension`` at each scaling.
-        layers: A row per prompt, level and layer: ``prompt``, ``shuffle``, ``layer``, intrinsic
-            ``dimension`` at each scaling, ``overlap`` with the next layer at each k, mean and
-            standard deviation of cosines and angles.
-        corpora: A row per corpus and layer: ``corpus``, ``layer``, mean ``loss`` of its unshuffled
-            prompts, and ``dimension`` of the cloud of their last tokens at each scaling; empty if
-            there are too few corpora.
     """
 
     n_tokens: int
     n_skipped: int
+    """Number of texts that were too short."""
     settings: CloudSettings
     prompts: DataFrame
+    """A row per prompt and level: ``prompt``, ``corpus``, ``shuffle``, mean ``loss`` and
+    ``entropy`` in nats, and ``logits_dimension`` at each scaling."""
     layers: DataFrame
+    """A row per prompt, level and layer: ``prompt``, ``shuffle``, ``layer``, and the
+    `token_observables`."""
     corpora: DataFrame
+    """A row per corpus and layer: ``corpus``, ``layer``, mean ``loss`` of its unshuffled prompts,
+    and ``dimension`` of the cloud of their last tokens; empty if there are too few corpora."""
 
     @property
     def n_prompts(self) -> int:

@@ -98,12 +98,10 @@ class PromptGeometry(NamedTuple):
 
     layers: dict[str, Tensor]
     """Its `token_observables`, by layer, on the CPU."""
-
     numbers: dict[str, float]
     """Mean ``loss`` of the tokens from the second on and mean ``entropy``, in nats; intrinsic
     dimension of the cloud of the tokens' next-token probabilities, ``logits_dimension n2=2``, NaN
     if it has too few distinct points."""
-
     last: Tensor | None
     """Hidden state of the last token after each layer, ``(n_layers, d)`` float32, on the CPU; None
     if it was not kept."""
@@ -169,14 +167,12 @@ def read_layers(
         lm: The LM.
         tokens: Token ids, all of one length, ``(n_prompts, n_tokens)``.
         prompts: Names of the prompts, for messages.
-        embedding_layer: Whether the token embedding comes first, as layer 0; the other layers are
-            counted from 1.
+        embedding_layer: Whether the token embedding comes first, as layer 0.
         all_logits: Whether to return the logits of all tokens, or only the last one's.
 
     Returns:
-        Hidden states, ``(n_prompts, n_layers, n_tokens, d)``; those of the last layer are the input
-        of the head, after the final norm if there is one. Logits, ``(n_prompts, n_tokens,
-        n_vocabulary)``. Both in the LM's dtype, on its device.
+        Hidden states, ``(n_prompts, n_layers, n_tokens, d)``, of the last layer after the final
+        norm; logits, ``(n_prompts, n_tokens, n_vocabulary)``. In the LM's dtype, on its device.
     """
     device = lm.model.device
     prefix = torch.tensor(lm.prefix, dtype=torch.long, device=device)
@@ -207,11 +203,7 @@ def read_layers(
 
 @torch.no_grad()
 def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
-    """Return the hidden state of each prompt's last token after each layer.
-
-    Returns:
-        ``(n_prompts, n_layers, d)``, in the LM's dtype, on its device.
-    """
+    """Return the hidden states of each prompt's last token, ``(n_prompts, n_layers, d)``."""
     rows = lm.rows(prompts)
     states: dict[int, Tensor] = {}
     n_prefix = len(lm.prefix)

@@ -46,8 +46,7 @@ class TokenGeometry(LMStudy):
             it out.
         seed: Seed of the shuffles.
 
-    Attributes:
-        profiles: After a test, what was observed.
+    After a test, `profiles` is what was observed.
     """
 
     study = "token_geometry"

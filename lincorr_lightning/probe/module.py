@@ -90,11 +90,6 @@ class LinearProbe(LMStudy):
         learning_rate: Learning rate of ``sgd``, in units of the inverse of the source's largest
             curvature.
         momentum: Momentum of ``sgd``.
-
-    Attributes:
-        layout: The pairs, and the columns of the joint rows.
-        ridges: Ridge strength of each pair.
-        fit_subjects: Subjects that the maps were fitted on.
     """
 
     study = "linear_probe"
@@ -383,9 +378,11 @@ class LinearProbe(LMStudy):
         scores = self._score(fitted, test)
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
-        self.log(f"{self._phase}/label_mean", mean, prog_bar=True)
+        phase = "test" if self.trainer.testing else "val"
+        self.log(f"{phase}/label_mean", mean, prog_bar=True)
         weights = weights_by_pair(self.layout, fitted.maps)
         self._findings = ProbeFindings(
+            phase=phase,
             scores=scores,
             weights={pair: weight.cpu().clone().numpy() for pair, weight in weights.items()},
             layout=self.layout,
@@ -422,10 +419,6 @@ class LinearProbe(LMStudy):
         stored = FittedMaps(self.ridges, maps, permuted, control, self.n_fit)
         return stored if self._fit is None else replace(self._fit, maps=maps)
 
-    @property
-    def _phase(self) -> str:
-        return "test" if self.trainer.testing else "val"
-
     def on_predict_start(self) -> None:
         """Refuse to predict without maps."""
         self._check_fitted()
@@ -459,7 +452,7 @@ class LinearProbe(LMStudy):
         if self._findings is None:
             return None
         lm = self.lm.config.name_or_path
-        return probe_results(self._findings, self._phase, lm, self.ridge, self.partial_out)
+        return probe_results(self._findings, lm, self.ridge, self.partial_out)
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the maps, which are what took the time."""

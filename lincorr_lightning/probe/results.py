@@ -40,6 +40,8 @@ _RANKING = (
 class ProbeFindings:
     """What a probe found."""
 
+    phase: str
+    """First part of the log keys, ``val`` or ``test``."""
     scores: Sequence[PairScore]
     weights: Mapping[Pair, _FLOATS]
     """W of each pair, ``(n_target_labels, n_source_labels)``."""
@@ -71,16 +73,12 @@ class ProbeFindings:
 
 
 def probe_results(
-    found: ProbeFindings, phase: str, lm: str, ridge: float | str, partial_out: Sequence[str] = ()
+    found: ProbeFindings, lm: str, ridge: float | str, partial_out: Sequence[str] = ()
 ) -> Results:
     """Build the results of a probe.
 
-    Args:
-        found: What the probe found.
-        phase: First part of the log keys, ``val`` or ``test``.
-        lm: Name of the LM, for titles.
-        ridge: The run's ridge, a number or ``auto``.
-        partial_out: Knowledge that was partialled out.
+    `lm` is the name of the LM for titles, `ridge` the run's, a number or ``auto``, and
+    `partial_out` the knowledge that was partialled out.
     """
     values: dict[str, Any] = {
         "n_fit": int(found.n_fit),
@@ -88,20 +86,20 @@ def probe_results(
         "control": found.layout.control,
         "pairs": [score.to_json() for score in found.scores],
     }
-    if found.paths:
-        values["ridge_path"] = [
+    known_for_some = {
+        "ridge_path": [
             {"source": source, "target": target, "path": path}
             for (source, target), path in found.paths.items()
-        ]
-    if found.layout.left_out:
-        values["left_out"] = dict(found.layout.left_out)
-    if found.compositions:
-        values["transitivity"] = [asdict(one) for one in found.compositions]
+        ],
+        "left_out": dict(found.layout.left_out),
+        "transitivity": [asdict(one) for one in found.compositions],
+    }
+    values |= {key: value for key, value in known_for_some.items() if value}
     tables = {table.name: table for table in _tables(found)}
     return Results(
         study="linear_probe",
         values=values,
-        scalars=dict(_scalars(found.scores, phase)),
+        scalars=dict(_scalars(found.scores, found.phase)),
         tables=list(tables.values()),
         figures=list(_figures(found, tables, lm, ridge, partial_out)),
     )

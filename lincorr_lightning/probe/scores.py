@@ -144,14 +144,9 @@ def score_pairs(
 ) -> list[PairScore]:
     """Score the map of every pair, and the maps of its nulls.
 
-    Args:
-        fitted: The maps.
-        test: Moments of the joint rows of held-out subjects.
-        layout: Columns of the joint rows.
-        instance: Mean instance-wise r of every target of each source, ``(n_targets,)``.
-
-    Returns:
-        Scores in the order of the layout's pairs.
+    `test` are moments of the joint rows of held-out subjects, and `instance` has the mean
+    instance-wise r of every target of each source, ``(n_targets,)``. Scores are in the order of the
+    layout's pairs.
     """
     instance_means = {
         (source, target): mean

@@ -49,11 +49,8 @@ def standard_errors(
     The influence function is taken around the moments of the held-out half itself: around those of
     the fit half, whose r a map overfits, errors come out far too large. All ranks must call it.
 
-    Args:
-        fitted: The maps.
-        test: Moments of the joint rows of all held-out subjects.
-        layout: Columns of the joint rows.
-        rows: Joint rows of some held-out subjects of this rank, ``(n, n_columns)`` each.
+    `test` are moments of the joint rows of all held-out subjects, `rows` those of some held-out
+    subjects of this rank, ``(n, n_columns)`` each.
     """
     errors: dict[Pair, dict[str, float | None]] = {}
     device = test.mean.device

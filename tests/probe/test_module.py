@@ -222,7 +222,9 @@ def test_gradient_descent_reaches_the_closed_form(small_lm: str, tmp_path: Path)
     data = {"n_subjects": 200, "batch_size": 100}
     options: dict[str, Any] = {"pairs": "color->country", "ridge": 1.0}
     closed, *_ = run_probe(tmp_path / "a", small_lm, data=data, **options)
-    descent, *_ = run_probe(tmp_path / "b", small_lm, data=data, epochs=220, solver="sgd", **options)
+    descent, *_ = run_probe(
+        tmp_path / "b", small_lm, data=data, epochs=220, solver="sgd", **options
+    )
     ours, theirs = (probe.results.values["pairs"][0] for probe in (descent, closed))  # type: ignore[union-attr]
     assert ours["label_mean"] == pytest.approx(theirs["label_mean"], abs=5e-3)
     rows = closed.joint_rows(["Paris", "name3", "blue"])

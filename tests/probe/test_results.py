@@ -87,8 +87,8 @@ def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Resul
         "compositions": [], "subjects": {"fit": ["Ada", "Bob"], "test": ["Cyd"]}, "n_fit": 2,
         "n_test": np.int64(1),
     }  # fmt: skip
-    found = ProbeFindings(scores=scores, layout=layout, **values | changes)
-    results = probe_results(found, "val", LM["name_or_path"], 0.0)
+    found = ProbeFindings(phase="val", scores=scores, layout=layout, **values | changes)
+    results = probe_results(found, LM["name_or_path"], 0.0)
     return replace(results, lm=LM, settings={"ridge": 0.0})
 
 
