@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -155,40 +154,32 @@ def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, float], lm: str) ->
     frame = frame[frame["pair"].isin(order)].sort_values(
         "pair", key=lambda pairs: pairs.map(order), kind="stable"
     )
-    strengths = frame["ridge"].unique()
-    positive = strengths[strengths > 0]
-    # A logarithmic axis has no 0: it is drawn a decade left of the smallest strength.
-    zero = math.floor(math.log10(positive.min())) - 1 if len(positive) else 0
-
-    def at(ridge: float) -> float:
-        return math.log10(ridge) if ridge > 0 else zero
+    strengths = np.sort(frame["ridge"].unique())
+    exponents = np.log10(strengths[strengths > 0])
+    first, last = (int(f(exponents)) for f in (np.min, np.max)) if len(exponents) else (0, 0)
+    decades = range(first, last + 1, max(1, (last - first) // 3))
+    ticks = [*strengths[strengths == 0], *(10.0**exponent for exponent in decades)]
 
     def add_lines(axes: Axes, pair: str, rows: DataFrame) -> None:
         del rows
         if 0 in strengths:
-            axes.axvline(zero, label="ridge 0: the paper’s map", color=GREY, linestyle=":")
-        axes.axvline(at(chosen[pair]), label="ridge of this run", color=INK, linestyle="--",
+            axes.axvline(0, label="ridge 0: the paper’s map", color=GREY, linestyle=":")
+        axes.axvline(chosen[pair], label="ridge of this run", color=INK, linestyle="--",
                      linewidth=1, zorder=0)  # fmt: skip
-        last = math.ceil(max(map(at, strengths)))
-        decades = list(range(zero + 1, last + 1, max(1, math.ceil((last - zero) / 6))))
-        ticks, names = ([zero], ["0"]) if 0 in strengths else ([], [])
-        axes.set_xticks([*ticks, *decades], [*names, *map(_power, decades)], fontsize=8)
+        # Linear below the smallest strength, so that it has a 0.
+        axes.set_xscale("symlog", linthresh=10.0**first)
+        axes.set_xlim(strengths[0] - 10.0**first / 4, 2 * max(strengths[-1], chosen[pair]))
+        axes.minorticks_off()
+        axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
 
-    points = frame.assign(at=frame["ridge"].map(at)).melt(["pair", "at"], list(_PATHS), "score")
-    points["score"] = points["score"].map(lambda key: _PATHS[key][0])
+    points = frame.melt(["pair", "ridge"], list(_PATHS), "score").astype({"value": float})
     return curves(
-        points.astype({"value": float}),
-        "at", "value", "score", "pair", share_y=True, whole_x=False, each=add_lines,
+        points.assign(score=points["score"].map(lambda key: _PATHS[key][0])),
+        "ridge", "value", "score", "pair", share_y=True, whole_x=False, each=add_lines,
         title=f"Correlation and precision along the ridge in {lm}",
         subtitle=_cut_note(len(chosen), n_pairs, "pairs", "ridge_path"),
         colours=dict(_PATHS.values()), labels=("ridge", ""),
     )  # fmt: skip
-
-
-def _power(exponent: int) -> str:
-    if -2 <= exponent <= 2:
-        return f"{10.0**exponent:g}"
-    return "10" + str(exponent).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 # -- nulls and rankings ----------------------------------------------------------------------
