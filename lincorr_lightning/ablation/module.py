@@ -19,11 +19,12 @@ from lincorr_lightning.ablation.datamodule import (
     TrainingPlan,
 )
 from lincorr_lightning.ablation.mappings import MAPPINGS, MappingName
-from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
-from lincorr_lightning.ablation.scores import (
+from lincorr_lightning.ablation.networks import (
     Candidates,
+    NetworkSettings,
     PooledTexts,
     RunScores,
+    StackedNetworks,
     baselines,
     cases,
     score,

@@ -1,16 +1,23 @@
-"""Feed-forward networks side by side: many small networks trained as one."""
+"""Feed-forward networks side by side, the texts that they read as tensors, and their scores."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.ablation.datamodule import PairedCorpus
+from lincorr_lightning.ablation.token_embedding import TokenEmbedding
+from lincorr_lightning.errors import require
+from lincorr_lightning.results.table import column
 
+Candidates = Literal["vocabulary", "texts"]
 Activation = Literal["gelu", "relu", "silu", "tanh"]
 
 
@@ -37,11 +44,6 @@ class NetworkSettings:
         """Check the settings."""
         if self.width is not None:
             require("model.network.width", self.width, at_least=1)
-        if self.activation not in get_args(Activation):
-            raise ConfigError(
-                f"model.network.activation is {self.activation!r}; it must be one of "
-                f"{', '.join(get_args(Activation))}."
-            )
         if self.input_rms is not None:
             require("model.network.input_rms", self.input_rms, above=0)
 
@@ -80,3 +82,221 @@ class StackedNetworks(nn.Module):
         hidden = activation(torch.baddbmm(self.bias_in, inputs, self.weight_in))
         outputs: Tensor = torch.baddbmm(self.bias_out, hidden, self.weight_out)
         return inputs + outputs if self.settings.residual else outputs
+
+
+# -- texts -----------------------------------------------------------------------------------
+
+
+class PooledTexts:
+    """Pooled texts and answers of several seeds, each under several mappings.
+
+    They are pooled once, since only the networks are trained. `candidates` are the tokens that
+    logits are computed for: all of the ``vocabulary``, or those of a seed's ``texts`` and of the
+    answers under any mapping, whichever of them are run.
+
+    Attributes:
+        pooled: Mean embeddings, ``(n_seeds, 2 · n_subjects, d)``: source texts, then target texts.
+        answers: Index of each text's answer among the candidates, ``(n_seeds, n_mappings,
+            2 · n_subjects)``.
+        head: Embeddings of the candidates, ``(n_seeds, d, n_candidates)``; one for all seeds if
+            they are the vocabulary.
+        logit_mask: 0, and minus infinity where a seed has fewer candidates than another; None where
+            all have equally many.
+        domain: Candidates of the target domain, ``(n_seeds, n_mappings, n_domain)``; -1 beyond the
+            last.
+        reference_mask: Whether they are right for each new subject, ``(n_seeds, n_mappings, n_new,
+            n_domain)``.
+        candidate_tokens: Token id of each candidate, by seed.
+    """
+
+    def __init__(
+        self,
+        corpus: PairedCorpus,
+        embedding: TokenEmbedding,
+        candidates: Candidates,
+        settings: NetworkSettings,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.corpus = corpus
+        self.n_seeds, self.n_mappings = len(corpus.seeds), len(corpus.mappings)
+        pooled = torch.stack([embedding.pooled(token_ids) for token_ids in corpus.token_ids])
+        self.pooled = _standardized(pooled, settings).to(device)
+        if candidates == "vocabulary":
+            self.candidate_tokens = [list(range(len(embedding.weight)))] * self.n_seeds
+            head = embedding.weight.float().T[None]
+        else:
+            self.candidate_tokens = corpus.vocabularies
+            rows = [embedding.rows(tokens) for tokens in self.candidate_tokens]
+            head = pad_sequence(rows, batch_first=True).mT.contiguous()
+        self.head = head.to(device)
+        n_candidates = torch.tensor([len(tokens) for tokens in self.candidate_tokens])
+        beyond = torch.arange(int(n_candidates.max())) >= n_candidates[:, None, None]
+        mask = torch.zeros(beyond.shape).masked_fill(beyond, -torch.inf).to(device)
+        self.logit_mask = mask if bool(beyond.any()) else None
+        index = [{token: i for i, token in enumerate(tokens)} for tokens in self.candidate_tokens]
+        n_domain = max(len(m.domain_tokens) for mapped in corpus.mapped for m in mapped)
+        shape = (self.n_seeds, self.n_mappings)
+        answers = torch.empty((*shape, pooled.shape[1]), dtype=torch.long)
+        domain = torch.full((*shape, n_domain), -1)
+        reference = torch.zeros((*shape, corpus.n_new, n_domain), dtype=torch.bool)
+        for s, texts in enumerate(corpus.texts):
+            new = np.array(texts.answers[corpus.n_paired :])
+            for m, mapped in enumerate(corpus.mapped[s]):
+                n = len(mapped.domain_tokens)
+                sides = (mapped.source_tokens, mapped.target_tokens)
+                tokens = [side[i] for side in sides for i in texts.answers]
+                answers[s, m] = torch.tensor([index[s][token] for token in tokens])
+                domain[s, m, :n] = torch.tensor([index[s][t] for t in mapped.domain_tokens])
+                reference[s, m, :, :n] = torch.from_numpy(mapped.reference[new])
+        self.answers = answers.to(device)
+        self.domain, self.reference_mask = domain.to(device), reference.to(device)
+
+    def inputs(self, rows: Tensor) -> Tensor:
+        """Return pooled texts for each network, ``(n_seeds · n_mappings, n, d)``.
+
+        `rows` are indices of texts, ``(n_seeds, n)``; the mappings of a seed are side by side.
+        """
+        chosen = self.pooled[torch.arange(self.n_seeds, device=rows.device)[:, None], rows]
+        return chosen.repeat_interleave(self.n_mappings, dim=0)
+
+    def answers_to(self, rows: Tensor) -> Tensor:
+        """Return the answers of texts, ``(n_seeds, n_mappings, n)``, by their indices."""
+        return self.answers.gather(2, rows[:, None].expand(-1, self.n_mappings, -1))
+
+    def logits(self, outputs: Tensor) -> Tensor:
+        """Return the tied logits of the candidates, ``(n_seeds, n_mappings · n, n_candidates)``.
+
+        `outputs` are those of the networks, ``(n_seeds · n_mappings, n, d)``.
+        """
+        outputs = outputs.reshape(self.n_seeds, -1, outputs.shape[-1])
+        if self.logit_mask is not None:
+            return torch.baddbmm(self.logit_mask, outputs, self.head)
+        return torch.matmul(outputs, self.head if len(self.head) > 1 else self.head[0])
+
+    def rows_of(self, subjects: Literal["paired", "new"]) -> tuple[Tensor, Tensor]:
+        """Return the indices of the source and of the target texts, ``(n_seeds, n)`` each."""
+        n_paired, n = self.corpus.n_paired, self.pooled.shape[1] // 2
+        bounds = (0, n_paired) if subjects == "paired" else (n_paired, n)
+        rows = torch.arange(*bounds, device=self.pooled.device).expand(self.n_seeds, -1)
+        return rows, rows + n
+
+
+def _standardized(pooled: Tensor, settings: NetworkSettings) -> Tensor:
+    """Center and scale the texts of each seed, without regard to their answers."""
+    if settings.center:
+        pooled = pooled - pooled.mean(1, keepdim=True)
+    if settings.input_rms is not None:
+        pooled = pooled * (settings.input_rms / pooled.pow(2).mean((1, 2), keepdim=True).sqrt())
+    return pooled.contiguous()
+
+
+# -- scores ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class RunScores:
+    """Shares of the new subjects for one network."""
+
+    mapping: str
+    seed: int
+    composed: bool
+    """Whether it has read paired texts before; False in the phase ``uncomposed``."""
+
+    source_learned: float = column(format=".1%")
+    """Source text completed as taught, among all candidates."""
+
+    generalized: float = column(format=".1%")
+    """Target text completed with a right answer, among the target domain."""
+
+    unrestricted: float = column(format=".1%")
+    """The same among all candidates."""
+
+    says_source: float = column(format=".1%")
+    """Target text completed with the source answer."""
+
+
+@torch.no_grad()
+def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[str, Tensor]:
+    """Let every network complete the texts of its new subjects.
+
+    Returns:
+        Candidates by name, ``(n_seeds, n_mappings, n_new)`` each, and whether that of the target
+        domain is right.
+    """
+    rows = texts.rows_of("new")
+    taught, mapped = (texts.answers_to(one) for one in rows)
+    source, target = (
+        texts.logits(networks(texts.inputs(one))).view(*taught.shape, -1) for one in rows
+    )
+    domain = texts.domain[:, :, None].expand(-1, -1, texts.corpus.n_new, -1)
+    among = target.gather(-1, domain.clamp(min=0)).masked_fill(domain < 0, -torch.inf)
+    best = among.argmax(-1, keepdim=True)
+    return {
+        "source_answer": taught,
+        "source_said": source.argmax(-1),
+        "reference": mapped,
+        "target_in_domain": domain.gather(-1, best)[..., 0],
+        "target_said": target.argmax(-1),
+        "generalized": texts.reference_mask.gather(-1, best)[..., 0],
+    }
+
+
+def score(texts: PooledTexts, networks: StackedNetworks, composed: bool) -> list[RunScores]:
+    """Score every network on its new subjects: the mappings of the first seed, then of the next."""
+    answers = _answer_new_subjects(texts, networks)
+    is_best = answers["target_said"] == answers["target_in_domain"]
+    hits = {
+        "source_learned": answers["source_said"] == answers["source_answer"],
+        "generalized": answers["generalized"],
+        # The best of all candidates must be right, not only the best of the domain.
+        "unrestricted": answers["generalized"] & is_best,
+        "says_source": answers["target_said"] == answers["source_answer"],
+    }
+    shares = {name: values.double().mean(-1).tolist() for name, values in hits.items()}
+    return [
+        RunScores(mapping, seed, composed, **{name: rows[s][m] for name, rows in shares.items()})
+        for s, seed in enumerate(texts.corpus.seeds)
+        for m, mapping in enumerate(texts.corpus.mappings)
+    ]
+
+
+@torch.no_grad()
+def score_paired(texts: PooledTexts, networks: StackedNetworks) -> dict[str, list[float]]:
+    """Return the shares of paired texts completed as taught, by side and mapping."""
+    shares = {}
+    for side, rows in zip(("source", "target"), texts.rows_of("paired"), strict=True):
+        logits = texts.logits(networks(texts.inputs(rows)))
+        answers = texts.answers_to(rows)
+        hits = logits.argmax(-1).view_as(answers) == answers
+        shares[f"{side}_learned"] = hits.double().mean((0, 2)).tolist()
+    return shares
+
+
+def baselines(texts: PooledTexts) -> dict[str, list[float]]:
+    """Return the shares of the new subjects that are right without any network, by mapping.
+
+    Means over seeds: ``random``, an answer drawn from the target domain, and ``majority``, the most
+    frequent right answer.
+    """
+    n_domain = (texts.domain >= 0).sum(-1)
+    per_answer = texts.reference_mask.double().mean(2)
+    random, majority = per_answer.sum(-1) / n_domain, per_answer.amax(-1)
+    return {"random": random.mean(0).tolist(), "majority": majority.mean(0).tolist()}
+
+
+def cases(
+    texts: PooledTexts, networks: StackedNetworks, tokenizer: PreTrainedTokenizerBase
+) -> Iterator[dict[str, str | bool]]:
+    """Yield what the networks of the first seed answer for each mapping and new subject."""
+    answers = _answer_new_subjects(texts, networks)
+    is_right = answers.pop("generalized")
+    candidates = texts.candidate_tokens[0]
+    for m, mapping in enumerate(texts.corpus.mappings):
+        for i, subject in enumerate(texts.corpus.texts[0].subjects[texts.corpus.n_paired :]):
+            tokens = {name: candidates[int(chosen[0, m, i])] for name, chosen in answers.items()}
+            words = {
+                name: str(tokenizer.decode([token], clean_up_tokenization_spaces=False)).strip()
+                for name, token in tokens.items()
+            }
+            generalized = bool(is_right[0, m, i])
+            yield {"mapping": mapping, "subject": subject, **words, "generalized": generalized}

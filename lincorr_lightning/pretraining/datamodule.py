@@ -112,23 +112,19 @@ class CorpusDataModule(StudyData):
         self._repeats = _repeats(self.repeats, corpus.knowledge, self._catalogue)
         self.corpus = corpus
 
-    @property
-    def _ready(self) -> Corpus:
-        if self.corpus is None:
-            raise ConfigError("CorpusDataModule has no corpus yet; call its setup() first.")
-        return self.corpus
-
     def train_dataloader(self) -> ResumableLoader:
         """Return the packed statements of each epoch."""
+        assert self.corpus is not None, "setup generates it"
         shard = data_shard(self.trainer)
         statements = PackedStatements(
-            self._ready, repeats=self._repeats, rank=shard.number, n_shards=shard.n, **self._packing
+            self.corpus, repeats=self._repeats, rank=shard.number, n_shards=shard.n, **self._packing
         )
         return ResumableLoader(statements, self.trainer)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:
         """Return the prompts, one kind of knowledge per batch."""
-        return DataLoader(recall_prompts(self._ready), batch_size=None)  # type: ignore[arg-type]
+        assert self.corpus is not None, "setup generates it"
+        return DataLoader(recall_prompts(self.corpus), batch_size=None)  # type: ignore[arg-type]
 
 
 def _repeats(repeats: dict[str, int], stated: tuple[str, ...], catalogue: Catalogue) -> list[int]:

@@ -117,8 +117,7 @@ class Pretraining(Study):
 
     @property
     def _ready(self) -> tuple[LlamaForCausalLM, Corpus]:
-        if self.lm is None or self.corpus is None:
-            raise ConfigError("Pretraining has no LM before its training begins.")
+        assert self.lm is not None and self.corpus is not None, "configure_model builds it"
         return self.lm, self.corpus
 
     # -- setting up ------------------------------------------------------------------------------

@@ -272,7 +272,6 @@ def test_a_loss_that_is_not_finite_stops(ablate):
         ({"mapping": ["reference", "reference"]}, "each once"),
         ({"seeds": [-1]}, "seeds"),
         ({"score_every": 0}, "score_every"),
-        ({"network": {"activation": "step"}}, "activation"),
         ({"network": {"input_rms": 0.0}}, "input_rms"),
         ({"learn": {"learning_rate": -1.0}}, "learning_rate"),
     ],
