@@ -1,18 +1,34 @@
 """Folders of runs, written by `Results.write` as studies do."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 from matplotlib.figure import Figure as MatplotlibFigure
 
 from lincorr_lightning.results.results import Figure, Results
-from tests.results.tables import Column, make_table
+from lincorr_lightning.results.table import Table
 
 Make = Callable[..., Path]
+
+
+class Column(NamedTuple):
+    key: str
+    heading: str = ""
+    format: str = ""
+
+
+def make_table(
+    name: str, columns: Iterable[Column | str], rows: Iterable[Any], *args: Any, **options: Any
+) -> Table:
+    full = [Column(one) if isinstance(one, str) else one for one in columns]
+    headings = {one.key: one.heading for one in full if one.heading}
+    formats = {one.key: one.format for one in full if one.format}
+    keys = [one.key for one in full]
+    return Table.of(name, rows, keys, *args, headings=headings, formats=formats, **options)
 
 
 def draw(colour: str = "white") -> Callable[[], MatplotlibFigure]:

@@ -23,7 +23,7 @@ from lincorr_lightning.results import loggers as module
 from lincorr_lightning.results.loggers import add_scalar_layout, log_scalars
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.run_folder import run_folder, write_results
-from tests.results.tables import Column, make_table
+from tests.results.conftest import Column, make_table
 
 
 def results(n_rows: int = 2) -> Results:

@@ -13,7 +13,7 @@ from lincorr_lightning.results import results as module
 from lincorr_lightning.results.results import SCHEMA, Figure, Results, versions
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table, show
-from tests.results.tables import Column, make_table
+from tests.results.conftest import Column, make_table
 
 
 def draw() -> MatplotlibFigure:

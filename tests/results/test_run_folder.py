@@ -30,7 +30,7 @@ from lincorr_lightning.results.run_folder import (
     write_results,
 )
 from lincorr_lightning.results.saved_run import SavedRun
-from tests.results.tables import make_table
+from tests.results.conftest import make_table
 
 
 class SmallStudy(BoringModel):
@@ -69,33 +69,23 @@ def test_a_logger_without_a_folder_a_run_does_not_mix_runs(tmp_path: Path) -> No
     assert folders == [tmp_path / "logs" / "small_study" / f"version_{i}" for i in range(2)]
 
 
-def test_other_ranks_take_the_folder_of_rank_0(
+def test_all_ranks_take_the_folder_or_the_refusal_of_rank_0(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = make_trainer(tmp_path)
-    monkeypatch.setattr(type(trainer), "is_global_zero", False)
-    choices = iter([str(tmp_path), (tmp_path / "chosen", None)])
-    monkeypatch.setattr(trainer.strategy, "broadcast", lambda obj, src=0: next(choices))
-    assert run_folder(trainer) == tmp_path / "chosen"
-    assert everything(tmp_path) == []
-
-
-def test_all_ranks_fail_if_the_folder_cannot_be_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    """A rank that raised alone would leave the others waiting."""
     (tmp_path / "small_study").write_text("")
     trainer = make_trainer(tmp_path)
     sent: list[Any] = []
-
-    def broadcast(obj: Any, src: int = 0) -> Any:
-        sent.append(obj)
-        return obj
-
-    monkeypatch.setattr(trainer.strategy, "broadcast", broadcast)
+    monkeypatch.setattr(trainer.strategy, "broadcast", lambda obj, src=0: sent.append(obj) or obj)
     with pytest.raises(OutputError, match=r"small_study: .* Make room"):
         run_folder(trainer)
-    assert sent[-1][0] is None
-    assert "small_study" in sent[-1][1]
+    assert sent[-1][0] is None and "small_study" in sent[-1][1]
+    other = make_trainer(tmp_path / "other")
+    monkeypatch.setattr(type(other), "is_global_zero", False)
+    choices = iter([str(tmp_path), (tmp_path / "chosen", None)])
+    monkeypatch.setattr(other.strategy, "broadcast", lambda obj, src=0: next(choices))
+    assert run_folder(other) == tmp_path / "chosen"
+    assert everything(tmp_path) == ["small_study"]
 
 
 def test_names_of_studies_and_runs(tmp_path: Path) -> None:

@@ -116,13 +116,3 @@ def test_day_and_night_can_be_read(browse: Browse, page: Path) -> None:
         assert found["contrast"] >= 4.5
         grounds.add(found["ground"])
     assert len(grounds) == 2
-
-
-@pytest.mark.slow
-def test_the_page_is_drawn_and_printed(browse: Browse, page: Path, tmp_path: Path) -> None:
-    url = page.resolve().as_uri()
-    browse(f"--screenshot={tmp_path / 'page.png'}", "--window-size=1280,900", url)
-    png = (tmp_path / "page.png").read_bytes()
-    assert png.startswith(b"\x89PNG") and len(png) > 20_000
-    browse(f"--print-to-pdf={tmp_path / 'page.pdf'}", url)
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")

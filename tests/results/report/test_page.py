@@ -16,7 +16,7 @@ from lincorr_lightning.results import report
 from lincorr_lightning.results.report import page as module
 from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.results import Results
-from tests.results.tables import Column, make_table
+from tests.results.conftest import Column, make_table
 
 Make = Callable[..., Path]
 

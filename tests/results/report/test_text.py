@@ -12,8 +12,7 @@ from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.report.text import to_latex, to_markdown
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
-from tests.results.conftest import draw, lm_info
-from tests.results.tables import Column, make_table
+from tests.results.conftest import Column, draw, lm_info, make_table
 
 NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eabc ]]> </script>"
 

@@ -1,0 +1,223 @@
+"""Figures as a reader meets them: nothing cut, the right colours and fonts, every point drawn."""
+
+import io
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from matplotlib import font_manager
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from pandas import DataFrame
+from PIL import Image
+
+from lincorr_lightning.results import style
+from lincorr_lightning.results.heat_maps import correlation_heatmap
+from lincorr_lightning.results.plots import training_curves
+from lincorr_lightning.results.style import new_figure, to_png
+from tests.figure_checks import LONG, assert_legible, pixels, texts
+
+
+def colour_at(figure: Figure, row: float, column: float) -> np.ndarray:
+    """Colour of the picture where a heat map's cell is, off its value."""
+    picture = pixels(figure)
+    x, y = figure.axes[0].transData.transform((column, row))
+    return picture[round(picture.shape[0] - y), round(x)]
+
+
+def names(n: int) -> list[str]:
+    return [f"{'knowledge' if i % 3 else 'city'}{i}_{['es', 'zh'][i % 2]}" for i in range(n)]
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (8, 8), (23, 23), (110, 110), (2, 30), (30, 2)])
+def test_heatmap_is_legible_at_every_size(shape: tuple[int, int]) -> None:
+    matrix = np.random.default_rng(0).uniform(-1, 1, shape)
+    rows, columns = names(shape[0]), [f"t{i}" for i in range(shape[1])]
+    figure = correlation_heatmap(DataFrame(matrix, rows, columns), f"r in {LONG}", "5,000 subjects")
+    assert_legible(figure)
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_yticklabels()] == rows
+    assert [label.get_text() for label in axes.get_xticklabels()] == columns
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("source", "target")
+    values = [text for text in axes.texts if text.get_text()]
+    assert len(values) == (matrix.size if max(shape) <= 30 else 0)
+
+
+def test_colours_mean_the_same_in_every_figure() -> None:
+    matrix = np.array([[0.2, -0.2, 0.0], [np.nan, 0.1, 0.2]])
+    figure = correlation_heatmap(DataFrame(matrix, list("ab"), list("xyz")), "title")
+    (image,) = figure.axes[0].get_images()
+    assert image.get_clim() == (-1, 1)
+    positive, negative, zero = (colour_at(figure, 0.35, i + 0.35) for i in range(3))
+    assert positive[0] > positive[2] + 0.05, "positive r is red"
+    assert negative[2] > negative[0] + 0.05, "negative r is blue"
+    assert zero.min() > 0.93, "no r is white"
+    bar = figure.axes[1]
+    assert bar.get_ylabel() == "label-wise Pearson r"
+    assert bar.get_ylim() == (-1, 1)
+
+
+def test_missing_values_are_hatched_and_explained() -> None:
+    matrix = np.array([[np.nan, 0.5], [0.5, np.nan]])
+    figure = correlation_heatmap(DataFrame(matrix, list("ab"), list("ab")), "title", "subtitle")
+    picture = pixels(figure)
+    axes = figure.axes[0]
+    (x0, y0), (x1, y1) = axes.transData.transform([(-0.4, -0.4), (0.4, 0.4)])
+    height = picture.shape[0]
+    cell = picture[int(height - y0) : int(height - y1), int(x0) : int(x1)]
+    assert np.ptp(cell) > 0.1, "hatching has two shades"
+    assert np.ptp(cell, axis=2).max() < 0.05, "and is grey"
+    said = " ".join(text.get_text() for text, _ in texts(figure))
+    assert "subtitle; hatched: no value" in said
+    assert sum(text.get_text() == ".50" for text in axes.texts) == 2
+    whole = correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t")
+    assert "hatched" not in " ".join(text.get_text() for text, _ in texts(whole))
+
+
+# -- fonts and files ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_fonts(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine with matplotlib's own fonts alone."""
+    monkeypatch.setattr(style, "_FONTS", ("DejaVu Sans", "no such font"))
+    style._installed_fonts.cache_clear()
+    yield
+    style._installed_fonts.cache_clear()
+
+
+@pytest.mark.filterwarnings("error:findfont")
+def test_a_character_without_a_font_is_reported(own_fonts: None) -> None:
+    figure = correlation_heatmap(DataFrame(np.eye(2), ["São Paulo", "Москва"], ["上海", "b"]), "t")
+    with pytest.warns(UserWarning, match="Glyph 19978 .*missing from font"):
+        to_png(figure)
+
+
+def test_fonts_follow_one_another_character_by_character(
+    own_fonts: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A character that the first font lacks is drawn in a later one."""
+    monkeypatch.setattr(style, "_FONTS", ("STIXSizeOneSym", "DejaVu Sans"))
+    first = font_manager.get_font(font_manager.findfont("STIXSizeOneSym")).get_charmap()
+    assert ord("a") not in first
+    figure = correlation_heatmap(DataFrame(np.eye(2), ["abc", "b"], ["a", "b"]), "t")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda message, *args, **more: pytest.fail(str(message)))
+        to_png(figure)
+
+
+def test_labels_of_all_kinds() -> None:
+    labels = ["$\\frac{$", "a\nb\tc", "", "w" * 60, "_^{}\\"]
+    figure = correlation_heatmap(
+        DataFrame(np.zeros((5, 5)), labels, labels), "100% of $W$ in a_b^c"
+    )
+    assert_legible(figure)
+    shown = [label.get_text() for label in figure.axes[0].get_xticklabels()]
+    assert shown[:3] == ["$\\frac{$", "a b c", "␣"]
+    assert shown[3].startswith("wwww") and shown[3].endswith("…")
+
+
+def test_picture_is_the_figure() -> None:
+    image = Image.open(io.BytesIO(to_png(new_figure(4, 2, "title"))))
+    assert image.width == 4 * 150 and image.format == "PNG"
+    assert image.getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_nothing_global_is_touched_and_nothing_is_imported_early() -> None:
+    code = """
+import sys
+import lincorr_lightning.results
+assert "matplotlib" not in sys.modules, "matplotlib is imported before anything is drawn"
+import matplotlib
+def settings():  # looking at the backend alone would choose one
+    return {key: matplotlib.rcParams[key] for key in matplotlib.rcParams if key != "backend"}
+before = settings()
+import numpy as np
+from pandas import DataFrame
+from lincorr_lightning.results import style, heat_maps as figures
+style.to_png(figures.correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t"))
+assert "matplotlib.pyplot" not in sys.modules
+assert settings() == before
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# -- training curves ---------------------------------------------------------------------------
+
+
+def panels(figure: Figure) -> dict[str, Axes]:
+    return {axes.get_title("left"): axes for axes in figure.axes if axes.get_lines()}
+
+
+def note(figure: Figure) -> str:
+    return " ".join(text.get_text() for text in figure.texts)
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for one in figure.legends for text in one.get_texts()]
+
+
+@pytest.mark.parametrize("n", [1, 2, 40])
+def test_a_panel_a_group_with_its_points_as_they_are(n: int) -> None:
+    rng = np.random.default_rng(0)
+    tags = ["train_loss", "generalization/generalized", "generalization/hallucinated", "control/a"]
+    given = {tag: [(10 * i, float(v)) for i, v in enumerate(rng.random(n))] for tag in tags}
+    figure = training_curves(given, "title")
+    shown = panels(figure)
+    assert list(shown) == ["train_loss", "generalization", "control/a"]
+    assert legend(figure) == ["train_loss", "generalized", "hallucinated", "a"]
+    drawn = [line.get_xydata() for axes in shown.values() for line in axes.get_lines()]
+    for points, expected in zip(drawn, given.values(), strict=True):
+        np.testing.assert_array_equal(points, expected)
+    assert to_png(figure)
+
+
+def test_many_points_are_smoothed_as_tensorboard_does() -> None:
+    values = [float(v) for v in np.random.default_rng(1).random(300)]
+    figure = training_curves({"loss": list(enumerate(values))}, "title")
+    (axes,) = panels(figure).values()
+    (line,) = axes.get_lines()
+    smooth = np.asarray(line.get_ydata())
+    for i in (0, 1, 7, 299):
+        weights = [0.6 ** (i - j) for j in range(i + 1)]
+        mean = sum(w * v for w, v in zip(weights, values, strict=False)) / sum(weights)
+        assert smooth[i] == pytest.approx(mean)
+    assert "smoothed" in note(figure)
+
+
+def test_what_is_not_a_number_is_left_out_and_steps_are_put_in_order() -> None:
+    given = {
+        "r": [(3, 0.3), (1, 0.1), (2, math.nan), (4, math.inf)],
+        "nothing/but": [(1, math.nan)],
+    }
+    shown = panels(training_curves(given, "title"))
+    assert list(shown) == ["r"]
+    (line,) = shown["r"].get_lines()
+    assert line.get_xydata().tolist() == [[1, 0.1], [3, 0.3]]
+
+
+def test_a_name_has_its_colour_in_every_panel() -> None:
+    given = {
+        "generalization/unchanged": [(1, 0.5)], "generalization/generalized": [(1, 0.2)],
+        "edit_step/generalized": [(1, 0.1)], "edit_step/unchanged": [(1, 0.9)],
+        "edit_step/other": [(1, 0.3)],
+    }  # fmt: skip
+    colours: dict[str, set[object]] = {}
+    shown = panels(training_curves(given, "title", colours={"unchanged": "#767676"}))
+    for axes in shown.values():
+        for line in axes.get_lines():
+            colours.setdefault(str(line.get_label()), set()).add(line.get_color())
+    assert all(len(one) == 1 for one in colours.values()) and len(set.union(*colours.values())) == 3
+    assert colours["unchanged"] == {"#767676"}
+
+
+def test_what_is_left_out_is_shown() -> None:
+    figure = training_curves({f"group{i}/a": [(1, 1.0), (2, 2.0)] for i in range(9)}, "title")
+    assert len(panels(figure)) == 6 and "6 of 9 groups" in note(figure)
+    crowd = training_curves({f"g/curve{i}": [(1, 1.0 * i)] for i in range(40)}, "title")
+    assert list(panels(crowd)) == ["g (12 of 40)"]
+    assert "nothing was logged" in note(training_curves({}, "title"))
