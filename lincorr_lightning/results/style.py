@@ -38,13 +38,9 @@ _FONTS = (
 
 
 def new_figure(width: float, height: float, title: str, subtitle: str = "") -> Figure:
-    """Return an empty figure with a title.
+    """Return an empty figure of a width and height in inches, with titles above that height.
 
-    Args:
-        width: Width in inches.
-        height: Height in inches, without title and subtitle.
-        title: The title, broken into as many lines as it needs.
-        subtitle: Small text below the title.
+    Title and subtitle are broken into as many lines as they need.
     """
     figure = Figure(figsize=(width, height), dpi=DPI, layout="compressed")
     FigureCanvasAgg(figure)

@@ -112,21 +112,14 @@ class Table:
             formats: Formats by column, beside those of the record.
         """
         rows = list(rows)
-        heads: dict[str, str] = {}
-        forms: dict[str, str] = {}
-        if not columns and rows:
-            columns = list(rows[0]) if isinstance(rows[0], Mapping) else type(rows[0])
-        record = columns if isinstance(columns, type) else type(rows[0]) if rows else None
-        names = [] if isinstance(columns, type) else list(columns)
-        if record is not None and dataclasses.is_dataclass(record):
-            own, heads, forms = columns_of(record)
-            names = names or own
+        first = rows[0] if rows else ()
+        record = columns if isinstance(columns, type) else type(first)
+        fields, heads, forms = (
+            columns_of(record) if dataclasses.is_dataclass(record) else ([], {}, {})
+        )
+        names = fields if isinstance(columns, type) else list(columns) or fields or list(first)
         heads, forms = {**heads, **(headings or {})}, {**forms, **(formats or {})}
-        return cls(
-            name, make_frame(rows, names), caption, note, headline,
-            {key: heads[key] for key in names if key in heads},
-            {key: forms[key] for key in names if key in forms},
-        )  # fmt: skip
+        return cls(name, make_frame(rows, names), caption, note, headline, heads, forms)
 
     @property
     def keys(self) -> list[str]:

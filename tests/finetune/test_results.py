@@ -16,7 +16,7 @@ from lincorr_lightning.finetune.results import (
     outcome_charts,
 )
 from lincorr_lightning.results.results import Results
-from tests.results.tables import make_table
+from tests.results.conftest import make_table
 
 COLUMNS = (
     "subject source_answer reference answer_before answer_after outcome source_learned "

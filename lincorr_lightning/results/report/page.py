@@ -133,8 +133,7 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
         The page.
 
     Raises:
-        ReportError: A folder is not a run's, the run did not finish, its files are damaged, or the
-            runs do not belong on one page.
+        ReportError: A folder is not a run's, or the runs do not belong on one page.
         OutputError: The folder cannot be written.
     """
     if not runs:
