@@ -21,7 +21,6 @@ from lincorr_lightning.flow.relation import (
 )
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.forwards import last_activations
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from tests.toys import replaced_output, toy_sae
 
@@ -102,18 +101,6 @@ def test_controls_are_other_features_that_are_as_often_active() -> None:
     assert [f.hook_point for f in drawn] == [LOW, LOW, TOP]
     assert len({*drawn, *cut}) == 7
     assert all(abs(f.index - 50) <= 12 for f in drawn[:2])
-
-
-def test_last_activations_are_those_of_single_prompts(small_lm: str) -> None:
-    lm = LanguageModel.from_pretrained(small_lm)
-    prompts = ["name1 lives in the city of", "name2 speaks", "Paris"]
-    found = last_activations(lm, lm.rows(prompts), [LOW, TOP])
-    for i, ids in enumerate(lm.rows(prompts)):
-        with torch.no_grad():
-            states = lm.model(
-                input_ids=torch.tensor([ids]), output_hidden_states=True
-            ).hidden_states
-        torch.testing.assert_close(found[LOW][i], states[1][0, -1], rtol=1e-4, atol=1e-4)
 
 
 def test_scores_are_numpys() -> None:

@@ -5,6 +5,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import linear_sum_assignment
 
 from lincorr_lightning.flow.matching import assign_features, match_features
 from lincorr_lightning.flow.transitions import (
@@ -75,6 +76,19 @@ def test_fewer_sources_than_k(n_alive: int) -> None:
     matches = match_features(targets, sources, 3)
     assert (matches.indices[:, n_alive:] == -1).all() and matches.cosines[:, n_alive:].isnan().all()
     assert (matches.indices[:, :n_alive] >= 0).all() and matches.n_zero_sources == 6 - n_alive
+
+
+@pytest.mark.parametrize(("n_targets", "n_sources"), [(40, 40), (30, 45), (45, 30)])
+def test_assignment_equals_scipy(n_targets: int, n_sources: int) -> None:
+    targets, sources = _decoders(n_targets, n_sources)
+    cosines = _cosines(targets, sources)
+    rows, columns = linear_sum_assignment(-cosines)
+    found = assign_features(torch.from_numpy(targets), torch.from_numpy(sources))
+    expected = np.full(n_targets, -1)
+    expected[rows] = columns
+    np.testing.assert_array_equal(found.indices[:, 0], expected)
+    np.testing.assert_allclose(found.cosines[rows, 0], cosines[rows, columns], atol=1e-6)
+    assert found.cosines.isnan().sum() == n_targets - len(rows)
 
 
 def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out() -> None:

@@ -188,12 +188,6 @@ def test_files(tmp_path) -> None:
     }  # fmt: skip
 
 
-def test_parts_that_were_skipped_have_no_table_and_no_figure() -> None:
-    results = feature_flow_results(lm_name="lm", saes=[], n_texts=1, n_tokens=2, groups=[])
-    assert results.tables == [] and results.values["relation"] is None
-    assert results.figures == []
-
-
 def test_flows_to_draw_and_answers_to_steer_towards() -> None:
     relation = _relation()
     assert relation.starts_to_draw(1) == {"Paris->France": [Feature(STREAM, 5)]}

@@ -73,18 +73,27 @@ def test_saelens_standard(new: bool, subtract: bool, tmp_path: Path) -> None:
     sae = load_sae(_saelens(tmp_path / "sae", config, w, new))
     pre = (X - subtract * w["b_dec"]) @ w["W_enc"] + w["b_enc"]
     _same(sae, np.maximum(pre, 0) @ w["W_dec"] + w["b_dec"])
-    assert (
-        sae.hook_point == HookPoint(4, "residual") and sae.lm == "gemma-2-2b" and not sae.training
-    )
+    assert (sae.hook_point, sae.lm) == (HookPoint(4, "residual"), "gemma-2-2b")
 
 
-@pytest.mark.parametrize("training", [False, True])
-def test_saelens_jumprelu(training: bool, tmp_path: Path) -> None:
+_THRESHOLD = np.exp(_draw(N))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "tensor", "threshold"),
+    [
+        ("jumprelu", {"threshold": _THRESHOLD}, _THRESHOLD),
+        ("jumprelu", {"log_threshold": np.log(_THRESHOLD)}, _THRESHOLD),  # in training
+        ("batchtopk", {"topk_threshold": np.array(1.5)}, 1.5),
+        ("matryoshka_batchtopk", {"topk_threshold": np.array(1.5)}, 1.5),
+    ],
+)
+def test_saelens_with_thresholds(
+    architecture: str, tensor: dict[str, np.ndarray], threshold: Any, tmp_path: Path
+) -> None:
     w = _weights()
-    threshold = np.exp(_draw(N))
-    extra = {"log_threshold": np.log(threshold)} if training else {"threshold": threshold}
-    config = {"architecture": "jumprelu", "apply_b_dec_to_input": True}
-    sae = load_sae(_saelens(tmp_path / "sae", config, w | extra))
+    config = {"architecture": architecture, "k": 2.5, "apply_b_dec_to_input": True}
+    sae = load_sae(_saelens(tmp_path / "sae", config, w | tensor))
     pre = (X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
     _same(sae, np.where(pre > threshold, pre, 0) @ w["W_dec"] + w["b_dec"])
 
@@ -104,16 +113,6 @@ def test_saelens_topk(rescaled: bool, new: bool, tmp_path: Path) -> None:
     np.testing.assert_allclose(
         sae.encode(torch.from_numpy(X)).detach(), features, rtol=1e-3, atol=1e-3
     )
-
-
-@pytest.mark.parametrize("architecture", ["batchtopk", "matryoshka_batchtopk"])
-def test_saelens_batchtopk_checkpoint(architecture: str, tmp_path: Path) -> None:
-    w = _weights()
-    config = {"architecture": architecture, "k": 2.5, "apply_b_dec_to_input": True}
-    extra = {"topk_threshold": np.array(1.5)}
-    sae = load_sae(_saelens(tmp_path / "sae", config, w | extra))
-    pre = (X - w["b_dec"]) @ w["W_enc"] + w["b_enc"]
-    _same(sae, np.where(pre > 1.5, pre, 0) @ w["W_dec"] + w["b_dec"])
 
 
 @pytest.mark.parametrize("where", ["argument", "file"])

@@ -126,6 +126,24 @@ def test_an_intervention_changes_the_stream_from_there_on(name: str) -> None:
     assert _hooks_in(model) == model.hooks
 
 
+def test_identity_interventions_and_reading_leave_logits_and_gradients() -> None:
+    model = _model("llama")
+    hook_points = find_hook_points(model)
+    model(IDS, labels=IDS).loss.backward()
+    expected = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    logits = model(IDS).logits
+    with (
+        edited(model, {hook_point: lambda x: x for hook_point in hook_points}),
+        captured(model, hook_points),
+    ):
+        output = model(IDS, labels=IDS)
+    torch.testing.assert_close(output.logits, logits, rtol=0, atol=0)
+    output.loss.backward()
+    for parameter, gradient in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient)
+
+
 def test_gradients_pass_through_an_intervention_as_through_the_same_weights() -> None:
     # Doubling what the MLP adds is what doubling its last matrix does.
     model = _model("llama")
@@ -182,6 +200,14 @@ def test_training_mode_is_kept_and_lora_is_read() -> None:
     with captured(llama, [hook_point]) as inner:
         wrapped(IDS)
     torch.testing.assert_close(outer[hook_point], inner[hook_point])
+
+
+def test_bfloat16_and_a_single_layer() -> None:
+    model = _model("llama", num_hidden_layers=1).bfloat16()
+    assert find_hook_points(model) == sorted(HookPoint(0, kind) for kind in KINDS)
+    with captured(model, find_hook_points(model)) as read:
+        model(IDS)
+    assert {tensor.dtype for tensor in read.values()} == {torch.bfloat16}
 
 
 def test_bad_hook_points_interventions_and_models() -> None:

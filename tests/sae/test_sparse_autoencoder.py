@@ -157,6 +157,8 @@ def _replace(old: str, new: str) -> Callable[[Path], object]:
         (_other_tensor, r"contradict each other \(.*'more'"),
         (lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-10]),
          r"safetensors: it is damaged"),
+        (lambda f: (f / CONFIG).unlink(), r"config\.json: No such file"),
+        (lambda f: (f / TENSORS).unlink(), "there is no such file"),
         (lambda f: (f / CONFIG).write_text("{"), r"config\.json: it is not valid JSON"),
     ],
 )  # fmt: skip
@@ -164,15 +166,6 @@ def test_a_damaged_folder(damage: Callable[[Path], object], message: str, tmp_pa
     SparseAutoencoder(**_parts("relu")).float().save(tmp_path / "sae")
     damage(tmp_path / "sae")
     with pytest.raises(SparseAutoencoderError, match=message):
-        load_sae(tmp_path / "sae")
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(SparseAutoencoderError, match=r"config\.json: No such file"):
-        SparseAutoencoder.from_pretrained(tmp_path)
-    SparseAutoencoder(**_parts("relu")).float().save(tmp_path / "sae")
-    (tmp_path / "sae" / "sparse_autoencoder.safetensors").unlink()
-    with pytest.raises(SparseAutoencoderError, match="there is no such file"):
         SparseAutoencoder.from_pretrained(tmp_path / "sae")
 
 
