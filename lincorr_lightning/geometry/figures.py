@@ -95,9 +95,7 @@ def dimension_loss_figure(
     left.set_ylim(-1.05, 1.05)
     left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if not len(frame):
-        for axes in (left, right):
-            axes.text(0.5, 0.5, "too few prompts", transform=axes.transAxes, ha="center",
-                      va="center", color=GREY, fontsize=9)  # fmt: skip
+        left.set_title("too few prompts")
         return finish(figure)
     around = np.abs(frame[["low", "high"]].sub(frame["pearson"], axis=0).to_numpy(float).T)
     left.errorbar(

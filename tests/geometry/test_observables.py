@@ -16,7 +16,6 @@ from lincorr_lightning.geometry.observables import (
     neighborhoods,
     next_tokens,
     shuffle_blocks,
-    token_observables,
 )
 
 
@@ -169,25 +168,6 @@ def test_cosines_are_those_of_all_pairs(name: str) -> None:
         cosines = 1 - pdist(tokens, "cosine")
         np.testing.assert_allclose(mean[layer], cosines.mean(), rtol=1e-9, atol=1e-12)
         np.testing.assert_allclose(std[layer], cosines.std(), rtol=1e-9, atol=1e-12)
-
-
-def test_observables_are_means_over_tokens() -> None:
-    hidden = normal(2, 3, 20, 5)
-    nearest = nearest_tokens(hidden, 8)
-    found = token_observables(hidden, nearest, (2, 8), (1, 3))
-    ratio = nearest.distances[..., 1] / nearest.distances[..., 0]
-    np.testing.assert_allclose(found["dimension n2=2"], 19 / ratio.log().sum(-1), rtol=1e-9)
-    angles = neighbor_angles(hidden, nearest).numpy()
-    overlap = consecutive_overlap(nearest, (1, 3)).numpy()
-    mean, std = cosine_statistics(hidden)
-    expected = {
-        "overlap k=1": overlap[..., 0].mean(-1), "overlap k=3": overlap[..., 1].mean(-1),
-        "cosine_mean": mean, "cosine_std": std,
-        "angle_mean": angles.mean(-1), "angle_std": angles.std(-1),
-    }  # fmt: skip
-    for key, values in expected.items():
-        np.testing.assert_allclose(found[key], values, rtol=1e-12)
-    assert list(found) == ["dimension n2=2", "dimension n2=8", *expected]
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.tokenized_texts import TokenBatch, TokenizedTextDataModule
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.geometry import TokenGeometry
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.lm.config import LMConfig
@@ -311,16 +311,3 @@ def test_two_ranks_give_the_numbers_of_one(finished, small_lm, texts, tmp_path):
 def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, message):
     with pytest.raises(ConfigError, match=message):
         run(small_lm, texts, make_trainer(), **options)
-
-
-def test_too_few_distinct_tokens(small_lm, make_trainer, tmp_path):
-    """The same word again and again: without position, attention makes it one point."""
-    (tmp_path / "a.txt").write_text("name1 " * 12 + "name2 name3 name4 name5")
-    study = TokenGeometry(LMConfig(small_lm), [0], [2, 8], [2], embedding_layer=True)
-    data = TokenizedTextDataModule(study.lm, str(tmp_path / "a.txt"), n_tokens=16)
-    with pytest.raises(
-        SubjectsError,
-        match=r"prompt 0 \(.*a\.txt, line 1\) has 5 distinct points of 16 in layer 0; range "
-        r"scaling 8 needs 9",
-    ):
-        make_trainer().test(study, datamodule=data, verbose=False)
