@@ -102,10 +102,7 @@ def build_domain(
 ) -> Domain:
     """Return the domain of a kind of knowledge under a Hugging Face tokenizer.
 
-    The paper keeps labels that are `WHOLE_WORDS`.
-
-    Raises:
-        DomainError: No answer has a label; the message counts the reasons.
+    The paper keeps labels that are `WHOLE_WORDS`. No label at all is a DomainError.
     """
     domain = label_answers(knowledge, TokenReader(tokenizer), keep)
     if domain.labels:
@@ -251,10 +248,6 @@ class TokenizedRelation:
         """Look up a relation, such as ``city->country``, and tokenize its answers.
 
         With `subwords`, beginnings of words are labels of the target, too.
-
-        Raises:
-            KnowledgeError: There is no such relation.
-            DomainError: Source or target has no label in this vocabulary.
         """
         relation = catalogue.relation(name)
         source = build_domain(relation.source, tokenizer)

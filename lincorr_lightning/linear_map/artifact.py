@@ -47,9 +47,6 @@ class LinearMap:
         ridge: Ridge strength that each pair was fitted with.
         lm: Name or path of the LM it was fitted on.
         fingerprint: Hashes of that LM's tokenizer, config, dtype and weights.
-
-    Raises:
-        LinearMapError: The parts do not fit each other; the message names the key.
     """
 
     def __init__(

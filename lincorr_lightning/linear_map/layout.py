@@ -298,6 +298,6 @@ def _check_reference(name: str, references: Mapping[Pair, np.ndarray | None]) ->
         )
     if references[source, target] is None:
         raise KnowledgeError(
-            f"model.require_reference names {name}, but no {target} is known for any {source}. Add "
-            "the facts to a YAML file of model.knowledge_files, or do not require the reference."
+            f"model.require_reference names {name}, which has no reference: no {target} is known "
+            f"for any {source}. Add the facts to a file of model.knowledge_files, or leave it out."
         )

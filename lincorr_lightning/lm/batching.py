@@ -76,10 +76,7 @@ class MicroBatches:
         forward: Callable[[list[int]], None],
         equal_lengths: bool = False,
     ) -> None:
-        """Call `forward` with the indices of each batch, see `LanguageModel.in_batches`.
-
-        The longest rows come first, so that a lack of memory shows at once.
-        """
+        """See `LanguageModel.in_batches`; the longest rows come first: a lack of memory shows."""
         rows = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
         def split(rows: list[int], tokens: int) -> list[list[int]]:

@@ -88,20 +88,14 @@ def target_layers(
         target_modules = [target_modules]
     chosen: set[str] = set()
     for target in target_modules:
-        named = {name for name in modules if name == target or name.endswith(f".{target}")}
-        if not named or named - set(linear):
+        named = {name for name in linear if name == target or name.endswith(f".{target}")}
+        if not named:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
-            what = f"has no module {target!r}"
-            if named:
-                what = f"cannot adapt {target!r} (not a linear layer, or the output layer)"
             raise LanguageModelError(
-                f"{type(model).__name__} {what}. Its linear layers are: {layers}."
+                f"{type(model).__name__} has no linear layer {target!r} before its output layer. "
+                f"Its linear layers are: {layers}."
             )
         chosen |= named
-    if not chosen:
-        raise LanguageModelError(
-            "target_modules is empty. Name some modules, or pass null for all."
-        )
     return {name: part for name, part in linear.items() if name in chosen}
 
 

@@ -211,11 +211,8 @@ class LanguageModel(nn.Module):
     ) -> None:
         """Call `forward` with the indices of rows, as many at a time as fit the memory.
 
-        Args:
-            lengths: Tokens of each row.
-            forward: Function that runs a batch in one forward pass; it is called again with a part
-                of the batch if memory ran out.
-            equal_lengths: Whether rows of a batch have the same length, so that nothing is padded.
+        It is called again with a part of the batch if memory ran out. `lengths` are the tokens of
+        each row; with `equal_lengths`, those of a batch are the same, so that nothing is padded.
         """
         self._batches.run(lengths, self.model.device.type, forward, equal_lengths)
 
@@ -332,16 +329,8 @@ class LanguageModel(nn.Module):
         """Return `logits_of_rows` in float32, with the common prefix of a group computed once.
 
         Prefixes are shared if `LMConfig.share_prefixes` allows, in LMs of float32 on one device.
-
-        Args:
-            rows: Token ids of each prompt, as returned by `rows`.
-            token_ids: Tokens to read.
-            groups: Group of each row, such as its subject and adapter; all rows of a group are read
-                in one context.
-            context: See `logits_of_rows`.
-
-        Returns:
-            ``(n_rows, n_labels)``, float64, on the LM's device.
+        `groups` has the group of each row, such as its subject and adapter; all rows of a group are
+        read in one context.
         """
         members: dict[Hashable, dict[int, Sequence[int]]] = {}
         for index, (row, group) in enumerate(zip(rows, groups, strict=True)):
