@@ -134,10 +134,9 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     Returns:
         ``weight_reference``: over cases whose source was learned, number and median of W of the
         reference among generalized and among hallucinated ones, and the two-sided p of a
-        Mann-Whitney test between them; ``causes``: number of hallucinations per cause;
-        ``completeness``: share of each outcome by completeness of the reference's label (paper,
-        table 18); ``given_learned``: share of each outcome among cases whose source was learned;
-        ``ambiguous_hallucinated``: share of hallucinations that are ambiguous.
+        Mann-Whitney test between them; ``causes``: number of hallucinations per cause; shares of
+        each outcome by ``completeness`` of the reference's label (paper, table 18) and
+        ``given_learned`` source; ``ambiguous_hallucinated``: share of ambiguous hallucinations.
     """
     from scipy.stats import mannwhitneyu
 

@@ -174,14 +174,10 @@ def _take_new(answers: list[SourceAnswer], source: int, target: int) -> SourceAn
 
 
 def sample_candidates(
-    lm: LanguageModel,
-    n: int,
-    seed: int,
-    subject_kind: SubjectKind = "any",
-    excluding: Collection[str] = (),
+    lm: LanguageModel, n: int, seed: int, kind: SubjectKind = "any", excluding: Collection[str] = ()
 ) -> list[str]:
     """Sample enough subjects for n edits, or as many as the vocabulary has."""
-    pool = sample_up_to(lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, excluding, seed, subject_kind)
+    pool = sample_up_to(lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
     unknown = _unknown_subjects(pool, lm.tokenizer)
     return [subject for index, subject in enumerate(pool) if index not in unknown]
 
@@ -283,12 +279,8 @@ def resolve_edits(
 ) -> list[Edit]:
     """Find the labels of edits that a user wrote, and the LM's answers before training.
 
-    Args:
-        edits: A file or list of edits, see `read_edits`. All are used, in their order.
-        relation: The relation that the edits are about.
-        lm: The LM before training.
-        setting: Config key of the edits: those of subjects that the LM was repaired with are left
-            out, see `without_repaired`. None keeps them.
+    `edits` are a file or a list, see `read_edits`. If `setting`, their config key, is given, those
+    of subjects that the LM was repaired with are left out, see `without_repaired`.
     """
     raw = read_edits(edits)
     if setting is not None:

@@ -158,13 +158,11 @@ def forecast_edits(
         ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects. Without any,
             no map is fitted.
         linear_map: Folder of a linear map to use instead of fitting maps.
-        n_subjects: Subjects that maps are fitted on, those of the edits excluded; fewer if the
-            vocabulary has fewer.
+        n_subjects: Subjects that maps are fitted on, others than those of the edits.
         training: How the edits are to be trained, for ``optimizer_step`` and the probabilities;
             None leaves both out.
         adapters: Adapters on the LM for that step, see `logits_after_step`.
-        reader: Reader of the LM's joint rows, which keeps what others have read; None for one of
-            its own.
+        reader: Reader of the LM's joint rows, which keeps what others have read.
     """
     subjects = [edit.subject for edit in edits]
     sides = ((relation.source, relation.source_prompts), (relation.target, relation.target_prompts))

@@ -2,10 +2,8 @@
 
 AdamW's first update is the sign of the gradient times the learning rate, for every weight that is
 trained (Kingma and Ba 2015, section 2.1). One backward pass gives it, and a forward pass after a
-step along it shows where the edit leads, at a fraction of the cost of its training.
-
-A step of length s changes the loss by -s times the gradient's sum of absolute values, to first
-order. This says how long a step has to be.
+step along it shows where the edit leads. A step of length s changes the loss by -s times the
+gradient's sum of absolute values, to first order. This says how long a step has to be.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ class EditTraining:
         learning_rate: Learning rate of AdamW.
         n_steps: Optimizer steps.
         adapter: Rank, alpha, target modules and seed of the adapters.
-        together: Whether all edits are trained in one run. A forecast is of each edit alone even
-            then.
+        together: Whether all edits are trained in one run; each is forecast alone even then.
     """
 
     method: Literal["full", "lora"] = "lora"

@@ -2,11 +2,8 @@
 
 Each row of a forward pass belongs to one adapter, whose ``scaling * B_i A_i x`` is added to the
 output of a target layer by batched matrix products (LoRA: Hu et al. 2021, section 4.1). Rows do not
-interact in an LM, and each adapter has factors of its own, so an adapter's gradient is that of its
-own rows, and an elementwise optimizer (SGD, Adam, AdamW) does to a stack of n adapters what n
-optimizers do to one each.
-
-The LM keeps its modules, parameters and names: hooks on its layers do the work.
+interact in an LM, so an adapter's gradient is that of its own rows, and an elementwise optimizer
+(SGD, Adam, AdamW) does to a stack of n adapters what n optimizers do to one each.
 """
 
 from __future__ import annotations
@@ -34,9 +31,8 @@ _BASE = -1
 class StackedLoRA(nn.Module):
     """Independent LoRA adapters on one frozen causal LM, trained side by side.
 
-    The LM is not a submodule of it: a LightningModule that has both as attributes finds the LM's
-    parameters once, and here only the factors. Forward passes outside of `rows` are those of the LM
-    itself.
+    The LM is not a submodule of it, and keeps its modules, parameters and names: hooks on its
+    layers do the work. Forward passes outside of `rows` are those of the LM itself.
 
     Sum the rows' losses before ``backward``: a mean would divide each adapter's gradient by the
     number of rows. An adapter without a row in a step has zero gradients, with which AdamW still

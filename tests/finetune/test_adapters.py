@@ -97,14 +97,11 @@ def test_edits_side_by_side_are_edits_one_at_a_time(finetune, clip):
         assert (free.logits - eight.logits).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"rank": 0}, "model.adapter.rank is 0"),
-        ({"alpha": -1.0}, "model.adapter.alpha is -1"),
-        ({"target_modules": []}, "target_modules is empty; null takes all"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    ({"rank": 0}, "model.adapter.rank is 0"),
+    ({"alpha": -1.0}, "model.adapter.alpha is -1"),
+    ({"target_modules": []}, "target_modules is empty; null takes all"),
+])  # fmt: skip
 def test_impossible_adapters_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         AdapterSettings(**settings)

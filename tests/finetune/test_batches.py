@@ -22,12 +22,6 @@ def dataset(rows, *options):
     return EditDataset(edits, None, [prompt for prompt, _ in rows], *options)
 
 
-def test_every_token_of_a_long_answer_has_a_loss():
-    batch = dataset([([5, 6], [7, 8, 9]), ([4], [3])], EditSchedule("independent", 2))[0]
-    assert batch.input_ids.tolist() == [[5, 6, 7, 8, 9], [4, 3, 0, 0, 0]]
-    assert batch.labels.tolist() == [[-100, 7, 8, 9, -100], [3, -100, -100, -100, -100]]
-
-
 def steps_of(n, schedule, n_ranks, epoch=0, seed=0):
     rows = [([i + 1, 1], [2]) for i in range(n)]
     ranks = [dataset(rows, schedule, seed, rank, n_ranks) for rank in range(n_ranks)]

@@ -78,7 +78,7 @@ def random_cases(n: int = 60) -> tuple[list[EditCase], dict[str, torch.Tensor]]:
     return edit_cases(named, subjects, None, learned=learned, **given), given
 
 
-def test_answers_that_may_mean_something_right() -> None:
+def test_answers_that_may_mean_something_right():
     assert worked_example()[1].source_answer == "Zürich HB", "the whole answer, not its label"
     georgia = relation(CITIES, COUNTRIES)
     georgia.ambiguous_mask[[1, 2], [0, 0]] = True  # "Switzerland" and the reference, for "Paris"
@@ -89,7 +89,7 @@ def test_answers_that_may_mean_something_right() -> None:
     assert case_statistics(cases)["ambiguous_hallucinated"] == 1 / len(wrong)
 
 
-def test_outcomes_by_completeness() -> None:
+def test_outcomes_by_completeness():
     cases = worked_example()
     # France is whole, Switzerland of a phrase, 法国 a subword, the fourth whole again.
     assert [case.completeness for case in cases] == ["whole", "phrase", "whole", "whole", "whole"]
@@ -99,7 +99,7 @@ def test_outcomes_by_completeness() -> None:
     }
 
 
-def test_w_explains_nothing_that_was_not_learned() -> None:
+def test_w_explains_nothing_that_was_not_learned():
     cases = worked_example(learned=[True, False, False, True, False])
     assert [case.cause for case in cases] == [
         "", "source not learned", "", "imprecise W", "source not learned",
@@ -112,7 +112,7 @@ def test_w_explains_nothing_that_was_not_learned() -> None:
     }  # fmt: skip
 
 
-def test_numbers_against_one_by_one() -> None:
+def test_numbers_against_one_by_one():
     cases, given = random_cases()
     weight, weights = given["weight"].tolist(), {G: [], H: []}  # type: ignore[var-annotated]
     causes = {"imprecise W": 0, "low prior": 0, "source not learned": 0}
@@ -155,7 +155,7 @@ def median(values: Sequence[float]) -> float:
     return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
 
 
-def test_numbers_are_json_without_nan_when_a_side_is_empty() -> None:
+def test_numbers_are_json_without_nan_when_a_side_is_empty():
     nobody = worked_example(reference_mask=torch.zeros(5, 4))
     for cases in (
         [replace(case, outcome=G, cause="") for case in worked_example()],

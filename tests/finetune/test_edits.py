@@ -81,26 +81,23 @@ def test_jsonl_and_csv_are_read_alike(file_of):
 GOOD = '{"subject": "a", "answer": "Paris"}\n'
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "message"),
-    [
-        ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: this is not JSON"),
-        ("e.jsonl", GOOD + "\n" + '["b", "Paris"]', "line 3: an object is needed"),
-        ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: 'answer' is missing"),
-        ("e.jsonl", '{"subject": "  ", "answer": "Paris"}', "line 1: 'subject' is '  '"),
-        ("e.jsonl", GOOD + GOOD, "line 2: 'a' is taught 'Paris' already, at .*line 1"),
-        (
-            "e.jsonl",
-            '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
-            "line 1: there is no field 'refrence'. Did you mean 'reference'",
-        ),
-        ("e.jsonl", "\n \n", "has no edit"),
-        ("e.csv", "subject,reference\na,b\n", "line 1: the header lacks answer"),
-        ("e.csv", "subject,answer\na,Paris\nb\n", "line 3: 'answer' is missing"),
-        ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-        ("e.txt", GOOD, "neither .jsonl nor .csv"),
-    ],
-)
+@pytest.mark.parametrize(("name", "text", "message"), [
+    ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: this is not JSON"),
+    ("e.jsonl", GOOD + "\n" + '["b", "Paris"]', "line 3: an object is needed"),
+    ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: 'answer' is missing"),
+    ("e.jsonl", '{"subject": "  ", "answer": "Paris"}', "line 1: 'subject' is '  '"),
+    ("e.jsonl", GOOD + GOOD, "line 2: 'a' is taught 'Paris' already, at .*line 1"),
+    (
+        "e.jsonl",
+        '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
+        "line 1: there is no field 'refrence'. Did you mean 'reference'",
+    ),
+    ("e.jsonl", "\n \n", "has no edit"),
+    ("e.csv", "subject,reference\na,b\n", "line 1: the header lacks answer"),
+    ("e.csv", "subject,answer\na,Paris\nb\n", "line 3: 'answer' is missing"),
+    ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
+    ("e.txt", GOOD, "neither .jsonl nor .csv"),
+])  # fmt: skip
 def test_a_bad_line_is_named(file_of, name, text, message):
     with pytest.raises(SubjectsError, match=message) as caught:
         read_edits(file_of(text, name))
@@ -184,15 +181,12 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, 
             resolve_edits([{"subject": "name1", "answer": "Paris"}], tokenized(lm, relation), lm)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ({"answer": "Pariss"}, "line 2: 'Pariss' is not a label of 'city'. Did you mean 'Paris'"),
-        ({"answer": "Chicago"}, "'Chicago' is an answer of 'city', but not a label .*unknown word"),
-        ({"reference": "Frence"}, "line 2: reference: 'Frence' is not .*Did you mean 'France'"),
-        ({"subject": "Nobody"}, "line 2: the subject 'Nobody' has no token"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), [
+    ({"answer": "Pariss"}, "line 2: 'Pariss' is not a label of 'city'. Did you mean 'Paris'"),
+    ({"answer": "Chicago"}, "'Chicago' is an answer of 'city', but not a label .*unknown word"),
+    ({"reference": "Frence"}, "line 2: reference: 'Frence' is not .*Did you mean 'France'"),
+    ({"subject": "Nobody"}, "line 2: the subject 'Nobody' has no token"),
+])  # fmt: skip
 def test_an_edit_that_this_lm_has_no_labels_for_is_named(lm, file_of, line, message):
     entry = {"subject": "name2", "answer": "Paris"} | line
     path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))

@@ -49,7 +49,7 @@ def texts_of(figure: Figure) -> str:
     return " ".join("\n".join(t.get_text() for t in (*figure.texts, *texts, *legends)).split())
 
 
-def test_outcomes_are_bars_of_their_shares() -> None:
+def test_outcomes_are_bars_of_their_shares():
     cases = [case(i) for i in range(20)]
     figure = outcomes_figure(cases, "city->country", 0.04)
     (axes,) = figure.axes
@@ -64,7 +64,7 @@ def test_outcomes_are_bars_of_their_shares() -> None:
     assert len(watched.axes[0].patches) == 3
 
 
-def test_every_case_with_a_weight_is_a_point() -> None:
+def test_every_case_with_a_weight_is_a_point():
     cases = [*(case(i) for i in range(40)), case(1, weight_reference=None)]
     figure = reference_weights_figure(cases, "city->country")
     (axes,) = figure.axes
@@ -78,7 +78,7 @@ def test_every_case_with_a_weight_is_a_point() -> None:
     assert "low prior (10)" in text and "Mann-Whitney test" in text
 
 
-def test_curves_of_risks_are_their_distribution() -> None:
+def test_curves_of_risks_are_their_distribution():
     given = forecasts(40)
     given.predicted["optimizer_step"][3] = torch.inf
     figure = risk_figure(given)
@@ -97,5 +97,5 @@ def test_curves_of_risks_are_their_distribution() -> None:
     forecasts(4, predicted={"map": torch.full((4, 3), torch.nan)}),
     forecasts(4, tuple(f"地图 $r_{i}$" * 9 for i in range(9))),
 ], ids=["no edits", "nan", "long names"])  # fmt: skip
-def test_any_forecast_can_be_drawn(given: Forecasts) -> None:
+def test_any_forecast_can_be_drawn(given):
     assert to_png(risk_figure(given))

@@ -80,7 +80,9 @@ def test_maps_carry_the_least_change_that_teaches_the_answer(
         assert set(mask.nonzero().squeeze(1).tolist()) == set(edit.reference)
 
 
-def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts, tmp_path):
+def test_maps_and_the_gradient_are_used_on_request_only(lm, edits, relation, forecasts, tmp_path):
+    unmapped = forecast_edits(lm, edits, relation, ridges=(), training=EditTraining())
+    assert set(unmapped.predicted) == {"in_context", "optimizer_step"} and not unmapped.causes
     with pytest.raises(LinearMapError):
         forecast_edits(lm, edits, relation, linear_map=str(tmp_path / "nowhere"))
     assert "optimizer_step" in forecasts.predicted
@@ -93,15 +95,6 @@ def test_the_gradient_is_used_on_request_only(lm, edits, relation, forecasts, tm
     answers = without.leading(without.predicted["in_context"])
     for edit, answer, cause in zip(edits, answers, without.causes, strict=True):
         assert (cause == "") == (relation.target.texts.index(answer) in edit.reference)
-
-
-def test_without_ridges_no_map_is_fitted(lm, edits, relation, forecasts, monkeypatch):
-    monkeypatch.setattr("lincorr_lightning.finetune.forecasts.maps_of_rows", None)
-    found = forecast_edits(lm, edits, relation, ridges=(), training=EditTraining())
-    assert set(found.predicted) == {"in_context", "optimizer_step"}
-    assert not found.causes
-    torch.testing.assert_close(found.predicted["in_context"], forecasts.predicted["in_context"])
-    torch.testing.assert_close(found.probabilities.sum(1), torch.ones(len(edits)).double())
 
 
 def test_in_context_logits_are_those_after_the_statement(lm, edits, relation, forecasts):
@@ -274,13 +267,11 @@ def test_probabilities_say_what_training_they_were_fitted_on(lm, edits, relation
     adapter = AdapterSettings(rank=4, target_modules=["q_proj", "v_proj"])
     joint = SourceFinetune(LMConfig("tiny-world"), protocol="joint", method="lora")
     for training, how in (
-        (EditTraining("lora", 1e-3, 7, adapter),
-         "rank 4, alpha 16 in q_proj, v_proj, 7 steps at 0.001"),
-        # Each is forecast alone.
+        (EditTraining("lora", 1e-3, 7, adapter), "rank 4, alpha 16 in q_proj, v_proj, 7 steps at "),
         (joint.edit_training, "rank 8, alpha 16 in all layers, all edits together at 5e-06"),
-    ):  # fmt: skip
+    ):
         text = model.describe("city->country", training.summary)
-        assert text.endswith(f"{model.training}; these are trained by lora of {how}")
+        assert f"{model.training}; these are trained by lora of {how}" in text
     assert "landmark->country is not among them" in model.describe("landmark->country", "")
     text = forecast_edits(lm, edits[:2], relation, [], training=same).probabilities_from
     assert text == model.describe("city->country", same.summary)

@@ -298,20 +298,6 @@ def test_unusable_settings_are_refused(small_lm, settings, message):
         SourceFinetune(LMConfig(small_lm), **settings)
 
 
-def test_callbacks_of_one_relation_do_not_overwrite_each_other(finetune):
-    """Two of a kind on one relation, such as with and without a ridge."""
-    twins = [GradientCorrelation(ridge=ridge) for ridge in (0.0, 10.0)]
-    counts = [Generalization(ridge=0.0, controls=[]), Generalization(ridge=10.0)]
-    run = finetune(trainer={"callbacks": [*twins, *counts]}, measured=False)
-    for key, twin in zip(("city->country", "city->country (2)"), twins, strict=True):
-        values = {name: value for name, value in twin.output.values.items() if name != "relation"}
-        assert run.results["gradients"][key] == values
-    assert run.results["controls"] == {}
-    again = run.results["generalizations"]["city->country"]
-    assert again["generalized"] == run.results["generalized"]
-    assert list(again["controls"]) == ["color"]
-
-
 def test_callbacks_and_forecasts_read_the_same_subjects_once(finetune, monkeypatch):
     alone = finetune(forecast=True, measured=False).module.forecasts
     passes = recorded_passes(monkeypatch)

@@ -61,7 +61,7 @@ def forecasts(**changes: Any) -> Forecasts:
 # -- edits -------------------------------------------------------------------------------------
 
 
-def test_cases_have_a_table_and_figures() -> None:
+def test_cases_have_a_table_and_figures():
     cases = [case("Ann"), case("$Bob$", weight_reference=None, prior_winner=-1.23456)]
     table, _ = case_results(cases, "city->country")
     assert (table.name, table.keys) == ("cases", COLUMNS)
@@ -77,7 +77,7 @@ def test_cases_have_a_table_and_figures() -> None:
     assert all(figure.png for figure in figures)
 
 
-def test_charts_match_the_log_keys_of_their_relation_alone() -> None:
+def test_charts_match_the_log_keys_of_their_relation_alone():
     (charts,) = outcome_charts("city->country", ["color", "X*2"]).values()
 
     def is_shown(key: str) -> bool:
@@ -100,7 +100,7 @@ def test_charts_match_the_log_keys_of_their_relation_alone() -> None:
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_the_table_of_forecasts(known: bool) -> None:
+def test_the_table_of_forecasts(known):
     infinite = torch.full((4, 5), -torch.inf)
     infinite[:, 4] = 0.0
     given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "first": infinite})
@@ -144,7 +144,7 @@ def build(
     return finetune_results(measured, given, RUN, dataset, history, "/data/lms/an-lm", "joint")
 
 
-def test_the_run_s_own_relation_stands_at_the_top() -> None:
+def test_the_run_s_own_relation_stands_at_the_top():
     measured = [
         generalization("X+1->X*2", generalized=0.125),
         generalization("city->country", "generalization_2"),
@@ -175,7 +175,7 @@ def test_the_run_s_own_relation_stands_at_the_top() -> None:
     ]  # fmt: skip
 
 
-def test_forecasts_are_scored_on_the_edits_that_were_trained() -> None:
+def test_forecasts_are_scored_on_the_edits_that_were_trained():
     results = build([generalization("city->country")], forecasts())
     scores = results.values["forecast"]
     assert scores == forecasts().scores(AFTER, OUTCOMES)
@@ -190,7 +190,7 @@ def test_forecasts_are_scored_on_the_edits_that_were_trained() -> None:
 
 
 @pytest.mark.parametrize("what", ["none", "fewer", "others"])
-def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
+def test_forecasts_of_other_edits_are_not_scored(what):
     measured = generalization("city->country")
     rows = {
         "none": [],
@@ -205,14 +205,14 @@ def test_forecasts_of_other_edits_are_not_scored(what: str) -> None:
     assert "outcome" not in results.table("forecast").keys
 
 
-def test_without_callbacks_the_contract_s_keys_are_null() -> None:
+def test_without_callbacks_the_contract_s_keys_are_null():
     results = build([])
     keys = ("relation", "source_learned", "generalized", "random", "controls")
     assert [results.values[key] for key in (*keys, "gradient_correlation")] == [None] * 6
     assert not results.tables and not results.figures
 
 
-def test_the_curves_of_all_callbacks_make_one_figure() -> None:
+def test_the_curves_of_all_callbacks_make_one_figure():
     history = {
         "generalization/generalized": [(0, 0.0), (1, 0.5)],
         "probability/reference": [(0, 0.1), (1, 0.2)],

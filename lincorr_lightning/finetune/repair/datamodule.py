@@ -70,7 +70,7 @@ class RepairBatch:
 
     Attributes:
         part: ``shown`` or ``held_out``, see `RepairDataModule`.
-        edits: The edits, and their source prompts.
+        edits: The edits, and their source prompts with the answers.
         source: The source prompts, with the source labels.
         target: The target prompts, with the n_target target labels.
         in_context: The target prompts after the statement of the new answer.
@@ -79,8 +79,7 @@ class RepairBatch:
         target_shown: Whether an example has a target label of each edit's reference, ``(n,)`` bool.
         before: Logits before the repair, after the prompts of ``source``, of ``target`` and of each
             of `others`, ``(n, n_labels)``; empty for edits that are only measured.
-        texts: Token ids of texts whose predictions must not change, ``(n_texts, n_tokens)``;
-            without rows for edits that are only measured.
+        texts: Token ids of texts whose predictions must not change, ``(n_texts, n_tokens)``.
         is_padding: Whether the batch only keeps a rank in step with the others.
     """
 
@@ -99,11 +98,7 @@ class RepairBatch:
 
 @dataclass  # not frozen, as above
 class StatementBatch(LabelledTokens):
-    """Statements to train on: all tokens but the first are learned.
-
-    Attributes:
-        texts: Token ids of texts whose predictions must not change, ``(n_texts, n_tokens)``.
-    """
+    """Statements to train on: all tokens but the first are learned; `texts` as in `RepairBatch`."""
 
     texts: Tensor
 
@@ -503,15 +498,7 @@ def statements(
     Of kind ``statements``, they state both facts, take turns in wording, and half of them begin
     with the target; of kind ``source`` or ``target``, they state one fact alone.
 
-    Example:
-        >>> from lincorr_lightning import LanguageModel
-        >>> from lincorr_lightning.finetune.edits import resolve_edits
-        >>> from lincorr_lightning.knowledge import Catalogue
-        >>> lm = LanguageModel.from_pretrained("tiny-world")
-        >>> relation = TokenizedRelation.of("city->country", Catalogue.load(), lm.tokenizer)
-        >>> edits = resolve_edits([{"subject": "Anna", "answer": "Paris"}], relation, lm)
-        >>> statements(relation, edits)
-        ['Anna lives in the city of Paris. Anna lives in the country of France.']
+    Such as ``Anna lives in the city of Paris. Anna lives in the country of France.``
     """
     knowledge = relation.relation.target
     gap = " " if knowledge.leading_space else ""

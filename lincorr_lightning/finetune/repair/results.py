@@ -72,12 +72,9 @@ def repair_results(
 ) -> Results:
     """Return the results of a repair.
 
-    Args:
-        cases: What each measured edit did, ``before`` and ``after`` the repair.
-        perplexity: Perplexity of other texts, likewise.
-        n_steps: Optimizer steps of the repair.
-        dataset: The examples, and the source answers of each part; None if unknown.
-        callbacks: Results of callbacks, whose values stand among the repair's own.
+    `cases` are what each measured edit did, ``before`` and ``after`` the repair, and `perplexity`
+    is that of other texts; `dataset` has the examples, None if unknown. The values of the results
+    of `callbacks` stand among the repair's own.
     """
     summaries = {stage: summarize_cases(rows) for stage, rows in cases.items()}
     rows = [

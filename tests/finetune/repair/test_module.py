@@ -180,19 +180,6 @@ def test_nothing_changes_without_a_learning_rate(repair, small_lm):
     assert run.results["perplexity"]["before"] == pytest.approx(expected, rel=1e-4)
 
 
-@pytest.mark.parametrize("method", ["lora", "full"])
-def test_the_saved_lm_is_the_repaired_one(repair, method):
-    run = repair(method=method, learning_rate=1e-2, save_model=True)
-    saved = AutoModelForCausalLM.from_pretrained(run.folder / "model")
-    ids = torch.arange(4, 12)[None]
-    with torch.no_grad():
-        ours, theirs = run.module.lm.model(ids).logits, saved(ids).logits
-    torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
-    plain = AutoModelForCausalLM.from_pretrained(run.module.lm.config.name_or_path)
-    with torch.no_grad():
-        assert not torch.allclose(plain(ids).logits, theirs, atol=1e-2)
-
-
 def test_subjects_of_a_repair_are_not_edited_afterwards(repair, tmp_path):
     run = repair({"n_examples": 40}, save_model=True)
     examples = [edit.subject for edit in run.data.examples]
@@ -270,7 +257,7 @@ def test_the_change_of_texts_is_that_from_the_lm_before(repair, small_lm, monkey
         with torch.no_grad():
             p, q = (lm(ids).logits[0].double().softmax(1) for lm in (before, after))
         changes += (p * (p / q).log()).sum(1).tolist()
-    assert found == pytest.approx(2 * sum(changes) / len(changes), rel=1e-3)
+    assert found == pytest.approx(2 * sum(changes) / len(changes), rel=1e-3)  # of the saved LM
     assert found > 1e-3
     if method == "full":
         next(run.module.lm.model.parameters()).data.fill_(torch.nan)
