@@ -38,8 +38,6 @@ def audit(
         revision: Branch, tag or commit of a hub id.
         details: Whether to list every label and every dropped answer as well.
     """
-    # Imported here: nothing else of this package needs transformers.
-
     selected = Catalogue.load(*knowledge_files).select(knowledge)
     # Here, so that a wrong name is refused before torch is imported.
     from lincorr_lightning.lm.config import LMConfig

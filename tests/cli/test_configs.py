@@ -1,4 +1,4 @@
-"""Every shipped YAML runs, or, where it needs a machine or checkpoint that is not here, parses."""
+"""Every shipped YAML parses; nightly, it runs as shipped. tests/readme runs small forms."""
 
 import json
 import os
@@ -15,18 +15,9 @@ from tests.run_checks import assert_is_last
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-# tests/readme runs these in small form; as shipped they run nightly.
-ELSEWHERE = {
-    "feature_flow.yaml", "forecast.yaml", "formation.yaml", "knowledge_geometry.yaml",
-    "linear_probe.yaml", "pretraining.yaml", "repair.yaml", "resilience.yaml",
-    "source_finetune_lora.yaml", "sparse_autoencoders.yaml", "token_geometry.yaml",
-    "vocabulary_ablation_paper.yaml",
-}  # fmt: skip
-# The numbers of these are compared with the documents nightly.
+# The numbers of these are compared with the documents, and tests/reproduce runs the last one.
 IN_DOCUMENTS = {"source_finetune.yaml", "vocabulary_ablation.yaml"}
-# No Trainer command: tests/reproduce runs it.
-SEVERAL_RUNS = {"reproduce.yaml"}
-STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - ELSEWHERE - IN_DOCUMENTS - SEVERAL_RUNS
+STUDIES = {path.name for path in CONFIGS.glob("*.yaml")} - IN_DOCUMENTS - {"reproduce.yaml"}
 DOCUMENTS = [CONFIGS.parent / "README.md", *sorted((CONFIGS.parent / "docs").glob("*.md"))]
 TEXT = "\n".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
 
@@ -42,18 +33,8 @@ def test_a_config_from_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
     assert "LinearProbe" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("name", sorted(ELSEWHERE | SEVERAL_RUNS))
-def test_the_readme_has_a_command_for_what_is_not_run_here(name: str) -> None:
-    assert re.search(rf"lincorr [a-z]+ --config configs/{name}$", TEXT, re.MULTILINE)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in sorted(STUDIES)),
-        *(pytest.param(name, marks=pytest.mark.nightly) for name in sorted(ELSEWHERE)),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", sorted(STUDIES))
 def test_study_runs_as_shipped(name: str, tmp_path: Path) -> None:
     assert results_of(name, tmp_path)["settings"]
 
@@ -132,7 +113,7 @@ def test_every_key_has_a_comment(path: Path) -> None:
         above = text
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_joint_command_of_the_lora_config_teaches(tmp_path: Path) -> None:
     """The command that the config's head names."""
     text = (CONFIGS / "source_finetune_lora.yaml").read_text(encoding="utf-8")

@@ -27,12 +27,19 @@ HOW = {"seconds", "settings", "versions", "model"}
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 
 
-def program(*arguments: str, **more: Any) -> "subprocess.CompletedProcess[str]":
-    """Run `lincorr` in a process of its own."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"} | more.pop("env", {})
-    return subprocess.run(
-        [sys.executable, "-m", "lincorr_lightning", *arguments, *QUIET],
-        capture_output=True, text=True, timeout=240, env=environment, **more,
+def run_broken(
+    code: str, study: str, lm: str, folder: Path, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """Run a study of this code with the program, which starts the other process itself."""
+    (folder / "study.py").write_text(code)
+    return subprocess.run(  # which waits for four minutes at most
+        [sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
+         "--config", "trainer/ddp_cpu.yaml", "--model", f"study.{study}",
+         f"--model.lm.name_or_path={lm}", "--model.knowledge=[city,country]",
+         "--model.require_reference=[]", "--data.n_subjects=200", "--data.batch_size=20",
+         f"--trainer.default_root_dir={folder}", *QUIET],
+        capture_output=True, text=True, timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), **environment},
     )  # fmt: skip
 
 
@@ -272,14 +279,7 @@ class Broken(LinearProbe):
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_process_that_fails_ends_the_run(small_lm, tmp_path, rank):
-    (tmp_path / "study.py").write_text(BROKEN)
-    done = program(  # which waits for four minutes at most
-        "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
-        "--model", "study.Broken", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=200",
-        "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
-        env={"BROKEN": str(rank), "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    done = run_broken(BROKEN, "Broken", small_lm, tmp_path, BROKEN=str(rank))
     assert done.returncode not in (0, None)
     assert "lincorr: error: what broke" in done.stderr
     assert "Traceback" not in done.stderr
@@ -304,15 +304,7 @@ class Killed(LinearProbe):
 
 
 def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
-    (tmp_path / "study.py").write_text(KILLED)
-    ready = tmp_path / "ready"
-    done = program(
-        "fit", "--config", "linear_probe.yaml", "--config", "trainer/ddp_cpu.yaml",
-        "--model", "study.Killed", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=200",
-        "--data.batch_size=20", f"--trainer.default_root_dir={tmp_path}",
-        env={"READY": str(ready), "PYTHONPATH": str(tmp_path)},
-    )  # fmt: skip
+    done = run_broken(KILLED, "Killed", small_lm, tmp_path, READY=str(tmp_path / "ready"))
     assert done.returncode == -signal.SIGKILL
     # Both had the same stderr: that it came to its end says that the other process is gone, too.
     assert "the process that started this rank is gone" in done.stderr

@@ -87,7 +87,7 @@ def a_command_of_each_config() -> list[list[str]]:
         is_plain = len(command) == 3 and name not in CHOSEN
         if name in SMALL and (is_plain or CHOSEN.get(name, "no option") in command):
             found.setdefault(name, command)
-    assert set(found) == set(SMALL)
+    assert set(found) == set(SMALL) == {path.stem for path in (ROOT / "configs").glob("*.yaml")}
     others = [c for c in lincorr_commands() if CKPT in c or c[0] == "report"]
     return [*(c for name, c in found.items() if name != "reproduce"), *others]
 
