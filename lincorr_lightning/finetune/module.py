@@ -30,6 +30,7 @@ from lincorr_lightning.finetune.batches import (
     answer_losses,
     edit_dataset,
 )
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
 from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import finetune_results, forecast_results
@@ -223,7 +224,7 @@ class SourceFinetune(TrainedLMStudy):
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
             losses = answer_losses(self.lm.model, batch)
-        self._require_finite("the loss is", losses, batch)
+        self._require_finite("the loss is", losses, batch.edits)
         self._batch = batch
         has_loss = (batch.labels != IGNORED).any(1)
         n_edits = self.trainer.strategy.reduce(has_loss.sum().double(), reduce_op="sum")
@@ -250,16 +251,21 @@ class SourceFinetune(TrainedLMStudy):
                 # One pass over the weights, where checking each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
                 total = (norm.full_tensor() if isinstance(norm, DTensor) else norm).expand(n)
-        self._require_finite("after the update a weight is", total, batch)
+        edits = list(batch.edits)
+        # Joint weights are the same on all ranks, and any edit of the step may be the cause.
+        if not self.is_independent and not bool(total.isfinite().all()):
+            edits = [edit for part in gather(edits) for edit in part]
+            total = total[:1].expand(max(len(edits), 1))
+        self._require_finite("after the update a weight is", total, edits)
 
-    def _require_finite(self, what: str, values: Tensor, batch: EditBatch) -> None:
+    def _require_finite(self, what: str, values: Tensor, edits: Sequence[Edit]) -> None:
         """Stop if a row's value is not finite, and name its edit; `what` is subject and verb."""
         finite = values.isfinite().tolist()
         if all(finite):
             return
         # The row of a padding batch has no edit.
-        edits = [edit for edit, ok in zip(batch.edits, finite, strict=False) if not ok]
-        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
+        refused = [edit for edit, ok in zip(edits, finite, strict=False) if not ok]
+        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in refused]
         where = f"at the edit {'; '.join(names[:_MAX_NAMED])}" if names else "in a padding batch"
         if len(names) > _MAX_NAMED:
             where += f" and {len(names) - _MAX_NAMED} more"
