@@ -108,7 +108,7 @@ class ResumableLoader(DataLoader[Any]):
     def __init__(
         self, dataset: StepDataset, trainer: L.Trainer | None = None, **options: Any
     ) -> None:
-        self.trainer = trainer
+        self.trainer, self._steps = trainer, dataset
         # Not current_epoch, which a run resumed at the end of an epoch increments only later.
         epoch = 0 if trainer is None else _epoch_progress(trainer).processed
         own = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
@@ -143,10 +143,6 @@ class ResumableLoader(DataLoader[Any]):
         if isinstance(self.sampler, _ResumableSampler):
             self.sampler.done = (epoch, done)
             self.sampler.set_epoch(epoch)
-
-    @property
-    def _steps(self) -> StepDataset:
-        return cast(StepDataset, self.dataset)
 
 
 def _epoch_progress(trainer: L.Trainer) -> Any:

@@ -75,14 +75,8 @@ class PackedStatements(Dataset[PackedBatch]):
     with smaller batches read what one process reads. As no state is kept, a resumed run continues
     with the batches of an uninterrupted one.
 
-    Attributes:
-        corpus: The statements.
-        repeats: How often an epoch has each statement, by kind of knowledge; empty for once.
-        second_home_repeats: How often an epoch has each second home.
-        rank: Index of this rank's data shard.
-        n_shards: Number of data shards.
-
-    The other attributes are settings of `CorpusDataModule`.
+    `repeats` are how often an epoch has each statement, by kind of knowledge; empty for once. This
+    rank reads shard `rank` of `n_shards`. The other fields are settings of `CorpusDataModule`.
     """
 
     corpus: Corpus

@@ -18,13 +18,10 @@ from lincorr_lightning.knowledge import Catalogue
 
 @dataclass(frozen=True, slots=True)
 class EncodedStatement:
-    """A statement in tokens.
+    """A statement in tokens: those of the prompt, of the answer and of the full stop.
 
-    Attributes:
-        tokens: Token ids of prompt, answer and full stop.
-        n_prompt: Number of tokens of the prompt; the answer's token follows them.
-        knowledge: Index of the kind of knowledge in `Corpus.knowledge`.
-        subject: Position of the subject's token.
+    `knowledge` is the index of its kind in `Corpus.knowledge`, `subject` the position of the
+    subject's token.
     """
 
     tokens: list[int]
