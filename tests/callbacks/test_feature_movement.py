@@ -66,7 +66,7 @@ def _expected(states, tokenizer, hook_point, what):
 
 
 @pytest.mark.parametrize("every", [1, 3])
-def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit) -> None:
+def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
     module = naive.module(small_lm)
     states = naive.loop(module, list(naive.sentences(small_lm))).states
     watch = FeatureMovement(folder, "city->country", SUBJECTS, every_n_steps=every, n_top=5)
@@ -106,7 +106,7 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit) 
     assert json.dumps(watch.results)
 
 
-def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit) -> None:
+def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit):
     """Means over edits that are trained side by side, by their own steps."""
 
     seen = {}
@@ -138,14 +138,14 @@ def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit)
         assert value > 1e-3
 
 
-def test_subjects_are_those_of_the_run(folder, fit) -> None:
+def test_subjects_are_those_of_the_run(folder, fit):
     watch = FeatureMovement(folder, n_watch=5)
     fit(watch)
     assert len(watch._watched) == 5
     assert set(watch.results) == {hook_point.id for hook_point in HOOK_POINTS}
 
 
-def test_an_sae_of_the_heads_is_moved_to_the_lms_output(naive, small_lm, tmp_path, fit) -> None:
+def test_an_sae_of_the_heads_is_moved_to_the_lms_output(naive, small_lm, tmp_path, fit):
     """The callback holds the LM, from which the projection is taken."""
     folder = tmp_path / "heads"
     folder.mkdir()
@@ -176,7 +176,7 @@ def test_an_sae_of_the_heads_is_moved_to_the_lms_output(naive, small_lm, tmp_pat
         assert value == pytest.approx(expected, rel=1e-3, abs=1e-4)
 
 
-def test_unusable_saes_are_refused(tmp_path, fit) -> None:
+def test_unusable_saes_are_refused(tmp_path, fit):
     _sae(HOOK_POINTS[0], width=8).save(tmp_path / "other" / "a")
     watch = FeatureMovement(str(tmp_path / "other"))
     with pytest.raises(SparseAutoencoderError, match=r"is 8 wide, but .* is 16 wide"):

@@ -10,7 +10,6 @@ import sys
 import pytest
 import yaml
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.cli import LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.logger import Logger
 
@@ -127,20 +126,8 @@ def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
     assert saved["trainer"]["callbacks"][1]["init_args"]["edits"] == str(edits)
 
 
-def test_by_yaml_with_their_program(theirs, naive, small_lm, own_map, tmp_path, monkeypatch):
-    (tmp_path / "study.yaml").write_text(
-        yaml.safe_dump(config(naive.edits, own_map) | {"model": {"checkpoint": small_lm}})
-    )
-    monkeypatch.setattr(sys, "argv", ["theirs.py"])
-    cli = LightningCLI(
-        theirs.Chat, theirs.Talk, args=["fit", "--config", "study.yaml"],
-        trainer_defaults={"default_root_dir": str(tmp_path / "out")},
-    )  # fmt: skip
-    check(cli.trainer, [edit["subject"] for edit in naive.edits], tmp_path / "out")
-
-
 @pytest.mark.slow
-def test_on_two_processes(theirs, naive, small_lm, own_map, tmp_path):
+def test_by_yaml_with_their_program_on_two_processes(naive, small_lm, own_map, tmp_path, theirs):
     """Only these callbacks use the run's folder; the ranks must agree on it."""
     study = config(naive.edits, own_map) | {
         "model": {"class_path": "their_study.Chat", "init_args": {"checkpoint": small_lm}},

@@ -101,11 +101,8 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     watch, _, _, trainer = formed
     run = Path(trainer.log_dir)
     found = json.loads((run / "results.json").read_text())["formation"]
-    assert (
-        len(found["correlations"])
-        == len(watch.correlations)
-        == 2 * len({p["step"] for p in watch.correlations})
-    )
+    assert found["correlations"] == watch.correlations
+    assert len(watch.correlations) == 2 * len({row["step"] for row in watch.correlations})
     with (run / "tables" / "formation.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     by_step = sorted(watch.correlations, key=lambda point: -point["step"])
