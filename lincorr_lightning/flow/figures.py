@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from lincorr_lightning.flow.deactivation import METHODS, at_lowest_r, case_means
-from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, KIND_NAMES, SHORT, Edge, FlowGraph
+from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.steering import STRATEGIES, mean_steering
 from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.results.plots import bars, curves, legend_below
@@ -27,7 +27,7 @@ from lincorr_lightning.results.style import (
     plain_axes,
     short_name,
 )
-from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
+from lincorr_lightning.sae.hook_points import KIND_NAMES, Feature, HookKind, HookPoint
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,6 +20,7 @@ from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, requir
 from lincorr_lightning.flow.matching import Matches, match_features
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.sae.hook_points import (
+    KIND_NAMES,
     KINDS,
     Feature,
     HookKind,
@@ -33,11 +34,6 @@ DEFAULT_THRESHOLD = 0.25
 
 SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
 """Names of the kinds of hook points in the names of groups, as in the paper."""
-
-
-KIND_NAMES: dict[HookKind, str] = {
-    "residual": "residual stream", "mlp_out": "MLP", "attention_out": "attention"
-}  # fmt: skip
 
 
 def _groups(names: Mapping[HookKind, str], joint: str, none: str) -> list[str]:

@@ -11,6 +11,10 @@ from lincorr_lightning.errors import SparseAutoencoderError
 
 HookKind = Literal["residual", "mlp_out", "attention_out"]
 KINDS: tuple[HookKind, ...] = get_args(HookKind)
+KIND_NAMES: dict[HookKind, str] = {
+    "residual": "residual stream", "mlp_out": "MLP", "attention_out": "attention"
+}  # fmt: skip
+"""Names of the kinds on figures and screens."""
 T = TypeVar("T")
 
 

@@ -17,14 +17,13 @@ from lincorr_lightning.results.plots import History, curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import BLUE, GREEN, ORANGE, short_name
 from lincorr_lightning.results.table import Table, column
-from lincorr_lightning.sae.hook_points import HookKind, HookPoint
+from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-_KINDS = {"residual": "residual stream", "mlp_out": "MLP", "attention_out": "attention"}
-_COLOURS = dict(zip(_KINDS.values(), (BLUE, ORANGE, GREEN), strict=True))
+_COLOURS = dict(zip(KIND_NAMES.values(), (BLUE, ORANGE, GREEN), strict=True))
 _TITLES = {
     "explained_variance": "explained variance",
     "loss_recovered": "loss recovered (0: zeros, 1: unchanged)",
@@ -155,7 +154,7 @@ def quality_figure(scores: DataFrame, subtitle: str) -> Drawing:
     points = scores.melt(["kind", "layer"], list(_TITLES), "score")
     points = points.assign(
         value=points["value"].astype(float),
-        kind=points["kind"].map(_KINDS),
+        kind=points["kind"].map(KIND_NAMES),
         score=points["score"].map(_TITLES),
     )
 
@@ -177,9 +176,10 @@ def training_figure(history: History, lm: str) -> Drawing:
     rows = []
     for tag, points in history.items():
         what, _, name = tag.partition("/")
-        kind, _, layer = name.rpartition(".")
-        panel = f"{what}, {_KINDS.get(kind, kind)}".replace("_", " ")
-        rows += [(panel, f"layer {layer}", step, value) for step, value in points]
+        hook_point = HookPoint.named(name)
+        assert hook_point is not None, name
+        panel = f"{what}, {KIND_NAMES[hook_point.kind]}".replace("_", " ")
+        rows += [(panel, f"layer {hook_point.layer}", step, value) for step, value in points]
     frame = DataFrame(rows, columns=["panel", "layer", "step", "value"])
     return curves(
         frame.sort_values("panel", kind="stable"), "step", "value", "layer", "panel",
