@@ -2,10 +2,8 @@
 
 import copy
 
-import pytest
 import torch
 
-from lincorr_lightning.errors import NonFiniteError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -98,13 +96,3 @@ def test_prompts_of_a_subject_are_read_together_and_adapters_apart(small_lm: str
             expected = lm.model(input_ids=ids).logits[0, -1, [5, 6, 7]].double()
         torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
     assert together < 0.8 * n_alone
-
-
-def test_a_prompt_without_finite_logits_is_named(small_lm: str) -> None:
-    lm = LanguageModel.from_pretrained(small_lm)
-    token = lm.tokenizer.convert_tokens_to_ids("city")
-    with torch.no_grad():
-        lm.model.get_input_embeddings().weight[token] = float("nan")
-    queries = [Query(template.format("name1"), None, "name1") for template in TEMPLATES]
-    with pytest.raises(NonFiniteError, match="name1 lives in the city of"):
-        QueryCache(lm).read([(queries, [5])], step=0)
