@@ -122,7 +122,7 @@ class SourceFinetune(TrainedLMStudy):
         self.adapters: StackedLoRA | None = None
         self.forecasts: Forecasts | None = None
         self._base: list[Tensor] = []
-        self._batch: EditBatch | None = None
+        self._step_edits: list[Edit] = []  # since the last update
         self._seen: set[int] = set()
         self._started = 0.0
         self._n_own_steps = 0
@@ -225,7 +225,7 @@ class SourceFinetune(TrainedLMStudy):
         with self.adapter_context(range(len(batch.input_ids))):
             losses = answer_losses(self.lm.model, batch)
         self._require_finite("the loss is", losses, batch.edits)
-        self._batch = batch
+        self._step_edits += batch.edits
         has_loss = (batch.labels != IGNORED).any(1)
         n_edits = self.trainer.strategy.reduce(has_loss.sum().double(), reduce_op="sum")
         # The mean over ranks is then that over edits: each rank knows its own edits only.
@@ -238,34 +238,35 @@ class SourceFinetune(TrainedLMStudy):
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Update, and check the weights before a callback or a checkpoint uses them."""
         super().optimizer_step(*args, **kwargs)
-        batch = self._batch
-        assert batch is not None
-        self._n_own_steps += bool(batch.edits)
-        n = len(batch.input_ids)
+        edits = self._step_edits
+        self._n_own_steps += bool(edits)
         with torch.no_grad():
             if self.adapters is not None:
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
                 sums = [p.flatten(1).float().sum(1) for p in self.adapters.parameters()]
-                total = torch.stack(sums).sum(0)[:n]
+                total = torch.stack(sums).sum(0)[: max(len(edits), 1)]
             else:
                 # One pass over the weights, where checking each of them would take several.
                 norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
-                total = (norm.full_tensor() if isinstance(norm, DTensor) else norm).expand(n)
-        edits = list(batch.edits)
-        # Joint weights are the same on all ranks, and any edit of the step may be the cause.
-        if not self.is_independent and not bool(total.isfinite().all()):
-            edits = [edit for part in gather(edits) for edit in part]
-            total = total[:1].expand(max(len(edits), 1))
-        self._require_finite("after the update a weight is", total, edits)
+                total = (norm.full_tensor() if isinstance(norm, DTensor) else norm).reshape(1)
+        # Joint weights are the same on all ranks: all of them stop here, or none.
+        own = edits if self.is_independent else None
+        self._require_finite("after the update a weight is", total, own)
+        self._step_edits = []
 
-    def _require_finite(self, what: str, values: Tensor, edits: Sequence[Edit]) -> None:
-        """Stop if a row's value is not finite, and name its edit; `what` is subject and verb."""
+    def _require_finite(self, what: str, values: Tensor, edits: list[Edit] | None) -> None:
+        """Stop if a row's value is not finite, and name its edit; `what` is subject and verb.
+
+        `edits` are those of the rows; None names those of the step on all ranks.
+        """
         finite = values.isfinite().tolist()
         if all(finite):
             return
-        # The row of a padding batch has no edit.
-        refused = [edit for edit, ok in zip(edits, finite, strict=False) if not ok]
-        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in refused]
+        if edits is None:
+            edits = [edit for part in gather(self._step_edits) for edit in part]
+        else:  # the row of a padding batch has no edit
+            edits = [edit for edit, ok in zip(edits, finite, strict=False) if not ok]
+        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
         where = f"at the edit {'; '.join(names[:_MAX_NAMED])}" if names else "in a padding batch"
         if len(names) > _MAX_NAMED:
             where += f" and {len(names) - _MAX_NAMED} more"
