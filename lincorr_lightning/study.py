@@ -161,7 +161,12 @@ class Study(PlainHyperparameters, L.LightningModule):
             )
         if self._trainer is not None and self.trainer.state.fn == "fit":
             self.require_same_settings(checkpoint, self.hparams.keys() - self.free_settings)
-        self.restore(stored)
+        try:
+            self.restore(stored)
+        except KeyError as error:
+            raise CheckpointError(
+                f"the checkpoint has no {error}: another version wrote it. {_START_ANEW}"
+            ) from error
 
     def require_same_settings(self, checkpoint: Mapping[str, Any], names: Iterable[str]) -> None:
         """Refuse a checkpoint whose study had other settings.

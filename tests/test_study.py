@@ -102,6 +102,12 @@ def test_checkpoints_that_do_not_fit_are_refused(checkpoint: Path, tmp_path: Pat
     with pytest.raises(CheckpointError, match="Not a Other checkpoint"):
         trainer.fit(Other(), loader(), ckpt_path=checkpoint)
 
+    content = torch.load(checkpoint, weights_only=True)
+    del content["study"]["n"]
+    torch.save(content, checkpoint)
+    with pytest.raises(CheckpointError, match="has no 'n': another version wrote it"):
+        trainer.fit(Counting(), loader(), ckpt_path=checkpoint)
+
 
 def test_settings_are_plain_data_in_checkpoints(checkpoint: Path) -> None:
     settings = torch.load(checkpoint, weights_only=True)["hyper_parameters"]

@@ -128,7 +128,8 @@ class StackedLoRA(nn.Module):
 
         Raises:
             LanguageModelError: There is no such adapter. During a forward pass: it has another
-                number of rows, or a layer's input has no row per prompt.
+                number of rows, a layer's input has no row per prompt, or gradient checkpointing is
+                enabled.
         """
         chosen = which.tolist() if isinstance(which, Tensor) else [int(i) for i in which]
         unknown = [i for i in chosen if not _BASE <= i < self.n]
@@ -168,7 +169,12 @@ class StackedLoRA(nn.Module):
         rows = self._rows
         if rows is None:
             return
-        del model
+        parts = model.modules() if model.training and torch.is_grad_enabled() else ()
+        if any(getattr(part, "gradient_checkpointing", False) for part in parts):
+            raise LanguageModelError(
+                "gradient checkpointing reruns layers after the context of the adapters has ended. "
+                "Call gradient_checkpointing_disable() on the LM."
+            )
         given = kwargs.get("input_ids", args[0] if args else None)
         if given is None:
             given = kwargs.get("inputs_embeds")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
 _MANY = 5
+_MAX_LAYERS = 10_000  # building 10^9 layers would take hours and all memory
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
@@ -181,6 +182,12 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
+    n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if isinstance(n_layers, int) and not 0 <= n_layers <= _MAX_LAYERS:
+        raise LanguageModelError(
+            f"{what} of {checkpoint} has num_hidden_layers {n_layers}; it must be between 0 and "
+            f"{_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
+        )
     if must_be_causal:
         _check_causal(checkpoint, config)
     return config
@@ -320,8 +327,26 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             f"the weights of {checkpoint} lack {_listed(missing)}, which would be "
             f"initialized at random. {hint}"
         )
+    _check_layers(checkpoint, model, loaded[1]["unexpected_keys"])
     if checkpoint.gguf_file is not None:
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
         loaded[0].hf_quantizer, loaded[0].is_quantized = None, False
         model.config.__dict__.pop("quantization_config", None)
     return model
+
+
+def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:
+    """Refuse weights of layers that the config omits: the LM would be another one."""
+    from torch import nn
+
+    # Layers for multi-token prediction follow the LM's own under the same name.
+    n_further = getattr(model.config.get_text_config(), "num_nextn_predict_layers", 0) or 0
+    stacks = {n: len(part) for n, part in model.named_modules() if isinstance(part, nn.ModuleList)}
+    for key in sorted(unused):
+        stack, number, _ = [*re.split(r"\.(\d+)\.", key, maxsplit=1), "", ""][:3]
+        sizes = [size for name, size in stacks.items() if f".{name}".endswith(f".{stack}")]
+        if number and sizes and int(number) >= sizes[0] + n_further:
+            raise LanguageModelError(
+                f"the weights of {checkpoint} have {key}, but its config.json has {sizes[0]} "
+                "layers (num_hidden_layers). Correct it, or copy the checkpoint again."
+            )

@@ -275,6 +275,7 @@ def add_features(
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
         sae = at_hook_point(saes, feature.hook_point)
+        check_feature(feature, sae.n_features)
         row = sae.decoder.detach()[feature.index] * (amount / sae.input_scale)
         added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
 

@@ -258,6 +258,7 @@ def test_chosen_targets(small):
             StackedLoRA(model, 2, AdapterSettings(RANK, ALPHA, targets))
 
 
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable. is deprecated")
 def test_forwards_that_do_not_fit(small):
     model, stack = make_stack(small)
     ids = torch.ones(3, 4, dtype=torch.long)
@@ -280,6 +281,10 @@ def test_forwards_that_do_not_fit(small):
             layer(torch.zeros(6, 2, 16, dtype=torch.float64))
         flat = torch.randn(3, 4, 16, dtype=torch.float64)
         torch.testing.assert_close(layer(flat.flatten(0, 1)), layer(flat).flatten(0, 1))
+        model.train()
+        model.gradient_checkpointing_enable()
+        with pytest.raises(LanguageModelError, match="gradient_checkpointing_disable"):
+            model(input_ids=ids)
     assert model(input_ids=ids).logits.shape == (3, 4, small.vocab)
 
 

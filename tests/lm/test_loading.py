@@ -179,6 +179,31 @@ def test_weights_that_would_be_random(folder: Path) -> None:
     assert f"the weights of the folder {folder} cannot be read" in refusal(folder)
 
 
+def change_config(folder: Path, **changes: Any) -> None:
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("n_layers", "message"),
+    [(1, "have model.layers.1.input_layernorm.weight, but its config.json has 1 layers"),
+     (10**9, "has num_hidden_layers 1000000000; it must be between 0 and 10,000")],
+)  # fmt: skip
+def test_a_config_with_another_number_of_layers(n_layers: int, message: str, folder: Path) -> None:
+    change_config(folder, num_hidden_layers=n_layers)
+    assert message in refusal(folder)
+
+
+def test_layers_of_other_parts_are_left_out(folder: Path) -> None:
+    """Vision towers, and layers that predict more tokens."""
+    path = folder / "model.safetensors"
+    names = "vision_tower.model.layers.5.weight", "mtp.layers.3.weight", "model.layers.2.eh.weight"
+    save_file(load_file(path) | {name: torch.zeros(3) for name in names}, path, {"format": "pt"})
+    assert "have model.layers.2.eh.weight" in refusal(folder)
+    change_config(folder, num_nextn_predict_layers=1)
+    assert LanguageModel.from_pretrained(str(folder)).is_loaded
+
+
 def test_a_fifo_in_the_folder(folder: Path) -> None:
     os.mkfifo(folder / "x")
     assert f"{folder / 'x'} is a FIFO, a device or a socket, not a file" in refusal(folder)
