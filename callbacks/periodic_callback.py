@@ -46,7 +46,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     study: ClassVar[str]
     """Name of the results, as ``resilience``."""
     kept: ClassVar[tuple[str, ...]] = ("history", "_last_measured")
-    """Names of the attributes that a checkpoint keeps: numbers, texts, tensors and containers."""
+    """Names of the attributes that a checkpoint keeps (numbers, texts, tensors and containers)."""
 
     def __init__(
         self, every_n_steps: int = 10, lm: str | None = None, tokenizer: str | None = None

@@ -235,8 +235,8 @@ class OutcomeModel:
     """Predicts the probabilities of an edit's outcomes from where a step of its optimizer leads.
 
     A multinomial logistic regression, fitted on edits of several pretrained LMs
-    (`benchmarks.real_lms.forecast --fit true`, which writes ``outcome_model.json``). Its inputs are
-    probabilities, which mean the same on every LM and for every relation, where logits do not.
+    (``benchmarks.real_lms.forecast --fit true``, which writes ``outcome_model.json``). Its inputs
+    are probabilities, which mean the same on every LM and for every relation, where logits do not.
 
     Attributes:
         coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 2)`` float64.
