@@ -16,8 +16,8 @@ from lincorr_lightning.functional import moments_of, summarize
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.linear_map.layout import JointLayout, domain_rows
 from lincorr_lightning.linear_map.solver import fit_and_score
-from lincorr_lightning.pretraining.batches import PackedStatements
 from lincorr_lightning.pretraining.corpus import Corpus
+from lincorr_lightning.pretraining.datamodule import PackedStatements
 from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results

@@ -21,8 +21,8 @@ from benchmarks.common import ROOT, markdown_table, write_text
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.data.tiny_world.world import SECOND_HOME, WORLD_FILE, World
 from lincorr_lightning.knowledge import Knowledge
-from lincorr_lightning.pretraining.batches import recall_prompts
 from lincorr_lightning.pretraining.corpus import Corpus
+from lincorr_lightning.pretraining.datamodule import recall_prompts
 
 FOLDER = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
 CONFIG = ROOT / "configs" / "pretraining.yaml"

@@ -220,7 +220,6 @@ class PairedTextsDataModule(StudyData):
     Raises:
         KnowledgeError: There is no such relation.
         SubjectsError: The file of texts cannot be used; the message names the line.
-        ConfigError: A setting is out of range.
     """
 
     batch_type = TextBatch

@@ -72,9 +72,6 @@ class VocabularyAblation(Study):
         compose: Settings of the phase of paired texts.
         learn: Settings of the phase of source texts.
         score_every: Epochs between two evaluations.
-
-    Raises:
-        ConfigError: A setting is out of range.
     """
 
     study = "vocabulary_ablation"

@@ -83,7 +83,6 @@ class SubjectsDataModule(StudyData):
         predict_subjects: Subjects that ``lincorr predict`` reads; null takes the held-out half.
 
     Raises:
-        ConfigError: A setting is out of range.
         SubjectsError: More subjects than can be sampled, fewer than two in a half, or an unreadable
             file.
     """

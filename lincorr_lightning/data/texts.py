@@ -192,9 +192,6 @@ class TextsDataModule(StudyData):
         seed: Seed of the order and of the held-out texts.
         training_tokens: Number of tokens of other texts that a test run first trains SAEs on; the
             program `lincorr` passes that of the study. 0 trains none.
-
-    Raises:
-        ConfigError: A number is out of range.
     """
 
     batch_type = TokenRows

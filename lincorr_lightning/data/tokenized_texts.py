@@ -71,9 +71,6 @@ class TokenizedTextDataModule(StudyData):
             the tiny world.
         batch_size: Maximum number of prompts per batch.
         seed: Seed of the texts about the tiny world.
-
-    Raises:
-        ConfigError: A number is out of range.
     """
 
     batch_type = TokenBatch

@@ -2,23 +2,211 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Any
 
-from torch.utils.data import DataLoader
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.batches import (
-    PackedBatch,
-    PackedStatements,
-    RecallBatch,
-    recall_prompts,
-)
-from lincorr_lightning.pretraining.corpus import Corpus, build_corpus
+from lincorr_lightning.pretraining.corpus import Corpus, EncodedStatement, build_corpus
 from lincorr_lightning.study import StudyData, as_settings
+
+IGNORED = -100
+"""Target of a token that adds nothing to the loss."""
+
+# Statements are drawn in blocks of this size, in the order of their epoch, whatever the batch size.
+# Another number would give another tiny world from configs/pretraining.yaml.
+_DRAWN_TOGETHER = 256
+
+
+@dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
+class PackedBatch:
+    """Statements side by side in rows; each begins at position 0 and attends only to itself.
+
+    All tensors have the shape ``(n_rows, row_length)``.
+
+    Attributes:
+        input_ids: Tokens.
+        position_ids: Position of each token within its statement.
+        targets: The token that follows, or `IGNORED`.
+        knowledge: Index of the kind of knowledge whose answer follows, or `IGNORED`.
+        partners: Token of the second subject where a subject is mixed, else the token itself.
+        shares: Share of the second subject in the mixture; 0 elsewhere.
+        second_targets: Answer of the second subject where a mixture has its answer as target, else
+            `IGNORED`.
+        second_shares: Share of that answer; 0 elsewhere.
+        is_padding: Whether the batch only keeps a rank in step with the others and does not count.
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    targets: Tensor
+    knowledge: Tensor
+    partners: Tensor
+    shares: Tensor
+    second_targets: Tensor
+    second_shares: Tensor
+    is_padding: bool = False
+
+
+@dataclass
+class RecallBatch:
+    """Prompts of one kind of knowledge, all of one length, with their true answers.
+
+    Attributes:
+        knowledge: Name of the knowledge.
+        input_ids: Prompts, ``(n_prompts, n_tokens)``.
+        answers: Tokens of the answers, ``(n_prompts,)``.
+    """
+
+    knowledge: str
+    input_ids: Tensor
+    answers: Tensor
+
+
+@dataclass(frozen=True)
+class PackedStatements(Dataset[PackedBatch]):
+    """The training batches of one rank over all epochs, each determined by the seed and its index.
+
+    What is drawn for a statement follows from its position in the epoch, not from its batch: ranks
+    with smaller batches read what one process reads. As no state is kept, a resumed run continues
+    with the batches of an uninterrupted one.
+
+    `repeats` are how often an epoch has each statement, by kind of knowledge; empty for once. This
+    rank reads shard `rank` of `n_shards`. The other fields are settings of `CorpusDataModule`.
+    """
+
+    corpus: Corpus
+    batch_size: int = 256
+    row_length: int = 64
+    full_loss_fraction: float = 0.1
+    mixup_fraction: float = 0.5
+    repeats: Sequence[int] = ()
+    second_home_repeats: int = 1
+    seed: int = 0
+    rank: int = 0
+    n_shards: int = 1
+
+    @property
+    def determined_by(self) -> dict[str, Any]:
+        """Settings that determine the batches."""
+        names = ("batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "seed")
+        return {name: getattr(self, name) for name in names} | {
+            "repeats": list(self.repeats),
+            "n_statements": len(self._statements),
+            "n_shards": self.n_shards,
+        }
+
+    @cached_property
+    def _statements(self) -> list[EncodedStatement]:
+        repeats = self.repeats or [1] * len(self.corpus.knowledge)
+        repeated = [s for s in self.corpus.encoded for _ in range(repeats[s.knowledge])]
+        return repeated + self.corpus.encoded_second_homes * self.second_home_repeats
+
+    @cached_property
+    def _by_knowledge(self) -> list[list[EncodedStatement]]:
+        found: list[list[EncodedStatement]] = [[] for _ in self.corpus.knowledge]
+        for statement in self._statements:
+            found[statement.knowledge].append(statement)
+        return found
+
+    def __len__(self) -> int:
+        """Number of steps of an epoch, the same on all ranks."""
+        return -(-len(self._statements) // (self.batch_size * self.n_shards))
+
+    def __getitem__(self, index: int) -> PackedBatch:
+        """Return a batch by its index over all epochs; one without statements is padding."""
+        epoch, step = divmod(index, len(self))
+        first = (step * self.n_shards + self.rank) * self.batch_size
+        is_padding = first >= len(self._statements)
+        if is_padding:
+            first = 0
+        last = min(first + self.batch_size, len(self._statements))
+        blocks = range(first // _DRAWN_TOGETHER, -(-last // _DRAWN_TOGETHER))
+        drawn = zip(*(self._draw(epoch, block) for block in blocks), strict=True)
+        here = slice(first - blocks.start * _DRAWN_TOGETHER, last - blocks.start * _DRAWN_TOGETHER)
+        in_full, shares, others = (np.concatenate(column)[here].tolist() for column in drawn)
+        members = _shuffled(len(self._statements), self.seed, epoch)[first:last]
+        chosen = [self._statements[i] for i in members]
+        partners = [
+            self._by_knowledge[statement.knowledge][other]
+            for statement, other in zip(chosen, others, strict=True)
+        ]
+        packed = _pack(chosen, in_full, partners, shares, self.row_length)
+        return replace(packed, is_padding=is_padding)
+
+    def _draw(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw for a block of an epoch: full loss or not, the partner's share, and its number."""
+        members = _shuffled(len(self._statements), self.seed, epoch)
+        members = members[block * _DRAWN_TOGETHER : (block + 1) * _DRAWN_TOGETHER]
+        rng = np.random.default_rng([self.seed, epoch, block])
+        in_full = rng.random(len(members)) < self.full_loss_fraction
+        is_mixed = rng.random(len(members)) < self.mixup_fraction
+        shares = np.where(is_mixed & ~in_full, rng.random(len(members)), 0.0)
+        n_partners = [len(self._by_knowledge[self._statements[i].knowledge]) for i in members]
+        return in_full, shares, rng.integers(n_partners)
+
+
+def recall_prompts(corpus: Corpus) -> list[RecallBatch]:
+    """Return all prompts of the stated statements, one batch for each kind of knowledge."""
+    batches = []
+    for index, name in enumerate(corpus.knowledge):
+        members = [s for s in corpus.encoded if s.knowledge == index]
+        prompts = torch.tensor([s.prompt for s in members])
+        batches.append(RecallBatch(name, prompts, torch.tensor([s.answer for s in members])))
+    return batches
+
+
+@lru_cache(maxsize=2)
+def _shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
+    return np.random.default_rng([seed, epoch]).permutation(n)
+
+
+def _pack(
+    chosen: Sequence[EncodedStatement],
+    in_full: Sequence[bool],
+    partners: Sequence[EncodedStatement],
+    shares: Sequence[float],
+    row_length: int,
+) -> PackedBatch:
+    """Put statements side by side.
+
+    With full loss, every token from the third on is a target; subject and verb cannot be predicted.
+    Otherwise the only target is the answer, and the statement ends before it, which saves most of
+    the work.
+    """
+    rows: list[list[tuple[float, ...]]] = [[]]
+    for statement, full, other, share in zip(chosen, in_full, partners, shares, strict=True):
+        tokens, n_prompt = statement.tokens, statement.n_prompt
+        n = len(tokens) - 1 if full else n_prompt
+        if len(rows[-1]) + n > row_length:
+            rows.append([])
+        for i in range(n):
+            is_answer = i == n_prompt - 1
+            target = tokens[i + 1] if is_answer or (full and i > 0) else IGNORED
+            own = (tokens[i], i, target, statement.knowledge if is_answer else IGNORED)
+            here = share if i == statement.subject else 0.0
+            partner = other.tokens[other.subject] if here else tokens[i]
+            second = other.answer if is_answer and share else IGNORED
+            rows[-1].append((*own, partner, here, second, share if is_answer else 0.0))
+    length = max(map(len, rows))
+    # Rows are filled up with statements of one padding token and without a target.
+    empty = (0, 0, IGNORED, IGNORED, 0, 0.0, IGNORED, 0.0)
+    # float64 is exact for whole numbers far beyond any vocabulary.
+    table = torch.tensor([row + [empty] * (length - len(row)) for row in rows], dtype=torch.float64)
+    columns = [column.contiguous() for column in table.unbind(-1)]
+    is_share = (5, 7)
+    typed = (c.float() if i in is_share else c.long() for i, c in enumerate(columns))
+    return PackedBatch(*typed)  # type: ignore[arg-type]
 
 
 class CorpusDataModule(StudyData):
@@ -48,9 +236,6 @@ class CorpusDataModule(StudyData):
             stated.
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of the order, of the mixing, and of the choice of people for `cooccurrence`.
-
-    Raises:
-        ConfigError: A setting is out of range.
     """
 
     batch_type = PackedBatch
@@ -95,11 +280,7 @@ class CorpusDataModule(StudyData):
         self.corpus: Corpus | None = None
 
     def setup(self, stage: str | None = None) -> None:
-        """Generate the world and its statements, identical on all ranks.
-
-        Raises:
-            ConfigError: Settings do not fit each other.
-        """
+        """Generate the world and its statements, identical on all ranks."""
         del stage
         if self.corpus is not None:
             return

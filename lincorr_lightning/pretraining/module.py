@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +15,12 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
+from lincorr_lightning.data.tiny_world.world import WORLD_FILE
 from lincorr_lightning.errors import CheckpointError, ConfigError, require
+from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.batches import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.pretraining.corpus import Corpus
-from lincorr_lightning.pretraining.llama import DTYPES, LlamaSize, build_llama, save_llama
+from lincorr_lightning.pretraining.datamodule import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.results.table import Table, column
@@ -27,8 +29,53 @@ from lincorr_lightning.study import Study, as_settings
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
+DTYPES = ("float32", "bfloat16", "float16")
+_FILES = (
+    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+    "tokenizer_config.json", "special_tokens_map.json", WORLD_FILE,
+)  # fmt: skip
 # Of `MeanMetric`: sums of the weighted values, and of the weights.
 _LOSS_STATE = ("mean_value", "weight")
+
+
+@dataclass(frozen=True)
+class LlamaSize:
+    """Size and initialization of a Llama.
+
+    Attributes:
+        hidden_size: Width. People's facts are stored in their embeddings: it should exceed the
+            number of answers of all independent attributes together, or unrelated kinds of
+            knowledge interfere and correlate.
+        intermediate_size: Width of the feed-forward networks.
+        n_layers: Number of layers. One is enough for facts of one step, and learns fastest.
+        n_heads: Attention heads of each layer.
+        init_std: Standard deviation of the initial weights.
+        logit_gain: Initial gain of the last norm. At 1, the first steps only make logits large and
+            move all subjects' embeddings in the same direction.
+        context: Longest text in tokens.
+
+    Raises:
+        ConfigError: A size is not above 0, or the width is not divisible by the number of heads.
+    """
+
+    hidden_size: int = 256
+    intermediate_size: int = 768
+    n_layers: int = 1
+    n_heads: int = 4
+    init_std: float = 0.02
+    logit_gain: float = 5.0
+    context: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the sizes, and that the width is divisible by the number of heads."""
+        for name, value in asdict(self).items():
+            # With a standard deviation of 0, all weights are equal and stay so.
+            require(f"model.size.{name}", value, above=0)
+        if self.hidden_size % self.n_heads:
+            raise ConfigError(
+                f"model.size.hidden_size is {self.hidden_size}, which model.size.n_heads "
+                f"({self.n_heads}) does not divide."
+            )
 
 
 @dataclass(frozen=True)
@@ -66,9 +113,6 @@ class Pretraining(Study):
         warmup: Share of a cycle's steps before its highest learning rate.
         betas: Decay rates of the two averages of AdamW.
         save_dtype: How ``model/`` stores the weights: float32, bfloat16 or float16.
-
-    Raises:
-        ConfigError: A setting has no meaning.
     """
 
     study = "pretraining"
@@ -317,6 +361,46 @@ class Pretraining(Study):
             ranks = ranks.sum(0) * torch.eye(n_ranks, 1)
         for name, value in zip(_LOSS_STATE, ranks[rank], strict=True):
             setattr(self._loss, name, value.to(self.device))
+
+
+def build_llama(size: LlamaSize, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+    """Build a Llama with random weights and a tied head."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    lm = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=size.hidden_size,
+            intermediate_size=size.intermediate_size,
+            num_hidden_layers=size.n_layers,
+            num_attention_heads=size.n_heads,
+            num_key_value_heads=size.n_heads,
+            max_position_embeddings=size.context,
+            initializer_range=size.init_std,
+            tie_word_embeddings=True,
+            pad_token_id=tokenizer.pad_token_id,
+            bos_token_id=None,
+            eos_token_id=tokenizer.eos_token_id,
+            # Fused attention takes twice as long at medium precision on a CPU.
+            attn_implementation="eager",  # type: ignore[call-arg]
+        )
+    )
+    with torch.no_grad():
+        lm.model.norm.weight.fill_(size.logit_gain)
+    return lm
+
+
+def save_llama(lm: LlamaForCausalLM, corpus: Corpus, dtype: str, folder: Path) -> None:
+    """Write an LM with its tokenizer and its world, whole or not at all."""
+    stored = getattr(torch, dtype)
+    weights = {name: value.to(stored) for name, value in lm.state_dict().items()}
+    if lm.config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    with atomic_folder(folder, _FILES) as new:
+        lm.config.dtype = stored
+        lm.save_pretrained(new, state_dict=weights)
+        corpus.tokenizer.save_pretrained(new)
+        corpus.world.save(new / WORLD_FILE)
 
 
 def one_cycle(step: int, n_steps: int, warmup: float) -> float:

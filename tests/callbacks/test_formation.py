@@ -16,8 +16,7 @@ from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
-from lincorr_lightning.pretraining.llama import LlamaSize
-from lincorr_lightning.pretraining.module import Pretraining
+from lincorr_lightning.pretraining.module import LlamaSize, Pretraining
 
 
 def naive_correlation(x, y):

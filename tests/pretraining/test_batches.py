@@ -8,8 +8,7 @@ import torch
 from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.batches import IGNORED, PackedStatements
-from lincorr_lightning.pretraining.datamodule import CorpusDataModule
+from lincorr_lightning.pretraining.datamodule import IGNORED, CorpusDataModule, PackedStatements
 from tests.toys import toy_model
 
 CONFIG = WorldConfig(n_people=20, nicknames=False)

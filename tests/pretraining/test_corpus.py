@@ -7,8 +7,8 @@ import pytest
 from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue
-from lincorr_lightning.pretraining.batches import PackedStatements, recall_prompts
 from lincorr_lightning.pretraining.corpus import build_corpus
+from lincorr_lightning.pretraining.datamodule import PackedStatements, recall_prompts
 
 WORLD = WorldConfig(n_people=30, nicknames=False)
 

@@ -14,11 +14,15 @@ from lincorr_lightning.data.tiny_world.world import World, WorldConfig
 from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.pretraining.batches import IGNORED, PackedStatements, recall_prompts
 from lincorr_lightning.pretraining.corpus import build_corpus
-from lincorr_lightning.pretraining.datamodule import CorpusDataModule
-from lincorr_lightning.pretraining.llama import LlamaSize
+from lincorr_lightning.pretraining.datamodule import (
+    IGNORED,
+    CorpusDataModule,
+    PackedStatements,
+    recall_prompts,
+)
 from lincorr_lightning.pretraining.module import (
+    LlamaSize,
     Pretraining,
     mixup_cross_entropy,
     off_target_penalty,

@@ -16,7 +16,8 @@ from transformers import AutoTokenizer
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.loaders import PaddedBatchSampler
+from lincorr_lightning.data.loaders import make_loader
+from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
@@ -205,14 +206,13 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
                 torch.testing.assert_close(found[key], want[key], atol=1e-4, rtol=1e-3)
 
 
-def test_ranks_that_read_the_same_count_once() -> None:
-    batches = list(range(5))
-    first, second = (
-        list(PaddedBatchSampler(batches, DataShard(1, 2, counts))) for counts in (True, False)
-    )  # type: ignore[arg-type]
-    assert first == [1, 3, -1]
-    assert second == [~1, ~3, -1]
-    assert [batches[~i if i < 0 else i] for i in second] == [1, 3, 0]
+@pytest.mark.parametrize("counts", [True, False])
+def test_ranks_that_read_the_same_count_once(counts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shard = DataShard(1, 2, counts)
+    monkeypatch.setattr("lincorr_lightning.data.loaders.data_shard", lambda _: shard)
+    batches = [SubjectBatch([str(i)], i, "fit") for i in range(5)]
+    read = [(batch.first, batch.is_padding) for batch in make_loader(batches, None)]
+    assert read == [(1, not counts), (3, not counts), (0, True)]
 
 
 class FakeMesh(SimpleNamespace):
