@@ -18,10 +18,9 @@ from lincorr_lightning.linear_map.layout import JointLayout, domain_rows
 from lincorr_lightning.linear_map.solver import fit_and_score
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import PackedStatements
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Table, number
 
 MIN_SUBJECTS = 20
 """Subjects that fitting and scoring a map needs."""

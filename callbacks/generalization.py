@@ -21,8 +21,8 @@ from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.loggers import add_scalar_layout
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

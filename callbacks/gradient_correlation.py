@@ -21,8 +21,8 @@ from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.functional.significance import mean_r_error
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, trained_in_half_precision
 from lincorr_lightning.lm.vocabulary import sample_up_to
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -11,8 +11,8 @@ from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -18,8 +18,7 @@ from lincorr_lightning.functional.outcomes import (
     outcome_codes,
 )
 from lincorr_lightning.knowledge import Completeness, TokenizedRelation
-from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.table import column
+from lincorr_lightning.results.table import column, number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -33,7 +33,7 @@ from lincorr_lightning.linear_map.fitting import (
 )
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import number
 
 RIDGES: tuple[float | str, ...] = (0.0, "auto")
 N_SUBJECTS = 2000

@@ -19,9 +19,8 @@ from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edits import SEPARATOR
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Table, number
 
 _CORRELATIONS = {
     "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",

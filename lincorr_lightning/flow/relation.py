@@ -18,8 +18,7 @@ from lincorr_lightning.functional.auroc import class_auroc
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.table import column
+from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import Interventions, last_activations, remove_everywhere
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint, at_hook_point
 from lincorr_lightning.sae.hooks import edited

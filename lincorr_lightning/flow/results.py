@@ -18,10 +18,9 @@ from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
 from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.flow.transitions import Transition
 from lincorr_lightning.io import safe_names, write_json
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Table, number
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
 from lincorr_lightning.flow.matching import Matches
 from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.matching import match_features
-from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.table import column
+from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 

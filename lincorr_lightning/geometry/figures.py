@@ -15,8 +15,7 @@ from pandas import DataFrame, concat
 
 from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.profiles import TokenProfiles
-from lincorr_lightning.results.heat_maps import correlation_heatmap, short
-from lincorr_lightning.results.plots import curves, p_text
+from lincorr_lightning.results.plots import correlation_heatmap, curves, p_text, short
 from lincorr_lightning.results.style import (
     BLUE,
     GREEN,

@@ -27,8 +27,8 @@ from lincorr_lightning.linear_map.layout import build_layout, domain_rows
 from lincorr_lightning.linear_map.solver import fit_and_score
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Results
+from lincorr_lightning.results.table import number
 from lincorr_lightning.study import LMStudy
 
 if TYPE_CHECKING:

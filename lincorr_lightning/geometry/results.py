@@ -17,10 +17,9 @@ from lincorr_lightning.geometry import figures as draw
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score, influenced_hits
 from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
 from lincorr_lightning.geometry.profiles import TokenProfiles
-from lincorr_lightning.results.numbers import number
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.table import Table, columns_of
+from lincorr_lightning.results.table import Table, columns_of, number
 
 Row = dict[str, Any]
 

@@ -13,11 +13,11 @@ from matplotlib.patches import Rectangle
 from pandas import DataFrame
 
 from lincorr_lightning.probe.significance import FINDING
-from lincorr_lightning.results.heat_maps import (
+from lincorr_lightning.results.plots import (
     correlation_heatmap,
+    curves,
     short,
 )
-from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.style import (
     BLUE,
     GREEN,

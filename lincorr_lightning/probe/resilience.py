@@ -27,11 +27,9 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.scores import mean_r, require_held_out
-from lincorr_lightning.results.numbers import number
-from lincorr_lightning.results.pair_matrix import pair_matrices, pair_number
+from lincorr_lightning.probe.scores import mean_r, pair_matrices, pair_number, require_held_out
 from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
-from lincorr_lightning.results.table import Table, columns_of
+from lincorr_lightning.results.table import Table, columns_of, number
 from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")

@@ -12,9 +12,14 @@ import numpy.typing as npt
 
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
-from lincorr_lightning.probe.scores import PairScore, hit_columns, rank_pairs
+from lincorr_lightning.probe.scores import (
+    PairMatrix,
+    PairScore,
+    hit_columns,
+    pair_matrices,
+    rank_pairs,
+)
 from lincorr_lightning.probe.significance import Composition
-from lincorr_lightning.results.pair_matrix import PairMatrix, pair_matrices
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of
 

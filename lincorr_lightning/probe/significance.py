@@ -32,7 +32,7 @@ from lincorr_lightning.linear_map.solver import (
 )
 from lincorr_lightning.metrics import MeanRStandardError, Scale
 from lincorr_lightning.probe.scores import Numbers, PairScore, mean_r
-from lincorr_lightning.results.numbers import number
+from lincorr_lightning.results.table import number
 
 FINDING = 0.01
 """Adjusted p-value up to which a pair's excess over its control counts as a finding."""

@@ -25,7 +25,6 @@ from lincorr_lightning.reproduce.measured import (
 )
 from lincorr_lightning.reproduce.plan import Item, plan_data, relation_probe
 from lincorr_lightning.reproduce.settings import Settings
-from lincorr_lightning.results.heat_maps import correlation_heatmap
 from lincorr_lightning.results.paper import (
     PaperInfluences,
     PaperNumber,
@@ -34,9 +33,8 @@ from lincorr_lightning.results.paper import (
     paper_numbers,
     quantities,
 )
-from lincorr_lightning.results.plots import curves
-from lincorr_lightning.results.report.comparison import over_sizes
-from lincorr_lightning.results.report.page import PageSection, write_page
+from lincorr_lightning.results.plots import correlation_heatmap, curves
+from lincorr_lightning.results.report.page import PageSection, over_sizes, write_page
 from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.saved_run import SavedFigure
 from lincorr_lightning.results.style import BLUE, GREY

@@ -15,8 +15,7 @@ from pandas import DataFrame
 from PIL import Image
 
 from lincorr_lightning.results import style
-from lincorr_lightning.results.heat_maps import correlation_heatmap
-from lincorr_lightning.results.plots import training_curves
+from lincorr_lightning.results.plots import correlation_heatmap, training_curves
 from lincorr_lightning.results.style import new_figure, to_png
 from tests.figure_checks import LONG, assert_legible, pixels, texts
 
@@ -137,7 +136,7 @@ def settings():  # looking at the backend alone would choose one
 before = settings()
 import numpy as np
 from pandas import DataFrame
-from lincorr_lightning.results import style, heat_maps as figures
+from lincorr_lightning.results import style, plots as figures
 style.to_png(figures.correlation_heatmap(DataFrame(np.eye(2), list("ab"), list("ab")), "t"))
 assert "matplotlib.pyplot" not in sys.modules
 assert settings() == before
