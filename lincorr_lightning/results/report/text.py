@@ -67,7 +67,7 @@ def _latex_table(table: Table, label: str) -> str:
         )
         return f"{{\\small\n{body}}}\n"
     body = style.to_latex(column_format=align, hrules=True, multicol_align="c")
-    return _LATEX_TABLE % (caption, label, body)
+    return _LATEX_TABLE % (caption, label, body.rstrip())
 
 
 def _stacked(title: str) -> str:
