@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
-from lincorr_lightning.data.tokenized_texts import read_prompts
+from lincorr_lightning.data.texts import read_prompts
 from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry, observe_prompts
 from lincorr_lightning.results.results import Figure, Results

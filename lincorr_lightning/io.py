@@ -77,12 +77,6 @@ def check_writable(folder: str | Path) -> None:
             os.fsync(file.fileno())
 
 
-def remove(path: Path) -> None:
-    """Remove a file, if there is one."""
-    with as_output_error(path):
-        path.unlink(missing_ok=True)
-
-
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
     """Write a file completely or not at all.

@@ -12,9 +12,8 @@ from functools import partial
 from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame, concat
 
-from lincorr_lightning.ablation.datamodule import PairedCorpus
+from lincorr_lightning.ablation.datamodule import COLUMNS, PairedCorpus
 from lincorr_lightning.ablation.networks import RunScores
-from lincorr_lightning.ablation.paired_texts import COLUMNS
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.plots import History, bars, training_curves

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lincorr_lightning.data.tokenized_texts import TokenBatch
+from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.geometry.observables import shuffle_blocks

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.io import as_output_error, atomic_write, remove, write_json
+from lincorr_lightning.io import as_output_error, atomic_write, write_json
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.version import __version__
 
@@ -171,7 +171,9 @@ class Results:
             OutputError: The file cannot be written.
         """
         write_json(folder / RESULTS_FILE, self.to_json())
-        remove(folder / EARLIER_FILE)
+        earlier = folder / EARLIER_FILE
+        with as_output_error(earlier):
+            earlier.unlink(missing_ok=True)
 
 
 def find_by_name(name: str, parts: Iterable[Any]) -> Any:

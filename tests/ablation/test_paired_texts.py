@@ -4,13 +4,13 @@ from collections import Counter
 
 import pytest
 
-from lincorr_lightning.ablation.mappings import map_labels, pair_labels
-from lincorr_lightning.ablation.paired_texts import (
+from lincorr_lightning.ablation.datamodule import (
     COLUMNS,
     read_paired_texts,
     resolve_texts,
     sample_texts,
 )
+from lincorr_lightning.ablation.mappings import map_labels, pair_labels
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation

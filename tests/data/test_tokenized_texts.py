@@ -11,8 +11,8 @@ import torch
 from transformers import AutoTokenizer
 
 import lincorr_lightning.lm
+from lincorr_lightning.data.texts import TokenizedTextDataModule, read_prompts
 from lincorr_lightning.data.tiny_world.world import world_documents
-from lincorr_lightning.data.tokenized_texts import TokenizedTextDataModule, read_prompts
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel

@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.data.tokenized_texts import TokenBatch, TokenizedTextDataModule
+from lincorr_lightning.data.texts import TokenBatch, TokenizedTextDataModule
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.geometry import TokenGeometry
 from lincorr_lightning.geometry.observables import shuffle_blocks

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.files import SampleBy
 from lincorr_lightning.data.loaders import ResumableLoader, make_loader
-from lincorr_lightning.data.tokenized_texts import TokenBatch, read_prompts
+from lincorr_lightning.data.texts import TokenBatch, read_prompts
 from lincorr_lightning.distributed import DataShard, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import (

@@ -15,7 +15,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
 
-from lincorr_lightning.data.tokenized_texts import TokenBatch
+from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.finetune.adapters import (
