@@ -20,8 +20,8 @@ from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_up_to
-from lincorr_lightning.results.loggers import add_scalar_layout
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import add_scalar_layout
 from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:

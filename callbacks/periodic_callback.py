@@ -14,9 +14,13 @@ from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.query_cache import QueryCache
-from lincorr_lightning.results.loggers import log_scalars
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run, run_folder, write_callback_results
+from lincorr_lightning.results.run_folder import (
+    is_dry_run,
+    log_scalars,
+    run_folder,
+    write_callback_results,
+)
 from lincorr_lightning.results.table import Table
 
 _Readers = tuple[QueryCache, RowReader, dict[Hashable, Any]]

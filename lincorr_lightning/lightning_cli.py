@@ -43,7 +43,6 @@ from lincorr_lightning.config import (
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.option_errors import ExplainedParser, causes, explain, one_line, subclasses
-from lincorr_lightning.results.console import describe_run
 from lincorr_lightning.results.run_folder import (
     RunLogger,
     is_dry_run,
@@ -51,6 +50,7 @@ from lincorr_lightning.results.run_folder import (
     set_run_name,
     study_name,
 )
+from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.run_errors import is_disk_full, run_error
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
 from lincorr_lightning.termination import exit_with_parent

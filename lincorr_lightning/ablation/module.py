@@ -38,8 +38,8 @@ from lincorr_lightning.ablation.token_embedding import (
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.results.loggers import log_scalars
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import log_scalars
 from lincorr_lightning.study import Study, as_settings
 
 

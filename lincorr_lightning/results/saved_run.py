@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,9 +20,11 @@ from lincorr_lightning.results.table import Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+    from rich.console import Console
 
 CONFIG_FILE = "config.yaml"
 PACKAGE = "lincorr-lightning"
+MAX_CONSOLE_ROWS = 20
 
 # Keys of all studies, and their types.
 _KEYS: dict[str, Any] = {
@@ -33,6 +37,7 @@ _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
 # A column without missing values may have got some in a file that was changed by hand.
 _NULLABLE = {"int64": "Int64", "bool": "boolean"}
 _MAX_NAMED_FOLDERS = 5
+_CONSOLE_WIDTH = 110
 _WAY_OUT = "Run the study again, or delete the file to have the page without it."
 
 
@@ -286,3 +291,39 @@ def _read_config(folder: Path) -> str:
         return regular_file(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read: {error}. Run the study again.") from error
+
+
+def describe_run(folder: Path) -> str:
+    """Return what a run prints at its end: its headline tables, and where its files are."""
+    from rich.console import Console
+
+    out = io.StringIO()
+    console = Console(file=out, width=_CONSOLE_WIDTH)
+    # A run that was only fitted, or predicted, has no results.
+    with suppress(ReportError):
+        for table in SavedRun.read(folder).tables:
+            if table.headline:
+                _print_table(console, table.first(MAX_CONSOLE_ROWS))
+    figures = sorted(path.name for path in (folder / "figures").glob("*.png"))
+    out.write(f"Run folder:  {folder}\n")
+    if figures:
+        more = ", ..." if len(figures) > 4 else ""
+        out.write(f"Figures:     {folder / 'figures'} ({', '.join(figures[:4])}{more})\n")
+    if list(folder.glob("events.out.tfevents.*")):
+        out.write(f"TensorBoard: tensorboard --logdir {folder}\n")
+    return out.getvalue()
+
+
+def _print_table(console: Console, table: Table) -> None:
+    from rich.table import Table as RichTable
+    from rich.text import Text
+
+    grid = RichTable()
+    for number, (title, is_number) in enumerate(zip(table.titles, table.is_number, strict=True)):
+        grid.add_column(Text(title), justify="right" if is_number else "left", no_wrap=number == 0)
+    for row in table.texts():
+        grid.add_row(*map(Text, row))
+    # A title of the grid's own would be broken to its width.
+    console.print(Text(table.caption or table.name), grid, Text(table.note), sep="\n")
+    if table.note:
+        console.print()

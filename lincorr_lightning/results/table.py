@@ -100,17 +100,11 @@ class Table:
         headings: Mapping[str, str] | None = None,
         formats: Mapping[str, str] | None = None,
     ) -> Table:
-        """Make a table of records, mappings or sequences; further arguments are those of `Table`.
+        """Make a table of records, mappings or sequences; other arguments are those of `Table`.
 
-        Args:
-            name: Name of the table.
-            rows: The rows. A key that a mapping lacks is an empty cell.
-            columns: The record's class, or the columns' names; empty for those of the first row.
-            caption: What it shows.
-            note: How to read it.
-            headline: Whether it is a headline table.
-            headings: Headings by column, beside those of the record.
-            formats: Formats by column, beside those of the record.
+        `columns` are the records' class or the columns' names, by default those of the first row;
+        a key that a mapping lacks is an empty cell. `headings` and `formats` by column come beside
+        those of the record.
         """
         rows = list(rows)
         first = rows[0] if rows else ()

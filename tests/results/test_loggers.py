@@ -19,10 +19,14 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-from lincorr_lightning.results import loggers as module
-from lincorr_lightning.results.loggers import add_scalar_layout, log_scalars
+from lincorr_lightning.results import run_folder as module
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.run_folder import run_folder, write_results
+from lincorr_lightning.results.run_folder import (
+    add_scalar_layout,
+    log_scalars,
+    run_folder,
+    write_results,
+)
 from tests.results.conftest import Column, make_table
 
 

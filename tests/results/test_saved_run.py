@@ -9,9 +9,8 @@ import pytest
 from pandas import isna
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.results.console import MAX_ROWS, describe_run
 from lincorr_lightning.results.results import SCHEMA, Results
-from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.saved_run import MAX_CONSOLE_ROWS, SavedRun, describe_run
 from tests.results.conftest import Column, make_table
 
 Make = Callable[..., Path]
@@ -146,12 +145,12 @@ def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
 
 
 def test_a_long_table_is_cut_and_markup_is_text(tmp_path: Path) -> None:
-    rows = [[f"[red]p{i}[/red]", i] for i in range(MAX_ROWS + 5)]
+    rows = [[f"[red]p{i}[/red]", i] for i in range(MAX_CONSOLE_ROWS + 5)]
     table = make_table("t", ["name", Column("n", format=",")], rows, "Names.", headline=True)
     Results("study", tables=[table]).write(tmp_path)
     text = describe_run(tmp_path)
-    assert f"The first {MAX_ROWS} of {MAX_ROWS + 5} rows." in text
-    assert "[red]p0[/red]" in text and f"[red]p{MAX_ROWS}[/red]" not in text
+    assert f"The first {MAX_CONSOLE_ROWS} of {MAX_CONSOLE_ROWS + 5} rows." in text
+    assert "[red]p0[/red]" in text and f"[red]p{MAX_CONSOLE_ROWS}[/red]" not in text
 
 
 def test_a_run_without_results(tmp_path: Path) -> None:
