@@ -118,8 +118,7 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``.
 
-        Raises:
-            ValueError: A value has the key of another part, or two tables or figures have one name.
+        Keys and names of tables and figures are distinct, or it raises `ValueError`.
         """
         callbacks = {one.study: dict(one.values) for one in self.included if one.values}
         names = [*self.values, *callbacks, *OWN_KEYS]
@@ -147,11 +146,7 @@ class Results:
         self.write_values(folder)
 
     def write_parts(self, folder: Path) -> None:
-        """Write ``tables/*.csv`` and ``figures/*.png``.
-
-        Raises:
-            OutputError: A file cannot be written.
-        """
+        """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails."""
         from tqdm import tqdm
 
         for table in self.tables:
@@ -165,11 +160,7 @@ class Results:
                 part.write_bytes(figure.png)
 
     def write_values(self, folder: Path) -> None:
-        """Write ``results.json``, see `to_json`.
-
-        Raises:
-            OutputError: The file cannot be written.
-        """
+        """Write ``results.json``, see `to_json`; raise OutputError if that fails."""
         write_json(folder / RESULTS_FILE, self.to_json())
         earlier = folder / EARLIER_FILE
         with as_output_error(earlier):

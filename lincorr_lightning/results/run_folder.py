@@ -238,12 +238,8 @@ def log_scalars(
 
     The latter makes them available to `EarlyStopping` and `ModelCheckpoint`, also without a logger;
     `LightningModule.log` is not available where callbacks and the ends of runs log. All ranks call
-    this with the same numbers: monitors decide on every rank.
-
-    Args:
-        trainer: The run's Trainer.
-        scalars: Numbers by log key; None, NaN and infinity are left out.
-        step: Step of the log; None for the Trainer's global step.
+    this with the same numbers: monitors decide on every rank. None, NaN and infinity are left out.
+    The step is by default the Trainer's global step.
     """
     finite = {
         key: float(value)

@@ -71,28 +71,18 @@ class SavedFigure:
 
 @dataclass(frozen=True)
 class SavedRun:
-    """A finished run.
+    """A finished run."""
 
-    Attributes:
-        folder: The run's folder, as the user named it.
-        values: Content of ``results.json``.
-        config: Text of ``config.yaml``; empty if there is none.
-    """
-
-    folder: Path
-    values: Mapping[str, Any]
-    config: str
+    folder: Path  # as the user named it
+    values: Mapping[str, Any]  # content of ``results.json``
+    config: str  # text of ``config.yaml``; empty if there is none
 
     @classmethod
     def read(cls, folder: str | Path) -> SavedRun:
-        """Read the folder of a run.
+        """Read the folder of a run, or its ``results.json``.
 
-        Args:
-            folder: The folder, or its ``results.json``.
-
-        Raises:
-            ReportError: The folder is missing or not a run's, the run did not finish, another
-                version of this package wrote it, or its files are damaged.
+        Raises ReportError if the folder is missing or not a run's, the run did not finish, another
+        version of this package wrote it, or its files are damaged.
         """
         folder = Path(folder)
         if folder.name == RESULTS_FILE and folder.is_file():

@@ -143,12 +143,7 @@ class Table:
         return len(self.frame)
 
     def first(self, n: int, rest: str = "") -> Table:
-        """Return a table of the first rows, with a note if there are more.
-
-        Args:
-            n: Number of rows at most.
-            rest: Where all rows are.
-        """
+        """Return a table of the first n rows; if there are more, a note says where the rest is."""
         if len(self) <= n:
             return self
         note = f"The first {n} of {len(self):,} rows{rest and f'; all: {rest}'}."

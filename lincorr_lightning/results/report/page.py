@@ -124,14 +124,11 @@ class PageSection:
 
 
 def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> Path:
-    """Write ``report.html``, and a ``.md`` and a ``.tex`` file of tables for each study.
+    """Write ``report.html``, and files of tables for each study; return the page's path.
 
     Args:
         runs: Folders of finished runs, of any studies and LMs.
         output: Folder to write to; files of an earlier report are replaced.
-
-    Returns:
-        The page.
 
     Raises:
         ReportError: A folder is not a run's, or the runs do not belong on one page.
@@ -166,7 +163,7 @@ def write_page(
     sections: Sequence[PageSection],
     n_runs: int,
 ) -> Path:
-    """Write a page, and a ``.md`` and a ``.tex`` file of the headline tables of each section.
+    """Write a page, and the headline tables of each section as Markdown and LaTeX; return its path.
 
     Args:
         output: Folder to write to.
@@ -174,12 +171,6 @@ def write_page(
         overview: Tables before the first section.
         sections: The sections; tables that are no headlines are folded.
         n_runs: Number of runs that the page is made of.
-
-    Returns:
-        The page.
-
-    Raises:
-        OutputError: The folder cannot be written.
     """
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
