@@ -245,10 +245,6 @@ class PairedTextsDataModule(StudyData):
             instead of sampled subjects.
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of the choice of source labels.
-
-    Raises:
-        KnowledgeError: There is no such relation.
-        SubjectsError: The file of texts cannot be used; the message names the line.
     """
 
     batch_type = TextBatch
@@ -366,10 +362,6 @@ def read_paired_texts(path: str | Path) -> list[TextRow]:
     Args:
         path: JSONL or CSV in UTF-8, with ``phase`` (compose or learn), ``subject`` and ``source``
             of each text. The target follows from the relation; a column ``target`` is ignored.
-
-    Raises:
-        SubjectsError: The file cannot be read, has no text of a phase, an invalid line, or a
-            subject twice; the message names the line.
     """
     rows: dict[str, TextRow] = {}
     for where, entry in read_rows(path, "texts", _REQUIRED):
@@ -403,12 +395,7 @@ def _parse(entry: Any, where: str) -> TextRow:
 def resolve_texts(
     rows: Sequence[TextRow], labels: PairedLabels, tokenizer: PreTrainedTokenizerBase
 ) -> PairedTexts:
-    """Look the source answers of a file up among the labels.
-
-    Raises:
-        SubjectsError: A subject cannot be spelled, has an answer in it, or has the tokens of
-            another one; or a source is not among the labels. The message names the line.
-    """
+    """Look the source answers of a file up among the labels."""
     position = {labels.source_text(i): i for i in range(len(labels))}
     for i, source in enumerate(labels.sources):
         for answer in labels.relation.source.labels[source].answers:

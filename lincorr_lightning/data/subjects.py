@@ -81,10 +81,6 @@ class SubjectsDataModule(StudyData):
         seed: Seed of the sample.
         subjects_file: Text file with subjects of your own, one a line, instead of sampled ones.
         predict_subjects: Subjects that ``lincorr predict`` reads; null takes the held-out half.
-
-    Raises:
-        SubjectsError: More subjects than can be sampled, fewer than two in a half, or an unreadable
-            file.
     """
 
     batch_type = SubjectBatch

@@ -237,12 +237,7 @@ class TextsDataModule(StudyData):
         self._held_out: list[list[int]] = []
 
     def setup(self, stage: str | None = None) -> None:
-        """Read and tokenize the texts, the same on every rank.
-
-        Raises:
-            SubjectsError: There are too few texts, or a file cannot be read.
-            ConfigError: No texts are named, and the LM has no world of its own.
-        """
+        """Read and tokenize the texts, the same on every rank."""
         trains, skip = stage in (None, "fit"), self.skip_tokens
         self.n_skipped = len(self.language_model.prefix) if skip is None else skip
         texts, n = self._find_texts(self.knowledge), self.n_held_out if trains else self._n_read
@@ -269,7 +264,7 @@ class TextsDataModule(StudyData):
         return self.n_held_out if self.n_texts is None else self.n_texts
 
     def read_texts(self) -> list[str]:
-        """Return the texts that a study reads which trains nothing; see `setup` for errors."""
+        """Return the texts that a study reads which trains nothing."""
         return self._split(self._find_texts(self.knowledge), self._n_read)[0]
 
     def other_blocks(self) -> TextBlocks:
@@ -444,7 +439,7 @@ class TokenizedTextDataModule(StudyData):
         self.prompts: FirstTokens | None = None
 
     def setup(self, stage: str) -> None:
-        """Read and tokenize the texts, the same on every rank; see `read_prompts` for errors."""
+        """Read and tokenize the texts, the same on every rank."""
         del stage
         if self.prompts is not None:
             return
@@ -486,10 +481,6 @@ def read_prompts(
 
     The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in
     messages, as ``data`` of ``data.texts``.
-
-    Raises:
-        ConfigError: The LM has fewer positions than tokens are wanted.
-        SubjectsError: There are no texts, or all are too short.
     """
     longest_input = None if lm.max_length is None else lm.max_length - len(lm.prefix)
     if longest_input is not None and n_tokens > longest_input:

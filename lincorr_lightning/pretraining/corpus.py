@@ -63,11 +63,7 @@ class Corpus:
 
     @cached_property
     def encoded(self) -> list[EncodedStatement]:
-        """The stated statements in tokens.
-
-        Raises:
-            ConfigError: The tokenizer has no token for a word.
-        """
+        """The stated statements in tokens."""
         return _encode(self.stated, self.tokenizer, self.knowledge)
 
     @cached_property
@@ -108,9 +104,6 @@ def build_corpus(
 
     `stated` are kinds of knowledge or families; `pair` and `cooccurrence` are those of
     `CorpusDataModule`, and `seed` is that of the choice of people.
-
-    Raises:
-        ConfigError: A setting does not fit the world or the knowledge that is stated.
     """
     knowledge = catalogue.select(list(stated))
     world = World.generate(config, catalogue, stated)

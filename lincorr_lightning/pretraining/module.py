@@ -53,9 +53,6 @@ class LlamaSize:
         logit_gain: Initial gain of the last norm. At 1, the first steps only make logits large and
             move all subjects' embeddings in the same direction.
         context: Longest text in tokens.
-
-    Raises:
-        ConfigError: A size is not above 0, or the width is not divisible by the number of heads.
     """
 
     hidden_size: int = 256
@@ -111,7 +108,6 @@ class Pretraining(Study):
             between any two subjects.
         mixing_learning_rate: Highest learning rate of these epochs.
         warmup: Share of a cycle's steps before its highest learning rate.
-        betas: Decay rates of the two averages of AdamW.
         save_dtype: How ``model/`` stores the weights: float32, bfloat16 or float16.
     """
 
@@ -127,7 +123,6 @@ class Pretraining(Study):
         mixing_epochs: int = 2,
         mixing_learning_rate: float = 1e-3,
         warmup: float = 0.1,
-        betas: tuple[float, float] = (0.9, 0.95),
         save_dtype: str = "float16",
     ) -> None:
         super().__init__()
@@ -143,7 +138,7 @@ class Pretraining(Study):
         require("model.mixing_epochs", mixing_epochs, at_least=0)
         require("model.warmup", warmup, at_least=0, at_most=1)
         self.save_hyperparameters()
-        self.learning_rate, self.weight_decay, self.betas = learning_rate, weight_decay, betas
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
         self.off_target_penalty, self.warmup = off_target_penalty, warmup
         self.mixing_epochs, self.mixing_learning_rate = mixing_epochs, mixing_learning_rate
         self.save_dtype = save_dtype
@@ -193,7 +188,7 @@ class Pretraining(Study):
                 {"params": vectors, "weight_decay": 0.0},
             ],
             lr=self.learning_rate,
-            betas=self.betas,
+            betas=(0.9, 0.95),
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         return {
