@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
@@ -276,13 +275,20 @@ def _log_results(trainer: L.Trainer, results: Results) -> None:
 
 
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
     for table in results.tables:
         first = table.first(MAX_TEXT_ROWS)
         text = "\n\n".join(filter(None, (first.caption, first.markdown(), first.note)))
         writer.add_text(f"tables/{table.name}", text, step)
     for figure in results.figures:
-        pixels = np.asarray(_image(figure))
-        writer.add_image(f"figures/{figure.name}", pixels, step, dataformats="HWC")
+        # A PNG as it is: `SummaryWriter.add_image` would encode its pixels anew.
+        width, height = _image(figure).size
+        image = Summary.Image(
+            width=width, height=height, colorspace=3, encoded_image_string=figure.png
+        )
+        value = Summary.Value(tag=f"figures/{figure.name}", image=image)
+        writer._get_file_writer().add_summary(Summary(value=[value]), step)
     writer.flush()
 
 
