@@ -103,8 +103,8 @@ class Generalization(MapCallback):
         is_first = siblings[names.index(taught) if taught in names else 0] is self
         self._prefix = "" if is_first else f"{self.tag}/"
         self._last_step: int | None = None  # of each edit, if each is trained from the base weights
-        if dataset is not None and dataset.schedule.protocol == "independent":
-            self._last_step = dataset.schedule.steps_per_edit - 1
+        if dataset is not None and dataset.training.protocol == "independent":
+            self._last_step = dataset.training.steps_per_edit - 1
             if self.edits is not None:
                 raise ConfigError(
                     "Generalization.edits names edits, but this run trains each edit of its "

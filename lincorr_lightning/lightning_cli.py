@@ -59,7 +59,6 @@ from lincorr_lightning.version import __version__
 # What a datamodule takes from the study: argument -> attribute of the study, and its default.
 _FROM_STUDY: dict[str, tuple[str, Any]] = {
     "lm": ("lm", None),
-    "schedule": ("edit_schedule", None),
     "training": ("edit_training", None),
     "plan": ("plan", None),
     "training_tokens": ("training_tokens", 0),

@@ -31,11 +31,11 @@ from benchmarks.common import write_numbers
 from benchmarks.real_lms.forecast_baselines import BASELINES
 from benchmarks.real_lms.forecast_scores import STEP, load, stored_model
 from benchmarks.real_lms.tables import REAL_LMS, edits_of
-from lincorr_lightning.finetune import Edit, EditsDataModule, SourceFinetune
+from lincorr_lightning.finetune import Edit, EditsDataModule, EditTraining, SourceFinetune
 from lincorr_lightning.finetune.edits import resolve_edits, sample_edits
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS as FITTED_SUBJECTS
 from lincorr_lightning.finetune.forecasts import forecast_edits, logits_in_context
-from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining, logits_after_step
+from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, logits_after_step
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map import fit_linear_maps
@@ -124,7 +124,7 @@ def measure_costs(folder: Path, method: str, relation: str = "city->country") ->
             enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
             callbacks=[timer],
         )  # fmt: skip
-        trainer.fit(module, EditsDataModule(module.lm, relation, n, schedule=module.edit_schedule))
+        trainer.fit(module, EditsDataModule(module.lm, relation, n, training=module.edit_training))
     return found | {"training": round(timer.seconds, 2)}
 
 

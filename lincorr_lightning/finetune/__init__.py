@@ -1,6 +1,6 @@
 """Source-knowledge fine-tune: edits, their training, outcomes, forecasts and repair."""
 
-from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSchedule, edit_dataset
+from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining, edit_dataset
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
@@ -11,7 +11,7 @@ __all__ = [
     "EditBatch",
     "EditDataset",
     "EditForecast",
-    "EditSchedule",
+    "EditTraining",
     "EditsDataModule",
     "Repair",
     "RepairBatch",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
@@ -127,28 +128,53 @@ def edit_batch(
 
 
 @dataclass(frozen=True)
-class EditSchedule:
-    """How edits are distributed over optimizer steps.
+class EditTraining:
+    """How edits are trained, and how they are distributed over optimizer steps.
 
     Attributes:
+        method: ``full``, or ``lora`` for low-rank adapters.
+        learning_rate: Learning rate of AdamW.
+        n_steps: Optimizer steps of each independent edit.
+        adapter: Rank, alpha, target modules and seed of the adapters.
         protocol: ``joint``: all edits train one LM, in a new order each epoch; ``independent``:
             each edit is trained from the base weights.
         edits_per_step: Edits in a batch; independent ones are trained side by side.
-        steps_per_edit: Optimizer steps of each group of independent edits.
     """
 
-    protocol: Literal["joint", "independent"] = "joint"
+    method: Literal["full", "lora"] = "lora"
+    learning_rate: float = 2e-3
+    n_steps: int = 10
+    adapter: AdapterSettings = field(default_factory=AdapterSettings)
+    protocol: Literal["joint", "independent"] = "independent"
     edits_per_step: int = 8
-    steps_per_edit: int = 1
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.protocol not in ("joint", "independent"):
-            raise ConfigError(
-                f"model.protocol is {self.protocol!r}; it must be joint or independent."
-            )
+        for name, value, options in (
+            ("method", self.method, ("full", "lora")),
+            ("protocol", self.protocol, ("joint", "independent")),
+        ):
+            if value not in options:
+                raise ConfigError(f"model.{name} is {value!r}; it must be {' or '.join(options)}.")
+        require("model.learning_rate", self.learning_rate, at_least=0)
+        require("model.steps_per_edit", self.n_steps, at_least=1)
         require("model.edits_per_step", self.edits_per_step, at_least=1)
-        require("model.steps_per_edit", self.steps_per_edit, at_least=1)
+
+    @property
+    def steps_per_edit(self) -> int:
+        """Successive optimizer steps with the same edits."""
+        return self.n_steps if self.protocol == "independent" else 1
+
+    @property
+    def summary(self) -> str:
+        """Such as ``lora of rank 8, alpha 16 in all layers, 10 steps at 0.002``."""
+        n = "all edits together" if self.protocol == "joint" else f"{self.n_steps} steps"
+        steps = f"{n} at {self.learning_rate:g}"
+        if self.method == "full":
+            return f"full, {steps}"
+        own = self.adapter
+        layers = "all layers" if own.target_modules is None else ", ".join(own.target_modules)
+        return f"lora of rank {own.rank}, alpha {own.alpha:g} in {layers}, {steps}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,12 +186,9 @@ class EditDataset(Dataset[EditBatch]):
 
     Attributes:
         edits: All edits of the run, the same on every rank.
-        relation: The relation that the edits are about.
         prompts: Token ids of the source prompt of each edit.
-        schedule: How the edits are distributed over steps.
         seed: Seed of the order of joint edits.
-        rank: Index of this rank's data shard.
-        n_shards: Number of data shards.
+        rank: Index of this rank's data shard, of `n_shards`.
         catalogue: All knowledge of the run, for other relations of the same run.
         subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
         left_out: Rows of the table ``left_out``: edits that are not trained.
@@ -176,7 +199,7 @@ class EditDataset(Dataset[EditBatch]):
     edits: list[Edit]
     relation: TokenizedRelation
     prompts: Sequence[Sequence[int]]
-    schedule: EditSchedule
+    training: EditTraining
     seed: int = 0
     rank: int = 0
     n_shards: int = 1
@@ -188,24 +211,21 @@ class EditDataset(Dataset[EditBatch]):
     @property
     def determined_by(self) -> dict[str, Any]:
         """Settings that determine the content of a step, apart from the edits."""
-        return {**asdict(self.schedule), "n_shards": self.n_shards}
-
-    @property
-    def _n_repeats(self) -> int:
-        return self.schedule.steps_per_edit if self.schedule.protocol == "independent" else 1
+        names = ("protocol", "edits_per_step", "steps_per_edit")
+        return {name: getattr(self.training, name) for name in names} | {"n_shards": self.n_shards}
 
     def __len__(self) -> int:
         """Number of steps of an epoch, the same on all ranks."""
-        per_step = self.schedule.edits_per_step * self.n_shards
-        return -(-len(self.edits) // per_step) * self._n_repeats
+        per_step = self.training.edits_per_step * self.n_shards
+        return -(-len(self.edits) // per_step) * self.training.steps_per_edit
 
     def __getitem__(self, index: int) -> EditBatch:
         epoch, step = divmod(index, len(self))
-        turn, repeat = divmod(step, self._n_repeats)
-        n, size = len(self.edits), self.schedule.edits_per_step
+        turn, repeat = divmod(step, self.training.steps_per_edit)
+        n, size = len(self.edits), self.training.edits_per_step
         per_step = size * self.n_shards
-        if self.schedule.protocol == "independent":
-            first, n_steps = turn * per_step + self.rank * size, self._n_repeats
+        if self.training.protocol == "independent":
+            first, n_steps = turn * per_step + self.rank * size, self.training.steps_per_edit
             ids = list(range(n)[first : first + size])
         else:
             order, n_steps = np.random.default_rng([self.seed, epoch]).permutation(n), 0

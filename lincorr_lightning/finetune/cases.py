@@ -28,9 +28,7 @@ class EditCase:
     Attributes:
         source_answer: The source answer that was taught, or, without edits, the LM's own answer.
         reference: Target labels that are right for the source answer, joined by ``|``.
-        answer_before: Target label that leads before training.
-        answer_after: Target label that leads after training.
-        outcome: A value of `Outcome`.
+        answer_before: Target label that leads before training; `answer_after` leads after it.
         source_learned: Whether the label of the source answer leads after training.
         weight_reference: Highest weight of a reference label in W's column of the source answer.
         weight_answer: Weight of `answer_after` in that column, whose maximum is `weight_max`.
@@ -75,18 +73,12 @@ def edit_cases(
     learned: Tensor,
     weight: Tensor,
 ) -> list[EditCase]:
-    """Return the case of each edit.
+    """Return the case of each of n edits.
 
-    Args:
-        relation: The relation, with n_source and n_target labels.
-        subjects: Subjects of the n edits.
-        answers: Source answers that were taught; None if subjects were watched without edits.
-        labels: Index of the source label of each answer, ``(n,)``.
-        reference_mask: Target labels that are right for each edit, ``(n, n_target)`` bool.
-        target_before: Target logits before training, ``(n, n_target)``.
-        target_after: The same after training.
-        learned: Whether each source answer was learned, ``(n,)`` bool.
-        weight: W, ``(n_target, n_source)``.
+    `answers` were taught, None if subjects were watched without edits; `labels`, ``(n,)``, are
+    those of the answers, and `learned`, ``(n,)`` bool, whether they lead after training. The right
+    target labels (bool) and the target logits before and after training are ``(n, n_target)``, W
+    is ``(n_target, n_source)``.
     """
     source, target = relation.source.texts, relation.target.texts
     before, after = target_before.argmax(1), target_after.argmax(1)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError, require
-from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditSchedule
+from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
 from lincorr_lightning.finetune.edits import (
     Edit,
     RawEdit,
@@ -27,7 +27,6 @@ from lincorr_lightning.finetune.edits import (
     without_repaired,
 )
 from lincorr_lightning.finetune.forecasts import forecast_edits
-from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -54,21 +53,15 @@ class EditsDataModule(StudyData):
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
         edits_file: JSONL or CSV file with ``subject`` and ``answer``, and ``reference`` where it is
             not the relation's; the first `n_edits` are used, in their order.
-        batch_size: Edits per step if there is no `schedule`.
+        batch_size: Edits per step without `training`, and of a prediction.
         subwords: Whether answers whose first token is only the beginning of a word are target
             labels too; outcomes are then also reported by completeness (paper, appendix K).
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of subjects, answers and order.
         max_risk: Edits that are forecast to hallucinate with a higher probability are not trained;
             a prediction forecasts all edits, and marks these. null trains all.
-        training: How the edits are trained, for that forecast. The program `lincorr` passes the
-            study's `edit_training`.
-        schedule: How edits are distributed over steps; null is the joint protocol with
-            `batch_size`. The program `lincorr` passes the study's `edit_schedule`.
-
-    Raises:
-        KnowledgeError: The relation does not exist.
-        SubjectsError: A subject is named twice.
+        training: How the edits are trained and distributed over steps; null is the joint protocol
+            with `batch_size`. The program `lincorr` passes the study's `edit_training`.
     """
 
     batch_type = EditBatch
@@ -87,7 +80,6 @@ class EditsDataModule(StudyData):
         seed: int = 0,
         max_risk: float | None = None,
         training: EditTraining | None = None,
-        schedule: EditSchedule | None = None,
     ) -> None:
         super().__init__(lm)
         if n_edits is not None:
@@ -110,12 +102,11 @@ class EditsDataModule(StudyData):
             if len(set(subjects)) < len(subjects):
                 twice = max(subjects, key=subjects.count)
                 raise SubjectsError(f"data.subjects names {twice!r} twice. Remove one.")
-        self.save_hyperparameters(ignore=["lm", "schedule", "training"])
+        self.save_hyperparameters(ignore=["lm", "training"])
         self.relation, self.subwords, self.seed = relation, subwords, seed
         self.n_edits, self.subjects, self.subject_kind = n_edits, subjects, subject_kind
         self.edits_file, self.max_risk, self.batch_size = edits_file, max_risk, batch_size
-        self._schedule = schedule or EditSchedule(edits_per_step=batch_size)
-        self._training = training or EditTraining()
+        self._training = training or EditTraining(protocol="joint", edits_per_step=batch_size)
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         self._leaves_out = max_risk is not None
@@ -220,16 +211,16 @@ class EditsDataModule(StudyData):
     # -- loaders -----------------------------------------------------------------------------------
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the steps of an epoch, distributed by the schedule."""
-        return ResumableLoader(self._dataset(self._schedule), self.trainer)
+        """Return the steps of an epoch, distributed by the protocol."""
+        return ResumableLoader(self._dataset(self._training), self.trainer)
 
     def predict_dataloader(self) -> DataLoader[EditBatch]:
         """Return every edit once, in order."""
-        dataset = self._dataset(EditSchedule("independent", self.batch_size))
+        dataset = self._dataset(EditTraining(n_steps=1, edits_per_step=self.batch_size))
         # The dataset makes batches itself.
         return DataLoader(dataset, batch_size=1, collate_fn=itemgetter(0))
 
-    def _dataset(self, schedule: EditSchedule) -> EditDataset:
+    def _dataset(self, training: EditTraining) -> EditDataset:
         edits, relation, lm = self.prepare_edits(), self._resolve(), self.language_model
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
@@ -240,7 +231,7 @@ class EditsDataModule(StudyData):
         prompts = relation.source_prompts([edit.subject for edit in edits])
         shard = data_shard(self.trainer)
         return EditDataset(
-            edits, relation, lm.rows(prompts), schedule, self.seed, shard.number, shard.n,
+            edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
             self._catalogue, self.subwords, self._left_out, self.max_risk,
         )  # fmt: skip
 
@@ -249,12 +240,11 @@ class EditsDataModule(StudyData):
     def _determined_by(self) -> dict[str, Any]:
         """Return what the edits follow from: settings, what a file says, and the LM's labels."""
         relation = self._resolve()
-        names = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk")
-        return {
-            **{name: getattr(self, name) for name in names},
-            "edits_file": self._raw and [[*edit[1:3], list(edit.reference)] for edit in self._raw],
-            "knowledge_files": [relation.source.token_ids, relation.target.token_ids],
-        }
+        names = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk", "subwords")
+        values = {name: getattr(self, name) for name in names}
+        values["edits_file"] = self._raw and [[*edit[1:3], edit.reference] for edit in self._raw]
+        values["knowledge_files"] = [relation.source.token_ids, relation.target.token_ids]
+        return {name: plain((self.hparams[name], value)) for name, value in values.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits, which could not be sampled again from an LM in training."""
@@ -276,10 +266,14 @@ class EditsDataModule(StudyData):
 
 
 def require_same_data(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint whose data was made with other settings."""
-    for name, value in stored.items():
-        if value != plain(now[name]):
+    """Refuse a checkpoint of other data; by setting, its value and what that stands for."""
+    for name, (value, meaning) in stored.items():
+        own_value, own_meaning = now[name]
+        if meaning != own_meaning:
+            made = f"data.{name} {value}, this run has {own_value}"
+            if value == own_value:
+                made = f"other contents of data.{name} {value}"
             raise CheckpointError(
-                f"the checkpoint's edits were made with another data.{name}. Use the settings and "
-                "files of the run that wrote it (its config.yaml), or start a new run."
+                f"the checkpoint's edits were made with {made}. Use the settings and files of the "
+                "run that wrote it (its config.yaml), or start a new run."
             )

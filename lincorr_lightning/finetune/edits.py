@@ -202,10 +202,6 @@ def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]
             ``subject`` and ``answer`` of each edit, and ``reference`` where it is not the
             relation's (a list, or one text with ``|`` between its answers). Other fields are
             ignored.
-
-    Raises:
-        SubjectsError: The file cannot be read, there is no edit, or one is invalid; the message
-            has the line, or the number in the list from 1.
     """
     if isinstance(edits, (str, Path)):
         name, entries = str(edits), read_rows(edits, "edits", _REQUIRED)

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edits import Edit, prompts_in_context, reference_mask
-from lincorr_lightning.finetune.optimizer_step import EditTraining, logits_after_step
+from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import (
     Outcome,
@@ -151,18 +152,11 @@ def forecast_edits(
 ) -> Forecasts:
     """Forecast edits from the LM as it is now.
 
-    Args:
-        lm: The LM before the edits.
-        edits: The edits.
-        relation: The relation that they are about.
-        ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects. Without any,
-            no map is fitted.
-        linear_map: Folder of a linear map to use instead of fitting maps.
-        n_subjects: Subjects that maps are fitted on, others than those of the edits.
-        training: How the edits are to be trained, for ``optimizer_step`` and the probabilities;
-            None leaves both out.
-        adapters: Adapters on the LM for that step, see `logits_after_step`.
-        reader: Reader of the LM's joint rows, which keeps what others have read.
+    A map is fitted for each of `ridges` (``auto`` chooses one on held-out subjects) on `n_subjects`
+    other subjects than the edits', or read from the folder `linear_map`.
+    `training`, how the edits are to be trained, is for ``optimizer_step`` and the probabilities;
+    None leaves both out. `adapters` are those of that step, see `logits_after_step`; `reader` keeps
+    the LM's joint rows that others have read.
     """
     subjects = [edit.subject for edit in edits]
     sides = ((relation.source, relation.source_prompts), (relation.target, relation.target_prompts))
@@ -283,15 +277,10 @@ def outcome_model(method: str) -> OutcomeModel:
 
 
 def outcome_features(before: Tensor, by_step: Tensor, reference_mask: Tensor) -> Tensor:
-    """Return the inputs of an `OutcomeModel`, in log-odds.
+    """Return the inputs of an `OutcomeModel`, ``(n, 2)``: log-odds after the optimizer's step.
 
-    Args:
-        before: Target logits before the edits, ``(n, n_target)``.
-        by_step: The forecaster ``optimizer_step``'s, same shape.
-        reference_mask: Target labels in each edit's reference, same shape, bool.
-
-    Returns:
-        ``(n, 2)``: after the step, of the reference, and of the answer before the edit.
+    They are those of the reference, and of the answer before the edit; the target logits before and
+    `by_step`, and the labels in each reference (bool), are ``(n, n_target)``.
     """
     p = by_step.softmax(1)
     of_answer_before = p.gather(1, before.argmax(1, keepdim=True))[:, 0]

@@ -26,13 +26,12 @@ from lincorr_lightning.finetune.batches import (
     IGNORED,
     EditBatch,
     EditDataset,
-    EditSchedule,
+    EditTraining,
     answer_losses,
     edit_dataset,
 )
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
-from lincorr_lightning.finetune.optimizer_step import EditTraining
 from lincorr_lightning.finetune.results import finetune_results, forecast_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.linear_map.layout import RowReader
@@ -75,9 +74,6 @@ class SourceFinetune(TrainedLMStudy):
 
     Attributes:
         edit_training: How the edits are trained; `EditsDataModule` takes it as ``training``.
-
-    Raises:
-        LanguageModelError: The LM cannot be read, or has no such target modules.
     """
 
     study = "source_finetune"
@@ -110,14 +106,11 @@ class SourceFinetune(TrainedLMStudy):
         self.adapter_settings = as_settings(AdapterSettings, adapter)
         self.is_independent = protocol == "independent"
         self.is_stacked = self.is_independent and method == "lora"
+        one_at_a_time = self.is_independent and method == "full"
         self.edit_training = EditTraining(
-            method, learning_rate, steps_per_edit, self.adapter_settings, not self.is_independent
-        )
-        self.edit_schedule = EditSchedule(
-            protocol,
-            1 if self.is_independent and method == "full" else edits_per_step,
-            steps_per_edit if self.is_independent else 1,
-        )
+            method, learning_rate, steps_per_edit, self.adapter_settings, protocol,
+            1 if one_at_a_time else edits_per_step,
+        )  # fmt: skip
         self.makes_forecasts, self.save_model = forecast, save_model
         self.adapters: StackedLoRA | None = None
         self.forecasts: Forecasts | None = None
@@ -161,7 +154,7 @@ class SourceFinetune(TrainedLMStudy):
         super().prepare_lm()
         model = self.lm.model
         if self.is_stacked:
-            size = self.edit_schedule.edits_per_step
+            size = self.edit_training.edits_per_step
             self.adapters = StackedLoRA(model, size, self.adapter_settings)
         elif self.method == "lora":
             add_adapter(model, self.adapter_settings)
@@ -194,13 +187,13 @@ class SourceFinetune(TrainedLMStudy):
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
         """Start independent edits from the base weights."""
         del batch_idx
-        protocol, size = self.edit_schedule.protocol, self.edit_schedule.edits_per_step
+        protocol, size = self.edit_training.protocol, self.edit_training.edits_per_step
         fits = isinstance(batch, EditBatch) and (batch.n_steps > 0) == self.is_independent
         if not fits or (self.is_independent and len(batch.input_ids) > size):
             raise ConfigError(
                 f"with model.protocol {protocol}, SourceFinetune trains on batches (EditBatch) of "
                 f"{size} {protocol} edits, and not on {type(batch).__name__} of other edits. Pass "
-                "EditsDataModule(..., schedule=module.edit_schedule), or a DataLoader of such "
+                "EditsDataModule(..., training=module.edit_training), or a DataLoader of such "
                 "batches."
             )
         if not batch.first:
@@ -299,7 +292,7 @@ class SourceFinetune(TrainedLMStudy):
 
     def build_results(self) -> Results:
         """Return what the callbacks measured, and the scores of the forecasts."""
-        dataset, protocol = edit_dataset(self.trainer), self.edit_schedule.protocol
+        dataset, protocol = edit_dataset(self.trainer), self.edit_training.protocol
         n_seen = len(set().union(*gather(self._seen)))
         n_steps = self.global_step
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own

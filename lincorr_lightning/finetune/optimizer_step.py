@@ -1,4 +1,4 @@
-"""How an edit is trained: settings, one step of its optimizer, and all its steps at once.
+"""How an edit is trained: one step of its optimizer, and all its steps at once.
 
 AdamW's first update is the sign of the gradient times the learning rate, for every weight that is
 trained (Kingma and Ba 2015, section 2.1). One backward pass gives it, and a forward pass after a
@@ -10,18 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 import torch
 from lightning.pytorch.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from lincorr_lightning.errors import ConfigError, NonFiniteError, require
-from lincorr_lightning.finetune.adapters import AdapterSettings
-from lincorr_lightning.finetune.batches import EditBatch, answer_losses, edit_batch
+from lincorr_lightning.errors import NonFiniteError
+from lincorr_lightning.finetune.batches import EditBatch, EditTraining, answer_losses, edit_batch
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -34,43 +31,6 @@ edits of four relations on SmolLM2-135M (benchmarks/real_lms/forecast.py)."""
 # The default of torch.optim.AdamW: weights with next to no gradient stay where they are.
 _EPS = 1e-8
 _SIDE_BY_SIDE = 32
-
-
-@dataclass(frozen=True)
-class EditTraining:
-    """How an edit is trained, as far as a forecast depends on it.
-
-    Attributes:
-        method: ``full``, or ``lora`` for one adapter per edit.
-        learning_rate: Learning rate of AdamW.
-        n_steps: Optimizer steps.
-        adapter: Rank, alpha, target modules and seed of the adapters.
-        together: Whether all edits are trained in one run; each is forecast alone even then.
-    """
-
-    method: Literal["full", "lora"] = "lora"
-    learning_rate: float = 2e-3
-    n_steps: int = 10
-    adapter: AdapterSettings = field(default_factory=AdapterSettings)
-    together: bool = False
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        if self.method not in ("full", "lora"):
-            raise ConfigError(f"model.method is {self.method!r}; it must be full or lora.")
-        require("model.learning_rate", self.learning_rate, at_least=0)
-        require("model.steps_per_edit", self.n_steps, at_least=1)
-
-    @property
-    def summary(self) -> str:
-        """Such as ``lora of rank 8, alpha 16 in all layers, 10 steps at 0.002``."""
-        n = "all edits together" if self.together else f"{self.n_steps} steps"
-        steps = f"{n} at {self.learning_rate:g}"
-        if self.method == "full":
-            return f"full, {steps}"
-        own = self.adapter
-        layers = "all layers" if own.target_modules is None else ", ".join(own.target_modules)
-        return f"lora of rank {own.rank}, alpha {own.alpha:g} in {layers}, {steps}"
 
 
 def logits_after_step(

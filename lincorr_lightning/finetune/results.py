@@ -221,14 +221,9 @@ def finetune_results(
     The values of the ``generalization`` on the run's own relation, and the correlations of the
     ``gradient_correlation`` on it, stand at the top level.
 
-    Args:
-        measured: Results of the callbacks.
-        forecasts: The forecasts made before training, if any.
-        run: Values of the run itself: ``protocol``, ``n_steps``, ``n_edits``, ...
-        dataset: The edits; None if the run's dataset does not list them.
-        history: ``(step, value)`` pairs by log key that callbacks measured.
-        lm_name: Name of the LM, for titles.
-        subtitle: How the edits were trained.
+    `run` has values of the run itself: ``protocol``, ``n_steps``, ``n_edits``, ...; `dataset` is
+    None if the run's dataset lists no edits; `history` has ``(step, value)`` pairs by log key that
+    callbacks measured; `lm_name` and `subtitle`, how the edits were trained, are for the figure.
     """
     outcomes = _of_kind(measured, "generalization")
     gradients = _of_kind(measured, "gradient_correlation")

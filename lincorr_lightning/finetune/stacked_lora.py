@@ -49,10 +49,6 @@ class StackedLoRA(nn.Module):
             names with ``/`` for ``.``.
         lora_B: Per layer, the factors that add to its output, ``(n, n_outputs, rank)``.
 
-    Raises:
-        LanguageModelError: A target module does not exist, is not linear or is the output layer;
-            the LM has adapters already.
-
     Example:
         >>> from lincorr_lightning import LanguageModel
         >>> from lincorr_lightning.finetune.adapters import AdapterSettings
@@ -125,11 +121,6 @@ class StackedLoRA(nn.Module):
 
         -1 is the LM itself, whose logits are then bitwise the same. `LanguageModel.logits_of_rows`
         sorts its rows; pass this context to it instead of entering it.
-
-        Raises:
-            LanguageModelError: There is no such adapter. During a forward pass: it has another
-                number of rows, a layer's input has no row per prompt, or gradient checkpointing is
-                enabled.
         """
         chosen = which.tolist() if isinstance(which, Tensor) else [int(i) for i in which]
         unknown = [i for i in chosen if not _BASE <= i < self.n]
@@ -145,11 +136,7 @@ class StackedLoRA(nn.Module):
             self._rows = outer
 
     def clip_gradients(self, max_norm: float) -> Tensor:
-        """Clip each adapter's gradient by its own norm, as separate runs would.
-
-        Returns:
-            The norms before clipping, ``(n,)``.
-        """
+        """Clip each adapter's gradient by its own norm; return the norms before, ``(n,)``."""
         gradients = [p.grad for p in self.parameters() if p.grad is not None]
         if not gradients:
             return torch.zeros(self.n)

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import require
-
 # Columns that are multiplied at a time: a cloud of next-token probabilities has as many as the
 # vocabulary, and is not copied to float64 as a whole.
 _COLUMNS = 8192
@@ -47,11 +45,8 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
 
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype, or other
-            clouds.
-        max_rank: Number of neighbors: the largest n2 of GRIDE or k of overlaps.
-
-    Raises:
-        ValueError: There are fewer than max_rank + 1 tokens, or a layer is not finite.
+            clouds; a `ValueError` if a layer is not finite.
+        max_rank: Number of neighbors, fewer than tokens: the largest n2 of GRIDE or k of overlaps.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
@@ -59,13 +54,7 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
         >>> nearest.indices.tolist(), nearest.first.tolist()
         ([[[1, 2], [0, 2], [1, 0], [0, 2]]], [[0, 1, 2, 1]])
     """
-    require("max_rank", max_rank, at_least=1)
     *leading, n_tokens, width = hidden.shape
-    if n_tokens <= max_rank:
-        raise ValueError(
-            f"{max_rank} neighbors need {max_rank + 1} tokens, but there are {n_tokens}; take "
-            "longer texts, or smaller range scalings and k"
-        )
     layers = hidden.reshape(-1, n_tokens, width)
     found = [_nearest(tokens, max_rank, i) for i, tokens in enumerate(layers)]
     distances, indices, first = (

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
 
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
@@ -25,7 +24,7 @@ _STEPS = 54
 def intrinsic_dimension(
     nearest: NearestTokens, range_scalings: Sequence[int] = RANGE_SCALINGS
 ) -> Tensor:
-    """Estimate the intrinsic dimension of each layer at each range scaling.
+    """Estimate the intrinsic dimension of each layer at each range scaling, which are even.
 
     With ``μ = r_{n2} / r_{n1}`` of each distinct token and n2 = 2 n1, maximum likelihood for d
     under ``p(μ | d) = d (μ^d - 1)^{n2-n1-1} / (B(n2-n1, n1) μ^{(n2-1)d+1})``. At n2 = 2 it is the
@@ -44,10 +43,6 @@ def intrinsic_dimension(
         >>> intrinsic_dimension(nearest_tokens(plane, max_rank=16), (2, 16)).round().tolist()
         [[2.0, 2.0]]
     """
-    for n2 in range_scalings:
-        require("a range scaling", n2, at_least=2, at_most=nearest.distances.shape[-1])
-        if n2 % 2:
-            raise ValueError(f"range scaling {n2} must be even: n2 = 2 n1")
     outer = torch.tensor(range_scalings, device=nearest.distances.device)
     near = nearest.distances[..., outer // 2 - 1]
     far = nearest.distances[..., outer - 1]

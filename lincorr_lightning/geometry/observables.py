@@ -12,7 +12,6 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import require
 from lincorr_lightning.geometry.distances import NearestTokens
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
 
@@ -70,7 +69,6 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
         >>> neighborhoods(nearest_tokens(line, max_rank=2), k=2).tolist()
         [[[1, 3], [3, 0], [1, 3], [1, 0]]]
     """
-    require("k", k, at_least=1, at_most=nearest.indices.shape[-1])
     n_tokens = nearest.first.shape[-1]
     distances, indices = (
         part[..., :k].reshape(-1, n_tokens, k) for part in (nearest.distances, nearest.indices)
@@ -118,8 +116,6 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
         >>> neighborhood_overlap(a, b, ks=(1, 2)).tolist()
         [[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]
     """
-    for k in ks:
-        require("k", k, at_least=1, at_most=a.shape[-1])
     sizes = torch.tensor(list(ks), device=a.device)
     shape = -1, *a.shape[-2:]
     layers = list(zip(a.reshape(shape), b.reshape(shape), strict=True))

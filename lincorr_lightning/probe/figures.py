@@ -44,15 +44,9 @@ _Z95 = 1.959964
 def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
     """Cluster kinds of knowledge by average linkage at a distance of 1 - r.
 
-    The two directions of a pair are averaged. A pair without r (its labels never vary) is as far
-    apart as one with r = 0.
-
-    Args:
-        matrix: r, ``(n, n)``, source row, target column; the diagonal is ignored.
-
-    Returns:
-        Indices in an order in which no branches cross and neighbours are as similar as the tree
-        allows, and the tree as `scipy.cluster.hierarchy.linkage` returns it, ``(n - 1, 4)``.
+    Of r, ``(n, n)``, both directions are averaged, and a pair without r counts as r = 0. Returns an
+    order in which no branches cross and neighbours are as similar as the tree allows, and the tree
+    of `scipy.cluster.hierarchy.linkage`, ``(n - 1, 4)``.
     """
     from scipy.cluster.hierarchy import leaves_list, linkage
     from scipy.spatial.distance import squareform
@@ -76,16 +70,11 @@ def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:
 
 
 def interesting_part(weight: _FLOATS, n: int = 25) -> tuple[list[int], list[int]]:
-    """Choose the part of W with the highest weights.
+    """Choose at most n rows and columns of W, ``(n_target, n_source)``, with the highest weights.
 
-    Args:
-        weight: W, ``(n_target_labels, n_source_labels)``.
-        n: Number of rows, and of columns, at most.
-
-    Returns:
-        The targets with the highest maximum weight, highest first; and the sources that influence
-        them most: the strongest of each target, then the second of each, and so on. Sources are
-        ordered by the target they influence most, so that a sharp W shows a diagonal.
+    These are the targets with the highest maximum weight, highest first, and the sources that
+    influence them most: the strongest of each target, then the second of each, and so on; ordered
+    by the target they influence most, so that a sharp W shows a diagonal.
     """
     targets = np.argsort(-weight.max(axis=1), kind="stable")[:n]
     ranked = np.argsort(-weight[targets], axis=1, kind="stable")
@@ -142,12 +131,9 @@ _PATHS = {
 
 
 def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, float], lm: str) -> Figure:
-    """Draw r and Hit@1 along the ridge, one panel per pair.
+    """Draw r and Hit@1 along the ridge, one panel per pair, from the ``ridge_path`` table.
 
-    Args:
-        frame: The ``ridge_path`` table of all pairs.
-        chosen: The pairs to draw, and the ridge that the run has for each.
-        lm: Name of the LM.
+    `chosen` has the pairs to draw, and the ridge that the run has for each.
     """
     n_pairs = frame["pair"].nunique()
     order = {name: i for i, name in enumerate(chosen)}

@@ -89,10 +89,6 @@ class MapResilience(LMStudy):
         knowledge_files: YAML files with knowledge of your own.
         ridge: Penalty on ``|W|^2`` of maps that are fitted. The maps of a folder have their own,
             which the maps of the new LM get, too.
-
-    Raises:
-        LinearMapError: The folder holds no map, or the LMs have different labels.
-        ConfigError: Neither a folder nor an LM to fit maps on, or a pair that the folder lacks.
     """
 
     study = "resilience"

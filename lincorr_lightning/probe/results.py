@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -280,40 +280,46 @@ def _figures(
     strengths = {f"{score.ridge:g}" for score in found.scores}
     strength = strengths.pop() if len(strengths) == 1 else ridge
     note = f"{found.n_test:,} held-out subjects; maps fitted on {found.n_fit:,}; ridge {strength}"
+
+    def figure(name: str, caption: str, draw: Callable[..., Any], *arguments: Any) -> Figure:
+        return Figure(name, caption, partial(draw, *arguments))
+
     matrices = {matrix.name: matrix for matrix in found.matrices}
     for name, matrix in matrices.items():
         if name != "control_matrix":
             caption = f"{matrix.caption} of every ordered pair, source to target."
-            yield Figure(name, caption, partial(matrix.draw, f"{matrix.caption} in {lm}", note))
-    if "correlation_matrix" in matrices and _has_clusters(matrices["correlation_matrix"].frame):
-        r = matrices["correlation_matrix"].frame
+            yield figure(name, caption, matrix.draw, f"{matrix.caption} in {lm}", note)
+    r = matrices["correlation_matrix"].frame if "correlation_matrix" in matrices else None
+    if r is not None and _has_clusters(r):
         caption = (
             "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
         )
-        yield Figure("clusters", caption, partial(figures.cluster_heatmap, r, lm, note))
+        yield figure("clusters", caption, figures.cluster_heatmap, r, lm, note)
     caption = "Label-wise r of each pair beside the permuted baseline and the control prompt."
-    yield Figure("nulls", caption, partial(figures.nulls_figure, frames["pairs"], lm))
+    yield figure("nulls", caption, figures.nulls_figure, frames["pairs"], lm)
     if "ranking" in frames:
         caption = "Label-wise r above its control, with 95 % intervals over subjects."
-        draw = partial(figures.ranking_figure, frames["ranking"], partial_out, lm)
-        yield Figure("ranking", caption, draw)
+        yield figure("ranking", caption, figures.ranking_figure, frames["ranking"], partial_out, lm)
     if "transitivity" in frames:
         caption = "Label-wise r of composed maps beside the map of the pair."
-        draw = partial(figures.transitivity_figure, frames["transitivity"], lm)
-        yield Figure("transitivity", caption, draw)
+        yield figure(
+            "transitivity", caption, figures.transitivity_figure, frames["transitivity"], lm
+        )
     shown = found.notable(_MAX_WEIGHT_FIGURES)
     if found.paths and shown:
+        caption = "Label-wise r and Hit@1 along the ridge."
         chosen = {score.name: score.ridge or 0.0 for score in shown}
-        draw = partial(figures.ridge_path_figure, frames["ridge_path"], chosen, lm)
-        yield Figure("ridge_path", "Label-wise r and Hit@1 along the ridge.", draw)
+        yield figure(
+            "ridge_path", caption, figures.ridge_path_figure, frames["ridge_path"], chosen, lm
+        )
     safe = safe_names(score.name for score in shown)
     for score in shown:
-        title = f"W of {score.name} in {lm}", f"ridge {score.ridge:g}"
-        reference = found.layout.references.get(score.pair)
-        weights = found.labelled_weights(score)
-        draw = partial(figures.top_weights_figure, *weights, *title, reference)
-        caption = f"Highest weights of W of {score.name}."
-        yield Figure(f"weights_{safe[score.name]}", caption, draw)
+        yield figure(
+            f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.",
+            figures.top_weights_figure, *found.labelled_weights(score),
+            f"W of {score.name} in {lm}", f"ridge {score.ridge:g}",
+            found.layout.references.get(score.pair),
+        )  # fmt: skip
 
 
 def _has_clusters(r: DataFrame) -> bool:

@@ -22,7 +22,7 @@ from lincorr_lightning.callbacks import (
 )
 from lincorr_lightning.callbacks.relation_callback import MapCallback
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
-from lincorr_lightning.finetune.batches import EditDataset, EditSchedule
+from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -217,8 +217,8 @@ def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, fit):
     relation = TokenizedRelation.of("city->country", Catalogue.load(), module.tokenizer)
     edits = resolve_edits(naive.edits[:6], relation, lm)
     prompts = lm.rows(relation.source_prompts([edit.subject for edit in edits]))
-    schedule = EditSchedule("independent", 2, 2)
-    dataset = EditDataset(edits, relation, prompts, schedule, rank=1, n_shards=2)
+    training = EditTraining(edits_per_step=2, n_steps=2)
+    dataset = EditDataset(edits, relation, prompts, training, rank=1, n_shards=2)
     three = [kind(linear_map=own_map.folder, every_n_steps=1) for kind in
              (GradientCorrelation, Generalization, Resilience)]  # fmt: skip
     fit(*three, module=module, data=DataLoader(dataset, batch_size=None))
@@ -230,7 +230,7 @@ def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, fit):
 @pytest.mark.parametrize("kind", [GradientCorrelation, Generalization])
 def test_independent_edits_of_another_dataset(naive, small_lm, own_map, fit, kind):
     module = naive.on_edits(small_lm)
-    data = naive.data(module, n_edits=4, schedule=EditSchedule("independent", 2, 2))
+    data = naive.data(module, n_edits=4, training=EditTraining(edits_per_step=2, n_steps=2))
     batches = [data.train_dataloader().dataset[i] for i in range(2)]
     with pytest.raises(ConfigError, match=f"{kind.__name__} needs all edits .* EditDataset"):
         fit(

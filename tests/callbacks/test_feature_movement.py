@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from lincorr_lightning.callbacks import FeatureMovement
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -123,7 +123,7 @@ def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit)
 
     module = Stacked(small_lm)
     base = naive.module(small_lm)
-    data = naive.data(module, n_edits=7, schedule=EditSchedule("independent", 2, 3))
+    data = naive.data(module, n_edits=7, training=EditTraining(edits_per_step=2, n_steps=3))
     watch = FeatureMovement(folder, every_n_steps=1)
     fit(watch, module=module, data=data)
     edits = data.prepare_edits()

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import Generalization
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
-from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.lm.vocabulary import usable_strings
 
@@ -235,7 +235,7 @@ def test_bad_edits_are_refused(naive, small_lm, relation, edits, error, message,
 
 def test_own_edits_are_refused_where_each_is_trained_alone(naive, small_lm, fit):
     module = naive.on_edits(small_lm)
-    data = naive.data(module, n_edits=4, schedule=EditSchedule("independent", 1, 1))
+    data = naive.data(module, n_edits=4, training=EditTraining(edits_per_step=1, n_steps=1))
     before = {name: value.clone() for name, value in module.state_dict().items()}
     with pytest.raises(ConfigError, match=r"Generalization\.edits null"):
         fit(Generalization(edits=naive.edits), module=module, data=data)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
-from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import usable_strings
@@ -125,9 +125,9 @@ class Restoring(L.LightningModule):
         self.lr = lr
 
     def data(self, edits_per_step, steps_per_edit, **options):
-        schedule = EditSchedule("independent", edits_per_step, steps_per_edit)
+        training = EditTraining(edits_per_step=edits_per_step, n_steps=steps_per_edit)
         lm = LanguageModel.from_module(self.net, self.tokenizer)
-        return EditsDataModule(lm, schedule=schedule, **options)
+        return EditsDataModule(lm, training=training, **options)
 
     def on_train_batch_start(self, batch, batch_idx):
         if batch.first:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lincorr_lightning.callbacks import Resilience
-from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.batches import EditTraining
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 
@@ -66,7 +66,7 @@ def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, own_map, 
 
     module = Stacked(small_lm)
     watch = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
-    schedule = EditSchedule("independent", 3, 2)
-    fit(watch, module=module, data=naive.data(module, n_edits=6, schedule=schedule))
+    training = EditTraining(edits_per_step=3, n_steps=2)
+    fit(watch, module=module, data=naive.data(module, n_edits=6, training=training))
     assert watch.results["after"] == pytest.approx(module.r, abs=1e-4)
     assert watch.results["after"] != watch.results["before"]

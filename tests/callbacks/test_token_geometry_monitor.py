@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist
 
 from lincorr_lightning.callbacks import TokenGeometryMonitor
 from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
-from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.results.run_folder import run_folder
 
 N_TOKENS = 12
@@ -95,8 +95,8 @@ def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fi
                 self.numbers = naive_numbers(self.backbone, self.tokenizer, texts[1])
 
     module, callback = Stacked(small_lm), watch(texts)
-    schedule = EditSchedule("independent", 3, 2)
-    fit(callback, module=module, data=naive.data(module, n_edits=6, schedule=schedule))
+    training = EditTraining(edits_per_step=3, n_steps=2)
+    fit(callback, module=module, data=naive.data(module, n_edits=6, training=training))
     last = callback.history["token_geometry/loss"][-1][0]
     assert numbers_at(callback.history, last) == pytest.approx(module.numbers, rel=2e-3, abs=1e-4)
     assert numbers_at(callback.history, last) != numbers_at(callback.history, 0)

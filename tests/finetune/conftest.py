@@ -72,7 +72,7 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         defaults = {"forecast": False, "learning_rate": 3e-3, "steps_per_edit": 3}
         module = SourceFinetune(LMConfig(lm, dtype=dtype), **defaults | model)
         edits = EditsDataModule(
-            module.lm, schedule=module.edit_schedule, **{"n_edits": 5} | (data or {})
+            module.lm, training=module.edit_training, **{"n_edits": 5} | (data or {})
         )
         made = quiet_trainer(tmp_path, **NO_FILES | options)
         made.fit(module, edits, ckpt_path=ckpt_path)

@@ -10,7 +10,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
-from lincorr_lightning.finetune.batches import EditSchedule
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.config import LMConfig
@@ -50,8 +50,8 @@ def trainer(**options):
     return quiet_trainer(None, **NO_FILES | {"max_epochs": 2} | options)
 
 
-def edits_for(module, schedule=None, **options):
-    return EditsDataModule(module.lm, schedule=schedule, **options)
+def edits_for(module, training=None, **options):
+    return EditsDataModule(module.lm, training=training, **options)
 
 
 # -- sampled -----------------------------------------------------------------------------------
@@ -151,8 +151,8 @@ def test_prediction_goes_through_the_edits_in_order(small_lm):
 
 
 SCHEDULES = {
-    "joint": EditSchedule("joint", 4),
-    "independent": EditSchedule("independent", 4, steps_per_edit=2),
+    "joint": EditTraining(protocol="joint", edits_per_step=4),
+    "independent": EditTraining(edits_per_step=4, n_steps=2),
 }
 
 
@@ -207,20 +207,21 @@ def stopped_run(small_lm, tmp_path):
 MORE = {"knowledge_files": ["more.yaml"]}
 
 
-@pytest.mark.parametrize(("schedule", "options", "message"), [
-    (EditSchedule("joint", 5), {}, "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
-    (SCHEDULES["joint"], {"n_edits": 23}, "made with another data.n_edits"),
-    (SCHEDULES["joint"], MORE, "another data.knowledge_files"),
+@pytest.mark.parametrize(("training", "options", "message"), [
+    (EditTraining(protocol="joint", edits_per_step=5), {},
+     "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
+    (SCHEDULES["joint"], {"n_edits": 23}, "with data.n_edits 22, this run has 23"),
+    (SCHEDULES["joint"], MORE, r"with data.knowledge_files None, this run has \['more.yaml'\]"),
 ])  # fmt: skip
 def test_a_run_is_not_resumed_with_other_edits(
-    small_lm, stopped_run, tmp_path, monkeypatch, schedule, options, message
+    small_lm, stopped_run, tmp_path, monkeypatch, training, options, message
 ):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "more.yaml").write_text(
         'version: 1\nsource: "made up"\nentities: {city: {name399: {country: France}}}\n'
     )
     module = Taught(small_lm)
-    data = edits_for(module, schedule, **{"n_edits": 22} | options)
+    data = edits_for(module, training, **{"n_edits": 22} | options)
     with pytest.raises((CheckpointError, ConfigError), match=message):
         trainer().fit(module, data, ckpt_path=stopped_run)
 

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError, SubjectsError
 from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import (
@@ -24,7 +25,7 @@ from lincorr_lightning.finetune.forecasts import (
     outcome_model,
 )
 from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
-from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, EditTraining
+from lincorr_lightning.finetune.optimizer_step import STEP_SCALE
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.lm.config import LMConfig

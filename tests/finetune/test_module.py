@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.finetune.batches import (
-    EditSchedule,
+    EditTraining,
     LabelledTokens,
     answer_losses,
     edit_batch,
@@ -34,7 +34,7 @@ CONTRACT = {
 
 
 def edits_for(module, **options):
-    return EditsDataModule(module.lm, schedule=module.edit_schedule, **options)
+    return EditsDataModule(module.lm, training=module.edit_training, **options)
 
 
 def weights(model):
@@ -321,10 +321,10 @@ def test_adapters_of_an_lm_in_half_precision_are_in_float32(finetune, protocol):
 
 
 def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
-    def refused(message, data=None, schedule=None, trainer=None, **options):
+    def refused(message, data=None, training=None, trainer=None, **options):
         lm = LMConfig(options.pop("lm", small_lm), dtype=options.pop("dtype", "float32"))
         module = SourceFinetune(lm, **{"forecast": False} | options)
-        made = EditsDataModule(module.lm, n_edits=3, schedule=schedule or module.edit_schedule)
+        made = EditsDataModule(module.lm, n_edits=3, training=training or module.edit_training)
         with pytest.raises(ConfigError, match=message):
             make_trainer(**trainer or {}).fit(module, data or made)
         return module
@@ -335,8 +335,8 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
     refused("model.forecast is true, but the training dataset", unlisted, protocol="joint",
             forecast=True)  # fmt: skip
     refused("1 independent edits, and not on Tensor", DataLoader([torch.zeros(1)]))
-    refused("1 independent edits, and not on EditBatch", schedule=EditSchedule())
-    refused("1 independent edits", schedule=EditSchedule("independent", 3))
+    refused("1 independent edits, and not on EditBatch", training=EditTraining(protocol="joint"))
+    refused("1 independent edits", training=EditTraining(edits_per_step=3))
     refused("bf16-true.*bf16-mixed", trainer={"precision": "bf16-true"}, method="lora")
     for dtype in ("bfloat16", "float16"):
         refused(rf"weights are in {dtype}", dtype=dtype)

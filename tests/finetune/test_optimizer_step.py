@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.optimizer_step import EditTraining, logits_after_step
+from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -213,6 +214,10 @@ def test_an_edit_that_is_not_finite_is_named(small, training):
 
 
 def test_training_that_cannot_be():
-    for wrong in ({"method": "ful"}, {"learning_rate": math.nan}, {"n_steps": 0}):
-        with pytest.raises(ConfigError, match=r"model\.(method|learning_rate|steps_per_edit) is"):
+    for wrong, name in (
+        ({"method": "ful"}, "method"), ({"protocol": "both"}, "protocol"),
+        ({"learning_rate": math.nan}, "learning_rate"), ({"n_steps": 0}, "steps_per_edit"),
+        ({"edits_per_step": 0}, "edits_per_step"),
+    ):  # fmt: skip
+        with pytest.raises(ConfigError, match=rf"model\.{name} is .*must be"):
             EditTraining(**wrong)  # type: ignore[arg-type]

@@ -17,7 +17,6 @@ from scipy.spatial.distance import cdist
 from transformers import AutoModelForCausalLM
 
 import lincorr_lightning.lm
-from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import (
     RANGE_SCALINGS,
@@ -150,12 +149,3 @@ def test_too_few_distinct_tokens_give_nan() -> None:
     torch.testing.assert_close(few[:, :3], found, equal_nan=True)
     assert few[:, 3].isnan().all()
     assert cloud_dimension(torch.ones(3, 1, 5), (2, 4)).isnan().all()
-
-
-def test_wrong_scalings_are_refused() -> None:
-    nearest = nearest_tokens(torch.rand(1, 40, 2), 8)
-    with pytest.raises(ValueError, match="5 must be even"):
-        intrinsic_dimension(nearest, (2, 5))
-    for n2 in (0, 16):
-        with pytest.raises(ConfigError, match=f"scaling is {n2}; it must be at least 2 and at mo"):
-            intrinsic_dimension(nearest, (n2,))

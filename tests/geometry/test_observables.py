@@ -6,7 +6,6 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import entropy as scipy_entropy
 
-from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.observables import (
     consecutive_overlap,
@@ -179,28 +178,6 @@ def test_error_names_the_layer_that_is_not_finite(value: float) -> None:
     hidden[1, 1, 7, 3] = value
     with pytest.raises(ValueError, match=r"layer 4 .* NaN, infinite or too large"):
         nearest_tokens(hidden, max_rank=2)
-
-
-@pytest.mark.parametrize(
-    ("hidden", "max_rank", "message"),
-    [
-        (normal(1, 8, 4), 8, "8 neighbors need 9 tokens, but there are 8"),
-        (normal(1, 8, 4), 0, "max_rank is 0"),
-    ],
-)
-def test_clouds_without_neighbors_are_refused(
-    hidden: torch.Tensor, max_rank: int, message: str
-) -> None:
-    with pytest.raises((ConfigError, ValueError), match=message):
-        nearest_tokens(hidden, max_rank)
-
-
-def test_overlaps_of_more_neighbors_than_there_are_are_refused() -> None:
-    nearest = nearest_tokens(normal(2, 20, 4), max_rank=3)
-    with pytest.raises(ConfigError, match=r"k is 4; it must be at least 1 and at most 3"):
-        neighborhoods(nearest, 4)
-    with pytest.raises(ConfigError, match=r"k is 0; it must be at least 1 and at most 3"):
-        consecutive_overlap(nearest, ks=(0, 3))
 
 
 # -- prompts ---------------------------------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_outcomes_of_edits_are_reported_by_completeness(cutting_lm: str, tmp_pat
     )
     model = SourceFinetune(lm=LMConfig(name_or_path=cutting_lm), protocol="joint")
     data = EditsDataModule(
-        model.lm, "city->country", edits_file=str(path), subwords=True, schedule=model.edit_schedule
+        model.lm, "city->country", edits_file=str(path), subwords=True, training=model.edit_training
     )
     trainer = quiet_trainer(tmp_path, callbacks=[Generalization(controls=[])])
     trainer.fit(model, datamodule=data)

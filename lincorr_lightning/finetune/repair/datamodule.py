@@ -53,10 +53,8 @@ _TEXTS_PER_BATCH = 4
 class DomainPrompts(NamedTuple):
     """Prompts of one kind of knowledge, as `LanguageModel.forward` takes them.
 
-    Attributes:
-        input_ids: Token ids, padded on the right, ``(n, length)``.
-        attention_mask: 1 at tokens, same shape.
-        token_ids: Tokens of its labels, ``(n_labels,)``.
+    Token ids, padded on the right, and their mask are ``(n, length)``; `token_ids` are those of the
+    labels, ``(n_labels,)``.
     """
 
     input_ids: Tensor
@@ -448,7 +446,8 @@ class RepairDataModule(StudyData):
     def _settings(self) -> dict[str, Any]:
         """What a resumed run must not change: the examples, or what is measured."""
         free = "eval_batch_size"
-        return {k: plain(v) for k, v in self.hparams.items() if k[0] != "_" and k != free}
+        kept = {k: plain(v) for k, v in self.hparams.items() if k[0] != "_" and k != free}
+        return {name: [value, value] for name, value in kept.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits and the logits before, which a repaired LM would not give again."""

@@ -25,9 +25,9 @@ from lincorr_lightning.finetune.adapters import (
     save_merged,
     without_adapter,
 )
-from lincorr_lightning.finetune.batches import answer_losses
+from lincorr_lightning.finetune.batches import EditTraining, answer_losses
 from lincorr_lightning.finetune.edits import REPAIRED_SUBJECTS, repaired_subjects
-from lincorr_lightning.finetune.optimizer_step import EditTraining, trained_edits
+from lincorr_lightning.finetune.optimizer_step import trained_edits
 from lincorr_lightning.finetune.repair.datamodule import (
     DomainPrompts,
     RepairBatch,
