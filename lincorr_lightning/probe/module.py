@@ -363,7 +363,7 @@ class LinearProbe(LMStudy):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
         room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, self._kept))
         if room > 0:
-            self._kept.append(rows[:room].float())
+            self._kept.append(rows[:room].float().cpu())
 
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add held-out subjects to the scores."""
@@ -404,8 +404,10 @@ class LinearProbe(LMStudy):
             for source, metric in self.instancewise.items()
         }
         layout, scores = self.layout, score_pairs(fitted, test, self.layout, instance)
-        scores = with_numbers(scores, standard_errors(fitted, test, layout, self._kept))
+        none = test.mean.new_zeros(0, layout.n_columns).float()
+        kept = torch.cat([none.cpu(), *chain(*gather(self._kept))])
         self._kept = []
+        scores = with_numbers(scores, standard_errors(fitted, test, layout, kept))
         scores = with_numbers(scores, p_values(scores))
         partial = partial_correlations(scores, fitted, test, layout, self.partial_out)
         return with_numbers(scores, partial)

@@ -19,6 +19,7 @@ from lincorr_lightning.functional.significance import (
     adjust_for_many,
     one_sided_p,
     partial_correlation,
+    pearson_influence,
     weight_cosine,
 )
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
@@ -30,7 +31,6 @@ from lincorr_lightning.linear_map.solver import (
     split_targets,
     weights_by_pair,
 )
-from lincorr_lightning.metrics import MeanRStandardError, Scale
 from lincorr_lightning.probe.scores import Numbers, PairScore, mean_r
 from lincorr_lightning.results.table import number
 
@@ -42,51 +42,47 @@ _MAX_COMPOSED = 50
 
 
 def standard_errors(
-    fitted: FittedMaps, test: Moments, layout: JointLayout, rows: Sequence[Tensor]
+    fitted: FittedMaps, test: Moments, layout: JointLayout, rows: Tensor
 ) -> Numbers:
     """Measure the standard errors of r, and of its excess, over held-out subjects.
 
     The influence function is taken around the moments of the held-out half itself: around those of
-    the fit half, whose r a map overfits, errors come out far too large. All ranks must call it.
+    the fit half, whose r a map overfits, errors come out far too large.
 
-    `test` are moments of the joint rows of all held-out subjects, `rows` those of some held-out
-    subjects of this rank, ``(n, n_columns)`` each.
+    Args:
+        fitted: Maps of all pairs, and those from the control prompt.
+        test: Moments of the joint rows of all held-out subjects.
+        layout: Columns of the rows.
+        rows: Joint rows of some held-out subjects, ``(n, n_columns)``.
     """
     errors: dict[Pair, dict[str, float | None]] = {}
-    device = test.mean.device
-    none = test.mean.new_zeros(0, len(test.mean))
+    if len(rows) < 2:
+        return errors
+    rows = rows.to(test.mean)
     for source in layout.sources:
-        x, y = layout.columns(source).to(device), layout.target_columns(source).to(device)
-        own, null = fitted.maps[source], fitted.control.get(source)
-        c = x if null is None else layout.control_columns(source).to(device)
-        metric = MeanRStandardError(
-            [layout.sizes[target] for target in layout.targets(source)],
-            target=Scale(test.mean[y], _std(test.scatter.diagonal()[y], test.n), test.mean[y]),
-            prediction=_scale(own, test, x, y),
-            null=None if null is None else _scale(null, test, c, y),
-        ).to(device)
-        # A rank without rows takes part, too.
-        for kept in rows or [none]:
-            part = kept.double()
-            metric.update(own(part[:, x]), part[:, y], None if null is None else null(part[:, c]))
-        # r is that of all subjects; the errors are of those whose rows were kept.
-        scale = (metric.count / test.n).sqrt().cpu()
-        for target, *both in zip(
-            layout.targets(source), *(metric.compute().cpu() * scale).tolist(), strict=True
+        y = layout.target_columns(source)
+        r = _influences(fitted.maps[source], layout.columns(source), y, test, rows)
+        excess, control = r, fitted.control.get(source)
+        if control is not None:
+            columns = layout.control_columns(source)
+            excess = r - _influences(control, columns, y, test, rows)
+        # Rows are independent, labels are not: labels are averaged within a row. R is that of all
+        # subjects, the spread that of those whose rows were kept.
+        for (target, own), (_, above) in zip(
+            *(split_targets(layout, source, each) for each in (r, excess)), strict=True
         ):
-            label, excess = map(number, both)
-            errors[source, target] = {"label_error": label, "excess_error": excess}
+            means = own.where(~above.isnan(), torch.nan), above
+            label, both = (number(m.nanmean(1).std() / test.n.sqrt()) for m in means)
+            errors[source, target] = {"label_error": label, "excess_error": both}
     return errors
 
 
-def _scale(solution: Solution, test: Moments, x: Tensor, y: Tensor) -> Scale:
-    variance = ((solution.weight @ test.scatter[x][:, x]) * solution.weight).sum(1)
-    r = label_r(test, solution.weight, x, y)
-    return Scale(solution(test.mean[x]), _std(variance, test.n), r)
-
-
-def _std(scatter: Tensor, n: Tensor) -> Tensor:
-    return (scatter.clamp(min=0) / n).sqrt()
+def _influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: Tensor) -> Tensor:
+    """Return the influence of each row on each label's r, ``(n, n_target)``; NaN where r is."""
+    predicted = ((solution.weight @ test.scatter[x][:, x]) * solution.weight).sum(1)
+    u = (solution(rows[:, x]) - solution(test.mean[x])) / (predicted / test.n).sqrt()
+    v = (rows[:, y] - test.mean[y]) / (test.scatter.diagonal()[y] / test.n).sqrt()
+    return pearson_influence(u, v, label_r(test, solution.weight, x, y).to(u))
 
 
 def p_values(scores: Sequence[PairScore]) -> Numbers:
