@@ -85,6 +85,7 @@ class FeatureMovement(RelationCallback):
     """
 
     study = "feature_movement"
+    kept = (*RelationCallback.kept, "_base", "_sums", "_is_independent")
 
     def __init__(
         self,
@@ -268,18 +269,3 @@ class FeatureMovement(RelationCallback):
             "became active, became inactive: share of the prompts",
         )
         return Results(self.study, values, tables=[table])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the measurements so far, and the activations before training."""
-        return {
-            **super().state_dict(),
-            "base": self._base,
-            "sums": self._sums,
-            "is_independent": self._is_independent,
-        }
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue from a checkpoint's measurements."""
-        super().load_state_dict(state_dict)
-        self._base, self._sums = state_dict["base"], state_dict["sums"]
-        self._is_independent = state_dict["is_independent"]

@@ -26,6 +26,7 @@ from lincorr_lightning.sae.forwards import (
     Forward,
     Intervention,
     Rows,
+    last_activations,
     rescale_at,
     run_layer,
     run_with_hooks,
@@ -110,11 +111,6 @@ class Cases:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def beginnings(self, rows: Rows) -> list[Sequence[int]]:
-        """Return each text up to its token: the LM is causal, and what comes after is no matter."""
-        ends = zip(self.texts.tolist(), self.positions.tolist(), strict=True)
-        return [rows[text][: position + 1] for text, position in ends]
-
     def control(self, chosen: Chosen, generator: torch.Generator) -> dict[HookPoint, Tensor]:
         """Draw as many other features that are active at the same token."""
         drawn = {}
@@ -154,6 +150,12 @@ class Outcomes(NamedTuple):
     loss: Tensor
 
 
+def _beginnings(rows: Rows, texts: Tensor, positions: Tensor) -> list[Sequence[int]]:
+    """Return each text up to its token: the LM is causal, and what comes after is no matter."""
+    ends = zip(texts.tolist(), positions.tolist(), strict=True)
+    return [rows[text][: position + 1] for text, position in ends]
+
+
 @torch.no_grad()
 def find_cases(
     lm: LanguageModel,
@@ -188,17 +190,12 @@ def find_cases(
     order = torch.argsort(columns[0], stable=True)
     drawn = torch.randperm(len(order), generator=generator)[:n].sort().values
     texts, positions, features, codes = (column[order[drawn]] for column in columns)
-
-    active = {at: torch.zeros(len(texts), saes[at].n_features, dtype=torch.bool) for at in sources}
-    cases = Cases(groups.hook_point, texts, positions, features, codes, active)
-
-    def mark_active(forward: Forward) -> None:
-        for at in sources:
-            x = forward.at_positions(at, positions[forward.cases])
-            active[at][forward.cases] = (saes[at].encode(x) > 0).cpu()
-
-    run_with_hooks(lm, cases.beginnings(rows), mark_active, hook_points=sources, logits=False)
-    return cases
+    activations = last_activations(lm, _beginnings(rows, texts, positions), sources)
+    active = {
+        at: (saes[at].encode(x.to(saes[at].decoder.device)) > 0).cpu()
+        for at, x in activations.items()
+    }
+    return Cases(groups.hook_point, texts, positions, features, codes, active)
 
 
 @torch.no_grad()
@@ -277,7 +274,7 @@ def _activations(
             found[case, cut] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
         progress(len(case))
 
-    run_layer(lm, cases.beginnings(rows), here.layer, record)
+    run_layer(lm, _beginnings(rows, cases.texts, cases.positions), here.layer, record)
     return found
 
 

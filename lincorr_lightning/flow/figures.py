@@ -27,6 +27,7 @@ from lincorr_lightning.results.style import (
     plain_axes,
     short_name,
 )
+from lincorr_lightning.results.table import make_frame
 from lincorr_lightning.sae.hook_points import KIND_NAMES, Feature, HookKind, HookPoint
 
 if TYPE_CHECKING:
@@ -60,13 +61,12 @@ def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figu
     bottom = np.zeros(len(layers))
     for group, colour in zip(GROUPS, _GROUP_COLOURS, strict=True):
         share = np.array([each.shares.get(group, 0.0) for each in groups])
-        if not share.any():
-            continue
-        axes.bar(layers, share, 0.72, bottom=bottom, color=colour, label=GROUP_NAMES[group])
-        for x, y, value in zip(layers, bottom + share / 2, share, strict=True):
-            if value >= 0.06 and len(layers) <= 14:
-                axes.text(x, y, f"{value:.0%}", ha="center", va="center", fontsize=8,
-                          color="white" if colour in _DARK else INK)  # fmt: skip
+        if share.any():
+            name, ink = GROUP_NAMES[group], "white" if colour in _DARK else INK
+            drawn = axes.bar(layers, share, 0.72, bottom=bottom, color=colour, label=name)
+            if len(layers) <= 14:
+                texts = [f"{value:.0%}" if value >= 0.06 else "" for value in share]
+                axes.bar_label(drawn, texts, label_type="center", fontsize=8, color=ink)
         bottom += share
     plain_axes(axes, "", "layer of the residual stream", "share of activations")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -86,13 +86,11 @@ def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
         panel = name + (f", AUROC {np.mean(aurocs):.2f}" if aurocs else "")
         for group in GROUPS if own else ():
             counts = np.sum([each.histograms[kind][group] for each in own], axis=0)
-            middles = (np.arange(len(counts)) + 0.5) / len(counts)
-            density = counts / max(counts.sum(), 1) * len(counts)
-            for cosine, value in zip(middles, density, strict=True):
-                if counts.any():
-                    rows.append((panel, GROUP_NAMES[group], cosine, value))
+            for i, count in enumerate(counts if counts.any() else ()):
+                density = count / counts.sum() * len(counts)
+                rows.append((panel, GROUP_NAMES[group], (i + 0.5) / len(counts), density))
     return curves(
-        _frame(rows, ["panel", "group", "cosine", "density"]), "cosine", "density", "group",
+        make_frame(rows, ["panel", "group", "cosine", "density"]), "cosine", "density", "group",
         "panel", title=f"Cosines separate the groups: {short_name(lm)}",
         subtitle="all layers; AUROC: how well the cosine alone predicts that the most similar "
         "feature of the named hook point is active too (mean over layers)",
@@ -244,12 +242,6 @@ def _cut(lowest: DataFrame) -> str:
 def _zero_line(axes: Axes, name: Any, rows: DataFrame) -> None:
     del name, rows
     axes.axhline(0, color=PALE, linewidth=0.8, zorder=0)
-
-
-def _frame(rows: Sequence[Any], names: list[str]) -> DataFrame:
-    from pandas import DataFrame
-
-    return DataFrame(rows, columns=names)
 
 
 # -- flow graphs ---------------------------------------------------------------------------------

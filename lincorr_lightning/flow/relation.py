@@ -19,8 +19,8 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
-from lincorr_lightning.sae.forwards import Interventions, last_activations, remove_everywhere
-from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint, at_hook_point
+from lincorr_lightning.sae.forwards import Interventions, last_activations, remove_features
+from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -203,7 +203,7 @@ def measure_relation(
             removed = sorted(features_of_cut)
             if control:
                 removed = control_features(removed, n_active, generator)
-            after = relation_logits(lm, relation, subjects, ablation(saes, removed))
+            after = relation_logits(lm, relation, subjects, remove_features(saes, removed))
             bar.update()
             scores = score_relation(relation, logits, after, n_fit)
             cuts.append(RelationCut(name, control, len(removed), **scores))
@@ -225,16 +225,6 @@ def relation_logits(
         source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
         target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
     return RelationLogits(source.cpu(), target.cpu())
-
-
-def ablation(
-    saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature]
-) -> Interventions:
-    """Return interventions that remove features wherever they are active."""
-    indices: dict[HookPoint, list[int]] = {}
-    for feature in sorted(features):
-        indices.setdefault(feature.hook_point, []).append(feature.index)
-    return {at: remove_everywhere(at_hook_point(saes, at), own) for at, own in indices.items()}
 
 
 def control_features(

@@ -151,14 +151,10 @@ def name_features(
 class LayerGroups:
     """Groups of the features of one residual stream on texts; see `FeatureGroups`.
 
-    Attributes:
-        layer: Number of the layer, from 0.
-        n_activations: Number of activations: pairs of a token and a feature active at it.
-        shares: Share of each group among the activations; empty if there are none.
-        auroc: AUROC by kind of predecessor; None if it is always or never active.
-        histograms: Histogram of activations over cosines by kind of predecessor and group.
-        zero_norm: Number of features left out because their decoder is zero, by the id of their
-            hook point: this one and its predecessors.
+    An activation is a pair of a token and a feature active at it. `shares` are by group, `auroc`
+    by kind of predecessor (None if it is always or never active), and `histograms`, over cosines,
+    by both; `zero_norm` is the number of features left out because their decoder is zero, by the
+    id of their hook point: this one and its predecessors.
     """
 
     layer: int

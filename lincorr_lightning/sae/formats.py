@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -101,9 +101,7 @@ def load_sae(
         The SAE in float32, in evaluation mode.
 
     Raises:
-        SparseAutoencoderError: The folder cannot be read, its kind of SAE is not supported, its
-            hook point is unknown or differs from `hook_point`, or the SAE reads the heads of an
-            attention whose output projection a norm follows (Gemma 2 and 3).
+        SparseAutoencoderError: The SAE cannot be read or used, or its hook point is unknown.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -183,26 +181,7 @@ def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -
 # -- formats of other libraries ------------------------------------------------------------------
 
 
-class _Layout(NamedTuple):
-    """Where a library keeps an SAE."""
-
-    files: tuple[str, ...]
-    """The file of settings, if there is one, and that of tensors."""
-    keys: tuple[str, str, str, str]
-    """Names of E, D, b_E and b_D."""
-    transposed: str
-    """Which of ``encoder`` and ``decoder`` has a column, not a row, for each feature."""
-
-
-_NAMES = ("W_enc", "W_dec", "b_enc", "b_dec")
-_LAYOUTS = {
-    "saelens": _Layout(("cfg.json", "sae_weights.safetensors"), _NAMES, "encoder"),
-    "gemma_scope": _Layout(("params.npz",), _NAMES, "encoder"),
-    "llama_scope": _Layout(
-        ("hyperparams.json", "checkpoints/final.safetensors"),
-        ("encoder.weight", "decoder.weight", "encoder.bias", "decoder.bias"), "decoder",
-    ),
-}  # fmt: skip
+_KEYS = ("W_enc", "W_dec", "b_enc", "b_dec")
 # TransformerLens' names; the residual stream before a layer is the one after the previous layer.
 _HOOK_KINDS: dict[str, HookKind] = {
     "hook_resid_post": "residual", "hook_resid_pre": "residual", "hook_mlp_out": "mlp_out",
@@ -218,13 +197,16 @@ _SCALED = "expected_average_only_in"
 
 
 class _Source:
-    """Settings and tensors of another library's SAE, and what the caller knows of it."""
+    """Settings and tensors of another library's SAE, and what the caller knows of it.
 
-    def __init__(self, layout: _Layout, folder: Path, options: LoadOptions) -> None:
-        self.layout, self.folder, self.options = layout, folder, options
-        self.path = folder / layout.files[0]
-        self.config = read_config(self.path) if len(layout.files) > 1 else {}
-        tensors = read_tensors(folder / layout.files[-1])
+    Of the `files`, the first holds settings, if there are two, and the last tensors.
+    """
+
+    def __init__(self, files: Sequence[str], folder: Path, options: LoadOptions) -> None:
+        self.folder, self.options = folder, options
+        self.path, self.tensor_path = folder / files[0], folder / files[-1]
+        self.config = read_config(self.path) if len(files) > 1 else {}
+        tensors = read_tensors(self.tensor_path)
         self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
 
     def refuse(self, reason: str, way_out: str) -> NoReturn:
@@ -242,14 +224,17 @@ class _Source:
     def tensor(self, name: str) -> Tensor:
         if name not in self.tensors:
             known = ", ".join(self.tensors)
-            fail_to_read(self.folder / self.layout.files[-1], f"it lacks {name} (it has {known})")
+            fail_to_read(self.tensor_path, f"it lacks {name} (it has {known})")
         return self.tensors[name]
 
-    def weights(self) -> dict[str, Any]:
-        """Return E and D with a row for each feature, and their biases."""
+    def weights(self, keys: Sequence[str], transposed: str) -> dict[str, Any]:
+        """Return E, D, b_E and b_D, which the file calls `keys`.
+
+        The `transposed` one of encoder and decoder has a column for each feature there.
+        """
         names = ("encoder", "decoder", "encoder_bias", "decoder_bias")
-        parts = dict(zip(names, map(self.tensor, self.layout.keys), strict=True))
-        return parts | {self.layout.transposed: parts[self.layout.transposed].T.contiguous()}
+        parts = dict(zip(names, map(self.tensor, keys), strict=True))
+        return parts | {transposed: parts[transposed].T.contiguous()}
 
     def hook_point(self, hook: str = "") -> HookPoint:
         """Return the hook point that TransformerLens calls `hook`, or else the caller's."""
@@ -288,7 +273,7 @@ def _read_gemma_scope(source: _Source) -> SparseAutoencoder:
         hook_point = source.hook_point()
     sae = SparseAutoencoder(
         hook_point=hook_point, activation="jumprelu", threshold=source.tensor("threshold"),
-        **source.weights(),
+        **source.weights(_KEYS, "encoder"),
     )  # fmt: skip
     if hook_point.kind == "attention_out":
         return from_heads(sae, source.options.lm, source.path)
@@ -308,7 +293,7 @@ def _read_saelens(source: _Source) -> SparseAutoencoder:
     source.support("activation_fn", function, ["relu", "topk"])
     activation = _ARCHITECTURES[architecture]
     k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
-    parts = source.weights()
+    parts = source.weights(_KEYS, "encoder")
     threshold = None
     if activation == "jumprelu":
         training = "threshold" not in source.tensors and "log_threshold" in source.tensors
@@ -372,7 +357,8 @@ def _read_llama_scope(source: _Source) -> SparseAutoencoder:
     source.support("norm_activation", kind, ["dataset-wise", "inference", None])
     if not config.get("use_decoder_bias", True):
         source.tensors["decoder.bias"] = torch.zeros(len(source.tensor("decoder.weight")))
-    parts = source.weights()
+    keys = ("encoder.weight", "decoder.weight", "encoder.bias", "decoder.bias")
+    parts = source.weights(keys, "decoder")
     n_features, width = parts["decoder"].shape
     scale, norm, threshold = 1.0, None, None
     if kind == "dataset-wise":
@@ -404,11 +390,8 @@ def _read_llama_scope(source: _Source) -> SparseAutoencoder:
     )  # fmt: skip
 
 
-def _register(name: str, read: Callable[[_Source], SparseAutoencoder]) -> None:
-    layout = _LAYOUTS[name]
-    register_format(
-        name, layout.files, lambda folder, options: read(_Source(layout, folder, options))
-    )
+def _register(name: str, files: list[str], read: Callable[[_Source], SparseAutoencoder]) -> None:
+    register_format(name, files, lambda folder, options: read(_Source(files, folder, options)))
 
 
 register_format(
@@ -416,6 +399,6 @@ register_format(
     (CONFIG_FILE, TENSORS_FILE),
     lambda folder, _: SparseAutoencoder.from_pretrained(folder),
 )
-_register("saelens", _read_saelens)
-_register("gemma_scope", _read_gemma_scope)
-_register("llama_scope", _read_llama_scope)
+_register("saelens", ["cfg.json", "sae_weights.safetensors"], _read_saelens)
+_register("gemma_scope", ["params.npz"], _read_gemma_scope)
+_register("llama_scope", ["hyperparams.json", "checkpoints/final.safetensors"], _read_llama_scope)

@@ -8,7 +8,7 @@ deactivation and steering).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -74,12 +74,16 @@ class Forward(NamedTuple):
 
         Both are ``(n_cases, longest - 1)``; the losses are float64, and 0 where there is none.
         """
-        has_next = self.mask[:, 1:]
-        logits = self.logits[:, :-1]
-        logits = logits if logits.dtype == torch.float64 else logits.float()
-        targets = torch.where(has_next, self.ids[:, 1:], 0)
-        loss = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
-        return loss.double().reshape(has_next.shape) * has_next, has_next
+        return next_token_losses(self.logits, self.ids, self.mask), self.mask[:, 1:]
+
+
+def next_token_losses(logits: Tensor, ids: Tensor, mask: Tensor) -> Tensor:
+    """Return the cross-entropy of the next token, ``(n, longest - 1)`` float64; 0 for padding."""
+    logits = logits[:, :-1]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    targets = torch.where(mask.bool(), ids, -100)[:, 1:]  # the index that is ignored
+    losses = cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
+    return losses.double().view(targets.shape)
 
 
 def rows_of(texts: TokenRows) -> list[list[int]]:
@@ -256,16 +260,23 @@ def rescale_at(
     return rescale
 
 
-def remove_everywhere(sae: SparseAutoencoder, chosen: Sequence[int]) -> Intervention:
-    """Remove distinct features, given by their indices, at every token."""
-    index = torch.tensor(chosen)
+def remove_features(
+    saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature]
+) -> dict[HookPoint, Intervention]:
+    """Remove distinct features wherever they are active."""
+    indices: dict[HookPoint, list[int]] = {}
+    for feature in sorted(features):
+        check_feature(feature, at_hook_point(saes, feature.hook_point).n_features)
+        indices.setdefault(feature.hook_point, []).append(feature.index)
 
-    def remove(x: Tensor) -> Tensor:
-        own = index.to(x.device)
-        removed = sae.encode(x)[..., own] @ sae.decoder[own] / sae.input_scale
-        return x - removed.to(x.dtype)
+    def removing(sae: SparseAutoencoder, own: list[int]) -> Intervention:
+        def remove(x: Tensor) -> Tensor:
+            removed = sae.encode(x)[..., own] @ sae.decoder[own] / sae.input_scale
+            return x - removed.to(x.dtype)
 
-    return remove
+        return remove
+
+    return {at: removing(saes[at], own) for at, own in indices.items()}
 
 
 def add_features(
@@ -314,11 +325,7 @@ def score_texts(
 
     def loss() -> Tensor:
         logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        targets = torch.where(mask.bool(), ids, -100)[:, 1:]
-        losses = cross_entropy(
-            logits[:, :-1].flatten(0, 1).float(), targets.flatten(), reduction="none"
-        )
-        return losses.double().sum()
+        return next_token_losses(logits, ids, mask).sum()
 
     def replace(new: Tensor, activation: Tensor) -> Tensor:
         changed = activation.clone()

@@ -61,10 +61,17 @@ class HookPoint:
 
 @dataclass(frozen=True, order=True)
 class Feature:
-    """A feature of the SAE at a hook point."""
+    """A feature of the SAE at a hook point; its index is counted from 0."""
 
     hook_point: HookPoint
     index: int
+
+    def __post_init__(self) -> None:
+        if self.index < 0:  # it would count from the end
+            raise SparseAutoencoderError(
+                f"there is no feature {self.index} at {self.hook_point}: features are counted from "
+                "0."
+            )
 
     @property
     def id(self) -> str:
@@ -74,7 +81,7 @@ class Feature:
 
 def check_feature(feature: Feature, n_features: int) -> Feature:
     """Return a feature if the SAE, of `n_features`, has it."""
-    if not 0 <= feature.index < n_features:
+    if feature.index >= n_features:
         raise SparseAutoencoderError(
             f"the SAE at {feature.hook_point} has no feature {feature.index}; it has {n_features}, "
             f"counted from 0 to {n_features - 1}."

@@ -15,7 +15,7 @@ from lincorr_lightning.metrics import Reconstruction
 from lincorr_lightning.results.plots import History, curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import BLUE, GREEN, ORANGE, short_name
-from lincorr_lightning.results.table import Table, column, number
+from lincorr_lightning.results.table import Table, column, make_frame, number
 from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -170,8 +170,6 @@ def quality_figure(scores: DataFrame, subtitle: str) -> Drawing:
 
 def training_figure(history: History, lm: str) -> Drawing:
     """Draw the training curves: a panel per curve and kind of hook point, a line per layer."""
-    from pandas import DataFrame
-
     rows = []
     for tag, points in history.items():
         what, _, name = tag.partition("/")
@@ -179,7 +177,7 @@ def training_figure(history: History, lm: str) -> Drawing:
         assert hook_point is not None, name
         panel = f"{what}, {KIND_NAMES[hook_point.kind]}".replace("_", " ")
         rows += [(panel, f"layer {hook_point.layer}", step, value) for step, value in points]
-    frame = DataFrame(rows, columns=["panel", "layer", "step", "value"])
+    frame = make_frame(rows, ["panel", "layer", "step", "value"])
     return curves(
         frame.sort_values("panel", kind="stable"), "step", "value", "layer", "panel",
         title=f"Training of {lm}'s SAEs", labels=("step", ""),

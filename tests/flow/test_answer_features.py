@@ -11,7 +11,6 @@ from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.relation import (
     AnswerFeature,
     RelationLogits,
-    ablation,
     answer_members,
     compare_answers,
     control_features,
@@ -21,6 +20,7 @@ from lincorr_lightning.flow.relation import (
 )
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae.forwards import remove_features
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from tests.toys import replaced_output, toy_sae
 
@@ -144,7 +144,7 @@ def test_logits_with_and_without_removed_features(small_lm: str) -> None:
     sae = toy_sae(TOP, torch.eye(16))
     subjects = [f"name{i}" for i in range(12)]
     plain = relation_logits(lm, relation, subjects)
-    edits = ablation({TOP: sae}, [Feature(TOP, i) for i in range(16)])
+    edits = remove_features({TOP: sae}, [Feature(TOP, i) for i in range(16)])
     cut = relation_logits(lm, relation, subjects, edits)
     with replaced_output(lm.model, TOP, lambda x: x.clamp(max=0)):
         expected = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)

@@ -8,7 +8,7 @@ from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import (
     add_features,
-    remove_everywhere,
+    remove_features,
     rescale_at,
     run_with_hooks,
 )
@@ -98,7 +98,7 @@ def test_removed_and_added_everywhere(small_lm: str, hook_point: HookPoint) -> N
     lm = LanguageModel.from_pretrained(small_lm)
     sae = _sae(hook_point)
     chosen = [0, 3, 11]
-    cut = _read(lm, {hook_point: remove_everywhere(sae, chosen)})
+    cut = _read(lm, remove_features({hook_point: sae}, [Feature(hook_point, i) for i in chosen]))
     steps = {Feature(hook_point, 4): 1.5, Feature(hook_point, 9): -0.5}
     steered = _read(lm, add_features({hook_point: sae}, steps))
     d = sae.decoder.detach().numpy() / sae.input_scale
@@ -119,3 +119,7 @@ def test_unknown_features_and_hook_points_are_refused() -> None:
     missing = Feature(HookPoint(7, "mlp_out"), 0)
     with pytest.raises(SparseAutoencoderError, match="no SAE for the mlp_out of layer 7; there"):
         add_features({HOOK_POINTS[0]: sae}, {missing: 1.0})
+    with pytest.raises(SparseAutoencoderError, match="has no feature 40; it has 40"):
+        remove_features({HOOK_POINTS[0]: sae}, [Feature(HOOK_POINTS[0], 40)])
+    with pytest.raises(SparseAutoencoderError, match=r"no feature -1 .* counted from 0"):
+        Feature(HOOK_POINTS[0], -1)
