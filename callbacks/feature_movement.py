@@ -13,7 +13,7 @@ from torch import Tensor
 from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.sae.formats import check_fit, load_saes
@@ -85,7 +85,7 @@ class FeatureMovement(RelationCallback):
     """
 
     study = "feature_movement"
-    kept = (*RelationCallback.kept, "_base", "_sums", "_is_independent")
+    kept = (*RelationCallback.kept, "_base", "_sums")
 
     def __init__(
         self,
@@ -115,7 +115,6 @@ class FeatureMovement(RelationCallback):
         super().reset()
         self._base: dict[str, Tensor] = {}
         self._sums: dict[int, Measurement] = {}
-        self._is_independent = False
 
     def open(self, trainer: L.Trainer) -> None:
         """Read the SAEs and choose the subjects."""
@@ -190,12 +189,10 @@ class FeatureMovement(RelationCallback):
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Measure if due."""
         if edit_batch is None:
-            return super().after_optimizer_step(trainer, None)
-        self._is_independent = True
-        if edit_batch.edits and self.is_due(trainer.global_step, edit_batch):
+            super().after_optimizer_step(trainer, None)
+        elif edit_batch.edits and self.is_due(trainer.global_step, edit_batch):
             measurement = self._compare(*self.own_subjects(edit_batch))
             _add(self._sums.setdefault(edit_batch.step + 1, {}), measurement)
-        return None
 
     def measure(self, trainer: L.Trainer) -> None:
         """Measure the movement of the watched subjects' features."""
@@ -238,7 +235,8 @@ class FeatureMovement(RelationCallback):
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the movement after training, with a table of the features that moved most."""
-        if any(gather(self._is_independent)):
+        dataset = edit_dataset(trainer)
+        if dataset is not None and dataset.schedule.protocol == "independent":
             by_step: dict[int, Measurement] = {}
             for part in gather(self._sums):
                 for step, measurement in part.items():

@@ -75,13 +75,6 @@ class FeatureFlow(LMStudy):
         steering: Settings of the steering test.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of everything random.
-
-    Raises:
-        SparseAutoencoderError: An SAE cannot be read or does not fit the LM, or a feature does not
-            exist.
-        LanguageModelError: The LM cannot be read.
-        ConfigError: A setting is out of range.
-        DomainError: The LM's vocabulary lacks the relation's labels.
     """
 
     study = "feature_flow"
@@ -127,8 +120,7 @@ class FeatureFlow(LMStudy):
                     f"{error} --model.relation null skips {relation} and steering."
                 ) from error
         # A module of modules, so that Lightning moves them with the LM.
-        self._saes = nn.ModuleDict()
-        self._hook_points: list[HookPoint] = []
+        self._saes = nn.ModuleList()
         self._trained: dict[HookPoint, SparseAutoencoder] = {}
         self.starts: list[Feature] = []
         if saes is not None:
@@ -139,15 +131,13 @@ class FeatureFlow(LMStudy):
     def _add(self, saes: Mapping[HookPoint, SparseAutoencoder]) -> None:
         # Folded, so that an activation is the length of what a feature adds to the stream.
         folded = {hook_point: saes[hook_point].folded() for hook_point in sorted(saes)}
-        self._hook_points = list(folded)
-        self._saes.update({f"{at.kind}_{at.layer}": sae for at, sae in folded.items()})
-        self._saes.requires_grad_(False)
+        self._saes.extend(folded.values()).requires_grad_(False)
         self.starts = [parse_feature(text, folded) for text in self.features]
 
     @property
     def saes(self) -> dict[HookPoint, SparseAutoencoder]:
         """SAE of each hook point; empty before default SAEs are trained."""
-        return dict(zip(self._hook_points, self._saes.values(), strict=True))  # type: ignore[arg-type]
+        return {sae.hook_point: sae for sae in self._saes}  # type: ignore[misc]
 
     # -- setting up ------------------------------------------------------------------------------
 

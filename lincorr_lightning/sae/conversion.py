@@ -108,7 +108,7 @@ def find_projection(model: nn.Module, hook_point: HookPoint, path: Path) -> tupl
         for module in layer_of(model, hook_point).modules():
             weight = getattr(module, "weight", None)
             if isinstance(weight, Tensor) and weight.dim() == 2:
-                stack.callback(module.register_forward_hook(record).remove)
+                stack.enter_context(module.register_forward_hook(record))
         at = stack.enter_context(captured(model, [hook_point]))
         run_probe(model)
     added = at[hook_point]

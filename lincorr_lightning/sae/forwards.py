@@ -63,12 +63,6 @@ class Forward(NamedTuple):
         """Return the mask without the first tokens of each text."""
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
 
-    def at_positions(self, hook_point: HookPoint, positions: Tensor) -> Tensor:
-        """Return the activations at one position of each text, ``(n_cases, width)``."""
-        x = self.at[hook_point]
-        rows = torch.arange(len(x), device=x.device)
-        return x[rows, positions.to(x.device)]
-
     def losses(self) -> tuple[Tensor, Tensor]:
         """Return the cross-entropy of the next token, and whether there is one.
 
@@ -182,8 +176,9 @@ def last_activations(
     found: dict[HookPoint, Tensor] = {}
 
     def record(forward: Forward) -> None:
+        last, which = forward.last.cpu(), torch.arange(len(forward.cases))
         for at in hook_points:
-            x = forward.at_positions(at, forward.last).cpu()
+            x = forward.at[at][which, last].cpu()  # a layer may be on another device
             found.setdefault(at, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
     run_with_hooks(lm, rows, record, hook_points=hook_points, logits=False, context=context)

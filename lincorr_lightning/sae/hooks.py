@@ -112,9 +112,8 @@ def stopping_after(model: nn.Module, hook_points: Iterable[HookPoint]) -> Iterat
     def stop(module: nn.Module, args: Any, output: Any) -> None:
         raise _StoppedError
 
-    with ExitStack() as stack, suppress(_StoppedError):
-        layer = layer_of(model, max(hook_points))
-        stack.callback(layer.register_forward_hook(stop).remove)
+    layer = layer_of(model, max(hook_points))
+    with layer.register_forward_hook(stop), suppress(_StoppedError):
         yield
 
 
@@ -134,8 +133,8 @@ def stop_before(
         calls.append((args, kwargs))
         raise _StoppedError
 
-    with ExitStack() as stack, suppress(_StoppedError):
-        stack.callback(module.register_forward_pre_hook(stop, with_kwargs=True).remove)
+    hook = module.register_forward_pre_hook(stop, with_kwargs=True)
+    with hook, suppress(_StoppedError):
         run()
     ((args, kwargs),) = calls
 
@@ -162,9 +161,9 @@ def _hooked(
             module, layer = module_at(model, hook_point), layer_of(model, hook_point)
             shape = [-1, -1, width_of(model)]
             count = partial(_count_rows, shape)
-            stack.callback(layer.register_forward_pre_hook(count, with_kwargs=True).remove)
+            stack.enter_context(layer.register_forward_pre_hook(count, with_kwargs=True))
             hook = partial(_replace_output, hook_point, function, shape)
-            stack.callback(module.register_forward_hook(hook).remove)
+            stack.enter_context(module.register_forward_hook(hook))
         yield
 
 
@@ -292,14 +291,11 @@ def _find_outputs(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind
 
     with ExitStack() as stack:
         for i, layer in enumerate(layers):
-            handles = [
-                layer.register_forward_pre_hook(partial(enter, i), with_kwargs=True),
-                layer.register_forward_hook(partial(leave, i)),
-            ]
+            hook = layer.register_forward_pre_hook(partial(enter, i), with_kwargs=True)
+            stack.enter_context(hook)
+            stack.enter_context(layer.register_forward_hook(partial(leave, i)))
             for name, child in layer.named_children():
-                handles.append(child.register_forward_hook(partial(record, i, name)))
-            for handle in handles:
-                stack.callback(handle.remove)
+                stack.enter_context(child.register_forward_hook(partial(record, i, name)))
         run_probe(model)
     return [_outputs_of(*parts) for parts in zip(layers, streams, calls, strict=True)]
 

@@ -60,10 +60,6 @@ class SparseAutoencoders(LMStudy):
         saes: SAEs for ``lincorr validate`` to score instead of a checkpoint's: a folder that holds
             a folder per SAE, or a list of such folders, in any known format.
         seed: Seed of the initial weights.
-
-    Raises:
-        ConfigError: Settings contradict each other.
-        LanguageModelError: The LM cannot be read.
     """
 
     study = "sparse_autoencoders"

@@ -124,7 +124,7 @@ def test_transition_is_the_indicator_of_the_top_k(k: int) -> None:
 def test_transition_leaves_out_what_has_no_match() -> None:
     transition = transition_matrix(torch.tensor([[-1], [2]]), 3)
     assert transition.to_dense().tolist() == [[0.0, 0.0], [0.0, 0.0], [0.0, 1.0]]
-    with pytest.raises(ValueError, match="source 3 is out of range: there are 3"):
+    with pytest.raises(RuntimeError, match="size is 3 but found index 3"):
         transition_matrix(torch.tensor([[3]]), 3)
 
 
