@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
@@ -176,8 +177,9 @@ class StackedAutoencoders(nn.Module):
     def _features(self, inputs: Tensor, before: Tensor, chosen: Tensor) -> tuple[Tensor, _Entries]:
         """Return the features at the chosen entries of the pre-activations, with gradients."""
         entries = _entries_of(chosen)
+        known = before.flatten(0, 1)[entries.rows, entries.features % before.shape[-1]]
         values = _KnownPreActivations.apply(
-            inputs, self.encoder, self.encoder_bias, self.decoder_bias, before[chosen], entries
+            inputs, self.encoder, self.encoder_bias, self.decoder_bias, known, entries
         )  # type: ignore[no-untyped-call]
         return values.relu(), entries
 
@@ -189,8 +191,7 @@ class StackedAutoencoders(nn.Module):
             chosen = torch.zeros_like(before, dtype=torch.bool).scatter(-1, columns, True)
             return chosen, values.relu().amin((1, 2))
         # The n * k largest of the batch and their equals, of which some may not be positive.
-        largest = before.flatten(1).topk(before.shape[1] * k, sorted=False).values
-        least = largest.amin(1).relu()
+        least = _kth_largest(before.flatten(1), before.shape[1] * k).relu()
         return (before >= least[:, None, None]) & (before > 0), least
 
     def _auxiliary(self, inputs: Tensor, before: Tensor, error: Tensor) -> Tensor:
@@ -259,6 +260,14 @@ class StackedAutoencoders(nn.Module):
             ).eval()
             for i, hook_point in enumerate(self.hook_points)
         }
+
+
+def _kth_largest(values: Tensor, k: int) -> Tensor:
+    """Return the k-th largest number of each row, ``(n_rows,)``."""
+    if values.device.type != "cpu":
+        return values.topk(k, sorted=False).values.amin(1)
+    # Seven times as fast: with topk a training step takes a third longer.
+    return torch.from_numpy(np.partition(values.numpy(), -k, axis=1)[:, -k])
 
 
 def _seed_of(hook_point: HookPoint, seed: int) -> int:
