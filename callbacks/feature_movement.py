@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import lightning as L
@@ -20,6 +20,7 @@ from lincorr_lightning.sae.formats import check_fit, load_saes
 from lincorr_lightning.sae.forwards import last_activations
 
 SIDES = ("source", "target")
+_MEANS = ("before", "after", "change", "on", "off")
 
 Sums = dict[str, Tensor]
 """Sums over subjects by name, float64: ``n`` subjects, the squared ``error`` of the SAE and the
@@ -223,11 +224,10 @@ class FeatureMovement(RelationCallback):
         """Return the features that moved most."""
         sums, (point, side) = self._sums[step][key], key.split("/")
         order = torch.argsort(sums["change"], descending=True, stable=True)[: self.n_top].tolist()
-        names = ("before", "after", "change", "on", "off")
         return [
             MovedFeature(
                 step, point, side, rank, f"{point}.{index}",
-                *(float(sums[name][index] / sums["n"]) for name in names),
+                *(float(sums[name][index] / sums["n"]) for name in _MEANS),
             )
             for rank, index in enumerate(order, 1)
             if sums["change"][index] > 0
@@ -236,7 +236,7 @@ class FeatureMovement(RelationCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the movement after training, with a table of the features that moved most."""
         dataset = edit_dataset(trainer)
-        if dataset is not None and dataset.schedule.protocol == "independent":
+        if dataset is not None and dataset.training.protocol == "independent":
             by_step: dict[int, Measurement] = {}
             for part in gather(self._sums):
                 for step, measurement in part.items():
@@ -246,24 +246,22 @@ class FeatureMovement(RelationCallback):
                 self._log_step(trainer, step)
         else:
             self._measure_once(trainer)
-        steps = sorted(self._sums, reverse=True)
         values: dict[str, Any] = {}
-        for key, sums in self._sums[steps[0]].items() if steps else ():
-            point, side = key.split("/")
-            top = [asdict(feature) for feature in self._top(steps[0], key)]
-            for row in top:
-                del row["step"], row["hook_point"], row["prompt"]
-            values.setdefault(point, {})[side] = {**self._scalars(key, sums), "top": top}
+        moved: list[MovedFeature] = []
+        for step in sorted(self._sums, reverse=True):
+            for key, sums in self._sums[step].items():
+                point, side = key.split("/")
+                top = self._top(step, key)
+                moved += top
+                if step == max(self._sums):
+                    rows = [
+                        {name: getattr(one, name) for name in ("rank", "feature", *_MEANS)}
+                        for one in top
+                    ]
+                    values.setdefault(point, {})[side] = {**self._scalars(key, sums), "top": rows}
         table = Table.of(
-            self.study,
-            [
-                feature
-                for step in steps
-                for key in self._sums[step]
-                for feature in self._top(step, key)
-            ],
-            MovedFeature,
+            self.study, moved, MovedFeature,
             f"Features that moved most on the prompts of {self.tag}, the last step first",
             "became active, became inactive: share of the prompts",
-        )
+        )  # fmt: skip
         return Results(self.study, values, tables=[table])

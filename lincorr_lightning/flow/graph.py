@@ -152,10 +152,6 @@ class DecoderMatcher:
     Args:
         decoders: Decoder of each hook point, ``(n_features, width)``; a feature is a row.
 
-    Raises:
-        SparseAutoencoderError: There are no decoders, they differ in width, or a kind of hook point
-            lacks a layer between two that have one.
-
     Example:
         >>> import torch
         >>> below, above = HookPoint(0, "residual"), HookPoint(1, "residual")

@@ -96,13 +96,10 @@ class FeatureActivity:
         self._predicted = torch.full((n_features,), -1, dtype=torch.int64)
 
     def update(self, features: Tensor, ids: Tensor, mask: Tensor, predicted: Tensor) -> None:
-        """Add some texts.
+        """Add some texts, padded on the right, with the most likely next token at each position.
 
-        Args:
-            features: Features at the counted tokens, text after text, ``(n_tokens, n_features)``.
-            ids: Token ids, padded on the right, ``(n_texts, longest)``.
-            mask: Which tokens are counted, bool, same shape.
-            predicted: Most likely next token at each position, same shape.
+        `features` are those at the tokens that `mask` counts, text after text, ``(n_tokens,
+        n_features)``; `ids`, `mask` and `predicted` are ``(n_texts, longest)``.
         """
         text, position = mask.nonzero(as_tuple=True)
         self.n_tokens += len(features)

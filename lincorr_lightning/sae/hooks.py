@@ -45,9 +45,6 @@ def find_hook_points(
         model: A Hugging Face causal LM.
         kinds: Kinds of hook points.
         layers: Indices of layers, from 0; None takes all.
-
-    Raises:
-        SparseAutoencoderError: The LM lacks a hook point, or it cannot be found.
     """
     numbers = range(len(layers_of(model))) if layers is None else layers
     hook_points = sorted({HookPoint(layer, kind) for layer in numbers for kind in kinds})

@@ -94,8 +94,16 @@ def sae_results(
     figures: list[Figure] = []
     name = short_name(lm_name)
     if scored is not None:
-        tables = [_score_table(scores, scored), density_table(scores, scored)]
-        means = tables[0].frame[list(SCORES)].astype(float).mean()
+        table = Table.of(
+            "hook_points", scores, SAEScore,
+            f"Scores of each SAE on {scored.n_tokens:,} held-out tokens.",
+            f"The LM's loss is {scored.clean:.3f} nats per token; spliced and ablated are its loss "
+            "with the activations replaced by their reconstruction and by zeros, and loss "
+            "recovered is (ablated - spliced) / (ablated - clean).",
+            headline=True,
+        )  # fmt: skip
+        tables = [table, density_table(scores, scored)]
+        means = table.frame[list(SCORES)].astype(float).mean()
         values = {
             "n_held_out_tokens": scored.n_tokens,
             "loss_clean": scored.clean,
@@ -105,7 +113,7 @@ def sae_results(
         sizes = {score.n_features for score in scores}
         size = f"{min(sizes):,} features each" if len(sizes) == 1 else "of several sizes"
         subtitle = f"{name}; {len(scores)} SAEs, {size}; {scored.n_tokens:,} held-out tokens"
-        draw = partial(quality_figure, tables[0].frame, subtitle)
+        draw = partial(quality_figure, table.frame, subtitle)
         figures = [Figure("quality", "Scores of the SAEs on held-out texts by layer.", draw)]
     if history:
         draw = partial(training_figure, history, name)
@@ -116,18 +124,6 @@ def sae_results(
         "seconds": None if seconds is None else round(seconds, 1),
     }
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
-
-
-def _score_table(scores: Sequence[SAEScore], scored: Reconstruction) -> Table:
-    return Table.of(
-        "hook_points",
-        scores,
-        caption=f"Scores of each SAE on {scored.n_tokens:,} held-out tokens.",
-        note=f"The LM's loss is {scored.clean:.3f} nats per token; spliced and ablated are its "
-        "loss with the activations replaced by their reconstruction and by zeros, and loss "
-        "recovered is (ablated - spliced) / (ablated - clean).",
-        headline=True,
-    )
 
 
 def density_table(scores: Sequence[SAEScore], scored: Reconstruction) -> Table:

@@ -66,9 +66,6 @@ class SparseAutoencoder(nn.Module):
         subtract_decoder_bias: Whether the encoder reads ``x' - b_D`` instead of x'.
         lm: Name of the LM that it was trained on, if known.
 
-    Raises:
-        SparseAutoencoderError: The arguments contradict each other; the message names one.
-
     Example:
         >>> eye = torch.eye(2)
         >>> sae = SparseAutoencoder(hook_point=HookPoint(0, "residual"), encoder=eye, decoder=eye,
@@ -158,9 +155,6 @@ class SparseAutoencoder(nn.Module):
         """Return the features, all at least 0, of activations, in the SAE's precision.
 
         They are ``(..., n_features)``, the activations ``(..., width)``.
-
-        Raises:
-            SparseAutoencoderError: The activations have another width.
         """
         if x.shape[-1] != self.width:
             raise SparseAutoencoderError(
