@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import distributed
@@ -11,6 +12,9 @@ from torch import distributed
 from lincorr_lightning.errors import LanguageModelError
 
 _log = logging.getLogger(__name__)
+
+RowsContext = Callable[[list[int]], AbstractContextManager[object]]
+"""Function from the indices of the rows of a forward pass to the context that it runs in."""
 
 # On a CPU a forward pass is fastest while the activations between two layers stay in the cache; an
 # accelerator needs large batches.
@@ -36,23 +40,6 @@ def oom_reason(error: BaseException) -> str | None:
     return None
 
 
-class RankSync:
-    """Collective decisions of the ranks that share an LM; all must call them equally often."""
-
-    def __init__(self, device_type: str) -> None:
-        self._device = torch.device(device_type)
-
-    def any(self, own: bool) -> bool:
-        """Return whether `own` is true on any rank."""
-        return bool(self.max(own))
-
-    def max(self, own: int) -> int:
-        """Return the maximum of `own` over all ranks."""
-        number = torch.tensor(int(own), device=self._device)
-        distributed.all_reduce(number, distributed.ReduceOp.MAX)
-        return int(number)
-
-
 class MicroBatches:
     """Runs a function on rows of unequal length, in batches of similar length.
 
@@ -61,13 +48,24 @@ class MicroBatches:
             batch of its own. None starts with a size that suits the device and halves it whenever
             memory runs out.
         width: Hidden size of the LM; None if unknown.
+
+    If ranks share the LM (`shared_on` is the type of their devices), all of them must run equally
+    often.
     """
 
     def __init__(self, tokens_per_forward: int | None = None, width: int | None = None) -> None:
         self.fixed = tokens_per_forward
         self.width = width
         self.adapted: int | None = None
-        self.rank_sync: RankSync | None = None
+        self.shared_on: str | None = None
+
+    def max_over_ranks(self, own: int) -> int:
+        """Return the maximum of a number over the ranks that share the LM."""
+        if self.shared_on is None:
+            return own
+        number = torch.tensor(int(own), device=self.shared_on)
+        distributed.all_reduce(number, distributed.ReduceOp.MAX)
+        return int(number)
 
     def run(
         self,
@@ -92,12 +90,17 @@ class MicroBatches:
 
         tokens = self.fixed or self.adapted or self._start(device_type)
         batches = split(rows, tokens)
-        if self.rank_sync is not None:
-            # Ranks of a sharded LM run as many forward passes as the one that has most: a rank that
-            # is done runs its shortest row again.
-            batches += [rows[-1:]] * (self.rank_sync.max(len(batches)) - len(batches))
+        # Ranks that share an LM run as many forward passes as the one that has most: a rank that is
+        # done runs its shortest row again.
+        batches += [rows[-1:]] * (self.max_over_ranks(len(batches)) - len(batches))
         while batches:
-            error = _memory_error(forward, batches[0])
+            error = None
+            try:
+                forward(batches[0])
+            except (RuntimeError, MemoryError) as exception:
+                error = oom_reason(exception)
+                if error is None:
+                    raise
             if error is None:
                 del batches[0]
                 continue
@@ -117,7 +120,7 @@ class MicroBatches:
         """Return the tokens of smaller batches, after one that did not fit; else say what to do."""
         what = f"a forward pass of batch size {n_rows} and sequence length {length}"
         # Ranks of a sharded LM that changed it on their own would wait for each other for ever.
-        if n_rows > 1 and self.fixed is None and self.rank_sync is None:
+        if n_rows > 1 and self.fixed is None and self.shared_on is None:
             self.adapted = max(1, n_rows * length // 2)
             _log.warning("%s ran out of memory; using at most %d tokens.", what, self.adapted)
             return self.adapted
@@ -128,15 +131,3 @@ class MicroBatches:
                 "to the memory unless the LM is sharded."
             )
         raise LanguageModelError(f"{what} does not fit the memory: {error}. {way_out}")
-
-
-def _memory_error(forward: Callable[[list[int]], None], batch: list[int]) -> str | None:
-    """Run a batch; return the reason if memory ran out, else None."""
-    try:
-        forward(batch)
-    except (RuntimeError, MemoryError) as error:
-        why = oom_reason(error)
-        if why is None:
-            raise
-        return why
-    return None

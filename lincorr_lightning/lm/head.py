@@ -7,8 +7,8 @@ scaling) stays the LM's own, so no architecture is named here, and hooks on the 
 a sharding strategy, run as in any other forward pass.
 
 This requires that the head is a plain linear layer and that what follows treats each logit
-independently. `select_logit_method` tests both on a short text, and otherwise selects a slower
-method that requires neither.
+independently. `can_read_rows` tests both on a short text; other LMs compute the logits of their
+whole vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from enum import Enum
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -38,16 +37,8 @@ _TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
 _HALF_TOLERANCE = 0.1
 
 
-class LogitMethod(Enum):
-    """Methods to get logits from an LM, fastest first."""
-
-    ROWS = "the requested tokens' rows of the head at the last position"
-    LAST = "the LM's own head at the last position, over the whole vocabulary"
-    ALL = "the LM's own head at every position"
-
-
 class UnusableHeadError(Exception):
-    """The LM does not use its head in the way that a logit method requires."""
+    """The rows of the LM's head cannot be read apart from the others."""
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -89,42 +80,30 @@ def read_logits(
     attention_mask: Tensor | None,
     last: Tensor,
     token_ids: Tensor,
-    method: LogitMethod,
+    by_rows: bool,
 ) -> Tensor:
     """Return the logits of some tokens at the position `last` of each row; differentiable.
 
-    The product with the head is computed in float64, so that logits of a hidden size d have
-    numerical rank d and least squares can use it. `input_ids` are padded on the right; without an
-    `attention_mask` the LM uses a causal mask alone, which is the same for true tokens, and faster.
+    Read `by_rows`, the product with the head is computed in float64, so that logits of a hidden
+    size d have numerical rank d and least squares can use it. `input_ids` are padded on the right;
+    without an `attention_mask` the LM uses a causal mask alone, which is the same for true tokens,
+    and faster.
 
     Returns:
         ``(n_rows, n_tokens)``, float64.
     """
     rows = torch.arange(len(last), device=last.device)
-    if method is LogitMethod.ALL:
-        logits = call_model(model, input_ids, attention_mask=attention_mask).logits
-        logits = logits[rows.to(logits.device), last.to(logits.device)]
-        return logits[:, token_ids.to(logits.device)].double()
-    if method is LogitMethod.ROWS:
-        blocks = [(rows * input_ids.shape[1] + last, token_ids)]
+    length = input_ids.shape[1]
+    if by_rows:
+        blocks = [(rows * length + last, token_ids)]
         return read_positions(model, input_ids, blocks, attention_mask=attention_mask)[0]
-
-    head = head_of(model)
-    if head is None:
-        raise UnusableHeadError
-    own_forward = head.forward
-
-    def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
-            raise UnusableHeadError
-        hidden = hidden[rows.to(hidden.device), last.to(hidden.device)].unsqueeze(1)
-        return own_forward(hidden, *args, **kwargs)  # type: ignore[no-any-return]
-
-    with patched_forward(head, read_head):
-        logits = call_model(model, input_ids, attention_mask=attention_mask).logits
-    if logits.shape[:2] != (len(last), 1):
-        raise UnusableHeadError
-    return logits[:, 0, token_ids.to(logits.device)].double()
+    keep = {}
+    if "logits_to_keep" in inspect.signature(model.forward).parameters:
+        keep["logits_to_keep"] = length - int(last.min())
+    logits = call_model(model, input_ids, keep, attention_mask=attention_mask).logits
+    columns = last - (length - logits.shape[1])  # whether or not it left out the first positions
+    logits = logits[rows.to(logits.device), columns.to(logits.device)]
+    return logits[:, token_ids.to(logits.device)].double()
 
 
 def read_positions(
@@ -133,7 +112,7 @@ def read_positions(
     blocks: Sequence[tuple[Tensor, Tensor]],
     **more: Tensor | None,
 ) -> list[Tensor]:
-    """Return logits of different tokens at different positions, by `LogitMethod.ROWS`.
+    """Return logits of different tokens at different positions, from rows of the head.
 
     A block is a pair of positions in the flattened rows, ``(n_positions,)``, and of tokens to read
     there, ``(n_tokens,)``; its logits are ``(n_positions, n_tokens)``, float64.
@@ -168,10 +147,8 @@ def read_positions(
     ]
 
 
-def select_logit_method(
-    model: PreTrainedModel, probe: Sequence[int], vocab_size: int
-) -> LogitMethod:
-    """Return the fastest method that gives the LM's own logits on a short text.
+def can_read_rows(model: PreTrainedModel, probe: Sequence[int], vocab_size: int) -> bool:
+    """Return whether rows of the head give the LM's own logits on a short text.
 
     An LM whose tokens change the logits of an earlier position is refused: it is not causal, so no
     position of a prompt predicts the next token.
@@ -180,13 +157,12 @@ def select_logit_method(
     mask = torch.ones_like(ids)
     last = torch.tensor([len(probe) - 2], device=model.device)
     tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
-    # The methods see one token more than the LM's own forward, as in a batch with longer prompts.
-    own = read_logits(model, ids[:, :-1], mask[:, :-1], last, tokens, LogitMethod.ALL)
+    own = read_logits(model, ids[:, :-1], mask[:, :-1], last, tokens, by_rows=False)
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE) * own.abs().max().clamp(min=1e-3)
 
-    def agrees(method: LogitMethod) -> bool:
-        try:
-            logits = read_logits(model, ids, None, last, tokens, method)
+    def agrees(by_rows: bool) -> bool:
+        try:  # with one token more, as in a batch with longer prompts
+            logits = read_logits(model, ids, None, last, tokens, by_rows)
         except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
             if oom_reason(error):
                 raise
@@ -194,21 +170,20 @@ def select_logit_method(
         return bool((logits - own).abs().max() <= tolerance)
 
     if not own.isfinite().all():
-        return LogitMethod.ALL  # NaN is reported for the actual prompts, with their text
-    if not agrees(LogitMethod.ALL):
+        return False  # NaN is reported for the actual prompts, with their text
+    if not agrees(by_rows=False):
         raise LanguageModelError(
             f"{type(model).__name__} is not causal: a later token changes its logits at an earlier "
             "position. Pass a causal LM (for a BERT-like checkpoint: one with is_decoder true)."
         )
-    method = next(filter(agrees, (LogitMethod.ROWS, LogitMethod.LAST)), LogitMethod.ALL)
-    if method is not LogitMethod.ROWS:
-        _log.warning(
-            "The head of %s is not a plain linear layer whose rows can be computed separately; "
-            "using %s instead, which is slower.",
-            type(model).__name__,
-            method.value,
-        )
-    return method
+    if agrees(by_rows=True):
+        return True
+    _log.warning(
+        "The head of %s is not a plain linear layer whose rows can be computed separately; "
+        "computing the logits of all tokens instead, which is slower.",
+        type(model).__name__,
+    )
+    return False
 
 
 def takes_argument(model: PreTrainedModel, name: str) -> bool:

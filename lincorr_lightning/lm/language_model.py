@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,22 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
-from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
-from lincorr_lightning.lm.encoding import PAD_ID, PromptEncoder
+from lincorr_lightning.lm.encoding import PromptEncoder
 from lincorr_lightning.lm.fingerprint import (
     fingerprint_config,
     fingerprint_tokenizer,
     fingerprint_weights,
 )
-from lincorr_lightning.lm.head import (
-    LogitMethod,
-    head_of,
-    pad_right,
-    read_logits,
-    select_logit_method,
-    to_device,
-)
+from lincorr_lightning.lm.head import can_read_rows, head_of, pad_right, read_logits, to_device
 from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_config, read_tokenizer
 from lincorr_lightning.lm.modes import (
     dtype_name,
@@ -91,13 +84,9 @@ class LanguageModel(nn.Module):
         text = model_config.get_text_config()
         self._vocab_size = int(text.vocab_size)
         longest = getattr(text, "max_position_embeddings", None)
-        self._encoder = PromptEncoder(
-            tokenizer,
-            self._vocab_size,
-            longest if isinstance(longest, int) and longest > 0 else None,
-            self.config.add_bos,
-        )
-        self._tested: dict[type, tuple[LogitMethod, str | None]] = {}
+        longest = longest if isinstance(longest, int) and longest > 0 else None
+        self._encoder = PromptEncoder(tokenizer, self._vocab_size, longest, self.config.add_bos)
+        self._tested: dict[type, tuple[bool, str | None]] = {}
         self.reads_prompts: str | None = None
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
@@ -162,7 +151,7 @@ class LanguageModel(nn.Module):
     @property
     def is_sharded(self) -> bool:
         """Whether the LM is sharded over ranks."""
-        return self._batches.rank_sync is not None
+        return self._batches.shared_on is not None
 
     @property
     def can_widen(self) -> bool:
@@ -186,7 +175,8 @@ class LanguageModel(nn.Module):
                 "false, or use configs/trainer/fsdp.yaml."
             )
         whole = self.fingerprint["weights"]
-        self._batches.rank_sync = shard(self.model, mesh)
+        shard(self.model, mesh)
+        self._batches.shared_on = mesh.device_type
         # Computing it after sharding would need all ranks.
         self._weights_print = self._weights_state(), whole
 
@@ -273,18 +263,14 @@ class LanguageModel(nn.Module):
         self,
         rows: Sequence[Sequence[int]],
         token_ids: Sequence[int] | Tensor,
-        context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
-        in_float32: bool = False,
+        context: RowsContext | None = None,
     ) -> Tensor:
         """Return the logits of some tokens after each prompt, like `domain_logits`, from token ids.
 
         Args:
             rows: Token ids of each prompt, as returned by `rows`.
             token_ids: Tokens to read.
-            context: Function that returns the context manager of a forward pass, given the indices
-                of its rows; needed where each row is read under an adapter of its own.
-            in_float32: Whether an LM in half precision computes in float32, unless it is sharded or
-                compiled, or its half-precision weights are trained.
+            context: Context of each forward pass, where each row is read under its own adapter.
 
         Returns:
             ``(n_rows, n_labels)``, float64, on the LM's device.
@@ -292,21 +278,16 @@ class LanguageModel(nn.Module):
         device = self.model.device
         tokens = to_device(self._checked(token_ids), device)
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
-        method, _ = self._test()
+        by_rows, _ = self._test()
 
         def forward(batch: list[int]) -> None:
             ids, _ = self._encoder.pad([rows[i] for i in batch])
             last = to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), device)
             with context(batch) if context is not None else nullcontext():
-                part = read_logits(self.model, to_device(ids, device), None, last, tokens, method)
+                part = read_logits(self.model, to_device(ids, device), None, last, tokens, by_rows)
             logits[to_device(torch.tensor(batch), device)] = part.to(device)
 
-        precise: AbstractContextManager[None] = nullcontext()
-        if in_float32 and self.can_widen and not trained_in_half_precision(self.model):
-            # The rows of the head are read in float64 anyway.
-            skip = head_of(self.model) if method is LogitMethod.ROWS else None
-            precise = float32_forward(self.model, skip)
-        with self._reading(), precise:
+        with self._reading():
             self.in_batches([len(row) for row in rows], forward)
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
@@ -324,23 +305,28 @@ class LanguageModel(nn.Module):
         rows: Sequence[Sequence[int]],
         token_ids: Sequence[int] | Tensor,
         groups: Sequence[Hashable],
-        context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+        context: RowsContext | None = None,
     ) -> Tensor:
         """Return `logits_of_rows` in float32, with the common prefix of a group computed once.
 
         Prefixes are shared if `LMConfig.share_prefixes` allows, in LMs of float32 on one device.
         `groups` has the group of each row, such as its subject and adapter; all rows of a group are
-        read in one context.
+        read in one context. An LM in half precision computes in float32, unless it is sharded or
+        compiled, or its half-precision weights are trained.
         """
         members: dict[Hashable, dict[int, Sequence[int]]] = {}
         for index, (row, group) in enumerate(zip(rows, groups, strict=True)):
             members.setdefault(group, {})[index] = row
-        logits = None
         if self.model.dtype == torch.float32 and not self.is_sharded:
             logits, _ = self._share_prefixes(list(members.values()), [token_ids], context)
-        if logits is not None:
-            return logits
-        return self.logits_of_rows(rows, token_ids, context, in_float32=True)
+            if logits is not None:
+                return logits
+        if not self.can_widen or trained_in_half_precision(self.model):
+            return self.logits_of_rows(rows, token_ids, context)
+        by_rows, _ = self._test()
+        # The rows of the head are read in float64 anyway.
+        with float32_forward(self.model, head_of(self.model) if by_rows else None):
+            return self.logits_of_rows(rows, token_ids, context)
 
     def joint_logits(
         self,
@@ -360,8 +346,7 @@ class LanguageModel(nn.Module):
             ``(n_subjects, n_labels of all domains)``, float64, on the LM's device.
 
         Raises:
-            LanguageModelError: Prefix sharing is required and not supported; or as
-                `domain_logits`, like the other errors.
+            LanguageModelError: Prefix sharing is required and not supported; or as `domain_logits`.
         """
         flat = self.rows(list(chain.from_iterable(prompts)))
         n, n_subjects = len(prompts), len(prompts[0])
@@ -378,19 +363,18 @@ class LanguageModel(nn.Module):
         self,
         groups: Sequence[Mapping[int, Sequence[int]]],
         token_ids: Sequence[Sequence[int] | Tensor],
-        context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+        context: RowsContext | None = None,
     ) -> tuple[Tensor | None, str]:
         """Return the logits of all domains, or None if each prompt is to be read on its own.
 
         Row i of the groups is the prompt of subject ``i // n`` and domain ``i % n``, of n domains.
         Also returned is how the prompts are read, in words.
         """
-        sync = self._batches.rank_sync
         _, error = self._test()
         trees, why = plan_reading(
             self.model, groups, self.config.share_prefixes, self._batches.fixed, error
         )
-        if sync is not None and sync.any(not trees) and trees:
+        if self._batches.max_over_ranks(not trees) and trees:
             trees, why = [], "one by one, as another rank must"
         if not trees:
             return None, why
@@ -400,11 +384,9 @@ class LanguageModel(nn.Module):
         n_subjects = sum(len(group) for group in groups) // len(token_ids)
         with self._reading():
             logits = logits_of_trees(
-                self.model, trees, n_subjects, tokens, self._batches, PAD_ID,
-                context_of_trees,
-            )  # fmt: skip
-        broken = not logits.isfinite().all()
-        if broken if sync is None else sync.any(broken):
+                self.model, trees, n_subjects, tokens, self._batches, context_of_trees
+            )
+        if self._batches.max_over_ranks(not logits.isfinite().all()):
             # NaN spreads through a tree despite the mask: find the prompt that it comes from.
             return None, why
         return logits, why
@@ -427,8 +409,8 @@ class LanguageModel(nn.Module):
             )
         return tokens
 
-    def _test(self) -> tuple[LogitMethod, str | None]:
-        """Return the logit method, and why the LM cannot share prefixes, None if it can.
+    def _test(self) -> tuple[bool, str | None]:
+        """Return whether rows of the head can be read, and why prefixes cannot be shared, if so.
 
         Tested once for each type of its head; all ranks that share an LM must call it together.
         """
@@ -436,9 +418,9 @@ class LanguageModel(nn.Module):
         if kind not in self._tested:
             probe = self._encoder.probe()
             with self._reading():
-                method = select_logit_method(self.model, probe, self._vocab_size)
-                error = prefix_sharing_error(self.model, method, probe, self._vocab_size)
-            self._tested[kind] = method, error
+                by_rows = can_read_rows(self.model, probe, self._vocab_size)
+                error = prefix_sharing_error(self.model, by_rows, probe, self._vocab_size)
+            self._tested[kind] = by_rows, error
         return self._tested[kind]
 
     # -- identity ----------------------------------------------------------------------------

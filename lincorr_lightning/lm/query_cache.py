@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm.batching import RowsContext
 from lincorr_lightning.lm.language_model import LanguageModel
 
 if TYPE_CHECKING:
@@ -122,9 +123,7 @@ class QueryCache:
         # Half precision would round away the change by one optimizer step.
         return self.lm.logits_of_groups(rows, columns, groups, contexts).cpu()
 
-    def contexts(
-        self, adapter_ids: Sequence[int | None]
-    ) -> Callable[[list[int]], AbstractContextManager[object]] | None:
+    def contexts(self, adapter_ids: Sequence[int | None]) -> RowsContext | None:
         """Return a function from the rows of a forward pass to the context of their adapters.
 
         `adapter_ids` are those of all rows; None if no row uses an adapter.

@@ -15,7 +15,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.batching import RankSync
 from lincorr_lightning.lm.head import head_of
 
 if TYPE_CHECKING:
@@ -36,8 +35,8 @@ _SUMMED = "replicated_with_grad_allreduce"
 _KNOWN = {*_BY_OUTPUTS, *_BY_INPUTS, _SUMMED, "replicate"}
 
 
-def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
-    """Shard an LM over all ranks of a run; return the synchronization of its forward passes.
+def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
+    """Shard an LM over all ranks of a run.
 
     The mesh dimension ``tensor_parallel`` splits matrices (`split_matrices`); ``data_parallel``, or
     the only dimension of a mesh, shards the layers' weights.
@@ -47,7 +46,6 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> RankSync:
         split_matrices(model, mesh["tensor_parallel"], data.size())
     if not splits_matrices(mesh) or data.size() > 1:
         _shard_weights(model, data)
-    return RankSync(mesh.device_type)
 
 
 def splits_matrices(mesh: DeviceMesh) -> bool:

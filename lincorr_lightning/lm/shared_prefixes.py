@@ -9,8 +9,8 @@ several roots. `prefix_sharing_error` tests whether an LM respects such masks an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.batching import MicroBatches, oom_reason
+from lincorr_lightning.lm.batching import MicroBatches, RowsContext, oom_reason
+from lincorr_lightning.lm.encoding import PAD_ID
 from lincorr_lightning.lm.head import (
-    LogitMethod,
     UnusableHeadError,
     read_logits,
     read_positions,
@@ -105,7 +105,7 @@ def _shape(parents: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def pack_trees(
-    trees: Sequence[PromptTree], pad_id: int, dtype: torch.dtype, device: torch.device
+    trees: Sequence[PromptTree], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
     """Pad trees on the right to one length and build the mask that separates their branches.
 
@@ -117,7 +117,7 @@ def pack_trees(
     length = max(len(tree.token_ids) for tree in trees)
     if device.type != "cpu":
         length += -length % _ALIGNED  # attention kernels copy masks that are not aligned
-    ids = [tree.token_ids + [pad_id] * (length - len(tree.token_ids)) for tree in trees]
+    ids = [tree.token_ids + [PAD_ID] * (length - len(tree.token_ids)) for tree in trees]
     sees = torch.eye(length, dtype=torch.bool).repeat(len(trees), 1, 1)
     depths = torch.zeros(len(trees), length, dtype=torch.long)
     for row, tree in enumerate(trees):
@@ -178,8 +178,7 @@ def logits_of_trees(
     n_subjects: int,
     tokens: Sequence[Tensor],
     batches: MicroBatches,
-    pad_id: int,
-    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    context: RowsContext | None = None,
 ) -> Tensor:
     """Return the logits of all domains, ``(n_subjects, n_labels of all domains)``, float64.
 
@@ -191,7 +190,7 @@ def logits_of_trees(
     columns = torch.split(logits, sizes, dim=1)
 
     def forward(chosen: list[int]) -> None:
-        batch = pack_trees([trees[i] for i in chosen], pad_id, model.dtype, device)
+        batch = pack_trees([trees[i] for i in chosen], model.dtype, device)
         length = batch["input_ids"].shape[1]
         ends: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         for row, i in enumerate(chosen):
@@ -212,10 +211,10 @@ def logits_of_trees(
 
 
 def prefix_sharing_error(
-    model: PreTrainedModel, method: LogitMethod, probe: Sequence[int], vocab_size: int
+    model: PreTrainedModel, reads_rows: bool, probe: Sequence[int], vocab_size: int
 ) -> str | None:
     """Return why an LM does not support prefix sharing, or None if it does."""
-    if method is not LogitMethod.ROWS:
+    if not reads_rows:
         return "its head is not a plain linear layer"
     attention = getattr(model.config.get_text_config(), "_attn_implementation", None)
     if attention not in _ATTENTION:
@@ -227,18 +226,15 @@ def prefix_sharing_error(
     rows = [ids, ids[:-1], [*ids[:2], ids[0]], [*ids[:2], ids[0], *ids[2:]][: len(ids)], ids[1:]]
     tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
     device = model.device
-    singles = [torch.tensor([row], device=device) for row in rows]
-    ends = [torch.tensor([len(row) - 1], device=device) for row in rows]
-    plain = torch.cat(
-        [
-            read_logits(model, single, torch.ones_like(single), end, tokens, method)
-            for single, end in zip(singles, ends, strict=True)
-        ]
-    )
+    singles = [
+        (torch.tensor([row], device=device), None, torch.tensor([len(row) - 1], device=device))
+        for row in rows
+    ]
+    plain = torch.cat([read_logits(model, *single, tokens, by_rows=True) for single in singles])
     (tree,) = grow_trees(dict(enumerate(rows)))
     # A second tree of another shape, so that padding and separate masks are tested too.
     (other,) = grow_trees({0: [*ids[:1], *ids[2:]]})
-    batch = pack_trees([other, tree], 0, model.dtype, device)
+    batch = pack_trees([other, tree], model.dtype, device)
     length = batch["input_ids"].shape[1]
     nodes = torch.tensor([node for _, node in sorted(tree.ends)]) + length
     try:

@@ -42,7 +42,7 @@ def test_batch_of_unequal_prompts_equals_single_prompts(
     assert naive.std() > 0.1
     assert (ours - naive).abs().max() <= TOLERANCE
     # The fast way was taken: nothing here falls back to all logits.
-    assert [reading.name for reading, _ in lm._tested.values()] == ["ROWS"]
+    assert [by_rows for by_rows, _ in lm._tested.values()] == [True]
 
 
 def test_both_padding_sides(architecture: str, lm_folder: Folder, small: SimpleNamespace) -> None:
@@ -169,11 +169,11 @@ class OwnHead(nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("kind", "reading"),
-    [(ScaledAround, "ROWS"), (Normalized, "LAST"), (Functional, "ALL"), (Flat, "ALL")],
+    ("kind", "by_rows"),
+    [(ScaledAround, True), (Normalized, False), (Functional, False), (Flat, False)],
 )
 def test_unknown_architecture(
-    kind: type, reading: str, small: SimpleNamespace, caplog: pytest.LogCaptureFixture
+    kind: type, by_rows: bool, small: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = small.config("llama")
     model = kind(config)
@@ -183,8 +183,8 @@ def test_unknown_architecture(
         ours = lm.domain_logits(small.prompts, small.token_ids)
     naive = small.naive(model, small.prompts, small.token_ids)
     assert (ours - naive).abs().max() <= TOLERANCE
-    assert [used.name for used, _ in lm._tested.values()] == [reading]
-    assert ("slower" in caplog.text) is (reading != "ROWS")
+    assert [used for used, _ in lm._tested.values()] == [by_rows]
+    assert ("slower" in caplog.text) is not by_rows
 
 
 class Adapted(nn.Linear):
@@ -204,6 +204,10 @@ def test_other_heads(make: Callable[[nn.Linear], nn.Module], small: SimpleNamesp
     model = small.model(small.config("llama"))
     model.lm_head = make(model.lm_head)
     lm = LanguageModel.from_module(model, small.tokenizer())
+    n_read: list[int] = []
+    model.lm_head.register_forward_hook(lambda _, args, out: n_read.append(args[0].shape[1]))
+    lm.domain_logits(["Paris lives in"], small.token_ids)
+    assert n_read[-1] == 1, "the logits of earlier positions are not computed"
     for _ in range(2):
         ours = lm.domain_logits(small.prompts, small.token_ids)
         naive = small.naive(model, small.prompts, small.token_ids)
@@ -280,6 +284,6 @@ def test_half_precision_takes_the_fast_way(lm_folder: Folder, small: SimpleNames
     ours = half.domain_logits(small.prompts, small.token_ids)
     expected = exact.domain_logits(small.prompts, small.token_ids)
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
-    assert [reading.name for reading, _ in half._tested.values()] == ["ROWS"]
+    assert [by_rows for by_rows, _ in half._tested.values()] == [True]
     # Not on the dtype's own grid: the head's product was not rounded to it.
     assert not torch.equal(ours, ours.to(half.model.dtype).double())

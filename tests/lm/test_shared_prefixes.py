@@ -11,6 +11,7 @@ import torch
 import transformers as hf
 
 from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.lm.encoding import PAD_ID
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.shared_prefixes import (
     PromptTree,
@@ -305,7 +306,7 @@ def test_duplicates_end_at_one_node_and_a_prompt_may_end_within_another() -> Non
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_node_sees_its_ancestors_and_has_its_depth(dtype: torch.dtype) -> None:
     trees = [t for seed in (3, 4, 5) for t in grow_trees(dict(enumerate(random_rows(seed, 8))))]
-    batch = pack_trees(trees, 99, dtype, CPU)
+    batch = pack_trees(trees, dtype, CPU)
     length = max(len(tree.token_ids) for tree in trees)
     assert batch["input_ids"].shape == batch["position_ids"].shape == (3, length)
     assert batch["attention_mask"].shape == (3, 1, length, length)
@@ -315,7 +316,7 @@ def test_a_node_sees_its_ancestors_and_has_its_depth(dtype: torch.dtype) -> None
         for node in range(length):
             sees = set((batch["attention_mask"][row, 0, node] == 0).nonzero()[:, 0].tolist())
             if node >= len(tree.token_ids):
-                assert sees == {node} and batch["input_ids"][row, node] == 99
+                assert sees == {node} and batch["input_ids"][row, node] == PAD_ID
                 continue
             expected, up = set(), node
             while up >= 0:

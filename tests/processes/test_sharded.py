@@ -152,29 +152,19 @@ def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
 
 
 def test_out_of_memory_names_the_setting_to_lower() -> None:
-    class Alone:
-        def max(self, own: int) -> int:
-            return own
-
     def fail(batch: list[int]) -> None:
         raise torch.OutOfMemoryError("no memory. More details")
 
-    batches = MicroBatches(64)
-    batches.rank_sync = Alone()  # type: ignore[assignment]
     with pytest.raises(
         LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64\)"
     ):
-        batches.run([10] * 9, "cpu", fail)
+        MicroBatches(64).run([10] * 9, "cpu", fail)
 
 
-def test_all_ranks_run_equally_many_forward_passes() -> None:
-    class Busier:
-        def max(self, own: int) -> int:
-            return own + 3
-
+def test_all_ranks_run_equally_many_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[int]] = []
     batches = MicroBatches(20)
-    batches.rank_sync = Busier()  # type: ignore[assignment]
+    monkeypatch.setattr(batches, "max_over_ranks", lambda own: own + 3)
     batches.run([10, 7, 5], "cpu", ran.append)
     assert ran == [[0, 1], [2], [2], [2], [2]]
 
