@@ -74,19 +74,17 @@ class TokenGeometryMonitor(PeriodicCallback):
 
     def open(self, trainer: L.Trainer) -> None:
         """Read the texts."""
-        prompts = read_prompts(
+        self._prompts = read_prompts(
             self.cache.lm, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
             "TokenGeometryMonitor",
         )  # fmt: skip
-        self._tokens = torch.tensor(prompts.rows)
-        self._text_names = [text.where for text in prompts.texts]
 
     def measure(self, trainer: L.Trainer) -> None:
         """Measure the geometry of the texts."""
         context = self.cache.contexts([self.adapter_id])
         observed: list[PromptGeometry] = []
         # One text at a time: training may leave little memory.
-        for row, name in zip(self._tokens[:, None], self._text_names, strict=True):
+        for row, name in zip(self._prompts.tokens[:, None], self._prompts.names, strict=True):
             with nullcontext() if context is None else context([0]):
                 observed += observe_prompts(self.cache.lm, row, [name], self.settings)
         prefix = self.numbered(self.study)
@@ -128,7 +126,7 @@ class TokenGeometryMonitor(PeriodicCallback):
             for name, points in curves.items()
             for step, value in points
         ]
-        texts = f"{len(self._text_names)} texts of {self.n_tokens} tokens"
+        texts = f"{len(self._prompts.names)} texts of {self.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"
         columns = ["observable", "layer", "step", "mean"]
         table = Table.of(self.study, rows, columns, caption, formats={"mean": ".3g"})

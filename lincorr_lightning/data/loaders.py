@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -40,20 +40,6 @@ def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
     return DataLoader(dataset, batch_size=None, sampler=sampler)
 
 
-class StepDataset(Protocol):
-    """The steps of one rank over all epochs, each made from its number alone, without state."""
-
-    @property
-    def determined_by(self) -> dict[str, Any]:
-        """Settings that determine the content of a step."""
-
-    def __len__(self) -> int:
-        """Number of steps of an epoch, the same on all ranks."""
-
-    def __getitem__(self, index: int) -> Any:
-        """Return a step by its number, counted over all epochs."""
-
-
 class _ResumableSampler(DistributedSampler[Any]):
     """Yields the steps of an epoch in order, without those that a resumed run has done.
 
@@ -61,8 +47,8 @@ class _ResumableSampler(DistributedSampler[Any]):
     `DistributedSampler` by one that distributes them again.
     """
 
-    def __init__(self, dataset: StepDataset, epoch: int) -> None:
-        super().__init__(cast("Dataset[Any]", dataset), num_replicas=1, rank=0, shuffle=False)
+    def __init__(self, dataset: Dataset[Any], epoch: int) -> None:
+        super().__init__(dataset, num_replicas=1, rank=0, shuffle=False)
         # A resumed run fetches its first batch before Lightning sets the epoch.
         self.set_epoch(epoch)
         self.done = (epoch, 0)
@@ -77,19 +63,20 @@ class _ResumableSampler(DistributedSampler[Any]):
 class ResumableLoader(DataLoader[Any]):
     """Loader of one rank's steps that Lightning can resume in the middle of an epoch.
 
-    Its length stays that of a whole epoch: Lightning adds the batches that are done itself. It also
-    recreates some loaders, with further `options` of torch's DataLoader. Without a Trainer, which
-    counts the steps, a loader is never resumed.
+    The length of the dataset is that of an epoch, the same on all ranks. It makes each step from
+    its number, counted over all epochs, and has an attribute ``determined_by``: the settings, by
+    name, that determine the content of a step. Without a Trainer, which counts the steps, a loader
+    is never resumed. `options` are those of torch's DataLoader, with which Lightning recreates it.
     """
 
     def __init__(
-        self, dataset: StepDataset, trainer: L.Trainer | None = None, **options: Any
+        self, dataset: Dataset[Any], trainer: L.Trainer | None = None, **options: Any
     ) -> None:
-        self.trainer, self._steps = trainer, dataset
+        self.trainer, self._steps = trainer, cast(Any, dataset)
         # Not current_epoch, which a run resumed at the end of an epoch increments only later.
         epoch = 0 if trainer is None else _epoch_progress(trainer).processed
         own = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
-        super().__init__(cast("Dataset[Any]", dataset), **own | options)
+        super().__init__(dataset, **own | options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, and how many of its steps are done."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
-from lincorr_lightning.data.files import SampleBy, Text, read_texts
+from lincorr_lightning.data.files import SampleBy, read_texts
 from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.tiny_world.world import (
     WORLD_CORPUS,
@@ -77,44 +77,32 @@ def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
     return TokenRows(ids, mask.long(), mask & (positions >= n_skipped))
 
 
-@dataclass(frozen=True)
-class BlockSettings:
-    """How texts are cut into training steps; see `TextsDataModule`."""
-
-    n_tokens: int
-    batch_tokens: int
-    block_steps: int
-    max_length: int
-    seed: int
-
-    @property
-    def size(self) -> int:
-        """Number of tokens of a block."""
-        return self.batch_tokens * self.block_steps
-
-
 class TextBlocks(Dataset[TokenStep]):
     """Training steps of one data shard: blocks of texts in an endless shuffled order.
 
     A step follows from its number alone, so that a resumed run continues with the texts that the
-    interrupted run had left.
+    interrupted run had left. The arguments are those of `TextsDataModule`; `rows` are token ids.
     """
 
     def __init__(
         self,
         rows: Sequence[list[int]],
         n_skipped: int,
-        settings: BlockSettings,
+        n_tokens: int,
+        batch_tokens: int,
+        block_steps: int,
+        seed: int,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        self._rows, self._n_skipped, self._settings = rows, n_skipped, settings
+        self._rows, self._n_skipped, self._seed = rows, n_skipped, seed
+        self._batch_tokens, self._block_steps = batch_tokens, block_steps
         self._rank, self._world_size = rank, world_size
-        size = settings.size
-        self.n_blocks = settings.n_tokens // size
+        self._size = size = batch_tokens * block_steps
+        self.n_blocks = n_tokens // size
         if self.n_blocks < world_size:
             raise ConfigError(
-                f"{settings.n_tokens} tokens to train on are {self.n_blocks} blocks of {size} for "
+                f"{n_tokens} tokens to train on are {self.n_blocks} blocks of {size} for "
                 f"{world_size} ranks. Train on more tokens (data.n_tokens, or "
                 "model.training_tokens of a study that trains small SAEs), or make blocks smaller "
                 "(data.batch_tokens, data.block_steps)."
@@ -124,7 +112,7 @@ class TextBlocks(Dataset[TokenStep]):
         needed = self.n_blocks * (size + int(counts.max()))
         n_epochs = -(-needed // int(counts.sum()))
         orders = [
-            np.random.default_rng([settings.seed, 1, epoch]).permutation(len(rows))
+            np.random.default_rng([seed, 1, epoch]).permutation(len(rows))
             for epoch in range(n_epochs)
         ]
         self._order = np.concatenate(orders)
@@ -133,20 +121,21 @@ class TextBlocks(Dataset[TokenStep]):
         for _ in range(self.n_blocks):
             done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
             self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
-        self.determined_by: dict[str, Any] = asdict(settings) | {
-            "n_texts": len(rows), "skipped": n_skipped, "n_shards": world_size,
+        self.determined_by: dict[str, Any] = {
+            "n_tokens": n_tokens, "batch_tokens": batch_tokens, "block_steps": block_steps,
+            "seed": seed, "n_rows": len(rows), "skipped": n_skipped, "n_shards": world_size,
         }  # fmt: skip
         self._cached: tuple[int, TokenRows, Tensor] | None = None
 
     def __len__(self) -> int:
         """Steps of this shard in one epoch."""
-        return self.n_blocks // self._world_size * self._settings.block_steps
+        return self.n_blocks // self._world_size * self._block_steps
 
     def __getitem__(self, index: int) -> TokenStep:
-        own_block, step = divmod(index % len(self), self._settings.block_steps)
+        own_block, step = divmod(index % len(self), self._block_steps)
         block = own_block * self._world_size + self._rank
         texts, positions = self._read(block)
-        n = self._settings.batch_tokens
+        n = self._batch_tokens
         return TokenStep(block, step, texts, positions[step * n : (step + 1) * n])
 
     def rows(self, block: int) -> list[list[int]]:
@@ -156,11 +145,10 @@ class TextBlocks(Dataset[TokenStep]):
 
     def _read(self, block: int) -> tuple[TokenRows, Tensor]:
         if self._cached is None or self._cached[0] != block:
-            size = self._settings.size
-            order = np.random.default_rng([self._settings.seed, 2, block]).permutation(size)
+            order = np.random.default_rng([self._seed, 2, block]).permutation(self._size)
             texts = pad_rows(self.rows(block), self._n_skipped)
             # Tokens of the last text beyond the block's size are in no step.
-            texts.counted.view(-1)[texts.counted.flatten().nonzero()[size:, 0]] = False
+            texts.counted.view(-1)[texts.counted.flatten().nonzero()[self._size :, 0]] = False
             self._cached = block, texts, torch.from_numpy(order)
         return self._cached[1:]
 
@@ -226,7 +214,8 @@ class TextsDataModule(StudyData):
         for name, value in self.hparams.items():
             if name in least and not (value is None and name in ("n_texts", "skip_tokens")):
                 require(f"data.{name}", value, at_least=least[name])
-        self.block_settings = BlockSettings(n_tokens, batch_tokens, block_steps, max_length, seed)
+        self.n_tokens, self.batch_tokens, self.block_steps = n_tokens, batch_tokens, block_steps
+        self.max_length, self.seed = max_length, seed
         self.texts, self.key, self.sample_by = texts, key, sample_by
         self.knowledge, self.knowledge_files = knowledge, knowledge_files
         self.skip_tokens, self.eval_batch_size = skip_tokens, eval_batch_size
@@ -275,8 +264,7 @@ class TextsDataModule(StudyData):
         """
         read = set(self.read_texts())
         _, others = self._split([t for t in self._find_texts(None) if t not in read], 1)
-        settings = replace(self.block_settings, n_tokens=self.training_tokens)
-        return TextBlocks(self._training_rows(others), self.n_skipped, settings)
+        return self._cut(self._training_rows(others), self.training_tokens)
 
     def _find_texts(self, knowledge: Sequence[str] | None) -> list[str]:
         """Return every different text, of the tiny world those about some knowledge or all."""
@@ -295,33 +283,30 @@ class TextsDataModule(StudyData):
 
     def _split(self, texts: Sequence[str], n: int) -> tuple[list[str], list[str]]:
         """Return n texts, or all if there are fewer, and the others."""
-        order = np.random.default_rng([self.block_settings.seed, 0]).permutation(len(texts))
-        chosen = set(order[:n].tolist())
-        parts: tuple[list[str], list[str]] = ([], [])
-        for i, text in enumerate(texts):
-            parts[i not in chosen].append(text)
-        return parts
+        order = np.random.default_rng([self.seed, 0]).permutation(len(texts))
+        chosen, others = np.sort(order[:n]), np.sort(order[n:])
+        return [texts[i] for i in chosen], [texts[i] for i in others]
 
     def _training_rows(self, texts: Sequence[str]) -> list[list[int]]:
         rows = [row for row in self._tokenize(texts) if len(row) > self.n_skipped]
         n_tokens = sum(len(row) - self.n_skipped for row in rows)
-        needed = self.block_settings.batch_tokens
-        if n_tokens < needed:
+        if n_tokens < self.batch_tokens:
             raise SubjectsError(
                 f"beside those that are held out there are {len(texts)} different texts: "
-                f"{n_tokens} tokens are left to train on, and a step alone takes {needed}. Name "
-                "more texts as data.texts, or lower data.n_held_out or data.n_texts."
+                f"{n_tokens} tokens are left to train on, and a step alone takes "
+                f"{self.batch_tokens}. Name more texts as data.texts, or lower data.n_held_out or "
+                "data.n_texts."
             )
         return rows
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Return rows of token ids, each beginning with the tokenizer's special tokens."""
-        lm, longest = self.language_model, self.block_settings.max_length
-        n = min(longest, lm.max_length or longest) - len(lm.prefix)
+        lm = self.language_model
+        n = min(self.max_length, lm.max_length or self.max_length) - len(lm.prefix)
         if n < 1:
             raise ConfigError(
-                f"data.max_length is {longest}, which the {len(lm.prefix)} special tokens before "
-                "each text fill alone. Make rows longer."
+                f"data.max_length is {self.max_length}, which the {len(lm.prefix)} special tokens "
+                "before each text fill alone. Make rows longer."
             )
         if not texts:
             return []
@@ -334,7 +319,13 @@ class TextsDataModule(StudyData):
 
     def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
-        return TextBlocks(self._rows, self.n_skipped, self.block_settings, rank, world_size)
+        return self._cut(self._rows, self.n_tokens, rank, world_size)
+
+    def _cut(
+        self, rows: Sequence[list[int]], n_tokens: int, rank: int = 0, world_size: int = 1
+    ) -> TextBlocks:
+        steps = self.batch_tokens, self.block_steps
+        return TextBlocks(rows, self.n_skipped, n_tokens, *steps, self.seed, rank, world_size)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return a loader of `TokenStep`."""
@@ -363,14 +354,6 @@ class TextsDataModule(StudyData):
 
 DEFAULT_N_TEXTS = 96
 """Number of texts about the tiny world."""
-
-
-class FirstTokens(NamedTuple):
-    """Texts, their first tokens, and the number of texts that were too short."""
-
-    texts: list[Text]
-    rows: list[list[int]]
-    n_skipped: int
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -436,7 +419,7 @@ class TokenizedTextDataModule(StudyData):
         self.texts, self.key, self.sample_by = texts, key, sample_by
         self.n_tokens, self.n_texts = n_tokens, n_texts
         self.batch_size, self.seed = batch_size, seed
-        self.prompts: FirstTokens | None = None
+        self.prompts: TokenBatch | None = None
 
     def setup(self, stage: str) -> None:
         """Read and tokenize the texts, the same on every rank."""
@@ -447,22 +430,16 @@ class TokenizedTextDataModule(StudyData):
             self.language_model, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
             sample_by=self.sample_by,
         )  # fmt: skip
-        require_items(self.trainer, len(self.prompts.rows), "texts", "give more texts")
+        require_items(self.trainer, len(self.prompts.names), "texts", "give more texts")
 
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """Return a loader of all prompts, shared by the ranks."""
-        assert self.prompts is not None, "setup reads the texts"
-        texts, rows, n_skipped = self.prompts
-        edges = batch_edges(self.trainer, len(rows), self.batch_size)
+        whole = self.prompts
+        assert whole is not None, "setup reads the texts"
+        edges = batch_edges(self.trainer, len(whole.names), self.batch_size)
         batches = [
-            TokenBatch(
-                torch.tensor(rows[start:stop]),
-                [text.where for text in texts[start:stop]],
-                [text.corpus for text in texts[start:stop]],
-                start,
-                n_skipped,
-            )
-            for start, stop in pairwise(edges)
+            TokenBatch(whole.tokens[a:b], whole.names[a:b], whole.corpora[a:b], a, whole.n_skipped)
+            for a, b in pairwise(edges)
         ]
         return make_loader(batches, self.trainer)
 
@@ -476,8 +453,8 @@ def read_prompts(
     seed: int = 0,
     owner: str = "data",
     sample_by: SampleBy = "line",
-) -> FirstTokens:
-    """Read texts and take the first tokens of each; warn of those that are too short.
+) -> TokenBatch:
+    """Read texts and take the first tokens of each, as one batch; warn of those too short.
 
     The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in
     messages, as ``data`` of ``data.texts``.
@@ -494,7 +471,8 @@ def read_prompts(
         source = world_documents(n_texts, n_tokens, seed, world_file(lm.config.name_or_path))
     else:
         source = read_texts(texts, key, sample_by, owner)
-    texts_read: list[Text] = []
+    names: list[str] = []
+    corpora: list[str] = []
     rows: list[list[int]] = []
     n_skipped = longest = 0
     for text in source:
@@ -505,8 +483,9 @@ def read_prompts(
         if len(ids) < n_tokens:
             n_skipped += 1
         else:
-            texts_read.append(text)
-            rows.append(list(ids[:n_tokens]))
+            names.append(text.where)
+            corpora.append(text.corpus)
+            rows.append(ids[:n_tokens])
     if not rows:
         raise SubjectsError(
             f"all {n_skipped} texts of {owner}.texts {texts} are shorter than {owner}.n_tokens, "
@@ -518,4 +497,4 @@ def read_prompts(
             f"{n_skipped} of {n_skipped + len(rows)} texts are shorter than {owner}.n_tokens, "
             f"{n_tokens}, and are skipped."
         )
-    return FirstTokens(texts_read, rows, n_skipped)
+    return TokenBatch(torch.tensor(rows), names, corpora, n_skipped=n_skipped)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,10 @@ class PackedBatch:
     is_padding: bool = False
 
 
+_Drawn = tuple[EncodedStatement, bool, EncodedStatement, float]
+"""A statement, whether it has full loss, the one that it is mixed with, and the latter's share."""
+
+
 @dataclass
 class RecallBatch:
     """Prompts of one kind of knowledge, all of one length, with their true answers.
@@ -73,7 +77,7 @@ class RecallBatch:
     answers: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class PackedStatements(Dataset[PackedBatch]):
     """The training batches of one rank over all epochs, each determined by the seed and its index.
 
@@ -95,16 +99,17 @@ class PackedStatements(Dataset[PackedBatch]):
     seed: int = 0
     rank: int = 0
     n_shards: int = 1
+    _epoch: tuple[int, list[_Drawn]] = field(default=(-1, []), init=False)
 
     @property
     def determined_by(self) -> dict[str, Any]:
         """Settings that determine the batches."""
-        names = ("batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "seed")
-        return {name: getattr(self, name) for name in names} | {
-            "repeats": list(self.repeats),
-            "n_statements": len(self._statements),
-            "n_shards": self.n_shards,
-        }
+        names = (
+            "batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "repeats", "seed",
+            "n_shards",
+        )  # fmt: skip
+        settings = {name: getattr(self, name) for name in names}
+        return settings | {"n_statements": len(self._statements)}
 
     @cached_property
     def _statements(self) -> list[EncodedStatement]:
@@ -126,34 +131,28 @@ class PackedStatements(Dataset[PackedBatch]):
     def __getitem__(self, index: int) -> PackedBatch:
         """Return a batch by its index over all epochs; one without statements is padding."""
         epoch, step = divmod(index, len(self))
+        if self._epoch[0] != epoch:
+            self._epoch = epoch, self._draw(epoch)
         first = (step * self.n_shards + self.rank) * self.batch_size
-        is_padding = first >= len(self._statements)
-        if is_padding:
-            first = 0
-        last = min(first + self.batch_size, len(self._statements))
-        blocks = range(first // _DRAWN_TOGETHER, -(-last // _DRAWN_TOGETHER))
-        drawn = zip(*(self._draw(epoch, block) for block in blocks), strict=True)
-        here = slice(first - blocks.start * _DRAWN_TOGETHER, last - blocks.start * _DRAWN_TOGETHER)
-        in_full, shares, others = (np.concatenate(column)[here].tolist() for column in drawn)
-        members = _shuffled(len(self._statements), self.seed, epoch)[first:last]
-        chosen = [self._statements[i] for i in members]
-        partners = [
-            self._by_knowledge[statement.knowledge][other]
-            for statement, other in zip(chosen, others, strict=True)
-        ]
-        packed = _pack(chosen, in_full, partners, shares, self.row_length)
-        return replace(packed, is_padding=is_padding)
+        own = self._epoch[1][first : first + self.batch_size]
+        packed = _pack(own or self._epoch[1][:1], self.row_length)
+        return replace(packed, is_padding=not own)
 
-    def _draw(self, epoch: int, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Draw for a block of an epoch: full loss or not, the partner's share, and its number."""
-        members = _shuffled(len(self._statements), self.seed, epoch)
-        members = members[block * _DRAWN_TOGETHER : (block + 1) * _DRAWN_TOGETHER]
-        rng = np.random.default_rng([self.seed, epoch, block])
-        in_full = rng.random(len(members)) < self.full_loss_fraction
-        is_mixed = rng.random(len(members)) < self.mixup_fraction
-        shares = np.where(is_mixed & ~in_full, rng.random(len(members)), 0.0)
-        n_partners = [len(self._by_knowledge[self._statements[i].knowledge]) for i in members]
-        return in_full, shares, rng.integers(n_partners)
+    def _draw(self, epoch: int) -> list[_Drawn]:
+        """Return the statements of an epoch, in its order."""
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self._statements))
+        drawn: list[_Drawn] = []
+        for block, start in enumerate(range(0, len(order), _DRAWN_TOGETHER)):
+            members = [self._statements[i] for i in order[start : start + _DRAWN_TOGETHER]]
+            partners = [self._by_knowledge[statement.knowledge] for statement in members]
+            n, rng = len(members), np.random.default_rng([self.seed, epoch, block])
+            in_full = rng.random(n) < self.full_loss_fraction
+            is_mixed = rng.random(n) < self.mixup_fraction
+            shares = np.where(is_mixed & ~in_full, rng.random(n), 0.0).tolist()
+            chosen = rng.integers([len(others) for others in partners])
+            mixed_with = [others[i] for others, i in zip(partners, chosen, strict=True)]
+            drawn += zip(members, in_full.tolist(), mixed_with, shares, strict=True)
+        return drawn
 
 
 def recall_prompts(corpus: Corpus) -> list[RecallBatch]:
@@ -166,18 +165,7 @@ def recall_prompts(corpus: Corpus) -> list[RecallBatch]:
     return batches
 
 
-@lru_cache(maxsize=2)
-def _shuffled(n: int, seed: int, epoch: int) -> np.ndarray:
-    return np.random.default_rng([seed, epoch]).permutation(n)
-
-
-def _pack(
-    chosen: Sequence[EncodedStatement],
-    in_full: Sequence[bool],
-    partners: Sequence[EncodedStatement],
-    shares: Sequence[float],
-    row_length: int,
-) -> PackedBatch:
+def _pack(statements: Sequence[_Drawn], row_length: int) -> PackedBatch:
     """Put statements side by side.
 
     With full loss, every token from the third on is a target; subject and verb cannot be predicted.
@@ -185,7 +173,7 @@ def _pack(
     the work.
     """
     rows: list[list[tuple[float, ...]]] = [[]]
-    for statement, full, other, share in zip(chosen, in_full, partners, shares, strict=True):
+    for statement, full, other, share in statements:
         tokens, n_prompt = statement.tokens, statement.n_prompt
         n = len(tokens) - 1 if full else n_prompt
         if len(rows[-1]) + n > row_length:

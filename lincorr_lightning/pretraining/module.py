@@ -23,7 +23,7 @@ from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import IGNORED, PackedBatch, RecallBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
-from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import Study, as_settings
 
 if TYPE_CHECKING:
@@ -73,15 +73,6 @@ class LlamaSize:
                 f"model.size.hidden_size is {self.hidden_size}, which model.size.n_heads "
                 f"({self.n_heads}) does not divide."
             )
-
-
-@dataclass(frozen=True)
-class Recall:
-    """The share of a kind of knowledge's stated facts that the LM recalls."""
-
-    knowledge: str
-    recall: float = column(format=".1%")
-    n_prompts: int = column("prompts", ",")
 
 
 class Pretraining(Study):
@@ -289,7 +280,6 @@ class Pretraining(Study):
 
     def on_validation_epoch_end(self) -> None:
         """Log recall by kind of knowledge, and its mean."""
-        # All ranks compute all metrics: collectives are the same in order and number.
         self._recall = {name: float(hits.compute()) for name, hits in self._hits.items()}
         self.log_dict({f"val/recall/{name}": value for name, value in self._recall.items()})
         mean = sum(self._recall.values()) / len(self._recall)
@@ -301,10 +291,14 @@ class Pretraining(Study):
         """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
         lm, corpus = self._ready
         folder = run_folder(self.trainer) / "model"
-        rows = [
-            Recall(name, value, len(corpus.facts(name)[0])) for name, value in self._recall.items()
-        ]
-        caption = "Share of the stated facts that the LM recalls, over the whole vocabulary"
+        recall = Table.of(
+            "recall",
+            [(name, value, len(corpus.facts(name)[0])) for name, value in self._recall.items()],
+            ["knowledge", "recall", "n_prompts"],
+            "Share of the stated facts that the LM recalls, over the whole vocabulary",
+            headline=True, headings={"n_prompts": "prompts"},
+            formats={"recall": ".1%", "n_prompts": ","},
+        )  # fmt: skip
         results = Results(
             self.study,
             values={
@@ -317,7 +311,7 @@ class Pretraining(Study):
                 "seconds": round(monotonic() - self._started, 1),
                 "model": str(folder),
             },
-            tables=[Table.of("recall", rows, Recall, caption, headline=True)] if rows else [],
+            tables=[recall] if len(recall) else [],
         )
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return results
@@ -399,10 +393,7 @@ def save_llama(lm: LlamaForCausalLM, corpus: Corpus, dtype: str, folder: Path) -
 
 
 def one_cycle(step: int, n_steps: int, warmup: float) -> float:
-    """Return the learning rate of a one-cycle schedule, relative to its highest.
-
-    It rises along a cosine from 1/25 to 1 and falls along another to nearly 0, as
-    `torch.optim.lr_scheduler.OneCycleLR`.
+    """Return the learning rate of torch's `OneCycleLR`, relative to its highest.
 
     `warmup` is the share of the steps before the highest learning rate.
 

@@ -83,12 +83,6 @@ def test_a_test_on_all_reads_the_fit_half_first(small_lm: str) -> None:
     assert {batch.half for batch in held_out.test_dataloader()} == {"test"}
 
 
-def test_joined_words_outnumber_the_vocabulary(small_lm: str) -> None:
-    subjects = _everything(_set_up(small_lm, n_subjects=2000, words_per_subject=2))
-    assert len(set(subjects)) == 2000
-    assert all(len(x.split(" ")) == 2 for x in subjects)
-
-
 def test_subjects_of_a_file(small_lm: str, tmp_path: Path) -> None:
     path = tmp_path / "subjects.txt"
     path.write_text(
@@ -112,11 +106,6 @@ def test_subjects_to_predict(small_lm: str) -> None:
     assert [x for b in data.predict_dataloader() for x in b.subjects] == data.halves["test"]
 
 
-def test_more_subjects_than_the_vocabulary_has(small_lm: str) -> None:
-    with pytest.raises(SubjectsError, match="words_per_subject"):
-        _set_up(small_lm, n_subjects=5000)
-
-
 @pytest.mark.parametrize(("n", "fraction", "half"), [(3, 0.5, "test"), (20, 0.05, "fit")])
 def test_too_few_in_a_half(small_lm: str, n: int, fraction: float, half: str) -> None:
     with pytest.raises(SubjectsError, match=f"in the {half} half; each half needs at least 2"):
@@ -130,6 +119,5 @@ def test_refused_settings(options: dict[str, Any]) -> None:
 
 
 def test_sampling_needs_an_lm() -> None:
-    data = SubjectsDataModule(n_subjects=10)
     with pytest.raises(ConfigError, match=r"Pass lm=module\.lm"):
-        data.setup("fit")
+        SubjectsDataModule(n_subjects=10).setup("fit")

@@ -408,16 +408,15 @@ class RepairDataModule(StudyData):
     def _texts(self) -> tuple[Tensor, Tensor]:
         """The texts that are measured, and those that are preserved."""
         n, n_preserved = self.n_texts, self.n_preserved_texts
-        rows = read_prompts(
+        tokens = read_prompts(
             self.language_model, self.texts, self.key, self.n_tokens, n + n_preserved,
             self.seed, sample_by=self.sample_by,
-        ).rows  # fmt: skip
-        if n_preserved and len(rows) <= n:
+        ).tokens  # fmt: skip
+        if n_preserved and len(tokens) <= n:
             raise SubjectsError(
-                f"data.texts has {len(rows)} texts, and data.n_texts uses all of them for the "
+                f"data.texts has {len(tokens)} texts, and data.n_texts uses all of them for the "
                 "perplexity. Lower data.n_texts, add texts, or set data.n_preserved_texts to 0."
             )
-        tokens = torch.tensor(rows)
         return tokens[:n], tokens[n:]
 
     def _preserved_texts(self, step: int) -> Tensor:

@@ -61,18 +61,9 @@ def association(world, source, target):
 def test_a_seed_makes_one_world(catalogue, world):
     again = World.generate(CONFIG, catalogue)
     other = World.generate(replace(CONFIG, seed=4), catalogue)
-    assert again.people == world.people
-    assert list(again.people) == list(world.people)
-    assert len(set(other.people) & set(world.people)) < 60
-
-
-def test_everybody_has_every_attribute(catalogue, world):
-    attributes = {k.name for k in catalogue.select(["attribute"])}
-    assert len(attributes) == 23
-    similes = {f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES}
+    assert list(again.people.items()) == list(world.people.items())
     assert len(world.people) == 600
-    everything = attributes | similes | {"number"}
-    assert all(set(facts) == everything for facts in world.people.values())
+    assert len(set(other.people) & set(world.people)) < 60
 
 
 def test_things_have_their_own_properties(catalogue, world):
@@ -86,15 +77,6 @@ def test_things_have_their_own_properties(catalogue, world):
     )
     assert len(colors) >= 8
     assert association(world, "object_color", "color") < 0.3
-
-
-def test_a_thing_is_like_itself(catalogue):
-    world = World.generate(
-        replace(CONFIG, n_people=50, nicknames=True), catalogue, ["city", "object_color"]
-    )
-    things = {facts["object_color"] for facts in world.people.values()}
-    assert things <= set(world.people)
-    assert all(world.people[thing]["object_color"] == thing for thing in things)
 
 
 @pytest.mark.parametrize(
@@ -112,17 +94,10 @@ def test_facts_are_functions_and_the_catalogues(catalogue, world, relation):
 
 
 def test_parents_names_come_from_the_continent(world):
+    assert association(world, "continent", "mother") == pytest.approx(1)
     for parent in ("mother", "father"):
         names = targets_of(world, "continent", parent)
         assert sum(map(len, names.values())) == len(set.union(*names.values())) == 18
-
-
-def test_independent_attributes_are_independent(world):
-    # Chance alone gives V about sqrt((columns - 1) / n) here.
-    for target in ("color", "pet", "gender", "sport"):
-        assert association(world, "country", target) < 0.3
-    assert association(world, "country", "continent") == pytest.approx(1)
-    assert association(world, "continent", "mother") == pytest.approx(1)
 
 
 @pytest.mark.parametrize("home", ["city", "second_home"])
@@ -318,7 +293,7 @@ def test_every_other_word_is_a_name_as_well(catalogue):
 
 
 def test_whose_name_is_an_answer_has_it(catalogue):
-    stated = ["attribute", "country_es", "country_zh"]
+    stated = ["attribute", "country_es", "country_zh", "object_color"]
     world = World.generate(WorldConfig(n_people=50, seed=1), catalogue, stated)
     assert world.people["Paris"]["city"] == "Paris"
     for name in ("France", "Francia", "法国", "French"):
@@ -327,6 +302,8 @@ def test_whose_name_is_an_answer_has_it(catalogue):
     assert world.people["Asia"]["continent"] == "Asia"
     assert world.people["Satya"]["company"] == world.people["Microsoft"]["company"] == "Microsoft"
     assert world.people["red"]["color"] == "red"
+    things = {facts["object_color"] for facts in world.people.values()}
+    assert all(world.people[thing]["object_color"] == thing for thing in things)
     homes = targets_of(world, "city", "country")
     assert all(len(countries) == 1 for countries in homes.values())
 
