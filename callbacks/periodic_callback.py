@@ -126,9 +126,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect the results and write their tables and figures."""
-        self.output = self.finish(trainer)
+        self.output = write_callback_results(trainer, self.finish(trainer))
         self.results = dict(self.output.values)
-        write_callback_results(trainer, self.output)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM."""

@@ -112,7 +112,7 @@ class Study(PlainHyperparameters, L.LightningModule):
             self.results = replace(
                 results,
                 settings=plain(run_settings(self.trainer)),
-                lm=results.lm or dict(self.lm_info) or None,
+                lm=results.lm or dict(self.lm_info),
                 included=results.included or collect_callback_results(self.trainer),
             )
             write_results(self.trainer, self.results)

@@ -34,9 +34,8 @@ from lincorr_lightning.results.paper import (
     quantities,
 )
 from lincorr_lightning.results.plots import correlation_heatmap, curves
-from lincorr_lightning.results.report.page import PageSection, over_sizes, write_page
+from lincorr_lightning.results.report import PageSection, over_sizes, write_page
 from lincorr_lightning.results.results import Figure
-from lincorr_lightning.results.saved_run import SavedFigure
 from lincorr_lightning.results.style import BLUE, GREY
 from lincorr_lightning.results.table import Table, show
 
@@ -305,7 +304,7 @@ def influence_rows(weights: LinearMap, n: int) -> Iterator[list[str]]:
 # -- figures ---------------------------------------------------------------------------------------
 
 
-def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure | SavedFigure]:
+def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
     """Yield the figures of a section: those of runs, or one of all LMs."""
     run, _, name = item.figure.partition("/")
     for lm in lms:
@@ -348,17 +347,13 @@ def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
         r = probe[["source", "target", "label_mean"]].merge(after[["source", "target", "after"]])
         means = r[["label_mean", "after"]].dropna().astype(float).mean()
         if means.notna().all():
-            name = f"{lm.name}\n{lm.runs[_AFTER].size}"
+            name = f"{lm.name} ({lm.runs[_AFTER].size})"
             rows += [(name, when, value) for when, value in zip(_WHEN, means, strict=True)]
     if len(rows) < 2 * len(_WHEN):
         return
-    frame = DataFrame(rows, columns=["lm", "when", "r"])
-    names = list(frame["lm"].unique())
-    frame["x"] = frame["lm"].map(names.index)
     draw = partial(
-        curves, frame, "x", "r", "when", title="Label-wise r after post-training", colours=_WHEN,
-        labels=("", "mean label-wise r"),
-        each=lambda axes, *_: axes.set_xticks(range(len(names)), names, fontsize=8),
+        curves, DataFrame(rows, columns=["LM", "when", "r"]), "LM", "r", "when", colours=_WHEN,
+        title="Label-wise r after post-training", labels=("", "mean label-wise r"),
     )  # fmt: skip
     caption = "Figure 20: mean label-wise r of attributes, before and after post-training."
     yield Figure("resilience", caption, draw)

@@ -62,7 +62,7 @@ def curves(
 
     Args:
         frame: A row per point, in any order; rows without x or y are left out.
-        x: Column of the horizontal axis.
+        x: Column of the horizontal axis: numbers, or names, which keep their order.
         y: Column of the vertical axis.
         hue: Column whose values have a line each, named in the legend.
         panel: Column whose values have a panel each, which they title.
@@ -82,6 +82,9 @@ def curves(
     """
     frame = frame.dropna(subset=[x, y])
     frame = frame.assign(_line=frame[hue] if hue else "", _panel=frame[panel] if panel else "")
+    ticks = [str(name) for name in frame[x].unique() if isinstance(name, str)]
+    if ticks:
+        frame = frame.assign(**{x: frame[x].map(ticks.index)})
     names = list(frame["_panel"].unique()) or [""]
     colour_of = _colours_of(list(frame["_line"].unique()), colours)
     n_columns = min(len(names), per_row)
@@ -97,7 +100,9 @@ def curves(
             _draw_line(axes, rows, (x, y), label, colour, dashed, filled, band)
         heading = legible([str(name)], 46)[0] if panel else ""
         style.plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
-        if whole_x:
+        if ticks:
+            axes.set_xticks(range(len(ticks)), legible(ticks), fontsize=8, rotation=35, ha="right")
+        elif whole_x:
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -122,25 +127,22 @@ def _draw_line(
     band: tuple[str, str] | None,
 ) -> None:
     """Draw a line of `curves`, whose arguments these are."""
-    x, y = (rows[column] for column in xy)
+    marker = "o" if len(rows) <= _MAX_MARKERS else ""
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
-    look = {
-        "color": colour, "linewidth": 1.6, "markersize": 4,
-        "marker": "o" if len(rows) <= _MAX_MARKERS else "",
-        "markerfacecolor": "white" if filled else colour,
-    }  # fmt: skip
-    for part, dash in ((~dotted, "-"), (dotted, ":")):
-        if part.any():
-            axes.plot(x[part], y[part], dash, label=label, **look)
-        label = None
+    for part, dash in ((rows[~dotted], "-"), (rows[dotted], ":")):
+        if len(part):
+            points = (part[column] for column in xy)
+            axes.plot(*points, dash, label=label, color=colour, linewidth=1.6, marker=marker,
+                      markersize=4, markerfacecolor="white" if filled else colour)  # fmt: skip
+            label = None
     if filled:
-        dark = rows[filled].astype(bool)
-        axes.plot(x[dark], y[dark], "o", color=colour, markersize=4)
+        dark = rows[rows[filled].astype(bool)]
+        axes.plot(*(dark[column] for column in xy), "o", color=colour, markersize=4)
     if band:
-        low, high = rows[list(band)].to_numpy(float).T
         # A band of one point has no width.
         edge = 4 if len(rows) == 1 else 0
-        axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=edge)
+        low, high = rows[list(band)].to_numpy(float).T
+        axes.fill_between(rows[xy[0]], low, high, color=colour, alpha=0.15, linewidth=edge)
 
 
 def bars(
@@ -183,16 +185,13 @@ def bars(
         rows = frame[frame["_series"] == name]
         at = np.array([groups.index(one) for one in rows[x]], dtype=float)
         at += (i - (len(colour_of) - 1) / 2) * width
-        heights = rows[y].to_numpy(float)
-        axes.bar(at, heights, 0.92 * width, color=colour, label=name)
-        spread = np.zeros(len(rows))
-        if error is not None:
-            spread = np.nan_to_num(rows[error].to_numpy(float))
-            axes.errorbar(at, heights, spread, fmt="none", color=INK, capsize=3, linewidth=1)
-        for left, height in zip(at, heights + spread, strict=True):
-            text = f"{height:.0%}" if percent else f"{height:.2f}"
-            axes.annotate(text, (left, max(height, 0)), xytext=(0, 3), textcoords="offset points",
-                          ha="center", va="bottom", fontsize=8, color=INK, bbox=_HALO)  # fmt: skip
+        drawn = axes.bar(
+            at, rows[y].to_numpy(float), 0.92 * width, color=colour, label=name,
+            yerr=None if error is None else rows[error].to_numpy(float),
+            error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1},
+        )  # fmt: skip
+        axes.bar_label(drawn, fmt="{:.0%}" if percent else "{:.2f}", padding=3, fontsize=8,
+                       color=INK, bbox=_HALO)  # fmt: skip
         for (mark, named), dash in zip((marks or {}).items(), ("--", ":", "-"), strict=False):
             axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
                         linestyle=dash, label="" if i else named)  # fmt: skip

@@ -51,19 +51,20 @@ class Figure:
     Attributes:
         name: Name of the file ``figures/<name>.png``.
         caption: What the figure shows, one sentence.
-        draw: Function that draws it.
+        draw: Function that draws it, or that returns the bytes of a PNG file.
     """
 
     name: str
     caption: str
-    draw: Callable[[], MatplotlibFigure]
+    draw: Callable[[], MatplotlibFigure | bytes]
 
     @cached_property
     def png(self) -> bytes:
         """The drawn figure as the bytes of a PNG file."""
         from lincorr_lightning.results.style import to_png
 
-        return to_png(self.draw())
+        drawn = self.draw()
+        return drawn if isinstance(drawn, bytes) else to_png(drawn)
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows."""
@@ -80,8 +81,8 @@ class Results:
         scalars: Numbers for the loggers, by log key (``val/label_mean``).
         tables: Tables, written as CSV.
         figures: Figures, written as PNG.
-        lm: Name, dtype, fingerprint and size of the LM, see `LanguageModel.info`; None if the study
-            has none.
+        lm: Name, dtype, fingerprint and size of the LM, see `LanguageModel.info`; empty if the
+            study has none.
         settings: Hyper-parameters of the study, and under ``data`` those of its data.
         charts: Curves that TensorBoard lays over one another: group -> chart -> log keys.
         included: Results of callbacks, which write their own tables and figures.
@@ -92,7 +93,7 @@ class Results:
     scalars: Mapping[str, float] = field(default_factory=dict)
     tables: Sequence[Table] = ()
     figures: Sequence[Figure] = ()
-    lm: Mapping[str, Any] | None = None
+    lm: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     charts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     included: Sequence[Results] = ()
@@ -109,11 +110,11 @@ class Results:
 
     def table(self, name: str) -> Table:
         """Return the table of this name; raise ReportError with all names if there is none."""
-        return find_by_name(name, self.all_tables)
+        return _find(name, self.all_tables)
 
     def figure(self, name: str) -> Figure:
         """Return the figure of this name; raise ReportError with all names if there is none."""
-        return find_by_name(name, self.all_figures)
+        return _find(name, self.all_figures)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``.
@@ -130,7 +131,7 @@ class Results:
         return {
             "study": self.study,
             "schema": SCHEMA,
-            "lm": None if self.lm is None else dict(self.lm),
+            "lm": dict(self.lm) or None,
             "versions": versions(),
             **self.values,
             **callbacks,
@@ -152,10 +153,7 @@ class Results:
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
-        progress = tqdm(
-            self.figures, desc="drawing figures", unit="figure", delay=2, leave=False, disable=None
-        )
-        for figure in progress:
+        for figure in tqdm(self.figures, "drawing figures", delay=2, leave=False, disable=None):
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
                 part.write_bytes(figure.png)
 
@@ -167,8 +165,7 @@ class Results:
             earlier.unlink(missing_ok=True)
 
 
-def find_by_name(name: str, parts: Iterable[Any]) -> Any:
-    """Return the table or figure of a name; raise ReportError with all names if there is none."""
+def _find(name: str, parts: Iterable[Any]) -> Any:
     by_name = {part.name: part for part in parts}
     if name not in by_name:
         raise ReportError(f"there is no {name!r}; there are: {', '.join(by_name) or 'none'}.")

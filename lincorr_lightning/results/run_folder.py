@@ -6,10 +6,10 @@ import inspect
 import io
 import math
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -175,56 +175,59 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
         results.write_values(run_folder(trainer))
 
 
-def write_callback_results(trainer: L.Trainer, results: Results) -> None:
+def write_callback_results(trainer: L.Trainer, results: Results) -> Results:
     """Write tables and figures of a callback, and log them with all loggers.
 
-    The run's ``results.json`` is the module's: a study of this package includes what
-    `collect_callback_results` returns.
+    The second callback of a name is numbered, as ``feature_movement_2``, and so are its tables and
+    figures. A callback keeps what this returns, its results under these names, as its attribute
+    `output`: the run's ``results.json`` is the study's, which takes them in from there.
     """
-    _write_parts(trainer, _numbered_results(trainer).get(id(results), results))
+    others = collect_callback_results(trainer)
+    tables = {table.name for other in others for table in other.tables}
+    figures = {figure.name for other in others for figure in other.figures}
 
+    def free(name: str, taken: Collection[str]) -> str:
+        numbered = chain([name], (f"{name}_{n}" for n in count(2)))
+        return next(one for one in numbered if one not in taken)
 
-def _write_parts(trainer: L.Trainer, results: Results) -> None:
-    if is_dry_run(trainer):
-        log_scalars(trainer, results.scalars)
-        return
-    if trainer.is_global_zero:
-        results.write_parts(run_folder(trainer))
-    _log_results(trainer, results)
+    named = replace(
+        results,
+        study=free(results.study, [other.study for other in others]),
+        tables=[replace(one, name=free(one.name, tables)) for one in results.tables],
+        figures=[replace(one, name=free(one.name, figures)) for one in results.figures],
+    )
+    _write_parts(trainer, named)
+    return named
 
 
 def collect_callback_results(trainer: L.Trainer) -> list[Results]:
-    """Return the results of a run's callbacks, under distinct names.
-
-    A callback has results if its attribute ``output`` is a `Results`. The second one of a name is
-    numbered, as ``feature_movement_2``, and so are its tables and figures.
-    """
-    return list(_numbered_results(trainer).values())
-
-
-def _numbered_results(trainer: L.Trainer) -> dict[int, Results]:
-    """Return the callbacks' results under distinct names, by the id of the original."""
-    counts: Counter[tuple[str, str]] = Counter()
-
-    def distinct(kind: str, name: str) -> str:
-        counts[kind, name] += 1
-        n = counts[kind, name]
-        return name if n == 1 else f"{name}_{n}"
-
+    """Return the results of a run's callbacks: what each has as `output`, if it is a `Results`."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     outputs = (getattr(callback, "output", None) for callback in callbacks)
-    return {
-        id(one): replace(
-            one,
-            study=distinct("study", one.study),
-            tables=[replace(table, name=distinct("table", table.name)) for table in one.tables],
-            figures=[
-                replace(figure, name=distinct("figure", figure.name)) for figure in one.figures
-            ],
-        )
-        for one in outputs
-        if isinstance(one, Results)
-    }
+    return [output for output in outputs if isinstance(output, Results)]
+
+
+def _write_parts(trainer: L.Trainer, results: Results) -> None:
+    """Write and log everything but ``results.json``.
+
+    Scalars go to all loggers. Tables and figures go to TensorBoard, to MLflow, and to any logger
+    with the ``log_table`` and ``log_image`` of `WandbLogger`.
+    """
+    log_scalars(trainer, results.scalars)
+    if is_dry_run(trainer) or not trainer.is_global_zero:
+        return
+    results.write_parts(run_folder(trainer))
+    add_scalar_layout(trainer, results.charts)
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):
+            with as_output_error(Path(logger.log_dir)):
+                _log_to_tensorboard(logger.experiment, results, trainer.global_step)
+        elif isinstance(logger, MLFlowLogger):
+            _log_to_mlflow(logger, results)
+        else:
+            _log_by_methods(logger, results, trainer.global_step)
+        # CSVLogger keeps scalars until it is saved, and the Trainer saves it before a run's end.
+        logger.save()
 
 
 # -- loggers --------------------------------------------------------------------------------------
@@ -249,29 +252,6 @@ def log_scalars(
     if finite:
         for logger in trainer.loggers:
             logger.log_metrics(finite, step=trainer.global_step if step is None else step)
-
-
-def _log_results(trainer: L.Trainer, results: Results) -> None:
-    """Log a study's results with every logger of a run.
-
-    Scalars go to all loggers. Tables and figures go to TensorBoard, to MLflow, and to any logger
-    with the ``log_table`` and ``log_image`` of `WandbLogger`.
-    """
-    log_scalars(trainer, results.scalars)
-    if not trainer.is_global_zero:
-        return
-    step = trainer.global_step
-    add_scalar_layout(trainer, results.charts)
-    for logger in trainer.loggers:
-        if isinstance(logger, TensorBoardLogger):
-            with as_output_error(Path(logger.log_dir)):
-                _log_to_tensorboard(logger.experiment, results, step)
-        elif isinstance(logger, MLFlowLogger):
-            _log_to_mlflow(logger, results)
-        else:
-            _log_by_methods(logger, results, step)
-        # CSVLogger keeps scalars until it is saved, and the Trainer saves it before a run's end.
-        logger.save()
 
 
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
@@ -326,6 +306,6 @@ def add_scalar_layout(
     layout = vars(trainer).setdefault("tensorboard_layout", {})
     for group, titles in charts.items():
         layout[group] = {title: ["Multiline", list(keys)] for title, keys in titles.items()}
-    for logger in trainer.loggers if trainer.is_global_zero and charts else ():
-        if isinstance(logger, TensorBoardLogger):
+    for logger in trainer.loggers:
+        if charts and trainer.is_global_zero and isinstance(logger, TensorBoardLogger):
             logger.experiment.add_custom_scalars(layout)  # type: ignore[no-untyped-call]

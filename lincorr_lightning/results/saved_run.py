@@ -5,17 +5,17 @@ from __future__ import annotations
 import io
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
-from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, find_by_name
+from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Figure, Results
 from lincorr_lightning.results.table import Table
 
 if TYPE_CHECKING:
@@ -41,41 +41,20 @@ _CONSOLE_WIDTH = 110
 _WAY_OUT = "Run the study again, or delete the file to have the page without it."
 
 
-@dataclass(frozen=True)
-class SavedFigure:
-    """A figure of a run: the PNG file, and what it shows."""
+@dataclass
+class SavedRun(Results):
+    """The results of a finished run, read from its folder.
 
-    path: Path
-    caption: str
+    Attributes:
+        values: The whole content of ``results.json``.
+        tables: Tables whose CSV file is there.
+        figures: Figures whose PNG file is there.
+        folder: The run's folder, as the user named it.
+        config: Text of ``config.yaml``; empty if there is none.
+    """
 
-    @property
-    def name(self) -> str:
-        """Name of the file without its ending."""
-        return self.path.stem
-
-    @property
-    def png(self) -> bytes:
-        """The file; raise ReportError if it is no PNG, or is cut short."""
-        try:
-            png = regular_file(self.path).read_bytes()
-        except OSError as error:
-            raise ReportError(f"cannot read {self.path}: {error.strerror}.") from error
-        if not png.startswith(b"\x89PNG\r\n\x1a\n") or b"IEND" not in png[-12:]:
-            raise ReportError(f"{self.path} is no PNG, or was cut short. {_WAY_OUT}")
-        return png
-
-    def _repr_png_(self) -> bytes:
-        """Return the picture that a notebook shows."""
-        return self.png
-
-
-@dataclass(frozen=True)
-class SavedRun:
-    """A finished run."""
-
-    folder: Path  # as the user named it
-    values: Mapping[str, Any]  # content of ``results.json``
-    config: str  # text of ``config.yaml``; empty if there is none
+    folder: Path = Path()
+    config: str = ""
 
     @classmethod
     def read(cls, folder: str | Path) -> SavedRun:
@@ -92,36 +71,32 @@ class SavedRun:
             raise ReportError(
                 f"{folder} {problem}. Name the folder of a run, which holds {RESULTS_FILE}."
             )
-        path = folder / RESULTS_FILE
+        path, config = folder / RESULTS_FILE, _read_config(folder)
         if not path.is_file():
-            raise ReportError(_why_no_results(folder))
+            raise ReportError(_why_no_results(folder, config))
         values = read_json(path, ReportError, "It was cut short or changed; run the study again.")
         if values.get("schema") != SCHEMA:
             raise ReportError(
                 f"{path} is not of schema {SCHEMA}: another version of {PACKAGE} wrote it. Run the "
                 "study again with this version, or make the report with that one."
             )
-        run = cls(folder, values, _read_config(folder))
         try:
             for key, kind in _KEYS.items():
                 if not isinstance(values.get(key), kind):
                     raise ValueError(f"key {key!r} is missing, or holds something else")
-            _ = (run.tables, run.figures)
+            tables, figures = _read_tables(folder, values["tables"]), _figures(folder, values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ReportError(
                 f"{path} was changed: {str(error)[:100]}. Run the study again."
             ) from error
-        return run
+        lm, settings = values["lm"] or {}, values["settings"]
+        return cls(
+            values["study"], values, {}, tables, figures, lm, settings, folder=folder, config=config
+        )
 
-    @property
-    def study(self) -> str:
-        """Name of the study, as ``linear_probe``."""
-        return str(self.values["study"])
-
-    @property
-    def lm(self) -> Mapping[str, Any]:
-        """Name, dtype, fingerprint and size of the LM; empty if the study has none."""
-        return dict(self.values["lm"] or {})
+    def to_json(self) -> dict[str, Any]:
+        """Return the content of ``results.json``."""
+        return dict(self.values)
 
     @property
     def lm_name(self) -> str:
@@ -137,7 +112,11 @@ class SavedRun:
     @property
     def size(self) -> str:
         """Number of the LM's parameters in three digits, as ``8.03B``; empty if unknown."""
-        return short_size(self.n_parameters) if self.n_parameters else ""
+        n = self.n_parameters or 0
+        for letter, unit in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
+            if n >= unit:
+                return f"{n / unit:.3g}{letter}"
+        return str(n or "")
 
     @property
     def version(self) -> str:
@@ -145,116 +124,65 @@ class SavedRun:
         return str(self.values["versions"].get(PACKAGE, "an unknown version"))
 
     @property
-    def seeds(self) -> dict[str, Any]:
-        """Every seed of the run, by its key."""
-        seeds: dict[str, Any] = dict(re.findall(r"(?m)^(seed_everything): (\d+)$", self.config))
-        for key, value in flatten(self.values["settings"]):
-            if re.fullmatch(r"(.*\.)?seeds?", key):
-                seeds[key] = value
-        return seeds
-
-    @property
     def command(self) -> str | None:
         """Command that repeats the run; None if the run left no config."""
-        if not self.config:
-            return None
         path = shlex.quote(str(self.folder / CONFIG_FILE))
-        return f"lincorr {config_verb(self.config)} --config {path}"
-
-    @cached_property
-    def tables(self) -> list[Table]:
-        """Tables that ``results.json`` lists and whose CSV file is there."""
-        tables = []
-        for entry in self.values["tables"]:
-            name, columns = _matching(_NAME, entry["name"]), entry["columns"]
-            path = self.folder / "tables" / f"{name}.csv"
-            headings = {column["key"]: str(column["heading"]) for column in columns}
-            formats = {column["key"]: _matching(_FORMAT, column["format"]) for column in columns}
-            texts = str(entry["caption"]), str(entry["note"])
-            if path.is_file():
-                frame = _read_csv(path, columns)
-                tables.append(Table(name, frame, *texts, entry["headline"], headings, formats))
-        return tables
-
-    @cached_property
-    def figures(self) -> list[SavedFigure]:
-        """Figures that ``results.json`` lists and whose PNG file is there."""
-        figures = [
-            SavedFigure(
-                self.folder / "figures" / f"{_matching(_NAME, entry['name'])}.png",
-                str(entry["caption"]),
-            )
-            for entry in self.values["figures"]
-        ]
-        return [figure for figure in figures if figure.path.is_file()]
-
-    def table(self, name: str) -> Table:
-        """Return the table of this name; raise ReportError with all names if there is none."""
-        return find_by_name(name, self.tables)
-
-    def figure(self, name: str) -> SavedFigure:
-        """Return the figure of this name; raise ReportError with all names if there is none."""
-        return find_by_name(name, self.figures)
-
-
-def flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield nested values by their keys, joined by dots.
-
-    Example:
-        >>> dict(flatten({"a": 1, "b": {"c": [2]}}))
-        {'a': 1, 'b.c': [2]}
-    """
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{name}", one) for name, one in flatten(value))
-        else:
-            yield str(key), value
-
-
-def short_size(n_parameters: float) -> str:
-    """Return a number of parameters in three digits.
-
-    Example:
-        >>> short_size(8.03e9), short_size(1_350_000), short_size(12)
-        ('8.03B', '1.35M', '12')
-    """
-    for letter, unit in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if n_parameters >= unit:
-            return f"{n_parameters / unit:.3g}{letter}"
-    return f"{n_parameters:.0f}"
+        return f"lincorr {config_verb(self.config)} --config {path}" if self.config else None
 
 
 def config_verb(text: str) -> str:
-    r"""Return the `lincorr` command in the head comment of a config.
+    r"""Return the `lincorr` command in the head comment of a config, by default ``fit``.
 
     Example:
         >>> config_verb("# Resilience.\n#   lincorr test --config configs/resilience.yaml\n")
         'test'
-        >>> config_verb("seed_everything: 0")
-        'fit'
     """
     verbs = "fit|validate|test|predict|reproduce"
     command = re.search(rf"^#\s*lincorr ({verbs}) --config", text, re.MULTILINE)
     return command[1] if command else "fit"
 
 
-def _why_no_results(folder: Path) -> str:
+def _why_no_results(folder: Path, config: str) -> str:
     below = [shlex.quote(str(path.parent)) for path in sorted(folder.glob(f"**/{RESULTS_FILE}"))]
     if below:
         more = " ..." if len(below) > _MAX_NAMED_FOLDERS else ""
         named = " ".join(below[:_MAX_NAMED_FOLDERS])
         return f"{folder} is not the folder of a run, but holds some. Name them: {named}{more}"
-    command = SavedRun(folder, {}, _read_config(folder)).command
+    command = SavedRun("", folder=folder, config=config).command
     return (
         f"{folder} has no {RESULTS_FILE}: it is not the folder of a run, or the run did not "
         f"finish. Run it again{f' ({command})' if command else ''}, or leave it out."
     )
 
 
+def _read_config(folder: Path) -> str:
+    path = folder / CONFIG_FILE
+    if not path.exists():
+        return ""
+    try:
+        return regular_file(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ReportError(f"{path} cannot be read: {error}. Run the study again.") from error
+
+
 def _matching(pattern: re.Pattern[str], text: Any) -> str:
     if not isinstance(text, str) or not pattern.fullmatch(text):
         raise ValueError(f"{str(text)[:50]!r} is not the name of a table, or no format of numbers")
     return text
+
+
+def _read_tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> list[Table]:
+    tables = []
+    for entry in entries:
+        name, columns = _matching(_NAME, entry["name"]), entry["columns"]
+        path = folder / "tables" / f"{name}.csv"
+        headings = {column["key"]: str(column["heading"]) for column in columns}
+        formats = {column["key"]: _matching(_FORMAT, column["format"]) for column in columns}
+        texts = str(entry["caption"]), str(entry["note"])
+        if path.is_file():
+            frame = _read_csv(path, columns)
+            tables.append(Table(name, frame, *texts, entry["headline"], headings, formats))
+    return tables
 
 
 def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
@@ -273,14 +201,28 @@ def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
     return frame
 
 
-def _read_config(folder: Path) -> str:
-    path = folder / CONFIG_FILE
-    if not path.exists():
-        return ""
+def _figures(folder: Path, values: Mapping[str, Any]) -> list[Figure]:
+    figures = []
+    for entry in values["figures"]:
+        name = _matching(_NAME, entry["name"])
+        path = folder / "figures" / f"{name}.png"
+        if path.is_file():
+            figures.append(Figure(name, str(entry["caption"]), partial(_read_png, path)))
+    return figures
+
+
+def _read_png(path: Path) -> bytes:
+    """Return a file; raise ReportError if it is no PNG, or is cut short."""
     try:
-        return regular_file(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ReportError(f"{path} cannot be read: {error}. Run the study again.") from error
+        png = regular_file(path).read_bytes()
+    except OSError as error:
+        raise ReportError(f"cannot read {path}: {error.strerror}.") from error
+    if not png.startswith(b"\x89PNG\r\n\x1a\n") or b"IEND" not in png[-12:]:
+        raise ReportError(f"{path} is no PNG, or was cut short. {_WAY_OUT}")
+    return png
+
+
+# -- the end of a run -----------------------------------------------------------------------------
 
 
 def describe_run(folder: Path) -> str:

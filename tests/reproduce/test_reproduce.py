@@ -296,7 +296,7 @@ def test_agreement_over_relations():
         for n in numbers
         for s, t in [n.relation.split("->")]
     ]
-    run = SavedRun(Path(), {"study": "linear_probe", "pairs": pairs, "tables": []}, "")
+    run = SavedRun("linear_probe", {"pairs": pairs})
     (row,) = agreements(numbers, [LMRuns(LMPlan("some-lm", "some-lm"), {"probe_simile": run})])
     assert row["rows"] == 10
     assert row["ρ"] == pytest.approx(-1)

@@ -95,7 +95,7 @@ def test_quantities_are_found_in_runs(probe: Make, finetune: Make, ablation: Mak
     assert known["label_mean"].of(edits, "city->country") is None
     entry = {"source": "city", "target": "country",
              "completeness": {"phrase": {"label_mean": 0.7, "influenced": {"5": 0.2}}}}  # fmt: skip
-    run = SavedRun(Path(), {"study": "linear_probe", "pairs": [entry], "tables": []}, "")
+    run = SavedRun("linear_probe", {"pairs": [entry]})
     assert known["completeness_r"].of(run, "city->country", "phrase") == 0.7
     assert known["completeness_influenced_5"].of(run, "city->country", "phrase") == 0.2
     assert known["completeness_r"].of(run, "city->country", "whole") is None

@@ -139,10 +139,11 @@ class Watching(L.Callback):
     def __init__(self, name: str, value: float) -> None:
         table = make_table("movement", ["value"], [[value]])
         figure = Figure("movement", "", lambda: MatplotlibFigure((1, 1), dpi=50))
-        self.output = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
+        self.found = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
+        self.output: Results | None = None
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        write_callback_results(trainer, self.output)
+        self.output = write_callback_results(trainer, self.found)
 
 
 class StudyWithCallbacks(BoringModel):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.results.report.page import write_report
+from lincorr_lightning.results.report import write_report
 
 Make = Callable[..., Path]
 

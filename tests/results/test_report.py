@@ -13,7 +13,6 @@ import pytest
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.results import report
-from lincorr_lightning.results.report import page as module
 from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.results import Results
 from tests.results.conftest import Column, make_table
@@ -38,7 +37,7 @@ def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Any
     weights = page.tables["Highest weights."]
     assert weights[0] == ["label", "token", "W", "in reference"]
     assert weights[1:3] == [["Paris", "France", "0.00", "yes"], ["Paris", "France", "0.10", "no"]]
-    assert len(weights) == 1 + module.MAX_FOLDED_ROWS
+    assert len(weights) == 1 + report.MAX_FOLDED_ROWS
     where = run / "tables" / "influences.csv"
     assert f"Of labels with a reference. The first 100 of 130 rows; all: {where}." in page.text
     assert ["n_test", "501"] in page.tables["Numbers of results.json"]

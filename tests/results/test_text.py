@@ -8,8 +8,7 @@ import pytest
 from markdown_it import MarkdownIt
 from pandas import DataFrame, MultiIndex
 
-from lincorr_lightning.results.report import write_report
-from lincorr_lightning.results.report.text import to_latex, to_markdown
+from lincorr_lightning.results.report import to_latex, to_markdown, write_report
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
 from tests.results.conftest import Column, draw, lm_info, make_table

@@ -1,0 +1,455 @@
+"""The command ``lincorr report``: one page of finished runs, and their tables for papers."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import math
+import re
+import sys
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import combinations, groupby, product
+from pathlib import Path
+from typing import Any
+
+import yaml
+from jinja2 import Environment
+from markupsafe import Markup, escape
+from pandas import DataFrame, MultiIndex, concat
+
+from lincorr_lightning.errors import ReportError
+from lincorr_lightning.io import atomic_write, check_writable
+from lincorr_lightning.results.paper import paper_lm, paper_numbers, size_figure
+from lincorr_lightning.results.plots import curves
+from lincorr_lightning.results.results import OWN_KEYS, Figure
+from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
+from lincorr_lightning.results.style import DPI, short_name
+from lincorr_lightning.results.table import Table, clean, escape_markdown
+from lincorr_lightning.version import __version__
+
+PAGE = "report.html"
+MAX_FOLDED_ROWS = 100
+MAX_ROWS = 30
+_MAX_PANELS, _MAX_DIFFERENCES = 6, 6
+_CSS_DPI = 96
+_MAX_LATEX_ROWS = 45  # on a page
+_LATEX = str.maketrans({
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
+    "%": r"\%", "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
+    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
+    "[": "{[}", "→": r"$\rightarrow$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$",
+    "±": r"$\pm$", "Δ": r"$\Delta$", "≥": r"$\geq$", "✓": r"$\checkmark$", "✗": r"$\times$",
+})  # fmt: skip
+_LATEX_HEAD = """\
+% Written by `lincorr report`. In the preamble: \\usepackage{booktabs,longtable,amssymb,graphicx}
+% \\usepackage[T1]{fontenc}; labels in scripts other than Latin need XeLaTeX or LuaLaTeX and a font.
+"""
+# Wide tables are scaled to the page; narrow ones keep their size.
+_LATEX_TABLE = r"""\begin{table}
+\centering
+\small
+\caption{%s}
+\label{%s}
+\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
+%s}
+\end{table}
+"""
+
+
+def report(args: Sequence[str]) -> Path:
+    """Write a report page as the command line behind ``lincorr report`` says; return its path."""
+    parser = argparse.ArgumentParser(
+        prog="lincorr report",
+        description="Write one self-contained HTML page of finished runs, with their tables as "
+        "Markdown and LaTeX.",
+    )
+    parser.add_argument(
+        "runs", nargs="+", help="folders of finished runs, such as runs/linear_probe/version_0"
+    )
+    parser.add_argument(
+        "--output", default="report", help="folder to write to (default: %(default)s)"
+    )
+    options = parser.parse_args(args)
+    page = write_report(options.runs, options.output)
+    tables = sorted(path.name for path in page.parent.glob("*") if path.suffix in (".md", ".tex"))
+    sys.stdout.write(f"Page:   {page}\nTables: {page.parent} ({', '.join(tables)})\n")
+    return page
+
+
+def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> Path:
+    """Write ``report.html``, and files of tables for each study; return the page's path.
+
+    Args:
+        runs: Folders of finished runs, of any studies and LMs.
+        output: Folder to write to; files of an earlier report are replaced.
+
+    Raises:
+        ReportError: A folder is not a run's, or the runs do not belong on one page.
+        OutputError: The folder cannot be written.
+    """
+    if not runs:
+        raise ReportError("name the folder of a run, as in: lincorr report runs/linear_probe/*")
+    read = list({run.folder.resolve(): run for run in map(SavedRun.read, runs)}.values())
+    _check_together(read)
+    # Studies in the order in which they are named, and in each the small LMs first.
+    studies = list(dict.fromkeys(run.study for run in read))
+    read.sort(key=lambda run: (studies.index(run.study), run.n_parameters or math.inf, run.lm_name))
+    numbered = list(enumerate(read, start=1))
+    names = [short_name(run.lm_name) for run in read]
+    rows = [
+        [number, run.study, short_name(run.lm_name), run.size, run.version, str(run.folder)]
+        for number, run in numbered
+    ]
+    columns = ["run", "study", "LM", "parameters", "version", "folder"]
+    overview = Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
+    sections = [
+        _section(study, *zip(*own, strict=True))
+        for study, own in groupby(numbered, key=lambda one: one[1].study)
+    ]
+    title = f"Linear correlation in {', '.join(dict.fromkeys(names))}"
+    return write_page(output, title, [overview], sections, len(read))
+
+
+def _check_together(runs: Sequence[SavedRun]) -> None:
+    """Refuse runs of different versions of this package, or of two LMs under one name."""
+    first = {run.version: run for run in reversed(runs)}
+    if len(first) > 1:
+        listed = ", ".join(f"{run.folder} ({version})" for version, run in first.items())
+        raise ReportError(
+            f"these runs are of different versions of {PACKAGE}: {listed}. Their numbers may have "
+            "come about in different ways. Run the older ones again, or write a page for each "
+            "version."
+        )
+    for one, other in combinations(runs, 2):
+        prints = [run.lm.get("fingerprint") or {} for run in (one, other)]
+        # Weights in another dtype have other bits.
+        same_dtype = prints[0].get("dtype") == prints[1].get("dtype")
+        parts = ("tokenizer", "config", "weights") if same_dtype else ("tokenizer", "config")
+        differ = [part for part in parts if len({own[part] for own in prints if part in own}) > 1]
+        if differ and one.lm_name == other.lm_name:
+            raise ReportError(
+                f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "
+                f"their {' and '.join(differ)} differ (lm.fingerprint in results.json). Give each "
+                "LM a folder of its own and run one of them again, or write a page for each of "
+                "these folders."
+            )
+
+
+# -- the page -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PageRun:
+    """A run as a page shows it, under a title and the page's number of it."""
+
+    saved: SavedRun
+    number: int
+    title: str
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What was run, by name."""
+        run, seconds = self.saved, self.saved.values.get("seconds")
+        seeds = dict(re.findall(r"(?m)^(seed_everything): (\d+)$", run.config))
+        for key, value in _flatten(run.settings):
+            if re.fullmatch(r"(.*\.)?seeds?", key):
+                seeds[key] = value
+        facts = {
+            "LM": short_name(run.lm_name),
+            "parameters": run.size,
+            "dtype": run.lm.get("dtype"),
+            "relation": run.values.get("relation"),
+            "seeds": ", ".join(f"{key} {value}" for key, value in seeds.items()),
+            "versions": ", ".join(f"{key} {one}" for key, one in run.values["versions"].items()),
+            "duration": f"{seconds:,.0f} s" if isinstance(seconds, (int, float)) else "",
+            "folder": run.folder,
+        }
+        return {key: str(value) for key, value in facts.items() if value}
+
+    @cached_property
+    def tables(self) -> list[Table]:
+        """The run's tables, long ones cut short, and its other numbers."""
+        tables = []
+        for table in self.saved.tables:
+            limit = MAX_ROWS if table.headline else MAX_FOLDED_ROWS
+            first = table.first(limit, f"{self.saved.folder}/tables/{table.name}.csv")
+            tables.append(replace(first, caption=table.caption or table.name))
+        values = [
+            [key, f"{value:.4g}" if isinstance(value, float) else str(value)]
+            for key, value in _flatten(self.saved.values)
+            if isinstance(value, (int, float, str)) and key.split(".")[0] not in OWN_KEYS
+        ]
+        numbers = Table.of("values", values, ["key", "value"], "Numbers of results.json")
+        return [*tables, numbers] if values else tables
+
+
+@dataclass(frozen=True)
+class PageSection:
+    """A study as a page shows it: what compares its runs, and the runs."""
+
+    title: str
+    name: str
+    runs: Sequence[PageRun] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Figure] = ()
+    note: str = ""
+
+
+def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> PageSection:
+    named = zip(runs, numbers, run_names(runs), strict=True)
+    return PageSection(
+        study.replace("_", " ").capitalize() or "Study without a name",
+        re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed",
+        [PageRun(run, number, f"Run {number}: {name}") for run, number, name in named],
+        [*(join_tables(runs) if len(runs) > 1 else ()), *beside_paper(runs)],
+        over_sizes(runs),
+    )
+
+
+def write_page(
+    output: str | Path,
+    title: str,
+    overview: Sequence[Table],
+    sections: Sequence[PageSection],
+    n_runs: int,
+) -> Path:
+    """Write a page, and the headline tables of each section as Markdown and LaTeX; return its path.
+
+    Args:
+        output: Folder to write to.
+        title: Title of the page.
+        overview: Tables before the first section.
+        sections: The sections; tables that are no headlines are folded.
+        n_runs: Number of runs that the page is made of.
+    """
+    environment = Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )  # fmt: skip
+    environment.filters["prose"] = _prose
+    environment.filters["yaml"] = partial(yaml.safe_dump, allow_unicode=True)
+    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
+    # The header of a PNG has its width at byte 16.
+    environment.filters["css_width"] = lambda png: int.from_bytes(png[16:20]) * _CSS_DPI // DPI
+    template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
+    html = environment.from_string(template).render(
+        title=title, version=__version__, overview=overview, sections=sections, n_runs=n_runs
+    )
+    folder = Path(output)
+    check_writable(folder)
+    texts = {PAGE: html}
+    for section in sections:
+        every = [*section.tables, *(table for run in section.runs for table in run.tables)]
+        if tables := [table for table in every if table.headline]:
+            texts[f"{section.name}.md"] = to_markdown(section.title, tables)
+            texts[f"{section.name}.tex"] = to_latex(section.name, tables)
+    for name, text in texts.items():
+        with atomic_write(folder / name) as part:
+            part.write_text(text, encoding="utf-8", newline="\n")
+    return folder / PAGE
+
+
+def _prose(text: str) -> Markup:
+    """Return text with its own writing direction and with line breaks allowed in paths."""
+    return Markup("<bdi>{}</bdi>").format(Markup(str(escape(clean(text))).replace("/", "/<wbr>")))
+
+
+def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield nested values by their keys, joined by dots."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{name}", one) for name, one in _flatten(value))
+        else:
+            yield key, value
+
+
+# -- tables as Markdown and LaTeX ------------------------------------------------------------------
+
+
+def to_markdown(title: str, tables: Iterable[Table]) -> str:
+    """Return tables under a title as Markdown."""
+    parts = [f"# {escape_markdown(title)}"]
+    for table in tables:
+        parts += [f"**{escape_markdown(table.caption)}**", table.markdown()]
+        parts += [escape_markdown(table.note)] if table.note else []
+    return "\n\n".join(parts) + "\n"
+
+
+def to_latex(name: str, tables: Iterable[Table]) -> str:
+    """Return tables as LaTeX, with labels made of a name."""
+    stem = re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-") or "study"
+    parts = [_latex_table(table, f"tab:{stem}-{i}") for i, table in enumerate(tables, start=1)]
+    return "\n".join([_LATEX_HEAD, *parts])
+
+
+def _latex_table(table: Table, label: str) -> str:
+    titles = [
+        _stacked(title) if is_number else latex(title)
+        for title, is_number in zip(table.titles, table.is_number, strict=True)
+    ]
+    groups = [latex(name) for name, n_columns in table.groups for _ in range(n_columns)]
+    cells = [[latex(cell) for cell in row] for row in table.texts()]
+    columns = MultiIndex.from_arrays([groups, titles]) if groups else titles
+    style = DataFrame(cells, columns=columns).style.hide(axis="index")
+    align = "".join("r" if is_number else "l" for is_number in table.is_number)
+    caption = latex(f"{table.caption.rstrip('.')}. {table.note}" if table.note else table.caption)
+    if len(table) > _MAX_LATEX_ROWS:
+        body = style.to_latex(
+            environment="longtable", column_format=align, hrules=True, caption=caption, label=label
+        )
+        return f"{{\\small\n{body}}}\n"
+    body = style.to_latex(column_format=align, hrules=True, multicol_align="c")
+    return _LATEX_TABLE % (caption, label, body.rstrip())
+
+
+def _stacked(title: str) -> str:
+    """Break the heading of numbers, which is wider than they are, into lines."""
+    lines = [latex(line) for line in textwrap.wrap(title, 11, break_long_words=False)]
+    broken = r"\\".join(lines)
+    return rf"\shortstack[r]{{{broken}}}" if len(lines) > 1 else latex(title)
+
+
+def latex(text: str) -> str:
+    r"""Return text in one line with LaTeX's special characters escaped.
+
+    Example:
+        >>> latex("city->country: 86%")
+        'city$\\rightarrow$country: 86\\%'
+    """
+    return re.sub(r"\s+", " ", clean(text)).translate(_LATEX)
+
+
+# -- runs of one study side by side ---------------------------------------------------------------
+
+
+def run_names(runs: Sequence[SavedRun]) -> list[str]:
+    """Return a name for each run: its LM's, and what distinguishes runs of one LM."""
+    short = [short_name(run.lm_name) for run in runs]
+    names = short
+    for detail in (lambda run: run.folder.name, lambda run: str(run.folder)):
+        count = Counter(names)
+        names = [
+            f"{name}, {detail(run)}" if count[full] > 1 else full
+            for full, name, run in zip(names, short, runs, strict=True)
+        ]
+    return names
+
+
+def join_tables(runs: Sequence[SavedRun]) -> list[Table]:
+    """Join the headline tables that runs have in common, with a group of columns for each run."""
+    by_run = [{table.name: table for table in run.tables if table.headline} for run in runs]
+    common = [name for name in by_run[0] if all(name in tables for tables in by_run)]
+    joined = (_join([tables[name] for tables in by_run], run_names(runs)) for name in common)
+    note = _differences(runs)
+    return [replace(table, note=note).first(MAX_ROWS) for table in joined if table is not None]
+
+
+def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
+    """Lay tables of the same columns side by side, by the columns that identify their rows."""
+    first = tables[0]
+    if any((table.keys, table.formats) != (first.keys, first.formats) for table in tables):
+        return None
+    n_keys = _n_key_columns([table.frame for table in tables])
+    labels = first.keys[:n_keys]
+    numbers = [key for key in first.keys[n_keys:] if first.formats.get(key)]
+    if not numbers or not any(map(len, tables)):
+        return None
+    frames = [table.frame.set_index(labels)[numbers] for table in tables]
+    frame = concat(frames, axis=1, keys=names, sort=False).reset_index(col_level=1)
+    # A caption may name numbers of its run.
+    same = len({table.caption for table in tables}) == 1
+    caption = (same and first.caption) or first.name.replace("_", " ").capitalize()
+    return replace(first, frame=frame, caption=f"{caption.rstrip('.')}: by run")
+
+
+def _n_key_columns(frames: Sequence[DataFrame]) -> int:
+    """Count the first columns that are needed to tell a table's rows apart."""
+    n_columns = len(frames[0].columns)
+    for n in range(1, n_columns):
+        if not any(frame.iloc[:, :n].duplicated().any() for frame in frames):
+            return n
+    return n_columns
+
+
+def _differences(runs: Sequence[SavedRun]) -> str:
+    """Name the settings in which runs differ besides their LM: their numbers differ for it, too."""
+    rows = [{key: str(value) for key, value in _flatten(run.settings)} for run in runs]
+    differ = [
+        f"{key} ({' / '.join(own)})"
+        for key, own in DataFrame(rows).fillna("None").items()
+        if own.nunique() > 1 and not str(key).startswith("lm.")
+    ]
+    named, n_more = ", ".join(differ[:_MAX_DIFFERENCES]), len(differ) - _MAX_DIFFERENCES
+    more = f" and {n_more} more" if n_more > 0 else ""
+    return f"The runs differ also in {named}{more}." if differ else ""
+
+
+# -- the paper -----------------------------------------------------------------------------------
+
+
+def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
+    """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs."""
+    own: list[list[str]] = []
+    others: dict[tuple[str, ...], None] = {}
+    for run, number in product(runs, paper_numbers()):
+        quantity = number.quantity
+        here = quantity.of(run, number.relation, number.answer)
+        if here is None:
+            continue
+        row, paper = [number.relation, number.heading], quantity.show(number.value)
+        if number.is_about(run.lm_name):
+            difference = quantity.difference(here - number.value)
+            row += [quantity.show(here), paper, difference, number.place]
+            own.append([*row, short_name(run.lm_name)])
+        elif not number.answer:
+            others[*row, number.lm, paper, number.place] = None
+    texts = dict.fromkeys(("here", "paper", "difference"), ".2f")
+    tables = []
+    if own:
+        columns = ["relation", "quantity", *texts, "in the paper", "LM"]
+        caption = "Beside the paper"
+        tables.append(Table.of("paper", own, columns, caption, headline=True, formats=texts))
+    if others and not any(paper_lm(run.lm_name) for run in runs):
+        names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in runs))
+        columns = ["relation", "quantity", "LM of the paper", "paper", "in the paper"]
+        caption = "The paper’s numbers for other LMs"
+        note = f"The paper has no such numbers for {names}: these are of other LMs."
+        tables.append(Table.of("other_lms", others, columns, caption, note, formats=texts))
+    return tables
+
+
+# -- the size of the LM --------------------------------------------------------------------------
+
+
+def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
+    """Return Hit@N by LM, as in the paper's figure 4; nothing for one LM or without Hit@N."""
+    place, lines = size_figure()
+    if len({run.lm_name for run in runs}) < 2 or runs[0].study != lines[0].study:
+        return []
+    pairs = [f"{pair['source']}->{pair['target']}" for pair in runs[0].values["pairs"]]
+    pairs = [pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs)]
+    if not pairs:
+        return []
+    names = [
+        f"{name} ({run.size})" if run.size else name
+        for name, run in zip(run_names(runs), runs, strict=True)
+    ]
+    frame = DataFrame(
+        [
+            {"pair": clean(pair), "LM": name, "line": line.heading, "value": line.of(run, pair)}
+            for pair in pairs[:_MAX_PANELS]
+            for line in lines
+            for run, name in zip(runs, names, strict=True)
+        ]
+    ).astype({"value": float})
+    draw = partial(
+        curves, frame, "LM", "value", "line", "pair", title="Precision of W by LM",
+        subtitle="x: the LMs in their order", labels=("", "Hit@N"),
+        each=lambda axes, *_: axes.set_ylim(-0.03, 1.03),
+    )  # fmt: skip
+    left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
+    return [Figure("sizes", f"Hit@N of W by LM (paper, {place}){left_out}.", draw)]
