@@ -59,16 +59,11 @@ class PromptEncoder:
                     f"prompt {index} ({prompt!r}) has an unpaired surrogate, which is not a "
                     "character. Remove it, or read the text as UTF-8."
                 )
-        if len(prompts) == 0:  # tokenizers refuse an empty list
+        if not prompts:  # tokenizers refuse an empty list
             return []
-        encoded = self.tokenizer(
-            list(prompts),
-            add_special_tokens=False,
-            return_attention_mask=False,
-            return_token_type_ids=False,
-        )
+        encoded = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
         rows = []
-        for index, (prompt, ids) in enumerate(zip(prompts, encoded["input_ids"], strict=True)):
+        for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
             row = ids if ids[: len(self.prefix)] == self.prefix else self.prefix + ids
             self._check(index, prompt, row)
             rows.append(row)
@@ -94,13 +89,11 @@ class PromptEncoder:
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return token ids, padded on the right, and attention mask, ``(n_rows, longest)``."""
-        longest = max((len(row) for row in rows), default=0)
-        gaps = [longest - len(row) for row in rows]
-        padded = [[*row, *[PAD_ID] * gap] for row, gap in zip(rows, gaps, strict=True)]
-        input_ids = torch.tensor(padded, dtype=torch.long).reshape(len(rows), longest)
-        ends = longest - torch.tensor(gaps, dtype=torch.long)
-        mask = (torch.arange(longest) < ends.unsqueeze(1)).long()
-        return input_ids, mask
+        longest = max(map(len, rows), default=0)
+        padded = [[*row, *[PAD_ID] * (longest - len(row))] for row in rows]
+        ids = torch.tensor(padded, dtype=torch.long).reshape(len(rows), longest)
+        ends = torch.tensor([len(row) for row in rows], dtype=torch.long)
+        return ids, (torch.arange(longest) < ends.unsqueeze(1)).long()
 
     def probe(self) -> list[int]:
         """Return at least three token ids of a short text, to test an LM with."""

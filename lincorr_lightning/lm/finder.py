@@ -18,11 +18,7 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
     """Return the one Hugging Face causal LM in a module.
 
     The LM may be at any depth, also inside a `LanguageModel` or a peft wrapper, whose adapters are
-    layers of the LM.
-
-    Args:
-        module: A LightningModule, or any module.
-        name: Name of the LM in ``module.named_modules()``, if there are several.
+    layers of the LM. If there are several, `name` is that of one in ``module.named_modules()``.
     """
     from transformers import PreTrainedModel
 
@@ -54,9 +50,8 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
 
 
 def _predicts(model: PreTrainedModel) -> bool:
-    if getattr(model.config, "is_encoder_decoder", False):
-        return False
-    return model.can_generate() and head_of(model) is not None
+    is_decoder = not getattr(model.config, "is_encoder_decoder", False)
+    return is_decoder and model.can_generate() and head_of(model) is not None
 
 
 def target_layers(
@@ -84,10 +79,8 @@ def target_layers(
     }
     if target_modules is None:
         return linear
-    if isinstance(target_modules, str):
-        target_modules = [target_modules]
     chosen: set[str] = set()
-    for target in target_modules:
+    for target in [target_modules] if isinstance(target_modules, str) else target_modules:
         named = {name for name in linear if name == target or name.endswith(f".{target}")}
         if not named:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))

@@ -55,10 +55,8 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[i
     The behavior of the tokenizer is hashed and not its file, which also holds padding and
     truncation settings and changes between releases.
     """
-    encoded = tokenizer(list(_TEXTS), add_special_tokens=False)["input_ids"]
-    return _digest(
-        _json(tokenizer.get_vocab()), _json([list(ids) for ids in encoded]), _json(list(prefix))
-    )
+    splits = [list(ids) for ids in tokenizer(list(_TEXTS), add_special_tokens=False)["input_ids"]]
+    return _digest(_json(tokenizer.get_vocab()), _json(splits), _json(list(prefix)))
 
 
 def fingerprint_config(config: PreTrainedConfig) -> str:

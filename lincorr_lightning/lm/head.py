@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -60,10 +59,6 @@ def pad_right(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor
     With right padding, positions count from the first true token and no true token attends to
     padding, in every causal architecture and without position ids. With left padding, absolute
     positions are silently wrong, and recurrent LMs read the padding.
-
-    Args:
-        input_ids: Padded on either side, ``(n_rows, length)``.
-        attention_mask: 1 at true tokens, same shape.
 
     Returns:
         Token ids and mask, ``(n_rows, length)``, and the last true position of each row,
@@ -136,8 +131,11 @@ def read_positions(
         ]
         return torch.cat(products).view(1, 1, -1)
 
-    with patched_forward(head, read_head):
+    head.__dict__["forward"] = read_head  # the head's hooks still run
+    try:
         logits = call_model(model, input_ids, None, **more).logits
+    finally:
+        del head.__dict__["forward"]
     sizes = [len(positions) * len(tokens) for positions, tokens in blocks]
     if logits.shape != (1, 1, sum(sizes)):
         raise UnusableHeadError
@@ -221,17 +219,3 @@ def _rows_product(head: nn.Linear, hidden: Tensor, token_ids: Tensor) -> Tensor:
     bias = None if head.bias is None else head.bias.index_select(0, token_ids).double()
     with torch.autocast(hidden.device.type, enabled=False):
         return F.linear(hidden.double(), weight, bias)
-
-
-@contextmanager
-def patched_forward(head: nn.Module, forward: Callable[..., Tensor]) -> Iterator[None]:
-    """Replace the forward of a head inside a ``with`` block; its hooks still run."""
-    replaced = head.__dict__.get("forward")
-    head.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        if replaced is None:
-            del head.__dict__["forward"]
-        else:
-            head.__dict__["forward"] = replaced

@@ -50,16 +50,6 @@ class LanguageModel(nn.Module):
     The constructor reads the tokenizer and the configuration only; `load` reads the weights. Device
     and strategy are left to Lightning.
 
-    Args:
-        config: Which LM to load, and how to read its logits.
-
-    Attributes:
-        config: The configuration.
-        tokenizer: The LM's tokenizer.
-        model: The Hugging Face module, after `load`.
-        reads_prompts: How `joint_logits` reads the prompts of a subject, in words; None before the
-            first call.
-
     Example:
         >>> lm = LanguageModel.from_pretrained("tiny-world")
         >>> lm.domain_logits(["one prompt", "a second one"], token_ids=[5, 6, 7]).shape
@@ -69,6 +59,9 @@ class LanguageModel(nn.Module):
     config: LMConfig
     tokenizer: PreTrainedTokenizerBase
     model: PreTrainedModel
+    """The Hugging Face module, after `load`."""
+    reads_prompts: str | None = None
+    """How `joint_logits` reads the prompts of a subject, in words; None before the first call."""
 
     def __init__(self, config: LMConfig | Mapping[str, Any]) -> None:
         super().__init__()
@@ -87,32 +80,23 @@ class LanguageModel(nn.Module):
         longest = longest if isinstance(longest, int) and longest > 0 else None
         self._encoder = PromptEncoder(tokenizer, self._vocab_size, longest, self.config.add_bos)
         self._tested: dict[type, tuple[bool, str | None]] = {}
-        self.reads_prompts: str | None = None
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
 
     @classmethod
     def from_pretrained(cls, name_or_path: str = TINY_WORLD, **options: Any) -> LanguageModel:
-        """Load an LM, frozen and in eval mode.
-
-        Args:
-            name_or_path: A folder, a .gguf file, a hub id, or ``tiny-world``.
-            **options: Other fields of `LMConfig`.
-        """
+        """Load an LM, frozen and in eval mode; the `options` are other fields of `LMConfig`."""
         return cls(LMConfig(name_or_path=name_or_path, **options)).load()
 
     @classmethod
     def from_module(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any
     ) -> LanguageModel:
-        """Wrap an LM that is in memory, such as one in training, without changing it.
+        """Wrap an LM that is in memory, such as one in training; it is not copied or changed.
 
-        Args:
-            model: The Hugging Face module; it is neither copied, frozen nor moved.
-            tokenizer: Its tokenizer.
-            **options: Fields of `LMConfig` for reading: `add_bos`, `tokens_per_forward`,
-                `share_prefixes`.
+        `options` are fields of `LMConfig` for reading: `add_bos`, `tokens_per_forward`,
+        `share_prefixes`.
         """
         lm = cls.__new__(cls)
         nn.Module.__init__(lm)
@@ -161,11 +145,8 @@ class LanguageModel(nn.Module):
     def shard(self, mesh: DeviceMesh | None) -> None:
         """Shard the weights over ranks, all of which must then take part in every forward pass.
 
-        Does nothing without a mesh, or if they are sharded.
-
-        Args:
-            mesh: Ranks in one dimension, or in the dimensions ``data_parallel`` and
-                ``tensor_parallel``.
+        Does nothing without a mesh, or if they are sharded. A mesh has one dimension, or the
+        dimensions ``data_parallel`` and ``tensor_parallel``.
         """
         if mesh is None or self.is_sharded:
             return
@@ -244,10 +225,6 @@ class LanguageModel(nn.Module):
         The LM runs in eval mode and its own dtype, whatever its mode and the active autocast; both
         are restored.
 
-        Args:
-            prompts: Prompts of any lengths.
-            token_ids: Tokens to read, of one domain or of several in a row.
-
         Returns:
             ``(n_prompts, n_labels)``, float64, on the LM's device, in the order of `prompts`.
 
@@ -267,13 +244,8 @@ class LanguageModel(nn.Module):
     ) -> Tensor:
         """Return the logits of some tokens after each prompt, like `domain_logits`, from token ids.
 
-        Args:
-            rows: Token ids of each prompt, as returned by `rows`.
-            token_ids: Tokens to read.
-            context: Context of each forward pass, where each row is read under its own adapter.
-
-        Returns:
-            ``(n_rows, n_labels)``, float64, on the LM's device.
+        `rows` are those that the method `rows` returns; a forward pass runs in the `context` of its
+        rows, such as that of their adapters.
         """
         device = self.model.device
         tokens = to_device(self._checked(token_ids), device)
@@ -428,11 +400,10 @@ class LanguageModel(nn.Module):
     @property
     def info(self) -> dict[str, Any]:
         """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
-        fingerprint = self.fingerprint
         return {
             "name_or_path": self.config.name_or_path,
-            "dtype": fingerprint["dtype"],
-            "fingerprint": fingerprint,
+            "dtype": dtype_name(self.model.dtype),
+            "fingerprint": self.fingerprint,
             "n_parameters": self.model.num_parameters(),
         }
 
@@ -440,9 +411,7 @@ class LanguageModel(nn.Module):
     def fingerprint(self) -> dict[str, str]:
         """Hashes that identify the LM, by ``tokenizer``, ``config``, ``dtype`` and ``weights``.
 
-        They cover the tokenizer's vocabulary and how it splits some texts, the shape and
-        architecture, the dtype, and exact sums over all bits of the weights, so that one changed
-        bit shows. The weights are read at memory speed; for a frozen LM their hash is cached.
+        The weights are read at memory speed; for a frozen LM their hash is cached.
         """
         state = self._weights_state()
         is_frozen = not any(p.requires_grad for p in self.model.parameters())

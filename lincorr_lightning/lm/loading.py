@@ -62,11 +62,7 @@ class Checkpoint:
 
 
 def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
-    """Resolve the name of an LM, or of a tokenizer.
-
-    An existing folder takes precedence. A name that ends in ``.gguf`` is a file. A name that cannot
-    be a hub id, or looks like a path, is a missing folder.
-    """
+    """Resolve the name of an LM, or of a tokenizer; an existing folder comes before a hub id."""
     name = config.name_or_path
     path = Path(str(files(__package__) / "tiny_world")) if name == TINY_WORLD else Path(name)
     path = path.expanduser()
@@ -173,15 +169,14 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     """Read config.json, or the metadata of a GGUF file."""
     from transformers import AutoConfig
 
+    location, options = checkpoint.location, checkpoint.options
     what = "config.json" if checkpoint.gguf_file is None else "the metadata"
     hint = (
         "Is it complete, and its architecture known to this transformers version? Copy or download "
         "it again; if it comes with Python code that you trust, set lm.trust_remote_code."
     )
     with explained(checkpoint, what, hint):
-        config: PreTrainedConfig = AutoConfig.from_pretrained(
-            checkpoint.location, **checkpoint.options
-        )
+        config: PreTrainedConfig = AutoConfig.from_pretrained(location, **options)
     n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if isinstance(n_layers, int) and not 0 <= n_layers <= _MAX_LAYERS:
         raise LanguageModelError(
@@ -267,10 +262,7 @@ _kept: ContextVar[dict[LMConfig, tuple[PreTrainedModel, object]] | None] = Conte
 
 @contextmanager
 def weights_read_once() -> Iterator[None]:
-    """Return a context in which `load_model` reads the weights of an LM once.
-
-    The last LM stays in memory. It is read again after a training that changed its weights.
-    """
+    """Keep the last LM in memory inside a ``with`` block, for `load_model`, until it is changed."""
     token = _kept.set({})
     try:
         yield

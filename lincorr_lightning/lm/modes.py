@@ -44,13 +44,10 @@ def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator
     """Run forward passes of a half-precision model in float32 inside a ``with`` block.
 
     The weights of a block are float32 copies while its forward runs, one block at a time. Half
-    precision can round away the change of logits by one optimizer step.
-
-    Args:
-        model: The model, neither sharded nor compiled. Float32 weights stay as they are.
-            Half-precision weights must not be in training: exchanging their data would detach the
-            gradient hooks of DistributedDataParallel.
-        skip: Submodule to leave as it is, such as a head that is read otherwise.
+    precision can round away the change of logits by one optimizer step. The model is neither
+    sharded nor compiled; half-precision weights must not be in training: exchanging their data
+    would detach the gradient hooks of DistributedDataParallel. The submodule `skip`, such as a
+    head that is read otherwise, is left as it is.
     """
     originals: dict[nn.Parameter, Tensor] = {}
 

@@ -26,7 +26,6 @@ class Query(NamedTuple):
     """A prompt, and the adapter that the LM reads it with."""
 
     prompt: str
-    """The prompt."""
     adapter_id: int | None = None
     """Index of the adapter if the LM trains several side by side; None for the LM without any."""
     subject: str = ""
@@ -37,11 +36,8 @@ class QueryCache:
     """Logits of an LM in training, computed once for all callbacks that read them.
 
     Callbacks announce with `prefetch` what they read after the next optimizer step. The first
-    `read` after the step evaluates all of it, in one forward pass if memory allows.
-
-    Args:
-        lm: The LM, with the weights that are trained.
-        adapter_context: See `AdapterContext`; None if the LM does not train adapters side by side.
+    `read` after the step evaluates all of it, in one forward pass if memory allows. An LM that
+    trains adapters side by side has an `AdapterContext`.
     """
 
     def __init__(self, lm: LanguageModel, adapter_context: AdapterContext | None = None) -> None:
@@ -62,12 +58,9 @@ class QueryCache:
     ) -> QueryCache:
         """Return a cache for an LM that a module holds at any depth.
 
-        Args:
-            module: If it has a `LanguageModel` of this LM as ``language_model``, and a method
-                ``adapter_context`` (an `AdapterContext`), they are used.
-            model: The LM.
-            tokenizer: The LM's tokenizer, or a folder or hub id; None looks for one in the module,
-                and then in the checkpoint that the LM was loaded from.
+        If the module has a `LanguageModel` of this LM as ``language_model``, and a method
+        ``adapter_context`` (an `AdapterContext`), they are used. The tokenizer may be a folder or a
+        hub id; None looks for one in the module, and then in the LM's checkpoint.
         """
         lm = getattr(module, "language_model", None)
         if not (isinstance(lm, LanguageModel) and lm.is_loaded and lm.model is model):
@@ -129,9 +122,9 @@ class QueryCache:
         `adapter_ids` are those of all rows; None if no row uses an adapter.
         """
         context = self._adapter_context
-        if context is None or all(index is None for index in adapter_ids):
-            return None
         ids = [-1 if index is None else index for index in adapter_ids]
+        if context is None or set(ids) <= {-1}:
+            return None
         return lambda rows: context([ids[row] for row in rows])
 
 

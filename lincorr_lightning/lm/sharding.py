@@ -32,7 +32,8 @@ _BY_INPUTS: dict[str, Callable[[], ParallelStyle]] = {
 }
 # Replicated on each rank, which uses it for its own heads: the gradient is the sum over ranks.
 _SUMMED = "replicated_with_grad_allreduce"
-_KNOWN = {*_BY_OUTPUTS, *_BY_INPUTS, _SUMMED, "replicate"}
+_SPLIT = _BY_OUTPUTS | _BY_INPUTS
+_KNOWN = {*_SPLIT, _SUMMED, "replicate"}
 
 
 def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
@@ -86,26 +87,19 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     """
     plan = _plan(model)
     _check_sizes(model, plan, mesh.size(), n_groups)
-    for name, module in _named(model, plan):
-        style = plan[name]
-        for layer in _layers(module, style):
-            make = _BY_OUTPUTS.get(style) or _BY_INPUTS.get(style)
-            if make is not None:
-                parallelize_module(layer, mesh, make(), src_data_rank=None)
-    summed = {module for name, module in _named(model, plan) if plan[name] == _SUMMED}
+    for _, layer, style in _split_layers(model, plan):
+        parallelize_module(layer, mesh, _SPLIT[style](), src_data_rank=None)
+    summed = {m for name, m in model.named_modules() if plan.get(_generic(name)) == _SUMMED}
     # Tied weights stay one parameter.
-    whole: dict[int, nn.Parameter] = {}
+    whole: dict[nn.Parameter, nn.Parameter] = {}
     for module in list(model.modules()):
-        own = {
-            name: parameter
-            for name, parameter in module._parameters.items()
-            if parameter is not None and not isinstance(parameter, DTensor)
-        }
+        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        own = {name: p for name, p in own.items() if not isinstance(p, DTensor)}
         for name, parameter in own.items():
-            if id(parameter) not in whole:
+            if parameter not in whole:
                 copies = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
-                whole[id(parameter)] = nn.Parameter(copies, parameter.requires_grad)
-            module.register_parameter(name, whole[id(parameter)])
+                whole[parameter] = nn.Parameter(copies, parameter.requires_grad)
+            module.register_parameter(name, whole[parameter])
         if own:
             _compute_locally(module, list(own), mesh, module in summed)
 
@@ -135,21 +129,14 @@ def _check_sizes(model: PreTrainedModel, plan: dict[str, str], n: int, n_groups:
             for number in heads if isinstance(heads, list) else [heads]:
                 if number and number % n:
                     raise _refusal(model, f"its {key}, {number}, is not divisible by {n}")
-    for name, module in _named(model, plan):
-        for layer in _layers(module, plan[name]):
-            by_outputs = plan[name] in _BY_OUTPUTS
-            if not by_outputs and plan[name] not in _BY_INPUTS:
-                continue
-            if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
-                raise _refusal(
-                    model, f"{name} is a {type(layer).__name__}, not a plain linear layer"
-                )
-            width = layer.out_features if by_outputs else layer.in_features
-            n_parts = n * n_groups if by_outputs else n
-            if width % n_parts:
-                raise _refusal(
-                    model, f"the width of {name}, {width}, is not divisible by {n_parts}"
-                )
+    for name, layer, style in _split_layers(model, plan):
+        if not isinstance(layer, nn.Linear) or not layer.weight.is_floating_point():
+            raise _refusal(model, f"{name} is a {type(layer).__name__}, not a plain linear layer")
+        by_outputs = style in _BY_OUTPUTS
+        width = layer.out_features if by_outputs else layer.in_features
+        n_parts = n * n_groups if by_outputs else n
+        if width % n_parts:
+            raise _refusal(model, f"the width of {name}, {width}, is not divisible by {n_parts}")
 
 
 def _refusal(model: PreTrainedModel, why: str) -> LanguageModelError:
@@ -164,20 +151,19 @@ def _generic(name: str) -> str:
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
-def _named(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, Any]]:
-    """Yield the modules of the plan with their names in it."""
+def _split_layers(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, Any, str]]:
+    """Yield the layers and adapter matrices that are split: name in the plan, module and style."""
     for name, module in list(model.named_modules()):
-        if _generic(name) in plan:
-            yield _generic(name), module
-
-
-def _layers(module: Any, style: str) -> list[Any]:
-    """Return a layer and the adapter matrices that are split with it."""
-    if not hasattr(module, "base_layer"):
-        return [module]
-    # The other adapter matrix would be split along its rank, and is replicated.
-    half = module.lora_B if style in _BY_OUTPUTS else module.lora_A
-    return [module.base_layer, *half.values()]
+        style = plan.get(_generic(name))
+        if style not in _SPLIT:
+            continue
+        layers = [module]
+        if hasattr(module, "base_layer"):
+            # The other adapter matrix would be split along its rank, and is replicated.
+            adapters: Any = module.lora_B if style in _BY_OUTPUTS else module.lora_A
+            layers = [module.base_layer, *adapters.values()]
+        for layer in layers:
+            yield _generic(name), layer, style
 
 
 def _compute_locally(module: nn.Module, names: list[str], mesh: DeviceMesh, summed: bool) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -64,9 +63,8 @@ def grow_trees(
 ) -> Iterator[PromptTree]:
     """Yield trees that together contain each prompt once.
 
-    Args:
-        rows: Token ids of each prompt, not empty, by the prompt's index.
-        max_nodes: Maximum nodes of a tree; a longer prompt is a tree of its own.
+    `rows` has the token ids of each prompt, not empty, by its index; a prompt that is longer than
+    `max_nodes` is a tree of its own.
     """
     token_ids: list[int] = []
     parents: list[int] = []
@@ -141,13 +139,8 @@ def plan_reading(
 ) -> tuple[list[PromptTree], str]:
     """Return trees of prompts, none if each prompt is read separately; and the reason, for the log.
 
-    Args:
-        model: The LM.
-        groups: Prompts that may share a tree, such as those of a subject: token ids by the prompt's
-            index.
-        wanted: `LMConfig.share_prefixes`.
-        max_tokens: Tokens of a forward pass; None if nothing is known.
-        sharing_error: Why the LM does not support it, or None.
+    `groups` are prompts that may share a tree, such as those of a subject: token ids by the
+    prompt's index. `wanted` is `LMConfig.share_prefixes`.
     """
     n_tokens = sum(len(row) for group in groups for row in group.values())
     alone = all(len(group) == 1 for group in groups)
@@ -196,15 +189,12 @@ def logits_of_trees(
         for row, i in enumerate(chosen):
             for prompt, node in trees[i].ends:
                 ends[prompt % n].append((prompt // n, row * length + node))
-        present = [domain for domain in range(n) if ends[domain]]
-        # One copy to the device for all domains: subjects, and nodes of the batch.
-        indices = to_device(torch.tensor(list(chain.from_iterable(ends))).T.contiguous(), device)
-        parts = torch.split(indices, [len(ends[domain]) for domain in present], dim=1)
-        blocks = [(part[1], tokens[domain]) for domain, part in zip(present, parts, strict=True)]
+        parts = [to_device(torch.tensor(part).long().view(-1, 2), device) for part in ends]
+        blocks = [(part[:, 1], ids) for part, ids in zip(parts, tokens, strict=True)]
         with context(chosen) if context is not None else nullcontext():
             read = read_positions(model, blocks=blocks, **batch)
-        for domain, part, values in zip(present, parts, read, strict=True):
-            columns[domain][part[0]] = values.to(device)
+        for column, part, values in zip(columns, parts, read, strict=True):
+            column[part[:, 0]] = values.to(device)
 
     batches.run([len(tree.token_ids) for tree in trees], device.type, forward)
     return logits

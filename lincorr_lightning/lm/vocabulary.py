@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal, get_args
@@ -32,11 +32,8 @@ def usable_strings(tokenizer: PreTrainedTokenizerBase, whole_words: bool = False
     that are empty or contain white space, a control character or an incomplete character.
     Duplicates are merged (" Paris" and "Paris" are one subject), and WordPiece's ``##`` is removed.
 
-    Args:
-        tokenizer: Any Hugging Face tokenizer.
-        whole_words: Whether to return only strings of two or more letters whose token begins a
-            word (" Paris", but not "ris"). The vocabulary does not say where a word ends: " Par"
-            is one of them.
+    With `whole_words`, they are strings of two or more letters whose token begins a word (" Paris",
+    but not "ris"). The vocabulary does not say where a word ends: " Par" is one of them.
 
     Returns:
         Distinct strings in the order of their token ids.
@@ -111,24 +108,19 @@ def sample_subjects(
 
     Args:
         tokenizer: Tokenizer whose vocabulary is sampled.
-        n: Number of subjects.
+        n: Number of subjects, all of them different.
         words_per_subject: Number of vocabulary strings of a subject, joined by spaces.
         seed: Seed of the sample.
         kind: ``any`` string of the vocabulary, as in the paper; ``words``: see `usable_strings`;
             ``names``: a given name and a family name, such as Emma Garcia, the same for every LM.
-
-    Returns:
-        `n` distinct strings.
     """
     parts = _parts(tokenizer, words_per_subject, kind)
     available = _count(parts)
     if n > available:
-        what = {
-            "any": f"the vocabulary has {available} subjects of {words_per_subject} string(s)",
-            "words": f"the vocabulary has {available} subjects of {words_per_subject} word(s)",
-            "names": f"there are {available} names",
-        }[kind]
-        more = "" if kind == "names" else " or raise words_per_subject"
+        what = f"the vocabulary has {available} subjects of {words_per_subject} string(s)"
+        more = " or raise words_per_subject"
+        if kind == "names":
+            what, more = f"there are {available} names", ""
         raise SubjectsError(f"n_subjects is {n}, but {what}. Lower n_subjects{more}.")
     return _draw(parts, n, seed)
 
@@ -138,9 +130,18 @@ def _count(parts: list[list[str]]) -> int:
 
 
 def _draw(parts: list[list[str]], n: int, seed: int) -> list[str]:
-    """Draw subjects from the strings of each part, without replacement."""
+    """Draw the first subjects of a Fisher-Yates shuffle of all combinations of the parts' strings.
+
+    It uses PCG64's raw words: NumPy guarantees their stream across versions, and not that of its
+    samplers.
+    """
+    population, bits = _count(parts), np.random.PCG64(seed)
+    moved: dict[int, int] = {}
     subjects = []
-    for index in _sample(_count(parts), n, seed):
+    for first in range(n):
+        chosen = first + _below(population - first, bits, -(-population.bit_length() // 64) or 1)
+        index = moved.get(chosen, chosen)
+        moved[chosen] = moved.pop(first, first)
         words = []
         for part in parts:
             index, word = divmod(index, len(part))
@@ -178,21 +179,6 @@ def sample_up_to(
     parts = _parts(tokenizer, 1, kind)
     sample = _draw(parts, min(n + len(excluded), _count(parts)), seed)
     return [subject for subject in sample if subject not in excluded][:n]
-
-
-def _sample(population: int, n: int, seed: int) -> Iterator[int]:
-    """Yield the first `n` members of a Fisher-Yates shuffle of ``range(population)``.
-
-    It uses PCG64's raw words: NumPy guarantees their stream across versions, and not that of its
-    samplers.
-    """
-    bits = np.random.PCG64(seed)
-    n_words = -(-population.bit_length() // 64) or 1
-    moved: dict[int, int] = {}
-    for first in range(n):
-        chosen = first + _below(population - first, bits, n_words)
-        yield moved.get(chosen, chosen)
-        moved[chosen] = moved.pop(first, first)
 
 
 def _below(bound: int, bits: np.random.PCG64, n_words: int) -> int:
