@@ -260,8 +260,8 @@ class FeatureMovement(RelationCallback):
                     ]
                     values.setdefault(point, {})[side] = {**self._scalars(key, sums), "top": rows}
         table = Table.of(
-            self.study, moved, MovedFeature,
+            self.name, moved, MovedFeature,
             f"Features that moved most on the prompts of {self.tag}, the last step first",
             "became active, became inactive: share of the prompts",
         )  # fmt: skip
-        return Results(self.study, values, tables=[table])
+        return Results(self.name, values, tables=[table])

@@ -173,19 +173,19 @@ class Formation(RelationCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         """Return all measurements, as tables and curves."""
         self._measure_once(trainer)
-        formats = dict.fromkeys(_NUMBERS, ".3f")
-        headings = {field: title for field, (_, title) in _NUMBERS.items()}
-        tables = [
-            Table.of(
-                name, sorted(rows, key=lambda row: -row["step"]), (), caption, headline=True,
-                headings=headings, formats=formats,
-            )
-            for name, rows, caption in (
-                (self.study, self.correlations, "Correlation of each pair on held-out subjects"),
-                (f"{self.study}_recall", self.recall, "Recall of stated and of withheld facts"),
-            )
-            if rows
-        ]  # fmt: skip
+        look: dict[str, Any] = {
+            "headline": True,
+            "headings": {field: title for field, (_, title) in _NUMBERS.items()},
+            "formats": dict.fromkeys(_NUMBERS, ".3f"),
+        }
+        correlations, recall = (
+            sorted(rows, key=lambda row: -row["step"]) for rows in (self.correlations, self.recall)
+        )
+        caption = "Correlation of each pair on held-out subjects"
+        tables = [Table.of(self.name, correlations, (), caption, **look)]
+        if recall:
+            name, caption = "formation_recall", "Recall of stated and of withheld facts"
+            tables.append(Table.of(self.numbered(name), recall, (), caption, **look))
         curves = {
             f"{title}/{key.removeprefix(prefix)}": points
             for log_key, title in _NUMBERS.values()
@@ -195,6 +195,6 @@ class Formation(RelationCallback):
         }
         title = "How correlations form"
         draw = partial(training_curves, curves, title, "r on held-out subjects at each step")
-        figure = Figure(self.study, f"{title} during training", draw)
+        figure = Figure(self.name, f"{title} during training", draw)
         values = {"correlations": self.correlations, "recall": self.recall}
-        return Results(self.study, values, tables=tables, figures=[figure])
+        return Results(self.name, values, tables=tables, figures=[figure])

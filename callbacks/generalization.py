@@ -15,13 +15,12 @@ from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
 from lincorr_lightning.finetune.edits import Edit, read_edits, reference_mask, resolve_edits
-from lincorr_lightning.finetune.results import case_results, outcome_charts
+from lincorr_lightning.finetune.results import case_results
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import add_scalar_layout
 from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
@@ -159,18 +158,11 @@ class Generalization(MapCallback):
                 rank_zero_warn(f"{name} is left out of the controls: {error}")
         return domains
 
-    @property
-    def _charts(self) -> dict[str, dict[str, list[str]]]:
-        """Log keys that TensorBoard shows in one chart."""
-        controls = [domain.knowledge.name for domain in self.domains[2:]]
-        return outcome_charts(self.tag, controls, self._prefix, self._last_step is not None)
-
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""
         super().start(trainer)
         self.keep_base(self._subjects, trainer.global_step)
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
-        add_scalar_layout(trainer, self._charts)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Announce the prompts to read after this step."""
@@ -275,6 +267,4 @@ class Generalization(MapCallback):
             scalars = {f"{self._prefix}{k}": value for k, value in means.items() if value == value}
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
         table, figures = case_results(self.cases, self.tag, random, taught, suffix)
-        return Results(
-            self.study, values, scalars, tables=[table], figures=figures, charts=self._charts
-        )
+        return Results(self.name, values, scalars, tables=[table], figures=figures)

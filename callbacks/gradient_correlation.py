@@ -185,7 +185,7 @@ class GradientCorrelation(MapCallback):
             **{name: number(value) for name, value in sorted(numbers.items())},
         }
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
-        return Results(self.study, values, scalars, tables=[self.history_table(caption)])
+        return Results(self.name, values, scalars, tables=[self.history_table(caption)])
 
     def _over_edits(
         self, trainer: L.Trainer, by_step: Mapping[int, tuple[list[int], list[DomainLogits]]]

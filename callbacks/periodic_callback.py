@@ -19,7 +19,7 @@ from lincorr_lightning.results.run_folder import (
     is_dry_run,
     log_scalars,
     run_folder,
-    write_callback_results,
+    write_parts,
 )
 from lincorr_lightning.results.table import Table
 
@@ -48,7 +48,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     """
 
     study: ClassVar[str]
-    """Name of the results, as ``resilience``."""
+    """Kind of the results, as ``resilience``."""
     kept: ClassVar[tuple[str, ...]] = ("history", "_last_measured")
     """Names of the attributes that a checkpoint keeps (numbers, texts, tensors and containers)."""
 
@@ -126,8 +126,9 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Collect the results and write their tables and figures."""
-        self.output = write_callback_results(trainer, self.finish(trainer))
+        self.output = self.finish(trainer)
         self.results = dict(self.output.values)
+        write_parts(trainer, self.output)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM."""
@@ -186,12 +187,18 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             self.measure(trainer)
 
     def siblings(self, trainer: L.Trainer) -> list[Self]:
-        """Return all callbacks of this class in a run, itself included."""
-        return [c for c in trainer.callbacks if type(c) is type(self)]  # type: ignore[attr-defined]
+        """Return all callbacks of a run with the same kind of results, itself included."""
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        return [c for c in callbacks if getattr(c, "study", None) == self.study]
 
     def numbered(self, name: str) -> str:
-        """Return a part of log keys, numbered from the second callback of this class on."""
+        """Return a name, numbered from the second callback with the same kind of results on."""
         return f"{name}_{self._index + 1}" if self._index else name
+
+    @property
+    def name(self) -> str:
+        """Name of the results, of their table and of their figure, as ``resilience_2``."""
+        return self.numbered(self.study)
 
     def log_scalars(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
         """Log scalars, see `log_scalars`, and keep them in `history`; NaN is left out."""
@@ -205,7 +212,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         from pandas import DataFrame  # takes a second
 
         frame = DataFrame({key: dict(points) for key, points in self.history.items()})
-        return Table(self.study, frame.sort_index().rename_axis("step").reset_index(), caption)
+        return Table(self.name, frame.sort_index().rename_axis("step").reset_index(), caption)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far."""

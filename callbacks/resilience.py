@@ -94,4 +94,4 @@ class Resilience(MapCallback):
             "worst": min((r for r in self._r if r == r), default=None),
         }
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
-        return Results(self.study, values, tables=[self.history_table(caption)])
+        return Results(self.name, values, tables=[self.history_table(caption)])

@@ -87,8 +87,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         for row, name in zip(self._prompts.tokens[:, None], self._prompts.names, strict=True):
             with nullcontext() if context is None else context([0]):
                 observed += observe_prompts(self.cache.lm, row, [name], self.settings)
-        prefix = self.numbered(self.study)
-        scalars = {f"{prefix}/{key}": value for key, value in self._means(observed).items()}
+        scalars = {f"{self.name}/{key}": value for key, value in self._means(observed).items()}
         self.log_scalars(trainer, scalars, trainer.global_step)
 
     def _means(self, observed: list[PromptGeometry]) -> dict[str, float]:
@@ -115,8 +114,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         from lincorr_lightning.geometry.figures import history_figure
 
         self._measure_once(trainer)
-        prefix = f"{self.numbered(self.study)}/"
-        curves = {key.removeprefix(prefix): points for key, points in self.history.items()}
+        curves = {key.removeprefix(f"{self.name}/"): points for key, points in self.history.items()}
         values = {
             name: {"before": points[0][1], "after": points[-1][1]}
             for name, points in curves.items()
@@ -129,7 +127,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         texts = f"{len(self._prompts.names)} texts of {self.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"
         columns = ["observable", "layer", "step", "mean"]
-        table = Table.of(self.study, rows, columns, caption, formats={"mean": ".3g"})
+        table = Table.of(self.name, rows, columns, caption, formats={"mean": ".3g"})
         draw = partial(history_figure, table.frame, f"{texts}; one column per measurement")
-        figure = Figure(self.study, caption, draw)
-        return Results(self.study, values, tables=[table], figures=[figure])
+        figure = Figure(self.name, caption, draw)
+        return Results(self.name, values, tables=[table], figures=[figure])

@@ -69,12 +69,10 @@ def ablation_results(
         for m, mapping in enumerate(corpus.mappings)
     ]  # fmt: skip
     of_the_table_only = ("n_seeds", "std", "says_source", "paper")
-    panels: dict[str, list[str]] = {}
     curves = {}
     for key, points in history.items():
         _, phase, quantity, mapping = key.split("/")
         panel = f"{phase}: {quantity.replace('_', ' ')}"
-        panels.setdefault(panel, []).append(key)
         curves[f"{panel}/{mapping}"] = points
     return Results(
         "vocabulary_ablation",
@@ -109,7 +107,6 @@ def ablation_results(
         ],
         figures=_figures(relation, lm, corpus.n_new, DataFrame(summary), curves),
         lm=embedding.info,
-        charts={relation: panels},
     )  # fmt: skip
 
 

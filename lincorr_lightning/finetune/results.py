@@ -1,6 +1,6 @@
 """Tables, figures and `Results` of edits and of their forecasts.
 
-`case_results` and `outcome_charts` serve callbacks that measure what edits do, in any run;
+`case_results` serves callbacks that measure what edits do, in any run;
 `finetune_results` and `forecast_results` are those of the two studies.
 """
 
@@ -62,28 +62,6 @@ def case_results(
         Figure(f"outcomes{suffix}", f"Share of each outcome of the edits of {relation}.",
                partial(figures.outcomes_figure, cases, relation, random, taught)),
     ]  # fmt: skip
-
-
-def outcome_charts(
-    relation: str, controls: Sequence[str], prefix: str = "", by_edit_step: bool = False
-) -> dict[str, dict[str, list[str]]]:
-    """Return the curves that TensorBoard lays over one another, see `Results.charts`.
-
-    `prefix` is that of the log keys where several relations are measured; `by_edit_step` is for
-    independent edits, whose x axis is the step within an edit.
-    """
-    steps = "edit_step/" if by_edit_step else ""
-    outcomes = f"{prefix}{steps or 'generalization/'}"
-    keys = {
-        "generalized and hallucinated": [f"{outcomes}{name}" for name in _OUTCOMES[:2]],
-        "all outcomes": [f"{outcomes}{name}" for name in (*_OUTCOMES, "source_learned")],
-        "probability": [f"{prefix}{steps}probability/{p}" for p in ("reference", "old_answer")],
-        "controls unchanged": [f"{prefix}{steps}control_unchanged/{name}" for name in controls],
-        "correlation": [f"{steps}{name}/{relation}" for name in _CORRELATIONS],
-    }
-    # TensorBoard takes all log keys that a pattern matches from their beginning.
-    charts = {title: [f"{re.escape(key)}$" for key in own] for title, own in keys.items() if own}
-    return {relation: charts}
 
 
 # -- forecasts -------------------------------------------------------------------------------------

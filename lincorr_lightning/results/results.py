@@ -84,7 +84,6 @@ class Results:
         lm: Name, dtype, fingerprint and size of the LM, see `LanguageModel.info`; empty if the
             study has none.
         settings: Hyper-parameters of the study, and under ``data`` those of its data.
-        charts: Curves that TensorBoard lays over one another: group -> chart -> log keys.
         included: Results of callbacks, which write their own tables and figures.
     """
 
@@ -95,7 +94,6 @@ class Results:
     figures: Sequence[Figure] = ()
     lm: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
-    charts: Mapping[str, Mapping[str, Sequence[str]]] = field(default_factory=dict)
     included: Sequence[Results] = ()
 
     @property

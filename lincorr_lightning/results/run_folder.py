@@ -6,10 +6,8 @@ import inspect
 import io
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,34 +168,9 @@ def write_results(trainer: L.Trainer, results: Results) -> None:
     `Trainer.callback_metrics` on all of them. ``results.json`` is written last, so that an
     interrupted run has none. Raises `OutputError`.
     """
-    _write_parts(trainer, results)
+    write_parts(trainer, results)
     if trainer.is_global_zero and not is_dry_run(trainer):
         results.write_values(run_folder(trainer))
-
-
-def write_callback_results(trainer: L.Trainer, results: Results) -> Results:
-    """Write tables and figures of a callback, and log them with all loggers.
-
-    The second callback of a name is numbered, as ``feature_movement_2``, and so are its tables and
-    figures. A callback keeps what this returns, its results under these names, as its attribute
-    `output`: the run's ``results.json`` is the study's, which takes them in from there.
-    """
-    others = collect_callback_results(trainer)
-    tables = {table.name for other in others for table in other.tables}
-    figures = {figure.name for other in others for figure in other.figures}
-
-    def free(name: str, taken: Collection[str]) -> str:
-        numbered = chain([name], (f"{name}_{n}" for n in count(2)))
-        return next(one for one in numbered if one not in taken)
-
-    named = replace(
-        results,
-        study=free(results.study, [other.study for other in others]),
-        tables=[replace(one, name=free(one.name, tables)) for one in results.tables],
-        figures=[replace(one, name=free(one.name, figures)) for one in results.figures],
-    )
-    _write_parts(trainer, named)
-    return named
 
 
 def collect_callback_results(trainer: L.Trainer) -> list[Results]:
@@ -207,8 +180,8 @@ def collect_callback_results(trainer: L.Trainer) -> list[Results]:
     return [output for output in outputs if isinstance(output, Results)]
 
 
-def _write_parts(trainer: L.Trainer, results: Results) -> None:
-    """Write and log everything but ``results.json``.
+def write_parts(trainer: L.Trainer, results: Results) -> None:
+    """Do as `write_results`, but for ``results.json``: that of a run is its study's.
 
     Scalars go to all loggers. Tables and figures go to TensorBoard, to MLflow, and to any logger
     with the ``log_table`` and ``log_image`` of `WandbLogger`.
@@ -217,7 +190,6 @@ def _write_parts(trainer: L.Trainer, results: Results) -> None:
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
     results.write_parts(run_folder(trainer))
-    add_scalar_layout(trainer, results.charts)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):
@@ -296,16 +268,3 @@ def _image(figure: Figure) -> Any:
     from PIL import Image
 
     return Image.open(io.BytesIO(figure.png))
-
-
-def add_scalar_layout(
-    trainer: L.Trainer, charts: Mapping[str, Mapping[str, Sequence[str]]]
-) -> None:
-    """Define charts that TensorBoard draws from several curves, see `Results.charts`."""
-    # TensorBoard shows only the last layout that was written: the Trainer keeps that of all.
-    layout = vars(trainer).setdefault("tensorboard_layout", {})
-    for group, titles in charts.items():
-        layout[group] = {title: ["Multiline", list(keys)] for title, keys in titles.items()}
-    for logger in trainer.loggers:
-        if charts and trainer.is_global_zero and isinstance(logger, TensorBoardLogger):
-            logger.experiment.add_custom_scalars(layout)  # type: ignore[no-untyped-call]

@@ -10,7 +10,6 @@ import torch
 import yaml
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.callbacks import Generalization
@@ -143,16 +142,6 @@ def test_a_reference_of_an_edit_replaces_that_of_the_relation(tmp_path, fit):
 # -- what is written -------------------------------------------------------------------------------
 
 
-def layout_of(events):
-    layout = Layout()
-    last = events.Tensors("custom_scalars__config__")[-1]
-    layout.ParseFromString(last.tensor_proto.string_val[0])
-    return {
-        category.title: {chart.title: list(chart.multiline.tag) for chart in category.chart}
-        for category in layout.category
-    }
-
-
 @pytest.fixture
 def painted(naive, tmp_path):
     """Facts that give every city of the small LM a colour, and every country red."""
@@ -193,14 +182,8 @@ def test_several_relations(naive, small_lm, own_map, tmp_path, painted, order, f
         assert {tag.startswith("city->color/") for tag in callback.history} == {bool(prefix)}
         assert f"{prefix}generalization/generalized" in callback.history
     events = EventAccumulator(str(tmp_path / "run"), size_guidance={"tensors": 0}).Reload()
-    charts = layout_of(events)
-    outcomes = ["generalization/generalized$", "generalization/hallucinated$"]
-    assert outcomes in charts["city->country"].values()
     (text,) = events.Tensors("tables/cases/text_summary")
     assert edits[0].subject in text.tensor_proto.string_val[0].decode()
-    assert set(charts) == {"city->country", "city->color"}
-    shown = {pattern for chart in charts["city->color"].values() for pattern in chart}
-    assert not any(pattern.startswith(("generalization", "control")) for pattern in shown)
 
 
 def test_another_source_is_measured_at_the_taught_subjects(naive, small_lm, painted, fit):

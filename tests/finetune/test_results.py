@@ -1,6 +1,5 @@
 """Tables and `Results` of edits, from plain data."""
 
-import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,6 @@ from lincorr_lightning.finetune.results import (
     case_results,
     finetune_results,
     forecast_table,
-    outcome_charts,
 )
 from lincorr_lightning.results.results import Results
 from tests.results.conftest import make_table
@@ -75,25 +73,6 @@ def test_cases_have_a_table_and_figures():
     names = [watched.name, *(figure.name for figure in figures)]
     assert names == ["cases_2", "reference_weights_2", "outcomes_2"]
     assert all(figure.png for figure in figures)
-
-
-def test_charts_match_the_log_keys_of_their_relation_alone():
-    (charts,) = outcome_charts("city->country", ["color", "X*2"]).values()
-
-    def is_shown(key: str) -> bool:
-        # As TensorBoard's own plugin does it.
-        return any(re.compile(pattern).match(key) for chart in charts.values() for pattern in chart)
-
-    for key in (
-        "generalization/unchanged", "generalization/source_learned", "probability/old_answer",
-        "control_unchanged/X*2", "gradient_correlation/city->country",
-    ):  # fmt: skip
-        assert is_shown(key), key
-    assert not is_shown("gradient_correlation/city->country_zh")
-    assert not is_shown("edit_step/generalized")
-    (charts,) = outcome_charts("city->country", ["color"], "a/", by_edit_step=True).values()
-    assert is_shown("a/edit_step/generalized") and is_shown("a/edit_step/control_unchanged/color")
-    assert is_shown("edit_step/logit_correlation/city->country")
 
 
 # -- forecasts ---------------------------------------------------------------------------------

@@ -17,12 +17,10 @@ from lightning.pytorch.loggers.logger import DummyLogger
 from matplotlib.figure import Figure as MatplotlibFigure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 from lincorr_lightning.results import run_folder as module
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.run_folder import (
-    add_scalar_layout,
     log_scalars,
     run_folder,
     write_results,
@@ -37,8 +35,7 @@ def results(n_rows: int = 2) -> Results:
     )  # fmt: skip
     figure = Figure("matrix", "All pairs.", lambda: MatplotlibFigure((3, 2), dpi=60))
     return Results(
-        "study", {"n": 1}, {"test/r": 0.5, "test/none": float("nan")}, [table], [figure],
-        charts={"pairs": {"r": ["test/r"]}},
+        "study", {"n": 1}, {"test/r": 0.5, "test/none": float("nan")}, [table], [figure]
     )  # fmt: skip
 
 
@@ -76,22 +73,6 @@ def test_tensorboard(tmp_path: Path) -> None:
     text = events.Tensors("tables/pairs/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.startswith("Pairs.\n\n| pair | r |") and "| p1 | 0.25 |" in text
     assert text.endswith("Read me. The first 100 of 130 rows.") and "| p100 |" not in text
-
-
-def test_charts_of_several_callbacks_stay(tmp_path: Path) -> None:
-    """TensorBoard shows the last layout alone."""
-    trainer = L.Trainer(accelerator="cpu", logger=TensorBoardLogger(tmp_path))
-    add_scalar_layout(trainer, {"one": {"a": ["x/a", "x/b"]}})
-    add_scalar_layout(trainer, {"two": {"c": ["y"]}})
-    trainer.logger.experiment.flush()
-    events = EventAccumulator(str(trainer.log_dir)).Reload()
-    proto = events.Tensors("custom_scalars__config__")[-1].tensor_proto
-    found = {
-        (category.title, chart.title): list(chart.multiline.tag)
-        for category in Layout.FromString(proto.string_val[0]).category
-        for chart in category.chart
-    }
-    assert found == {("one", "a"): ["x/a", "x/b"], ("two", "c"): ["y"]}
 
 
 def test_csv(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from lincorr_lightning.results.run_folder import (
     run_folder,
     set_run_name,
     study_name,
-    write_callback_results,
+    write_parts,
     write_results,
 )
 from lincorr_lightning.results.saved_run import SavedRun
@@ -137,13 +137,12 @@ def test_the_logger_claims_its_folder_once_and_on_rank_0_alone(
 
 class Watching(L.Callback):
     def __init__(self, name: str, value: float) -> None:
-        table = make_table("movement", ["value"], [[value]])
-        figure = Figure("movement", "", lambda: MatplotlibFigure((1, 1), dpi=50))
-        self.found = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
-        self.output: Results | None = None
+        table = make_table(name, ["value"], [[value]])
+        figure = Figure(name, "", lambda: MatplotlibFigure((1, 1), dpi=50))
+        self.output = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.output = write_callback_results(trainer, self.found)
+        write_parts(trainer, self.output)
 
 
 class StudyWithCallbacks(BoringModel):
@@ -164,22 +163,17 @@ def study_trainer(root: Path, logger: Any, *callbacks: L.Callback) -> L.Trainer:
 
 
 @pytest.mark.parametrize("logger", [lambda path: False, lambda path: RunLogger(path, name="run")])
-def test_callbacks_of_one_kind_stay_apart(tmp_path: Path, logger: Callable[[Path], Any]) -> None:
-    import json
-
-    callbacks = [Watching("moved", 0.5), L.Callback(), Watching("moved", 0.25), Watching("x", 1.0)]
-    trainer = study_trainer(tmp_path, logger(tmp_path), *callbacks)
+def test_results_of_callbacks_join_those_of_the_study(
+    tmp_path: Path, logger: Callable[[Path], Any]
+) -> None:
+    watching = [Watching("moved", 0.5), Watching("x", 1.0)]
+    trainer = study_trainer(tmp_path, logger(tmp_path), L.Callback(), *watching)
     trainer.fit(StudyWithCallbacks())
-    folder = run_folder(trainer)
-    found = json.loads((folder / "results.json").read_text())
-    values = {name: found[name]["value"] for name in ("moved", "moved_2", "x")}
-    assert values == {"moved": 0.5, "moved_2": 0.25, "x": 1.0}
-    names = ["movement", "movement_2", "movement_3"]
-    assert [table["name"] for table in found["tables"]] == names
-    for name, value in zip(names, values.values(), strict=True):
-        assert (folder / "tables" / f"{name}.csv").read_text() == f"value\n{value}\n"
-        assert (folder / "figures" / f"{name}.png").is_file()
-    assert float(trainer.callback_metrics["moved/value"]) == 0.25
+    run = SavedRun.read(run_folder(trainer))
+    assert (run.values["moved"], run.values["x"]) == ({"value": 0.5}, {"value": 1.0})
+    assert [table.frame["value"][0] for table in run.tables] == [0.5, 1.0]
+    assert [figure.name for figure in run.figures] == ["moved", "x"]
+    assert float(trainer.callback_metrics["moved/value"]) == 0.5
 
 
 # -- runs that do not finish ---------------------------------------------------------------------
