@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import pickle
 import re
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -21,7 +18,6 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 from lincorr_lightning import termination
 from lincorr_lightning.errors import CheckpointError
 from lincorr_lightning.io import atomic_write
-from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 _WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
@@ -49,7 +45,7 @@ def set_up_checkpoints(trainer: L.Trainer) -> None:
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint completely or not at all, and loads only tensors and plain data.
+    """Writes a checkpoint completely or not at all.
 
     Lightning's own copies the file from the system's temporary folder: if the process is killed
     meanwhile or the disk is full, a truncated file is left under the final name.
@@ -63,23 +59,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         with atomic_write(path) as part, part.open("wb") as file:
-            try:
-                torch.save(checkpoint, file)
-            except RuntimeError as error:
-                if isinstance(error.__context__, OSError):  # which torch hides in its own
-                    raise error.__context__ from None
-                raise
-
-    def load_checkpoint(
-        self,
-        path: str | Path,
-        map_location: Callable[..., Any] | None = lambda storage, _: storage,
-        weights_only: bool | None = None,
-    ) -> dict[str, Any]:
-        """Load a checkpoint."""
-        with _explained(path):
-            content = super().load_checkpoint(path, map_location, weights_only is not False)
-        return _require_checkpoint(path, content)
+            torch.save(checkpoint, file)
 
 
 def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = None) -> None:
@@ -100,43 +80,30 @@ def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = N
     if not path.is_file():
         reason = "is not a file" if path.exists() else "does not exist"
         raise CheckpointError(f"--ckpt_path {path} {reason}. {_WAY_OUT}")
-    with _explained(path):
+    try:
         if not zipfile.is_zipfile(path):
             raise EOFError
         content = torch.load(
             path, map_location="cpu", weights_only=weights_only is not False, mmap=True
         )
-    writer = _require_checkpoint(path, content).get("study")
-    if isinstance(writer, dict) and writer.get("name") != study:
-        raise CheckpointError(
-            f"the checkpoint {path} is of {writer.get('name')}, not of {study}. {_WAY_OUT}"
-        )
-
-
-def _require_checkpoint(path: str | Path, content: Any) -> dict[str, Any]:
+    except Exception as error:
+        # Without torch's advice to trust the file.
+        reason = "it is damaged, truncated or not a checkpoint"
+        if isinstance(error, OSError):
+            reason = error.strerror or str(error)
+        elif isinstance(error, pickle.UnpicklingError):
+            reason = "it holds other objects than tensors and plain data, or is damaged"
+        raise CheckpointError(f"cannot read the checkpoint {path}: {reason}. {_WAY_OUT}") from error
     for key in ("state_dict", "pytorch-lightning_version"):
         if not isinstance(content, dict) or key not in content:
             raise CheckpointError(
                 f"{path} is not the checkpoint of a run: it has no {key}. {_WAY_OUT}"
             )
-    return content
-
-
-@contextmanager
-def _explained(path: str | Path) -> Iterator[None]:
-    """Turn errors of reading into a `CheckpointError`, without torch's advice to trust the file."""
-    try:
-        yield
-    except Exception as error:
-        if oom_reason(error):
-            raise
-        reason = "it is damaged, truncated or not a checkpoint"
-        # For truncated files, torch seeks to an invalid position (EINVAL).
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:
-            reason = error.strerror or str(error)
-        elif isinstance(error, pickle.UnpicklingError):
-            reason = "it holds other objects than tensors and plain data, or is damaged"
-        raise CheckpointError(f"cannot read the checkpoint {path}: {reason}. {_WAY_OUT}") from error
+    writer = content.get("study")
+    if isinstance(writer, dict) and writer.get("name") != study:
+        raise CheckpointError(
+            f"the checkpoint {path} is of {writer.get('name')}, not of {study}. {_WAY_OUT}"
+        )
 
 
 class SignalCheckpoint(L.Callback):
@@ -172,8 +139,6 @@ class SignalCheckpoint(L.Callback):
     ) -> None:
         """Delay signals until the step has ended."""
         if self._is_resumable:
-            if trainer.world_size == 1:
-                self._leave_step()
             termination.current.in_step = True
             self._progress = None
 
@@ -190,19 +155,9 @@ class SignalCheckpoint(L.Callback):
             self._save(trainer)
             raise termination.Terminated
 
-    def on_validation_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End the run if a signal has been received."""
-        self._leave_step()
-
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """End the run if a signal has been received."""
-        self._leave_step()
-
-    def _leave_step(self) -> None:
-        """Let signals end the run from now on, including one that has been received."""
-        if self._progress is not None:
-            termination.current.in_step = False
-            termination.current.raise_pending()
+        """Let signals end the run at once, as no step is running."""
+        termination.current.in_step = False
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException

@@ -109,16 +109,16 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
     if name in ("report", "reproduce"):  # with parsers of their own
         return command(args)
     # Imported here: jsonargparse takes a while to import.
-    from jsonargparse import ArgumentError, auto_cli
+    from jsonargparse import ArgumentError, ArgumentParser
 
-    from lincorr_lightning.option_errors import ExplainedParser, explain
+    from lincorr_lightning.option_errors import explain
 
+    parser = ArgumentParser(prog=f"lincorr {name}", exit_on_error=False)
+    parser.add_function_arguments(command)
     try:
-        return auto_cli(
-            command, args=list(args), prog=f"lincorr {name}", parser_class=ExplainedParser
-        )
+        return command(**parser.parse_args(args).as_dict())
     except ArgumentError as error:
-        raise ConfigError(explain(error, args)) from error
+        raise ConfigError(explain(error, args, parser)) from error
 
 
 def _import(name: str) -> Any:

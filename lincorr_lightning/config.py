@@ -7,8 +7,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache
-from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,8 +19,6 @@ SAFE = "--safe"
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # C code that builds deeper values overflows its stack.
 _MAX_DEPTH = 64
-# Aliases can make a few lines stand for billions of values.
-_MAX_NODES = 1_000_000
 
 # -- YAML --------------------------------------------------------------------------------------
 
@@ -31,64 +27,42 @@ def compose_yaml(text: str) -> Any:
     """Return the root node of YAML or JSON, with line numbers; None if there is no value.
 
     Repeated keys, of which PyYAML silently keeps the last, deep nesting, which crashes the process,
-    and aliases that multiply the size are YAMLErrors, too.
+    and aliases inside of what has an anchor, which multiply, are YAMLErrors, too.
     """
-    depth = 0
+    anchors: list[str | None] = []  # of the collections around an event
     for event in yaml.parse(text, Loader=_LOADER):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        if depth > _MAX_DEPTH:
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchors.pop()
+        elif isinstance(event, yaml.AliasEvent) and any(anchors):
+            _refuse("an alias stands in a value that has an anchor", event)
+        if len(anchors) > _MAX_DEPTH:
             _refuse(f"values are nested more than {_MAX_DEPTH} deep", event)
     root = yaml.compose(text, Loader=_LOADER)
-    if root is not None:
-        _count_nodes(root, {})
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if str(key.value) in keys:
+                    _refuse(f"the key {key.value!r} is given twice", key)
+                keys.add(str(key.value))
+                nodes.append(value)
     return root
 
 
 def load_yaml(text: str) -> Any:
-    """Load YAML or JSON."""
-    root = compose_yaml(text)
-    return None if root is None else _LOADER("").construct_document(root)
-
-
-def _count_nodes(node: Any, counts: dict[int, int]) -> int:
-    """Return the number of values below a node; `counts` has those of nodes with an alias."""
-    if isinstance(node, yaml.ScalarNode):
-        return 1
-    if counts.get(id(node)) == 0:
-        _refuse("an alias refers to itself", node)
-    if id(node) not in counts:
-        counts[id(node)] = 0
-        children = node.value
-        if isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, _ in children:
-                if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                    _refuse(f"the key {key.value!r} is given twice", key)
-                keys.add(str(key.value))
-            children = chain.from_iterable(children)
-        counts[id(node)] = 1 + sum(_count_nodes(child, counts) for child in children)
-        if counts[id(node)] > _MAX_NODES:
-            _refuse(f"there are more than {_MAX_NODES:,} values", node)
-    return counts[id(node)]
+    """Load YAML or JSON that `compose_yaml` does not refuse."""
+    compose_yaml(text)
+    return yaml.load(text, Loader=_LOADER)
 
 
 def _refuse(problem: str, where: Any) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
-
-
-@cache
-def use_checked_loader() -> None:
-    """Let jsonargparse check all YAML that it loads, in values and config files."""
-    from jsonargparse import get_loader, set_loader
-
-    load = get_loader("yaml")
-
-    def load_checked(text: str) -> Any:
-        compose_yaml(text)
-        return load(text)
-
-    set_loader("yaml", load_checked, exceptions=(yaml.YAMLError,))
 
 
 # -- configs of a command line -----------------------------------------------------------------
@@ -133,12 +107,7 @@ def read_config(value: str) -> dict[str, Any]:
 def prepare_args(args: Sequence[str]) -> list[str]:
     """Return a command line as jsonargparse can parse it, whose configs can be read.
 
-    Packaged configs are found by name. A setting that is null, which jsonargparse parses as the
-    text ``None``, and an LM that is a file of ``configs/lm/`` are passed as config.
-
-    Example:
-        >>> prepare_args(["fit", "--data.subjects", "null", "--data.seed=1"])
-        ['fit', '--config', '{"data": {"init_args": {"subjects": null}}}', '--data.seed=1']
+    Packaged configs are found by name, and an LM may be a file of ``configs/lm/``.
     """
     passed: list[str] = []
     rest = list(args)
@@ -146,14 +115,10 @@ def prepare_args(args: Sequence[str]) -> list[str]:
         argument = rest.pop(0)
         key, equals, value = argument.partition("=")
         value = value if equals or not rest else rest[0]
-        group, *path = key.removeprefix("--").replace(".init_args", "").split(".")
-        if key in ("--config", "-c") and not value.startswith("-"):
+        if key in ("--config", "-c"):
             passed += ["--config", _check_config(value)]
-        elif group in ("model", "data") and path and _is_passed_as_config(path, value):
-            content: Any = None if value in _NULLS else _lm_of(value)
-            for name in reversed([group, "init_args", *path]):
-                content = {name: content}
-            passed += ["--config", json.dumps(content)]
+        elif key in ("--model.lm", "--model.before") and value.endswith((".yaml", ".yml")):
+            passed.append(f"{key}={json.dumps(_lm_of(value))}")
         else:
             passed.append(argument)
             continue
@@ -162,26 +127,15 @@ def prepare_args(args: Sequence[str]) -> list[str]:
     return passed
 
 
-_NULLS = ("null", "Null", "NULL", "~")
-
-
-def _is_passed_as_config(path: Sequence[str], value: str) -> bool:
-    if path in (["lm"], ["before"]) and value.endswith((".yaml", ".yml")):
-        return True
-    return value in _NULLS and path[0] not in ("help", "dict_kwargs")
-
-
 def _check_config(value: str) -> str:
     """Check that a config can be read; return it, or the path of the packaged config."""
-    with suppress(OSError):
+    with suppress(OSError):  # such as of a config that is passed as text
         path = Path(value)
         if path.suffix == ".yaml" and not path.exists():
             value = str(find_packaged(path) or value)
         if "://" in value or path.is_fifo():  # these can be read only once
             return value
-    for key, section in read_config(value).items():
-        if section == {}:  # which jsonargparse ignores, whatever its key is
-            raise ConfigError(f"the section {key} of the config {value} is empty. Leave it out.")
+    read_config(value)
     return value
 
 

@@ -38,14 +38,21 @@ def output_error(path: str | Path, reason: object) -> OutputError:
 
 @contextmanager
 def as_output_error(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into an `OutputError` that says what to do."""
+    """Turn an error of the operating system into an `OutputError` that says what to do.
+
+    Libraries hide it in errors of their own, or in their messages.
+    """
     try:
         yield
-    except OSError as error:
-        raise output_error(path, error.strerror or error) from error
+    except LincorrError:
+        raise
     except Exception as error:
-        # Safetensors and tokenizers hide the operating system's error in their own.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
         code = re.search(r"\(os error (\d+)\)", str(error))
+        if cause is not None:
+            raise output_error(path, cause.strerror or cause) from error
         if code is None and not isinstance(error, SafetensorError):
             raise
         raise output_error(path, os.strerror(int(code[1])) if code else error) from error
@@ -116,9 +123,7 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
     """
     folder = Path(folder)
     new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")
-    old = folder.with_name(f".old-{folder.name}")
-    if old.exists() and not folder.exists():  # killed between the two renames below
-        old.rename(folder)
+    old = new.with_suffix(".old")
     try:
         with as_output_error(folder):
             others = {p.name for p in folder.iterdir()} - set(names) if folder.exists() else ()
@@ -135,8 +140,6 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
             if folder.exists():
                 folder.rename(old)
             new.rename(folder)
-    except OutputError as error:  # it names a file in the temporary folder
-        raise OutputError(str(error).replace(str(new), str(folder))) from error.__cause__
     finally:
         if old.exists() and not folder.exists():
             old.rename(folder)
@@ -160,41 +163,6 @@ def regular_file(path: str | Path) -> Path:
     return path
 
 
-def parse_json(text: str, *, finite: bool = False, allow_surrogates: bool = True) -> Any:
-    r"""Parse JSON, or raise ValueError; a key that is given twice is refused, too.
-
-    Args:
-        text: The JSON.
-        finite: Whether NaN and Infinity are refused.
-        allow_surrogates: Whether strings may have unpaired surrogates such as ``\ud83d``, which are
-            not characters and have no tokens.
-    """
-
-    def refuse(literal: str) -> NoReturn:
-        raise ValueError(f"{literal} is not JSON")
-
-    def unique(items: list[tuple[str, Any]]) -> dict[str, Any]:
-        content = dict(items)
-        if len(content) < len(items):
-            keys = [key for key, _ in items]
-            twice = next(key for key in keys if keys.count(key) > 1)
-            raise ValueError(f"the key {twice!r} is given twice")
-        return content
-
-    try:
-        content = json.loads(
-            text, object_pairs_hook=unique, parse_constant=refuse if finite else None
-        )
-        if not allow_surrogates and "\\u" in text:
-            json.dumps(content, ensure_ascii=False).encode("utf-8")
-    except RecursionError as error:
-        raise ValueError("it is nested too deeply") from error
-    except UnicodeEncodeError as error:
-        half = error.object[error.start]
-        raise ValueError(f"{half!r} is an unpaired surrogate, not a character") from error
-    return content
-
-
 def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict[str, Any]:
     """Read a file that holds a JSON object, without NaN and Infinity.
 
@@ -203,11 +171,16 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         error: Class of the error.
         way_out: What the user can do about it: the last sentence of the message.
     """
+
+    def refuse(literal: str) -> NoReturn:
+        raise ValueError(f"{literal} is not JSON")
+
     try:
-        content = parse_json(regular_file(path).read_text(encoding="utf-8"), finite=True)
+        text = regular_file(path).read_text(encoding="utf-8")
+        content = json.loads(text, parse_constant=refuse)
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror or cause}. {way_out}") from cause
-    except ValueError as cause:
+    except (ValueError, RecursionError) as cause:
         raise error(f"cannot read {path}: it is not valid JSON ({cause}). {way_out}") from cause
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: it is not a JSON object. {way_out}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import pkgutil
-import re
 import sys
 import threading
 import warnings
@@ -38,11 +37,10 @@ from lincorr_lightning.config import (
     allow_known_classes_only,
     check_settings,
     prepare_args,
-    use_checked_loader,
 )
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
 from lincorr_lightning.io import atomic_write, check_writable
-from lincorr_lightning.option_errors import ExplainedParser, causes, explain, one_line, subclasses
+from lincorr_lightning.option_errors import explain, one_line, subclasses
 from lincorr_lightning.results.run_folder import (
     RunLogger,
     is_dry_run,
@@ -53,6 +51,7 @@ from lincorr_lightning.results.run_folder import (
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.run_errors import is_disk_full, run_error
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
+from lincorr_lightning.study import Study
 from lincorr_lightning.termination import exit_with_parent
 from lincorr_lightning.version import __version__
 
@@ -76,14 +75,6 @@ _CONFIGS_ARE_CODE = (
     "a config that you do not trust; it allows only classes of this package, Lightning and torch, "
     "and no code of an LM."
 )
-
-
-class OptionParser(ExplainedParser, LightningArgumentParser):
-    """Parser of a Trainer command."""
-
-
-class HelpParser(OptionParser):
-    """Parser of help texts, a class of its own as jsonargparse keeps parsers by their class."""
 
 
 class SaveConfig(SaveConfigCallback):
@@ -110,13 +101,12 @@ class LincorrCLI(LightningCLI):
 
     Args:
         args: Command line, as `prepare_args` returns it.
-        parser_class: Class of the parser.
     """
 
-    def __init__(self, args: Sequence[str], parser_class: type[OptionParser]) -> None:
+    def __init__(self, args: Sequence[str]) -> None:
         self.is_safe = SAFE in args
         self.args = [argument for argument in args if argument != SAFE]
-        options = {"description": _CONFIGS_ARE_CODE}
+        options = {"description": _CONFIGS_ARE_CODE, "exit_on_error": False}
         try:
             super().__init__(
                 L.LightningModule,
@@ -124,11 +114,11 @@ class LincorrCLI(LightningCLI):
                 subclass_mode_model=True,
                 subclass_mode_data=True,
                 auto_configure_optimizers=False,
-                parser_class=parser_class,
                 seed_everything_default=0,
                 save_config_callback=SaveConfig,
                 save_config_kwargs={"save_to_log_dir": False},
-                parser_kwargs={"prog": "lincorr"} | dict.fromkeys(self.subcommands(), options),
+                parser_kwargs={"prog": "lincorr", "exit_on_error": False}
+                | dict.fromkeys(self.subcommands(), options),
             )
         except LincorrError as error:
             # Before there is a Trainer, all errors are of the command line and its configs.
@@ -174,7 +164,8 @@ class LincorrCLI(LightningCLI):
         try:
             self.config = parser.parse_args(self.args)
         except ArgumentError as error:
-            raise ConfigError(explain(error, self.args)) from error
+            parser = self._subcommand_parsers.get(self.args[0], parser)
+            raise ConfigError(explain(error, self.args, parser)) from error
         for key, value in _leaves(self.config[self.config.subcommand]):
             if key.rpartition(".")[2] in ("seed", "seeds", "seed_everything"):
                 for seed in value if isinstance(value, list) else [value]:
@@ -201,38 +192,30 @@ class LincorrCLI(LightningCLI):
         for name in _POSITIVE:
             if isinstance(config.trainer.get(name), (int, float)):
                 require(f"trainer.{name}", config.trainer.get(name), above=0)
-        limits = (config.trainer.max_epochs, config.trainer.max_steps, config.trainer.max_time)
-        if self.subcommand == "fit" and limits == (None, -1, None):
-            raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
-        folder = Path(config.name or "")
-        if folder.is_absolute() or ".." in folder.parts:
-            raise ConfigError(f"--name {folder} leaves trainer.default_root_dir: pass a name.")
         module = pkgutil.resolve_name(config.model.class_path)
         check_subcommand(module, str(self.subcommand))
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
-        path = config.get("ckpt_path")
-        if path in ("", "best", "hpc"):
-            raise ConfigError(f"--ckpt_path {path or 'is empty'}: pass the file of a checkpoint.")
-        if path:
+        if config.get("ckpt_path") is not None:
             study = str(getattr(module, "study", module.__name__))
-            check_checkpoint(path, study, config.weights_only)
+            check_checkpoint(config.ckpt_path, study, config.weights_only)
 
     def instantiate_classes(self) -> None:
         """Instantiate the study, its data and the Trainer, with their own error messages."""
         try:
             super().instantiate_classes()
         except Exception as error:
-            *_, first = links = list(causes(error))
-            refused = next((each for each in links if isinstance(each, LincorrError)), None)
-            if refused is None and "argument after ** must be a mapping" in str(first):
-                refused = ConfigError(
-                    "a group of settings, such as model.lm, is null. Leave it out."
-                )
-            elif refused is None and _is_raised_by_library(first):
-                refused = ConfigError(one_line(first))
-            if refused is None:
+            first: BaseException = error
+            while first.__cause__ is not None and not isinstance(first, LincorrError):
+                first = first.__cause__
+            if isinstance(first, LincorrError):
+                raise first from None
+            if "argument after ** must be a mapping" in str(first):
+                reason = "a group of settings, such as model.lm, is null. Leave it out."
+            elif _is_raised_by_library(first):
+                reason = one_line(first)
+            else:
                 raise
-            raise refused from None
+            raise ConfigError(reason) from None
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Log to TensorBoard in a new folder, unless the config names a logger."""
@@ -268,18 +251,18 @@ class LincorrCLI(LightningCLI):
 
 
 def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
-    """Refuse a study without the step of the subcommand."""
-
-    def has(step: str) -> bool:
-        return getattr(module, step) is not getattr(L.LightningModule, step)
-
-    # Lightning's own predict_step calls forward.
-    if has(_STEPS[subcommand]) or (subcommand == "predict" and has("forward")):
+    """Refuse a study without the step of the subcommand; Lightning does so for other modules."""
+    steps = {
+        name: step
+        for name, step in _STEPS.items()
+        if getattr(module, step) is not getattr(L.LightningModule, step)
+    }
+    if subcommand in steps or not issubclass(module, Study):
         return
-    others = [f"`lincorr {name}`" for name, step in _STEPS.items() if has(step)]
+    others = " or ".join(f"`lincorr {name}`" for name in steps)
     raise ConfigError(
         f"{module.__name__} has no {_STEPS[subcommand]}, which `lincorr {subcommand}` runs. Use "
-        f"{' or '.join(others) or 'another study'}."
+        f"{others}."
     )
 
 
@@ -291,10 +274,10 @@ def check_datamodule(
     if wanted is None or given is None or issubclass(given, wanted):
         return
     known = subclasses(L.LightningDataModule)
-    fitting = [kind.__name__ for kind in known if getattr(kind, "batch_type", None) is wanted]
+    fitting = (kind.__name__ for kind in known if getattr(kind, "batch_type", None) is wanted)
     raise ConfigError(
         f"{datamodule.__name__} yields {given.__name__}, but {module.__name__} takes "
-        f"{wanted.__name__}. Use --data {fitting[0] if fitting else 'of your own'}."
+        f"{wanted.__name__}. Use --data {next(fitting, 'of your own')}."
     )
 
 
@@ -327,17 +310,14 @@ def _is_raised_by_library(error: BaseException) -> bool:
 def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
     """Parse a command line, without the program's name, and run it; return the CLI object."""
     _silence_expected_warnings()
-    # Help texts of settings such as those of the LM stand below their fields; reading them takes
-    # a third of a second.
-    shows_help = any(re.search("^-h$|help|print_config", argument) for argument in args)
-    set_parsing_settings(docstring_parse_attribute_docstrings=shows_help)
-    use_checked_loader()
+    # Help texts of settings such as those of the LM stand below their fields.
+    set_parsing_settings(docstring_parse_attribute_docstrings=True)
     if SAFE in args:
         allow_known_classes_only()
     hook, threading.excepthook = threading.excepthook, _report_thread
     precision = torch.get_float32_matmul_precision()
     try:
-        return LincorrCLI(prepare_args(args), HelpParser if shows_help else OptionParser)
+        return LincorrCLI(prepare_args(args))
     finally:
         threading.excepthook = hook
         torch.set_float32_matmul_precision(precision)

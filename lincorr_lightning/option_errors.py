@@ -8,7 +8,7 @@ from argparse import ArgumentError
 from collections.abc import Collection, Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from jsonargparse import ArgumentParser
 
@@ -33,27 +33,18 @@ _WORDS = {
 """Types as a user would call them."""
 
 
-class ExplainedParser(ArgumentParser):
-    """Parser whose errors carry the parser that found them, of the command or of a class."""
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """Raise an error with an attribute `parser`."""
-        error: Any = ArgumentError(None, message)
-        error.parser = getattr(ex, "subcommand_parser", None) or self
-        raise error from ex
-
-
-def explain(error: ArgumentError, args: Sequence[str]) -> str:
+def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -> str:
     """Return one line about a wrong option, class or value.
 
     Args:
-        error: Error of an `ExplainedParser`.
+        error: Error of a parser with ``exit_on_error=False``.
         args: Command line; config files that it names are searched for what is wrong.
+        parser: Parser of the command, whose options are suggested.
     """
-    message, links = str(error), list(causes(error))
-    # Keys of the settings from the command's down to the one that is wrong.
-    matches = [re.match(r'\s*Parser key "([^"]+)"', str(cause)) for cause in links]
-    key = ".".join(dict.fromkeys(match[1] for match in matches if match))
+    message = str(error)
+    # From the setting of the command down to the one that is wrong.
+    *heads, reason = re.split(r'Parser key "([^"]+)":', message)
+    key = ".".join(dict.fromkeys(heads[1::2]))
     if denied := re.search(r"Importing '([^']+)' is not allowed", message):
         return (
             f"{SAFE} refuses {denied[1]}{_origin(denied[1], args)}: it is no class of this "
@@ -62,45 +53,39 @@ def explain(error: ArgumentError, args: Sequence[str]) -> str:
     if option := _UNKNOWN_OPTION.search(message):
         parts = [option["group"], option["key"] or option["argument"]]
         name = ".".join(part for part in parts if part).replace("init_args.", "")
+        if of_class := re.findall(r"class_path '([^']+)'", message[: option.start()]):
+            parser = ArgumentParser()
+            parser.add_class_arguments(pkgutil.resolve_name(of_class[-1]), fail_untyped=False)
+        known = [option.removeprefix("--") for option in parser._option_string_actions]
         prefix = f"{key}." if key else ""
-        near = suggest(name, _options(message, links), prefix)
+        near = _suggest(name, known, prefix)
         fallback = "; `lincorr COMMAND --help` and `--model.help CLASS` list them."
         return f"there is no option {prefix}{name}{_origin(name, args)}{near or fallback}"
     if unknown := _UNKNOWN_CLASS.search(message):
         name = next(filter(None, unknown.groups()))
-        near = suggest(name, _known_classes(key)) or ". Give a class as module.Class."
+        near = _suggest(name, _known_classes(key)) or ". Give a class as module.Class."
         return f"{key}: there is no class or module {name}{_origin(name, args)}{near}"
     if missing := re.search(r"the following arguments are required: .*", message):
         way_out = " Pass a study's config, as --config configs/linear_probe.yaml."
         return f"{key}: {missing[0]}." if key else f"{missing[0]}.{way_out}"
-    reason = next((str(cause) for cause in reversed(links) if "Parser key" in str(cause)), message)
-    value = re.search(r"(?:Got|Given) value: (.*)", reason)
+    reason, _, value = re.sub("Given value type: .*", "", reason).partition(" value: ")
     wanted = [one_line("".join(names)) for names in _EXPECTED.findall(reason)]
     if not (key and value and set(wanted) - {"NoneType"}):
-        return one_line(f"{key}: {links[-1]}" if key else message)
+        return one_line(f"{key}: {reason.strip().partition(chr(10))[0]}" if key else message)
     literals = (name.removeprefix("Literal").strip("[]").replace("'", "") for name in wanted)
     allowed = " or ".join(dict.fromkeys(_WORDS.get(name, name) for name in literals))
-    return one_line(f"{key} is {value[1]}{_origin(key, args)}; it must be {allowed}.")
-
-
-def _options(message: str, links: Sequence[Any]) -> list[str]:
-    """Return the options of the class that has a wrong one, or of the command."""
-    *_, parser = (cause.parser for cause in links if hasattr(cause, "parser"))
-    # The causes lead elsewhere if the setting can also be a text, as trainer.strategy.
-    if of_class := re.findall(r"Problem with given class_path '([^']+)'", message):
-        parser = ArgumentParser()
-        parser.add_class_arguments(pkgutil.resolve_name(of_class[-1]), fail_untyped=False)
-    return [name.removeprefix("--") for name in parser._option_string_actions]
+    given = value.partition("\n")[0]
+    return one_line(f"{key} is {given}{_origin(key, args)}; it must be {allowed}.")
 
 
 def one_line(text: object) -> str:
     """Return a message in one line, without Python's notation of classes and objects."""
     line = re.sub(r"<(?:class ')?(?:\w+\.)*(\w+)(?:'| object at 0x\w+)>", r"\1", str(text))
-    line = " ".join(re.sub(r'typing\.|Parser key "[^"]+":', "", line).split())
+    line = " ".join(line.replace("typing.", "").split())
     return line if len(line) <= _MAX_LENGTH else f"{line[:_MAX_LENGTH]} …"
 
 
-def suggest(name: str, known: Collection[str], prefix: str = "") -> str:
+def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
     """Return a question whether the nearest of the known names is meant; empty if none is near."""
     head, dot, rest = name.partition(".")
     heads = {one.partition(".")[0] for one in known}
@@ -129,20 +114,11 @@ def subclasses(kind: type[Any]) -> Iterator[type[Any]]:
 def _origin(key: str, args: Sequence[str]) -> str:
     """Name the config file that has an option or class, unless the command line has it."""
     word = re.compile(rf"\b{re.escape(key.rpartition('.')[2])}\b")
-    if any(word.search(arg) for arg in args if not arg.endswith((".yaml", ".yml"))):
+    is_file = re.compile(r"\.ya?ml$").search
+    if any(word.search(arg) for arg in args if not is_file(arg)):
         return ""
-    for arg in reversed(args):
-        path = Path(arg.rpartition("=")[2])
-        if path.suffix in (".yaml", ".yml") and path.is_file():
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if word.search(re.sub(r"#.*", "", text)):
-                return f" (in {path})"
+    for path in (Path(arg.rpartition("=")[2]) for arg in reversed(args) if is_file(arg)):
+        text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        if word.search(re.sub(r"#.*", "", text)):
+            return f" (in {path})"
     return ""
-
-
-def causes(error: BaseException) -> Iterator[Any]:
-    """Yield an error and what it was raised from, down to the first one."""
-    cause: BaseException | None = error
-    while cause is not None:
-        yield cause
-        cause = cause.__cause__

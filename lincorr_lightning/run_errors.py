@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from traceback import walk_tb
-from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.io import output_error
 from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.option_errors import one_line
 
-# Lightning's functions that restore a run, and that train a batch.
+# Lightning's functions that restore a run.
 _RESTORING = {
     "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
     "_load_combined_loader_states",
 }  # fmt: skip
-_TRAINING = "training_epoch_loop"
 # Settings that decide how large a batch is.
 _BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")
 
@@ -43,15 +40,14 @@ def run_error(
     Args:
         error: The error.
         ckpt_path: The checkpoint that the run began with.
-        model: The study, whose settings may be named.
-        data: Its data, likewise.
+        model: The study, whose settings may be named, as may those of its data.
+        data: Its data.
 
     Returns:
         None if the error is none that a user can mend, or says itself what to do.
     """
-    reason = oom_reason(error)
-    if reason is not None:
-        return _out_of_memory(error, reason, model, data)
+    if reason := oom_reason(error):
+        return _out_of_memory(reason, model, data)
     if _RESTORING & {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}:
         return _restoring_error(error, ckpt_path)
     if isinstance(error, MisconfigurationException):
@@ -67,7 +63,7 @@ def _restoring_error(error: Exception, path: str | Path | None) -> LincorrError 
     reason = one_line(error.args[0] if error.args else "").rstrip(".")
     if isinstance(error, RuntimeError) and "loading state_dict" not in reason:
         return None  # not about the checkpoint, such as the failure of another rank
-    if isinstance(error, (TypeError, AttributeError)) or " " not in reason:
+    if isinstance(error, (TypeError, AttributeError, UnpicklingError)) or " " not in reason:
         reason = "its content is incomplete or damaged"
     return CheckpointError(
         f"--ckpt_path {path}: the run cannot go on: {reason}. Use the settings of the run that "
@@ -76,18 +72,9 @@ def _restoring_error(error: Exception, path: str | Path | None) -> LincorrError 
 
 
 def _out_of_memory(
-    error: Exception, reason: str, model: L.LightningModule, data: L.LightningDataModule
-) -> LanguageModelError | None:
-    """Return an error with the training batch's size and the setting to lower."""
-    batches = [
-        frame.f_locals["batch"]
-        for frame, _ in walk_tb(error.__traceback__)
-        if frame.f_globals["__name__"].endswith(_TRAINING) and "batch" in frame.f_locals
-    ]
-    if not batches:
-        return None
-    shape = _shape_of(batches[-1])
-    size = "" if shape is None else f" of batch size {shape[0]} and sequence length {shape[1]}"
+    reason: str, model: L.LightningModule, data: L.LightningDataModule
+) -> LanguageModelError:
+    """Return an error with the settings to lower."""
     reducible = [
         f"{part}.{name} (it is {holder.hparams[name]})"
         for part, holder in (("model", model), ("data", data))
@@ -95,18 +82,6 @@ def _out_of_memory(
         if isinstance(holder.hparams.get(name), int)
     ]
     return LanguageModelError(
-        f"a training step{size} does not fit the memory: {reason}. Lower "
+        f"the run does not fit the memory: {reason}. Lower "
         f"{' or '.join(reducible) or 'the batch size'}, or use a device with more memory."
     )
-
-
-def _shape_of(batch: Any) -> tuple[int, int] | None:
-    """Return rows and length of the largest integer matrix in a batch, such as its token ids."""
-    parts = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", batch)
-    parts = parts.values() if isinstance(parts, Mapping) else parts
-    shapes = [
-        (part.shape[0], part.shape[1])
-        for part in (parts if isinstance(parts, Iterable) else [parts])
-        if isinstance(part, Tensor) and part.dim() == 2 and not part.is_floating_point()
-    ]
-    return max(shapes, key=lambda shape: shape[0] * shape[1], default=None)

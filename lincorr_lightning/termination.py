@@ -55,7 +55,6 @@ class Termination:
         signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(received,), daemon=True).start()
         os.register_at_fork(after_in_child=self.uninstall)
-        sys.unraisablehook = self._on_unraisable
         self._is_installed = True
         self.handle_signals()
 
@@ -70,16 +69,9 @@ class Termination:
         if self._is_installed:
             self._is_installed = False
             signal.set_wakeup_fd(-1)
-            sys.unraisablehook = sys.__unraisablehook__
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.close(self._sender)
-
-    def raise_pending(self) -> None:
-        """Raise `Terminated` if a signal has been received."""
-        if self.signum is not None:
-            self.accept()
-            raise Terminated
 
     def accept(self) -> None:
         """Ignore signals from now on, as one ends the run; another rank may have received it."""
@@ -105,13 +97,8 @@ class Termination:
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
         self.signum = self.signum or signum
         if not self._is_over and not self.in_step:
-            self.raise_pending()
-
-    def _on_unraisable(self, unraisable: sys.UnraisableHookArgs) -> None:
-        if isinstance(unraisable.exc_value, Terminated):
-            self._is_over = False  # it was raised in a finalizer and ignored: `_watch` tries again
-        else:
-            sys.__unraisablehook__(unraisable)
+            self._is_over = True
+            raise Terminated
 
     def _watch(self, received: int) -> None:
         signum = 0

@@ -5,7 +5,6 @@ import errno
 import json
 import math
 import os
-import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,6 @@ from lincorr_lightning.io import (
     atomic_write,
     check_writable,
     new_version,
-    parse_json,
     read_json,
     regular_file,
     safe_names,
@@ -59,15 +57,19 @@ def test_interrupted_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) 
     assert everything(tmp_path) == ["results.json"]
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "rename", "safetensors", "tokenizers"])
+@pytest.mark.parametrize("call", ["write", "fsync", "rename", "hidden", "safetensors"])
 def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    errors = {
-        "safetensors": SafetensorError("I/O error: No space left on device (os error 28)"),
-        "tokenizers": Exception("No space left on device (os error 28)"),
-    }
+    """Libraries hide the cause behind an error of their own, or in its message."""
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
-        raise errors.get(call, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
+        if call == "safetensors":
+            raise SafetensorError("I/O error: No space left on device (os error 28)")
+        try:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            if call == "hidden":
+                raise RuntimeError("unexpected position") from error
+            raise
 
     path = tmp_path / "tables" / "pairs.csv"
     write_csv(path, ["a"], [["old"]])
@@ -122,7 +124,7 @@ def test_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert everything(tmp_path) == ["map", "map/b"]
 
 
-@pytest.mark.parametrize("fails", ["interrupt", "write", "rename", "kill"])
+@pytest.mark.parametrize("fails", ["interrupt", "write", "rename"])
 def test_failed_folder_leaves_the_old_one(
     fails: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,37 +133,22 @@ def test_failed_folder_leaves_the_old_one(
     def second_fails(self: Path, target: Path) -> Path:
         calls.append(target)
         if len(calls) == 2:
-            if fails == "kill":
-                os._exit(9)
             raise OSError(errno.EACCES, "Permission denied")
         return rename(self, target)
 
-    def replace() -> None:
-        with atomic_folder(tmp_path / "map", {"a"}) as folder:
-            (folder / "a").write_text("half")
-            if fails == "interrupt":
-                raise KeyboardInterrupt
-            if fails == "write":
-                raise OSError(errno.ENOSPC, "full")
-
     (tmp_path / "map").mkdir()
     (tmp_path / "map" / "a").write_text("old")
-    with monkeypatch.context() as patched:
-        if fails in ("rename", "kill"):
-            patched.setattr(Path, "rename", second_fails)
-        if fails == "kill":
-            pid = os.fork()
-            if not pid:
-                replace()
-            os.waitpid(pid, 0)
-            assert not (tmp_path / "map").exists()
-        else:
-            with pytest.raises((KeyboardInterrupt, OutputError)):
-                replace()
-    if fails == "kill":  # the next writer finds the old folder again, and keeps it if it fails, too
-        with pytest.raises(KeyboardInterrupt), atomic_folder(tmp_path / "map", {"a"}):
+    if fails == "rename":
+        monkeypatch.setattr(Path, "rename", second_fails)
+    with (
+        pytest.raises((KeyboardInterrupt, OutputError)),
+        atomic_folder(tmp_path / "map", {"a"}) as folder,
+    ):
+        (folder / "a").write_text("half")
+        if fails == "interrupt":
             raise KeyboardInterrupt
-        shutil.rmtree(next(tmp_path.glob(".part-*")))
+        if fails == "write":
+            raise OSError(errno.ENOSPC, "full")
     assert (tmp_path / "map" / "a").read_text() == "old"
     assert everything(tmp_path) == ["map", "map/a"]
 
@@ -175,16 +162,6 @@ def test_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
     ):
         pass
     assert everything(tmp_path) == ["home", "home/thesis.tex"]
-
-
-def test_errors_name_the_folder_and_not_its_makeshift(tmp_path: Path) -> None:
-    with (
-        pytest.raises(OutputError, match=f"cannot write {tmp_path / 'map' / 'a'}: full"),
-        atomic_folder(tmp_path / "map", {"a"}) as folder,
-        atomic_write(folder / "a"),
-    ):
-        raise OSError(errno.ENOSPC, "full")
-    assert everything(tmp_path) == []
 
 
 # -- JSON and CSV ----------------------------------------------------------------------------
@@ -220,8 +197,7 @@ def test_json_refuses_what_it_does_not_have(tmp_path: Path, value: Any) -> None:
         (b'{"a": ', "it is not valid JSON (Expecting value"),
         (b'{"a": NaN}', "it is not valid JSON (NaN is not JSON"),
         (b"\xff", "it is not valid JSON ('utf-8' codec"),
-        (b"[" * 100_000, "it is not valid JSON (it is nested too deeply)"),
-        (b'{"b": {"a": 1, "a": 2}}', "it is not valid JSON (the key 'a' is given twice)"),
+        (b"[" * 100_000, "it is not valid JSON (maximum recursion depth"),
         (b"[1]", "it is not a JSON object"),
     ],
 )
@@ -242,13 +218,6 @@ def test_texts_that_are_not_utf8_are_written(tmp_path: Path) -> None:
     assert read_json(tmp_path / "a.json", ReportError, "")["path"] == name
     write_csv(tmp_path / "a.csv", ["path"], [[name]])
     assert (tmp_path / "a.csv").read_bytes() == b"path\r\ncaf\\udce9\r\n"
-
-
-def test_an_unpaired_surrogate_is_refused_where_text_is_needed() -> None:
-    with pytest.raises(ValueError, match=r"'\\ud83d' is an unpaired surrogate"):
-        parse_json(r'{"text": "\ud83d"}', allow_surrogates=False)
-    assert parse_json(r'["\ud83d\ude00"]', allow_surrogates=False) == ["\U0001f600"]
-    assert parse_json(r'["\ud83d"]') == ["\ud83d"]
 
 
 def test_a_fifo_or_device_is_not_read(tmp_path: Path) -> None:

@@ -9,45 +9,24 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.batching import oom_reason
-from lincorr_lightning.pretraining.module import Pretraining
-
-QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-WORLD = [
-    "--data.world.n_people=31", "--data.world.nicknames=false", "--data.world.letters=false",
-    "--data.world.numbered=false", "--data.knowledge=[city,country]", "--data.repeats={}",
-    "--data.batch_size=30", "--model.size.hidden_size=32", "--model.size.intermediate_size=48",
-    "--model.size.n_heads=2", "--trainer.max_epochs=1", "--model.mixing_epochs=0",
-]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("study", "arguments", "message"),
-    [
-        (
-            SourceFinetune,
-            ["--config", "source_finetune.yaml", "--model.protocol=joint", "--data.n_edits=7",
-             "--model.forecast=false", "--model.edits_per_step=5"],
-            r"batch size 5 and sequence length \d+ does not fit .*: no room\. Lower "
-            r"model\.edits_per_step \(it is 5\)",
-        ),
-        (
-            Pretraining,
-            ["--config", "pretraining.yaml", *WORLD],
-            r"batch size \d+ and sequence length \d+ .*: no room\. .*data\.batch_size \(it is 30\)",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("protocol", ["joint", "independent"])
 def test_out_of_memory_in_training(
-    study: type, arguments: list[str], message: str, small_lm: str, tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    protocol: str, small_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*args: object, **more: object) -> None:
         raise torch.OutOfMemoryError("no room. Tried to allocate 2 GiB")
 
-    monkeypatch.setattr(study, "backward", fail)
-    lm = [] if study is Pretraining else [f"--model.lm.name_or_path={small_lm}"]
+    monkeypatch.setattr(SourceFinetune, "backward", fail)
+    message = r"does not fit the memory: no room\. Lower model\.edits_per_step \(it is 5\)"
     with pytest.raises(LanguageModelError, match=message):
-        main(["fit", *arguments, *lm, f"--trainer.default_root_dir={tmp_path}", *QUIET])
+        main([
+            "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
+            f"--model.protocol={protocol}", "--data.n_edits=7", "--model.forecast=false",
+            "--model.edits_per_step=5", f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.enable_progress_bar=false",
+        ])  # fmt: skip
     assert not list(tmp_path.rglob("results.json"))
 
 

@@ -7,12 +7,13 @@ line.
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.io import parse_json, regular_file
+from lincorr_lightning.io import regular_file
 
 SampleBy = Literal["line", "document"]
 """What a ``.txt`` file holds: a text per line, or one text."""
@@ -71,8 +72,8 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str]) -> Iterator[tu
     if path.suffix.lower() == ".jsonl":
         for where, line in _filled_lines(path, what):
             try:
-                yield where, parse_json(line, allow_surrogates=False)
-            except ValueError as error:
+                yield where, json.loads(line)
+            except (ValueError, RecursionError) as error:
                 raise SubjectsError(
                     f"{where}: this is not JSON ({error}). Write one object per line."
                 ) from error

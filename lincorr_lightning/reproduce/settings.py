@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypedDict
 
+from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from lincorr_lightning.config import find_packaged, read_config
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.option_errors import ExplainedParser, explain
+from lincorr_lightning.option_errors import explain
 
 
 class StudyConfig(TypedDict):
@@ -82,12 +83,12 @@ def read_settings(
             or of one study, as ``edits.data.n_edits``.
     """
     content = read_config(str(path)) | {k: v for k, v in changed.items() if v is not None}
-    parser = ExplainedParser(exit_on_error=False)
+    parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Settings)
     try:
         settings = Settings(**parser.parse_object(content).as_dict())
     except ArgumentError as error:
-        raise ConfigError(f"{path}: {explain(error, ['--config', str(path)])}") from error
+        raise ConfigError(f"{path}: {explain(error, ['--config', str(path)], parser)}") from error
     if settings.size not in settings.sizes:
         raise ConfigError(f"size is {settings.size!r}; {path} has {', '.join(settings.sizes)}.")
     if not settings.lm:

@@ -92,26 +92,6 @@ def _program_that_cannot_save(*args: Any) -> None:
     _program(*args)
 
 
-def _audit_with_a_finalizer(*args: Any) -> None:
-    """Run ``lincorr audit``, which receives a signal in a finalizer and goes on.
-
-    Python ignores what is raised there, and reports it.
-    """
-
-    class Finalized:
-        def __del__(self) -> None:
-            os.kill(os.getpid(), signal.SIGINT)
-            monotonic()
-
-    def audit(lm: str = "any") -> None:
-        Finalized()
-        while True:
-            monotonic()
-
-    pkgutil.resolve_name(AUDIT.replace(":", ".").rpartition(".")[0]).audit = audit
-    _program(*args)
-
-
 @pytest.fixture
 def command(small_lm: str, tmp_path: Path) -> Any:
     """Function that returns the command line of a study and its folder."""
@@ -141,7 +121,6 @@ STEP = "training_step"
         (_program, "probe", (f"{CLASSES['probe']}.setup", 1, signal.SIGTERM), [TERMINATED]),
         (_program, "probe", (f"{CLASSES['probe']}.on_train_end", 1, signal.SIGTERM), [TERMINATED]),
         (_program, "audit", (AUDIT, 1, signal.SIGINT), [INTERRUPTED]),
-        (_audit_with_a_finalizer, "audit", ("time:monotonic", 0, 0), [INTERRUPTED]),
         # An operation that does not return.
         (_program, "finetune", (f"{CLASSES['finetune']}.{STEP}", 3, signal.SIGTERM, True),
          [TERMINATED]),

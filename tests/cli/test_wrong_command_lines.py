@@ -2,7 +2,6 @@
 
 import shlex
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,15 +22,12 @@ FILES = {
     "section.yaml": "modell: {init_args: {ridge: 1}}",
     "strategy.yaml": "trainer: {strategy: {class_path: DDPStrategy, "
     "init_args: {find_unusd_parameters: true}}}",
-    "section_empty.yaml": "modell: {}",
     "class.yaml": "data: {class_path: SubjectDataModule}",
     "mode.yaml": "trainer: {callbacks: [{class_path: EarlyStopping, "
     "init_args: {monitor: x, mode: sideways}}]}",
     "dup.yaml": "model:\n  init_args:\n    ridge: 1\n    ridge: 2\n",
     "deep.yaml": "model: " + "[" * 100_000 + "]" * 100_000,
-    "bomb.yaml": "a: &a [x, x, x, x, x, x, x, x, x]\n"
-    + "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefgh")),
-    "alias.yaml": "model: &a [*a]\n",
+    "bomb.yaml": "a: &a [x, x]\nb: &b [*a, *a]\nc: &c [*b, *b]\n",
     "empty.yaml": "",
     "tag.yaml": 'model: !!python/object/apply:os.system ["true"]\n',
     "file": "x",
@@ -57,7 +53,6 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
      "there is no option modell.ridge (in {t}/section.yaml); did you mean model.ridge?"),
     (PROBE, "--config {t}/strategy.yaml",
      "(in {t}/strategy.yaml); did you mean trainer.strategy.find_unused_parameters?"),
-    (PROBE, "--config {t}/section_empty.yaml", "the section modell of the config {t}/section_empt"),
     ("audit", "--knowledges=[city]", "no option knowledges; did you mean knowledge?"),
     # Classes
     (PROBE, "--model LinearPrope", "model: there is no class or module LinearPrope; did you mean"),
@@ -80,24 +75,20 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     # Ranges
     (PROBE, "--seed_everything -5", "seed_everything is -5; it must be at least 0 and at most 4"),
     (PROBE, "--trainer.val_check_interval 0", "trainer.val_check_interval is 0; it must be above"),
-    (PROBE, "--trainer.max_epochs null", "trainer.max_epochs is null, which means 1,000"),
     (FINETUNE, "--data.n_edits null", "data.n_edits is null; sampled edits need a number"),
     # What Lightning refuses: making the Trainer, making a callback, and running
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),
     (PROBE, "--config {t}/mode.yaml", "`mode` can be min, max, got sideways"),
     (PROBE, "--trainer.accumulate_grad_batches 2", "gradient accumulation is not supported"),
     # Folders and checkpoints
-    (PROBE, "--name ../../x", "leaves trainer.default_root_dir"),
     (PROBE, "--ckpt_path {t}/nothing", "nothing does not exist"),
-    (PROBE, "--ckpt_path hpc", "--ckpt_path hpc: pass the file of a checkpoint"),
     # Configs
     (PROBE, "--config=nope.yaml", "the config nope.yaml does not exist. Pass a file, or one of"),
     (PROBE, "--config {t}", "cannot be read: Is a directory"),
     (PROBE, "--config {t}/dup.yaml", "dup.yaml is not valid YAML: the key 'ridge' is given twice i"
      "n line 4"),
     (PROBE, "--config {t}/deep.yaml", "deep.yaml is not valid YAML: "),
-    (PROBE, "--config {t}/bomb.yaml", "bomb.yaml is not valid YAML: there are more than"),
-    (PROBE, "--config {t}/alias.yaml", "alias.yaml is not valid YAML: an alias refers to itself"),
+    (PROBE, "--config {t}/bomb.yaml", "bomb.yaml is not valid YAML: an alias stands in a value"),
     (PROBE, "--config {t}/empty.yaml", "empty.yaml is empty; a config has sections"),
     (PROBE, "--config {t}/tag.yaml", "tag.yaml is not valid YAML: could not determine"),
     (PROBE, "--config {t}/binary.yaml", "cannot be read: 'utf-8' codec can't decode byte"),
