@@ -21,6 +21,7 @@ from lincorr_lightning.ablation.mappings import (
     answer_token_ids,
     map_labels,
     pair_labels,
+    source_positions,
 )
 from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.data.loaders import ResumableLoader
@@ -113,8 +114,7 @@ class PairedCorpus:
     It is not a dataclass: Lightning would copy those of a batch field by field.
 
     Attributes:
-        texts: Subjects and answers of each seed.
-        mapped: The labels under each mapping, by seed and mapping.
+        mapped: The labels by seed and mapping.
         token_ids: Token ids of each text, by seed.
         vocabularies: Tokens of a seed's texts, and of the answers under any mapping.
     """
@@ -127,11 +127,10 @@ class PairedCorpus:
         tokenizer: PreTrainedTokenizerBase,
     ) -> None:
         self.labels, self.texts, self.plan = labels, tuple(texts), plan
-        self.mappings, self.seeds = plan.mappings, plan.seeds
         self.n_paired, self.n_new = texts[0].n_paired, texts[0].n_new
         self.mapped: list[list[MappedLabels]] = [
-            [map_labels(labels, name, tokenizer, seed) for name in self.mappings]
-            for seed in self.seeds
+            [map_labels(labels, name, tokenizer, seed) for name in plan.mappings]
+            for seed in plan.seeds
         ]
         relation = labels.relation
         self.token_ids: list[list[list[int]]] = [
@@ -197,7 +196,7 @@ class PhaseDataset(Dataset[TextBatch]):
     def determined_by(self) -> dict[str, Any]:
         """What the contents of a step follow from, on all ranks together."""
         phases = {name: [one.epochs, one.batch_size] for name, one in self.phases.items()}
-        return {"phases": phases, "seeds": self.corpus.seeds, "texts": self.corpus.fingerprint}
+        return {"phases": phases, "seeds": self.corpus.plan.seeds, "texts": self.corpus.fingerprint}
 
     def __len__(self) -> int:
         """Number of steps of all phases."""
@@ -209,7 +208,7 @@ class PhaseDataset(Dataset[TextBatch]):
         texts, phase = self._texts[name], self.phases[name]
         orders = [
             np.random.default_rng([seed, 3, number, epoch]).permutation(len(texts))
-            for seed in self.corpus.seeds
+            for seed in self.corpus.plan.seeds
         ]
         rows = texts[np.stack(orders)[:, first : first + phase.batch_size]]
         own = np.array_split(rows, self._world_size, axis=1)[self._rank]
@@ -365,7 +364,14 @@ def read_paired_texts(path: str | Path) -> list[TextRow]:
     """
     rows: dict[str, TextRow] = {}
     for where, entry in read_rows(path, "texts", _REQUIRED):
-        row = _parse(entry, where)
+        values = [entry.get(name) if isinstance(entry, Mapping) else None for name in _REQUIRED]
+        fields = [value.strip() if isinstance(value, str) else "" for value in values]
+        if not all(fields) or fields[0] not in PHASES:
+            raise SubjectsError(
+                f"{where}: each text needs a phase (compose or learn), a subject and a source, "
+                f"such as compose, Ada and Paris; this is {entry!r}."
+            )
+        row = TextRow(where, *fields)
         other = rows.setdefault(row.subject, row)
         if other is not row:
             raise SubjectsError(
@@ -381,25 +387,11 @@ def read_paired_texts(path: str | Path) -> list[TextRow]:
     return list(rows.values())
 
 
-def _parse(entry: Any, where: str) -> TextRow:
-    values = [entry.get(name) if isinstance(entry, Mapping) else None for name in _REQUIRED]
-    fields = [value.strip() if isinstance(value, str) else "" for value in values]
-    if not all(fields) or fields[0] not in PHASES:
-        raise SubjectsError(
-            f"{where}: each text needs a phase (compose or learn), a subject and a source, such as "
-            f"compose, Ada and Paris; this is {entry!r}."
-        )
-    return TextRow(where, *fields)
-
-
 def resolve_texts(
     rows: Sequence[TextRow], labels: PairedLabels, tokenizer: PreTrainedTokenizerBase
 ) -> PairedTexts:
     """Look the source answers of a file up among the labels."""
-    position = {labels.source_text(i): i for i in range(len(labels))}
-    for i, source in enumerate(labels.sources):
-        for answer in labels.relation.source.labels[source].answers:
-            position.setdefault(answer.text, i)
+    position = source_positions(labels.relation)
     ordered = sorted(rows, key=lambda row: row.phase)  # compose, then learn
     answers = answer_token_ids(labels, tokenizer)
     tokens = _own_tokens([row.subject for row in ordered], labels, tokenizer)
@@ -412,7 +404,7 @@ def resolve_texts(
             problem = "the subject has an answer in it, which would reveal it"
         elif other is not row:
             problem = f"{other.subject!r} ({other.where}) has the same tokens in this vocabulary"
-        elif row.source not in position:
+        elif position.get(row.source) not in labels.sources:
             problem = (
                 f"{row.source!r} is not one of the source labels of this run; raise "
                 "data.max_source_labels, or leave it null"
@@ -422,6 +414,6 @@ def resolve_texts(
         raise SubjectsError(f"{row.where}, {row.subject!r}: {problem}. Change or remove the text.")
     return PairedTexts(
         tuple(row.subject for row in ordered),
-        tuple(position[row.source] for row in ordered),
+        tuple(labels.sources.index(position[row.source]) for row in ordered),
         sum(row.phase == "compose" for row in ordered),
     )

@@ -63,17 +63,15 @@ class PairedLabels:
 
 @dataclass(frozen=True)
 class MappedLabels:
-    """The tokens of the labels under a mapping.
-
-    `target_tokens` are those that are taught with the `source_tokens`, and `domain_tokens` the
-    distinct ones of all targets. `reference` says which of the domain are right for which source,
-    ``(n_sources, n_domain)``.
-    """
+    """The tokens of the labels under a mapping."""
 
     source_tokens: tuple[int, ...]
     target_tokens: tuple[int, ...]
+    """Those that are taught with the source tokens."""
     domain_tokens: tuple[int, ...]
+    """The distinct ones of all targets."""
     reference: npt.NDArray[np.bool_]
+    """Which of the domain are right for which source, ``(n_sources, n_domain)``."""
 
 
 # -- choosing the labels ---------------------------------------------------------------------
@@ -121,10 +119,8 @@ def pair_labels(
 def _indices(
     only: Sequence[str], relation: TokenizedRelation, target_of: dict[int, int]
 ) -> list[int]:
-    """Look source answers up by their own text or that of their token."""
-    labels = enumerate(relation.source.labels)
-    position = {text: index for index, text in enumerate(relation.source.texts)}
-    position |= {answer.text: index for index, label in labels for answer in label.answers}
+    """Look up source answers that can be taught."""
+    position = source_positions(relation)
     unknown = [text for text in only if position.get(text) not in target_of]
     if unknown:
         raise SubjectsError(
@@ -134,6 +130,14 @@ def _indices(
             "true` lists the labels."
         )
     return sorted({position[text] for text in only})
+
+
+def source_positions(relation: TokenizedRelation) -> dict[str, int]:
+    """Return the index of a source label by the text of its token or of an answer."""
+    labels = enumerate(relation.source.labels)
+    return {
+        text: i for i, label in labels for text in (label.text, *(a.text for a in label.answers))
+    }
 
 
 # -- mappings --------------------------------------------------------------------------------
@@ -194,9 +198,10 @@ def _letters(
     """Return the token of each text's first letter in the position of an answer."""
     letters = [text[0] for text in texts]
     cut = replace(knowledge, answers=tuple(Answer(x, x) for x in dict.fromkeys(letters)))
-    tokens = {a.text: i for a, i in zip(cut.answers, answer_tokens(cut, tokenizer), strict=True)}
-    found = {x: ids[0] for x, ids in tokens.items() if ids and len(ids) == 1}
-    bad = [x for x in tokens if found.get(x, tokenizer.unk_token_id) == tokenizer.unk_token_id]
+    tokens = zip(cut.answers, answer_tokens(cut, tokenizer), strict=True)
+    unknown = [tokenizer.unk_token_id]
+    found = {a.text: ids[0] for a, ids in tokens if ids and len(ids) == 1 and ids != unknown}
+    bad = [x for x in dict.fromkeys(letters) if x not in found]
     if bad:
         raise DomainError(
             f"mapping letters: {', '.join(map(repr, bad))} of the answers of {knowledge.name!r} "

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from time import monotonic
 from typing import Any, cast, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -23,7 +23,7 @@ from lincorr_lightning.ablation.networks import (
     Candidates,
     NetworkSettings,
     PooledTexts,
-    RunScores,
+    Shares,
     StackedNetworks,
     baselines,
     cases,
@@ -122,7 +122,7 @@ class VocabularyAblation(Study):
         """What the study needs of its data, for `PairedTextsDataModule`."""
         self.embedding: TokenEmbedding | None = None
         self.texts: PooledTexts | None = None
-        self.scores: dict[str, list[RunScores]] = {}
+        self.scores: dict[str, Shares] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._batch: TextBatch | None = None
         self._started = 0.0
@@ -214,8 +214,8 @@ class VocabularyAblation(Study):
             mean = losses.detach().mean() if losses.numel() else loss.detach()
             if not bool(mean.isfinite()):
                 raise NonFiniteError(
-                    f"the loss is NaN or infinite in epoch {batch.epoch} of the phase "
-                    f"{batch.phase}. Lower its learning_rate, or model.network.input_rms."
+                    f"the loss is NaN or infinite in the phase {batch.phase}. Lower its "
+                    "learning_rate, or model.network.input_rms."
                 )
             self.log("train/loss", mean, prog_bar=True, batch_size=batch.n_rows)
         return loss
@@ -234,18 +234,16 @@ class VocabularyAblation(Study):
         if batch.phase == "compose":
             shares = score_paired(self.texts, self.networks)
         else:
-            scores = score(self.texts, self.networks, composed=batch.phase == "learn")
+            scores = score(self.texts, self.networks)
             if batch.ends:
                 self.scores[batch.phase] = scores
-            shape = (len(self.plan.seeds), len(self.plan.mappings))
-            shares = {
-                name: torch.tensor([getattr(s, name) for s in scores]).view(shape).mean(0).tolist()
-                for name in ("source_learned", "generalized")
-            }
+            shares = {name: scores[name] for name in ("source_learned", "generalized")}
         scalars = {
             f"val/{batch.phase}/{name}/{mapping}": value
-            for name, values in shares.items()
-            for mapping, value in zip(self.plan.mappings, values, strict=True)
+            for name, by_seed in shares.items()
+            for mapping, value in zip(
+                self.plan.mappings, np.mean(by_seed, axis=0).tolist(), strict=True
+            )
         }
         step = self.global_step + 1  # Lightning counts a step after it is done
         log_scalars(self.trainer, scalars, step)
@@ -260,11 +258,10 @@ class VocabularyAblation(Study):
             self.texts = self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
         texts, embedding = self.texts, self.embedding
         assert embedding is not None
-        composed = self.scores.get("learn") or score(texts, self.networks, composed=True)
         return ablation_results(
             texts.corpus,
             embedding,
-            runs=[*composed, *self.scores.get("uncomposed", ())],
+            scores={"learn": score(texts, self.networks)} | self.scores,
             baselines=baselines(texts),
             history=self.history,
             cases=cases(texts, self.networks, embedding.tokenizer),
@@ -278,7 +275,7 @@ class VocabularyAblation(Study):
         assert self.embedding is not None
         return {
             "embedding": self.embedding.fingerprint,
-            "scores": {name: [asdict(s) for s in runs] for name, runs in self.scores.items()},
+            "scores": dict(self.scores),
             "history": {key: list(points) for key, points in self.history.items()},
         }
 
@@ -291,7 +288,5 @@ class VocabularyAblation(Study):
                 "the checkpoint was written with another model.lm. Use the settings of the run "
                 "that wrote it (its config.yaml), or start a new run."
             )
-        self.scores = {
-            name: [RunScores(**one) for one in runs] for name, runs in state["scores"].items()
-        }
+        self.scores = dict(state["scores"])
         self.history = dict(state["history"])

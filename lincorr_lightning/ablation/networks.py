@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -15,7 +14,6 @@ from transformers import PreTrainedTokenizerBase
 from lincorr_lightning.ablation.datamodule import PairedCorpus
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.errors import require
-from lincorr_lightning.results.table import column
 
 Candidates = Literal["vocabulary", "texts"]
 Activation = Literal["gelu", "relu", "silu", "tanh"]
@@ -118,7 +116,7 @@ class PooledTexts:
         device: torch.device | str = "cpu",
     ) -> None:
         self.corpus = corpus
-        self.n_seeds, self.n_mappings = len(corpus.seeds), len(corpus.mappings)
+        self.n_seeds, self.n_mappings = len(corpus.plan.seeds), len(corpus.plan.mappings)
         pooled = torch.stack([embedding.pooled(token_ids) for token_ids in corpus.token_ids])
         self.pooled = _standardized(pooled, settings).to(device)
         if candidates == "vocabulary":
@@ -134,22 +132,19 @@ class PooledTexts:
         mask = torch.zeros(beyond.shape).masked_fill(beyond, -torch.inf).to(device)
         self.logit_mask = mask if bool(beyond.any()) else None
         index = [{token: i for i, token in enumerate(tokens)} for tokens in self.candidate_tokens]
-        n_domain = max(len(m.domain_tokens) for mapped in corpus.mapped for m in mapped)
+        answers, domain, reference = [], [], []
+        for of_seed, texts, mappings in zip(index, corpus.texts, corpus.mapped, strict=True):
+            new = list(texts.answers[corpus.n_paired :])
+            for one in mappings:
+                sides = (one.source_tokens, one.target_tokens)
+                answers.append([of_seed[side[i]] for side in sides for i in texts.answers])
+                domain.append(torch.tensor([of_seed[token] for token in one.domain_tokens]))
+                reference.append(torch.from_numpy(one.reference[new].T))
         shape = (self.n_seeds, self.n_mappings)
-        answers = torch.empty((*shape, pooled.shape[1]), dtype=torch.long)
-        domain = torch.full((*shape, n_domain), -1)
-        reference = torch.zeros((*shape, corpus.n_new, n_domain), dtype=torch.bool)
-        for s, texts in enumerate(corpus.texts):
-            new = np.array(texts.answers[corpus.n_paired :])
-            for m, mapped in enumerate(corpus.mapped[s]):
-                n = len(mapped.domain_tokens)
-                sides = (mapped.source_tokens, mapped.target_tokens)
-                tokens = [side[i] for side in sides for i in texts.answers]
-                answers[s, m] = torch.tensor([index[s][token] for token in tokens])
-                domain[s, m, :n] = torch.tensor([index[s][t] for t in mapped.domain_tokens])
-                reference[s, m, :, :n] = torch.from_numpy(mapped.reference[new])
-        self.answers = answers.to(device)
-        self.domain, self.reference_mask = domain.to(device), reference.to(device)
+        self.answers = torch.tensor(answers, device=device).unflatten(0, shape)
+        self.domain = pad_sequence(domain, True, -1).unflatten(0, shape).to(device)
+        is_right = pad_sequence(reference, True, False).mT
+        self.reference_mask = is_right.unflatten(0, shape).contiguous().to(device)
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Return pooled texts for each network, ``(n_seeds · n_mappings, n, d)``.
@@ -193,28 +188,6 @@ def _standardized(pooled: Tensor, settings: NetworkSettings) -> Tensor:
 # -- scores ----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class RunScores:
-    """Shares of the new subjects for one network."""
-
-    mapping: str
-    seed: int
-    composed: bool
-    """Whether it has read paired texts before; False in the phase ``uncomposed``."""
-
-    source_learned: float = column(format=".1%")
-    """Source text completed as taught, among all candidates."""
-
-    generalized: float = column(format=".1%")
-    """Target text completed with a right answer, among the target domain."""
-
-    unrestricted: float = column(format=".1%")
-    """The same among all candidates."""
-
-    says_source: float = column(format=".1%")
-    """Target text completed with the source answer."""
-
-
 @torch.no_grad()
 def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[str, Tensor]:
     """Let every network complete the texts of its new subjects.
@@ -241,8 +214,17 @@ def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[
     }
 
 
-def score(texts: PooledTexts, networks: StackedNetworks, composed: bool) -> list[RunScores]:
-    """Score every network on its new subjects: the mappings of the first seed, then of the next."""
+Shares = dict[str, list[list[float]]]
+"""Shares of the subjects by name, ``(n_seeds, n_mappings)``."""
+
+
+def score(texts: PooledTexts, networks: StackedNetworks) -> Shares:
+    """Return each network's shares of its new subjects.
+
+    ``source_learned``: source text completed as taught, among all candidates; ``generalized``:
+    target text completed with a right answer, among the target domain; ``unrestricted``: the same
+    among all candidates; ``says_source``: target text completed with the source answer.
+    """
     answers = _answer_new_subjects(texts, networks)
     is_best = answers["target_said"] == answers["target_in_domain"]
     hits = {
@@ -252,23 +234,18 @@ def score(texts: PooledTexts, networks: StackedNetworks, composed: bool) -> list
         "unrestricted": answers["generalized"] & is_best,
         "says_source": answers["target_said"] == answers["source_answer"],
     }
-    shares = {name: values.double().mean(-1).tolist() for name, values in hits.items()}
-    return [
-        RunScores(mapping, seed, composed, **{name: rows[s][m] for name, rows in shares.items()})
-        for s, seed in enumerate(texts.corpus.seeds)
-        for m, mapping in enumerate(texts.corpus.mappings)
-    ]
+    return {name: one.double().mean(-1).tolist() for name, one in hits.items()}
 
 
 @torch.no_grad()
-def score_paired(texts: PooledTexts, networks: StackedNetworks) -> dict[str, list[float]]:
-    """Return the shares of paired texts completed as taught, by side and mapping."""
+def score_paired(texts: PooledTexts, networks: StackedNetworks) -> Shares:
+    """Return each network's shares of paired texts completed as taught, by side."""
     shares = {}
     for side, rows in zip(("source", "target"), texts.rows_of("paired"), strict=True):
         logits = texts.logits(networks(texts.inputs(rows)))
         answers = texts.answers_to(rows)
         hits = logits.argmax(-1).view_as(answers) == answers
-        shares[f"{side}_learned"] = hits.double().mean((0, 2)).tolist()
+        shares[f"{side}_learned"] = hits.double().mean(-1).tolist()
     return shares
 
 
@@ -291,7 +268,7 @@ def cases(
     answers = _answer_new_subjects(texts, networks)
     is_right = answers.pop("generalized")
     candidates = texts.candidate_tokens[0]
-    for m, mapping in enumerate(texts.corpus.mappings):
+    for m, mapping in enumerate(texts.corpus.plan.mappings):
         for i, subject in enumerate(texts.corpus.texts[0].subjects[texts.corpus.n_paired :]):
             tokens = {name: candidates[int(chosen[0, m, i])] for name, chosen in answers.items()}
             words = {

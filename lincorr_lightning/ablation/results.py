@@ -9,11 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
-from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame, concat
 
 from lincorr_lightning.ablation.datamodule import COLUMNS, PairedCorpus
-from lincorr_lightning.ablation.networks import RunScores
+from lincorr_lightning.ablation.networks import Shares
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.plots import History, bars, training_curves
@@ -51,7 +50,7 @@ def ablation_results(
     corpus: PairedCorpus,
     embedding: TokenEmbedding,
     *,
-    runs: Sequence[RunScores],
+    scores: Mapping[str, Shares],
     baselines: Mapping[str, Sequence[float]],
     history: History,
     cases: Iterable[Mapping[str, str | bool]],
@@ -59,15 +58,22 @@ def ablation_results(
 ) -> Results:
     """Build the results of a run.
 
-    `runs` are the scores of each network after both phases and, if that was measured, without the
-    compose phase. The log keys of `history` are ``val/phase/quantity/mapping``.
+    `scores` are those after the phase ``learn`` and, if that was measured, ``uncomposed``. The log
+    keys of `history` are ``val/phase/quantity/mapping``.
     """
+    plan = corpus.plan
+    runs = DataFrame(
+        {"mapping": mapping, "seed": seed, "composed": phase == "learn"}
+        | {name: by_seed[s][m] for name, by_seed in shares.items()}
+        for phase, shares in sorted(scores.items())
+        for s, seed in enumerate(plan.seeds)
+        for m, mapping in enumerate(plan.mappings)
+    )
     relation, lm = corpus.labels.relation.name, short_name(embedding.name_or_path)
     summary = [
-        _summarize(relation, mapping, DataFrame(map(asdict, runs)),
-                   {name: shares[m] for name, shares in baselines.items()})
-        for m, mapping in enumerate(corpus.mappings)
-    ]  # fmt: skip
+        _summarize(relation, mapping, runs, {name: shares[m] for name, shares in baselines.items()})
+        for m, mapping in enumerate(plan.mappings)
+    ]
     of_the_table_only = ("n_seeds", "std", "says_source", "paper")
     curves = {}
     for key, points in history.items():
@@ -80,7 +86,7 @@ def ablation_results(
             **{k: v for k, v in asdict(summary[0]).items() if k not in of_the_table_only},
             "n": corpus.n_new,
             "mappings": list(map(asdict, summary)),
-            "runs": list(map(asdict, runs)),
+            "runs": runs.to_dict("records"),
             "relation": relation,
             "n_paired": corpus.n_paired,
             "n_source_labels": len(corpus.labels),
@@ -98,7 +104,8 @@ def ablation_results(
                 "subjects. Paper: vocabulary of Llama-3.",
                 headline=True,
             ),
-            Table.of("runs", runs, caption="Shares of the new subjects, by network"),
+            Table("runs", runs, "Shares of the new subjects, by network",
+                  formats=dict.fromkeys(runs.columns[3:], ".1%")),
             Table.of("cases", cases, caption="New subjects of the first seed"),
             Table.of(
                 "texts", corpus.texts[0].rows(corpus.labels), COLUMNS,
@@ -141,39 +148,26 @@ def _figures(
 ) -> list[Figure]:
     n_seeds = summary["n_seeds"][0]
     spread = f"mean and std of {n_seeds} seeds" if n_seeds > 1 else "one seed"
-    figures = [
-        Figure(
-            "generalization",
-            f"{relation}: share of the new subjects that are generalized, by mapping",
-            partial(
-                _generalization_bars, summary, f"{relation}: generalized",
-                f"vocabulary of {lm}; {n_new} new subjects; right answer within the domain; "
-                f"{spread}",
-            ),
-        )
-    ]  # fmt: skip
-    if curves:
-        title = f"{relation}: composed from the vocabulary of {lm}"
-        subtitle = "share of the new subjects (compose: of the paired texts)"
-        figures.append(
-            Figure(
-                "training",
-                f"{relation}: shares during training, by phase and mapping",
-                partial(training_curves, curves, title, subtitle),
-            )
-        )
-    return figures
-
-
-def _generalization_bars(summary: DataFrame, title: str, subtitle: str) -> MatplotlibFigure:
-    """Draw a bar for each mapping, with and without the compose phase, beside the baselines."""
     composed = summary.assign(share=summary["generalized"], phase="after paired texts")
-    without = summary.assign(share=summary["uncomposed"], phase="without paired texts").assign(
-        std=None, paper=None
-    )
-    return bars(
-        concat([composed, without]).dropna(subset=["share"]), "mapping", "share", "phase",
-        title=title, subtitle=subtitle, error="std",
+    without = summary.assign(share=summary["uncomposed"], phase="without paired texts")
+    frame = concat([composed, without.assign(std=None, paper=None)]).dropna(subset=["share"])
+    draw_bars = partial(
+        bars, frame, "mapping", "share", "phase", title=f"{relation}: generalized",
+        subtitle=f"vocabulary of {lm}; {n_new} new subjects; right answer within the domain; "
+        f"{spread}",
+        error="std",
         marks={"majority": "most frequent answer", "random": "chance", "paper": "paper (Llama-3)"},
         colours={"after paired texts": BLUE, "without paired texts": "#9DC3E6"},
     )  # fmt: skip
+    draw_curves = partial(
+        training_curves, curves, f"{relation}: composed from the vocabulary of {lm}",
+        "share of the new subjects (compose: of the paired texts)",
+    )  # fmt: skip
+    caption = f"{relation}: share of the new subjects that are generalized, by mapping"
+    figures = [
+        Figure("generalization", caption, draw_bars),
+        Figure(
+            "training", f"{relation}: shares during training, by phase and mapping", draw_curves
+        ),
+    ]
+    return figures if curves else figures[:1]

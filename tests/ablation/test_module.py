@@ -33,8 +33,8 @@ def read_csv(path):
 def plainly(run, lm, index):
     """One network of a run, the naive way: torch.nn.Linear, every text pooled at every step."""
     module, corpus = run.module, run.data.corpus
-    s, m = divmod(index, len(corpus.mappings))
-    paired, mapped, seed = corpus.texts[s], corpus.mapped[s][m], corpus.seeds[s]
+    s, m = divmod(index, len(corpus.plan.mappings))
+    paired, mapped, seed = corpus.texts[s], corpus.mapped[s][m], corpus.plan.seeds[s]
     tokenizer = AutoTokenizer.from_pretrained(lm)
     vocabulary = AutoModelForCausalLM.from_pretrained(lm).get_input_embeddings().weight.detach()
     prompts = [
@@ -100,12 +100,13 @@ def plainly(run, lm, index):
 
 def test_side_by_side_is_one_by_one(ablate, small_lm):
     run = ablate(seeds=[0, 7])
-    assert [(s.mapping, s.seed) for s in run.module.scores["learn"]] == [
+    composed = [one for one in run.results["runs"] if one["composed"]]
+    assert [(one["mapping"], one["seed"]) for one in composed] == [
         ("reference", 0), ("permuted", 0), ("reference", 7), ("permuted", 7)
     ]  # fmt: skip
-    for index, found in enumerate(run.module.scores["learn"]):
+    for index, found in enumerate(composed):
         wanted, weights = plainly(run, small_lm, index)
-        assert {name: getattr(found, name) for name in SHARES} == pytest.approx(wanted)
+        assert {name: found[name] for name in SHARES} == pytest.approx(wanted)
         for ours, theirs in zip(
             (run.module.networks.weight_in, run.module.networks.weight_out), weights, strict=True
         ):
