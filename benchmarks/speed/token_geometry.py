@@ -30,7 +30,7 @@ from torch import Tensor
 from benchmarks.common import least_time, markdown_table, read_numbers
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, intrinsic_dimension
-from lincorr_lightning.geometry.observables import consecutive_overlap
+from lincorr_lightning.geometry.observables import neighborhood_overlap, neighborhoods
 
 # Runs under the other interpreter.
 DADAPY = """
@@ -137,7 +137,9 @@ def main(
 
     def ours() -> tuple[Tensor, Tensor]:
         nearest = nearest_tokens(hidden, deepest)
-        return intrinsic_dimension(nearest, range_scalings), consecutive_overlap(nearest, ks)
+        near = neighborhoods(nearest, max(ks))
+        overlap = neighborhood_overlap(near[:-1], near[1:], ks)
+        return intrinsic_dimension(nearest, range_scalings), overlap
 
     times: dict[str, float] = {}
     for _ in range(repeats):

@@ -141,10 +141,10 @@ class PooledTexts:
                 domain.append(torch.tensor([of_seed[token] for token in one.domain_tokens]))
                 reference.append(torch.from_numpy(one.reference[new].T))
         shape = (self.n_seeds, self.n_mappings)
-        self.answers = torch.tensor(answers, device=device).unflatten(0, shape)
-        self.domain = pad_sequence(domain, True, -1).unflatten(0, shape).to(device)
+        self.answers = torch.tensor(answers, device=device).view(*shape, -1)
+        self.domain = pad_sequence(domain, True, -1).view(*shape, -1).to(device)
         is_right = pad_sequence(reference, True, False).mT
-        self.reference_mask = is_right.unflatten(0, shape).contiguous().to(device)
+        self.reference_mask = is_right.reshape(*shape, corpus.n_new, -1).to(device)
 
     def inputs(self, rows: Tensor) -> Tensor:
         """Return pooled texts for each network, ``(n_seeds · n_mappings, n, d)``.

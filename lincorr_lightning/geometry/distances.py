@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 # Columns that are multiplied at a time: a cloud of next-token probabilities has as many as the
 # vocabulary, and is not copied to float64 as a whole.
@@ -23,10 +24,10 @@ class NearestTokens(NamedTuple):
     """
 
     distances: Tensor
-    """Euclidean distances, increasing, ``(..., n_tokens, max_rank)``, float64; inf if a layer has
+    """Euclidean distances, increasing, ``(..., n_tokens, max_rank)``, float64; inf if there are
     fewer distinct tokens."""
     indices: Tensor
-    """Positions of these tokens, same shape, int64; -1 if there are fewer."""
+    """Positions of these tokens, same shape, int64; -1 where the distance is inf."""
     first: Tensor
     """Position of the first token with the same hidden state, ``(..., n_tokens)``, int64."""
 
@@ -46,7 +47,7 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype, or other
             clouds; a `ValueError` if a layer is not finite.
-        max_rank: Number of neighbors, fewer than tokens: the largest n2 of GRIDE or k of overlaps.
+        max_rank: Number of neighbors: the largest n2 of GRIDE or k of overlaps.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
@@ -55,22 +56,21 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
         ([[[1, 2], [0, 2], [1, 0], [0, 2]]], [[0, 1, 2, 1]])
     """
     *leading, n_tokens, width = hidden.shape
-    layers = hidden.reshape(-1, n_tokens, width)
-    found = [_nearest(tokens, max_rank, i) for i, tokens in enumerate(layers)]
+    found = [_nearest(tokens, max_rank) for tokens in hidden.reshape(-1, n_tokens, width)]
     distances, indices, first = (
         torch.stack(part).reshape(*leading, *part[0].shape) for part in zip(*found, strict=True)
     )
-    return NearestTokens(distances, indices, first)
+    beyond = (0, max_rank - distances.shape[-1])
+    return NearestTokens(
+        pad(distances, beyond, value=torch.inf), pad(indices, beyond, value=-1), first
+    )
 
 
-def _nearest(tokens: Tensor, max_rank: int, position: int) -> NearestTokens:
+def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
     """Find the neighbors in one layer, ``(n_tokens, d)``."""
     squared, norms = _squared_distances(tokens)
     if not bool(norms.isfinite().all()):
-        raise ValueError(
-            f"hidden states of layer {position} (counted from 0, over all prompts) are NaN, "
-            "infinite or too large to be squared; load the LM in a wider dtype or leave it out"
-        )
+        raise ValueError("hidden states are NaN, infinite or too large to be squared")
     own = torch.arange(len(tokens), device=tokens.device)
     first = own.clone()
     suspects = (squared.amin(1) <= _CLOSE * norms).nonzero().flatten()
@@ -79,6 +79,7 @@ def _nearest(tokens: Tensor, max_rank: int, position: int) -> NearestTokens:
         earliest = suspects.scatter_reduce(0, group, suspects, "amin", include_self=False)
         first[suspects] = earliest[group]
         squared[:, first != own] = torch.inf
+    max_rank = min(max_rank, len(tokens))
     values, indices = squared.topk(max_rank, largest=False)
     # Rounding might decide which tokens are neighbors.
     is_close = values < _CLOSE * (norms[:, None] + norms[indices])

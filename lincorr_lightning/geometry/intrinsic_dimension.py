@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
+from lincorr_lightning.geometry.distances import NearestTokens
 
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
 """The paper's range scalings n2, twice n1 (Viswanathan et al., section 3)."""
@@ -55,21 +55,6 @@ def intrinsic_dimension(
     used = ratio <= middle + 20 * (high - middle)
     found = _maximum_likelihood(ratio.log().where(used, 0.0), used, outer)
     return found.where(enough, torch.nan)
-
-
-def cloud_dimension(clouds: Tensor, range_scalings: Sequence[int]) -> Tensor:
-    """Estimate the intrinsic dimension of clouds, ``(n_clouds, n_points, d)``, of few points too.
-
-    Returns:
-        ``(n_clouds, n_scalings)``, float64; NaN where there are fewer than n2 + 1 distinct points.
-    """
-    found = clouds.new_full((len(clouds), len(range_scalings)), torch.nan, dtype=torch.float64)
-    possible = [i for i, n2 in enumerate(range_scalings) if n2 < clouds.shape[1]]
-    if possible:
-        scalings = [range_scalings[i] for i in possible]
-        nearest = nearest_tokens(clouds, max(scalings))
-        found[:, possible] = intrinsic_dimension(nearest, scalings)
-    return found
 
 
 def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
@@ -149,12 +148,6 @@ class KnowledgeGeometry(LMStudy):
             cloud = self._gather_cloud(name)
             n = cloud.shape[1]
             settings = CloudSettings.of(n, self.range_scalings, self.ks, False, "model")
-            if not near:
-                size = len(self.layout.domains) * cloud.numel() * cloud.element_size() / 2**30
-                rank_zero_info(
-                    f"{len(self.layout.domains)} clouds of {n} prompts; hidden states of "
-                    f"{size:.2f} GiB"
-                )
             way_out = "Raise data.n_subjects, or name smaller model.range_scalings."
             nearest = settings.nearest(cloud, f"the cloud of {name}", way_out)
             # Of a cloud, only each point's neighbors are kept.

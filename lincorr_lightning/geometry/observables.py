@@ -37,7 +37,8 @@ def token_observables(
         cosine over pairs (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
     """
     dimension = intrinsic_dimension(nearest, range_scalings)
-    overlap = consecutive_overlap(nearest, ks).mean(-2)
+    near = neighborhoods(nearest, max(ks))
+    overlap = neighborhood_overlap(near[..., :-1, :, :], near[..., 1:, :, :], ks).mean(-2)
     angles = neighbor_angles(hidden, nearest)
     cosine_mean, cosine_std = cosine_statistics(hidden)
     return {
@@ -126,12 +127,6 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
         counts = same.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
         shared[i] = counts.diagonal(dim1=1, dim2=2)[:, sizes - 1]
     return (shared / sizes).reshape(*a.shape[:-1], len(sizes))
-
-
-def consecutive_overlap(nearest: NearestTokens, ks: Sequence[int]) -> Tensor:
-    """Return each token's overlap with the next layer, ``(..., n_layers - 1, n_tokens, n_ks)``."""
-    near = neighborhoods(nearest, max(ks))
-    return neighborhood_overlap(near[..., :-1, :, :], near[..., 1:, :, :], ks)
 
 
 # -- directions ------------------------------------------------------------------------------------

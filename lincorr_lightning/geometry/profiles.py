@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lincorr_lightning.geometry.intrinsic_dimension import cloud_dimension
 from lincorr_lightning.geometry.token_clouds import CloudSettings, PromptGeometry
 
 if TYPE_CHECKING:
@@ -37,7 +36,6 @@ class TokenProfiles:
 
     Columns of a range scaling or of a size of neighborhoods are named as ``dimension n2=2`` and
     ``overlap k=10``; what is not finite is NaN.
-
     """
 
     n_tokens: int
@@ -90,13 +88,9 @@ def tabulate_prompts(
             # The last layer has no next one to overlap with.
             cells = {key: one[i] if i < len(one) else math.nan for key, one in values.items()}
             layers.append({"prompt": name, "shuffle": level, "layer": layer, **cells})
-    frames = (DataFrame(rows) for rows in (prompts, layers, _corpora(observed, settings, device)))
-    return TokenProfiles(
-        n_tokens,
-        n_skipped,
-        settings,
-        *(one.replace([math.inf, -math.inf], math.nan) for one in frames),
-    )
+    tables = (prompts, layers, _corpora(observed, settings, device))
+    frames = (DataFrame(rows).replace([math.inf, -math.inf], math.nan) for rows in tables)
+    return TokenProfiles(n_tokens, n_skipped, settings, *frames)
 
 
 def _corpora(
@@ -110,7 +104,7 @@ def _corpora(
     rows: list[dict[str, object]] = []
     for corpus, prompts in sorted(members.items()) if len(members) >= MIN_CORPORA else ():
         last: list[Tensor] = [prompt.last for prompt in prompts if prompt.last is not None]
-        dimension = cloud_dimension(torch.stack(last, 1).to(device), settings.range_scalings)
+        dimension = settings.dimension(torch.stack(last, 1).to(device))
         loss = sum(prompt.numbers["loss"] for prompt in prompts) / len(prompts)
         for layer, values in zip(settings.layers(len(dimension)), dimension.tolist(), strict=True):
             named = zip(settings.range_scalings, values, strict=True)

@@ -16,7 +16,7 @@ from lincorr_lightning.errors import (
     SubjectsError,
 )
 from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
-from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, cloud_dimension
+from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, intrinsic_dimension
 from lincorr_lightning.geometry.observables import next_tokens, token_observables
 from lincorr_lightning.lm.head import call_model
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -87,6 +87,11 @@ class CloudSettings:
                 )
         return nearest
 
+    def dimension(self, clouds: Tensor) -> Tensor:
+        """Return the intrinsic dimension of clouds by scaling; NaN if there are too few points."""
+        nearest = nearest_tokens(clouds, max(self.range_scalings))
+        return intrinsic_dimension(nearest, self.range_scalings)
+
     def layers(self, n_layers: int) -> list[int]:
         """Return the numbers of the observed layers; 0 is the token embedding."""
         first = 0 if self.embedding_layer else 1
@@ -94,17 +99,15 @@ class CloudSettings:
 
 
 class PromptGeometry(NamedTuple):
-    """What is observed of one prompt."""
+    """What is observed of one prompt; tensors are on the CPU."""
 
     layers: dict[str, Tensor]
-    """Its `token_observables`, by layer, on the CPU."""
+    """Its `token_observables`, by layer."""
     numbers: dict[str, float]
     """Mean ``loss`` of the tokens from the second on and mean ``entropy``, in nats; intrinsic
-    dimension of the cloud of the tokens' next-token probabilities, ``logits_dimension n2=2``, NaN
-    if it has too few distinct points."""
+    dimension of the cloud of the tokens' next-token probabilities, ``logits_dimension n2=2``."""
     last: Tensor | None
-    """Hidden state of the last token after each layer, ``(n_layers, d)`` float32, on the CPU; None
-    if it was not kept."""
+    """Hidden state of the last token after each layer, ``(n_layers, d)`` float32, if kept."""
 
 
 @torch.no_grad()
@@ -125,17 +128,9 @@ def observe_prompts(
     for i, (name, hidden) in enumerate(zip(prompts, all_hidden, strict=True)):
         way_out = "Leave the text out, take longer ones, or name smaller range_scalings."
         nearest = settings.nearest(hidden, f"prompt {name}", way_out)
-        zero = (hidden == 0).all(-1)
-        if bool(zero.any()):
-            layer, token = zero.nonzero()[0].tolist()
-            raise SubjectsError(
-                f"token {token} of prompt {name} has a hidden state of zeros in layer "
-                f"{settings.layers(len(hidden))[layer]}: it has no direction. Leave the text or "
-                "the embedding layer out."
-            )
         layers = token_observables(hidden, nearest, settings.range_scalings, settings.ks)
         probabilities = logits[i].float().softmax(-1)
-        dimension = cloud_dimension(probabilities[None], settings.range_scalings)[0].tolist()
+        dimension = settings.dimension(probabilities[None])[0].tolist()
         numbers = {"loss": float(losses[i].mean()), "entropy": float(entropies[i].mean())}
         for n2, value in zip(settings.range_scalings, dimension, strict=True):
             numbers[f"logits_dimension n2={n2}"] = value
@@ -159,13 +154,12 @@ def read_layers(
 ) -> tuple[Tensor, Tensor]:
     """Return the hidden states of all tokens in all layers and the logits, of one forward pass.
 
-    The LM runs in eval mode and in its own precision; modes and autocast are restored. The
-    tokenizer's special tokens at the beginning of a text, such as BOS, are added here and left out
-    of the result.
+    The LM runs in eval mode and in its own precision. Special tokens before a text, such as BOS,
+    are added here and left out of the result.
 
     Args:
         lm: The LM.
-        tokens: Token ids, all of one length, ``(n_prompts, n_tokens)``.
+        tokens: Token ids, ``(n_prompts, n_tokens)``.
         prompts: Names of the prompts, for messages.
         embedding_layer: Whether the token embedding comes first, as layer 0.
         all_logits: Whether to return the logits of all tokens, or only the last one's.

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lincorr_lightning.ablation.mappings import map_labels, pair_labels
-from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError, SubjectsError
+from lincorr_lightning.errors import ConfigError, DomainError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
 
@@ -90,9 +90,3 @@ def test_source_labels_must_be_single_tokens_with_a_target(relation):
     right[:, relation.source.texts.index("Lima")] = False
     with pytest.raises(SubjectsError, match=r"'Gotham', 'Lima' cannot be taught"):
         pair_labels(replace(relation, reference_mask=right), only=["Paris", "Gotham", "Lima"])
-
-
-def test_a_relation_without_reference_is_refused(tokenizer):
-    relation = TokenizedRelation.of("city->color", Catalogue.load(), tokenizer)
-    with pytest.raises(KnowledgeError, match="no reference"):
-        pair_labels(relation)

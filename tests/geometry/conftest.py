@@ -1,7 +1,7 @@
-"""Texts of the small LM's words, and the numbers of their clouds by numpy and scikit-learn."""
+"""Texts of the small LM's words, and the numbers of their clouds by numpy and scipy."""
 
 import json
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import entropy
-from sklearn.neighbors import NearestNeighbors
+from scipy.optimize import brentq
+from scipy.spatial.distance import cdist
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.toys import quiet_trainer
@@ -19,43 +19,52 @@ N_TOKENS, N_TEXTS = 16, 10
 CORPORA = ("one", "two", "three", "four", "five")
 
 
-def naive_dimension(cloud: np.ndarray, n2: int) -> float:
-    """Maximum likelihood on a fine grid around it; 2NN in closed form."""
-    distances, _ = NearestNeighbors(n_neighbors=n2 + 1).fit(cloud).kneighbors(cloud)
-    mu = distances[:, n2] / distances[:, n2 // 2]
-    middle, high = np.quantile(mu, [0.5, 0.95])
-    mu = mu[mu <= middle + 20 * (high - middle)]
-    if n2 == 2:
-        return (len(mu) - 1) / np.log(mu).sum()
-    d = np.linspace(0.01, 60, 200_000)
-    a = n2 - n2 // 2 - 1
-    score = (len(mu) - 1) / d - (n2 - 1) * np.log(mu).sum()
-    for one in mu:
-        score += a * np.log(one) / (1 - one**-d)
-    return float(d[np.abs(score).argmin()])
-
-
-def naive_neighbors(cloud: np.ndarray, k: int) -> list[set[int]]:
-    distances = np.linalg.norm(cloud[:, None] - cloud[None], axis=-1)
+def naive_distances(cloud: Any) -> np.ndarray:
+    distances = cdist(*[torch.as_tensor(cloud).double().numpy()] * 2)
     np.fill_diagonal(distances, np.inf)
-    return [set(row[:k]) for row in distances.argsort(1)]
+    return distances
+
+
+def naive_neighborhoods(cloud: Any, k: int) -> np.ndarray:
+    return np.argsort(naive_distances(cloud), axis=1, kind="stable")[:, :k]
+
+
+def naive_overlap(a: Any, b: Any, k: int) -> float:
+    pairs = zip(naive_neighborhoods(a, k), naive_neighborhoods(b, k), strict=True)
+    return float(np.mean([len({*one} & {*other}) / k for one, other in pairs]))
+
+
+def ratios(cloud: np.ndarray, n2: int) -> np.ndarray:
+    distances = np.sort(cdist(*[np.unique(cloud, axis=0)] * 2), axis=1)
+    return distances[:, n2] / distances[:, n2 // 2]
+
+
+def naive_dimension(cloud: np.ndarray, n2: int) -> float:
+    """The recipe of DADApy, see test_intrinsic_dimension.py."""
+    mu = ratios(cloud.astype(np.float64), n2)
+    high, middle = np.percentile(mu, [95, 50])
+    mu = mu[mu < 20 * (high - middle) + middle]
+    n1 = n2 // 2
+
+    def score(d: float) -> float:
+        log_mu = np.log(mu)
+        rising = (n2 - n1 - 1) * np.sum(log_mu / (1 - mu**-d)) if n1 > 1 else 0.0
+        return (len(mu) - 1) / d + rising - (n2 - 1) * np.sum(log_mu)
+
+    return brentq(score, 1e-3, 1e3, xtol=1e-10)
+
+
+@cache
+def load(folder: str) -> Any:
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def naive_states(folder: str, ids: list[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Hidden states of the layers, and probabilities."""
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    """Hidden states of the layers, ``(n_layers, n_tokens, d)``, and logits."""
     with torch.no_grad():
-        output = model(input_ids=torch.tensor([ids]), output_hidden_states=True)
+        output = load(folder)(input_ids=torch.tensor([ids]), output_hidden_states=True)
     hidden = torch.stack(output.hidden_states[1:])[:, 0].double().numpy()
-    return hidden, output.logits[0].double().softmax(-1).numpy()
-
-
-@pytest.fixture(scope="session")
-def naive() -> SimpleNamespace:
-    """The helpers of this file, which test files cannot import."""
-    return SimpleNamespace(
-        dimension=naive_dimension, neighbors=naive_neighbors, states=naive_states, entropy=entropy
-    )
+    return hidden, output.logits[0].double().numpy()
 
 
 @pytest.fixture(scope="session")

@@ -3,8 +3,8 @@
 DADApy (0.3.4 is the newest) needs numpy < 2, this package numpy >= 2, so that the two cannot be
 installed together. Its estimates of clouds from numpy's `RandomState`, which never changes, are
 recorded below; `python -m benchmarks.speed.token_geometry` compares with it live. Clouds of
-hidden states are checked against its recipe, written here with scipy and plain loops, after that
-recipe has met the record itself.
+hidden states are checked against its recipe, `naive_dimension`, after that has met the record
+itself.
 """
 
 from pathlib import Path
@@ -12,17 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import brentq
-from scipy.spatial.distance import cdist
 from transformers import AutoModelForCausalLM
 
 import lincorr_lightning.lm
 from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import (
     RANGE_SCALINGS,
-    cloud_dimension,
     intrinsic_dimension,
 )
+from tests.geometry.conftest import naive_dimension, ratios
 
 # Data(coordinates=ball(d)).return_id_scaling_gride(range_max=256): estimates.
 DADAPY = {
@@ -35,25 +33,6 @@ DADAPY = {
 
 def ball(d: int, n: int = 600, seed: int | None = None) -> np.ndarray:
     return np.random.RandomState(d if seed is None else seed).standard_normal((n, d))
-
-
-def ratios(cloud: np.ndarray, n2: int) -> np.ndarray:
-    distances = np.sort(cdist(*[np.unique(cloud, axis=0)] * 2), axis=1)
-    return distances[:, n2] / distances[:, n2 // 2]
-
-
-def recipe(cloud: np.ndarray, n2: int) -> float:
-    mu = ratios(cloud.astype(np.float64), n2)
-    high, middle = np.percentile(mu, [95, 50])
-    mu = mu[mu < 20 * (high - middle) + middle]
-    n1 = n2 // 2
-
-    def score(d: float) -> float:
-        log_mu = np.log(mu)
-        rising = (n2 - n1 - 1) * np.sum(log_mu / (1 - mu**-d)) if n1 > 1 else 0.0
-        return (len(mu) - 1) / d + rising - (n2 - 1) * np.sum(log_mu)
-
-    return brentq(score, 1e-3, 1e3, xtol=1e-10)
 
 
 def estimate(
@@ -77,19 +56,19 @@ def hidden() -> torch.Tensor:
 
 @pytest.mark.parametrize("d", DADAPY)
 def test_balls_have_the_estimates_of_dadapy_and_of_its_recipe(d: int) -> None:
-    expected = [recipe(ball(d), n2) for n2 in RANGE_SCALINGS]
+    expected = [naive_dimension(ball(d), n2) for n2 in RANGE_SCALINGS]
     np.testing.assert_allclose(expected, DADAPY[d], rtol=1e-6)
     np.testing.assert_allclose(estimate(ball(d)[None])[0], expected, rtol=1e-9)
     found = estimate(ball(d)[None].astype(np.float32))
     np.testing.assert_allclose(found[0], DADAPY[d], rtol=2e-5)
     found = estimate(ball(d)[None], (256, 2, 6))  # any even scalings, in any order
-    expected = [expected[-1], expected[0], recipe(ball(d), 6)]
+    expected = [expected[-1], expected[0], naive_dimension(ball(d), 6)]
     np.testing.assert_allclose(found[0], expected, rtol=1e-9)
 
 
 def test_hidden_states_have_the_estimates_of_the_recipe(hidden: torch.Tensor) -> None:
     found = estimate(hidden)
-    expected = [[recipe(layer.numpy(), n2) for n2 in RANGE_SCALINGS] for layer in hidden]
+    expected = [[naive_dimension(layer.numpy(), n2) for n2 in RANGE_SCALINGS] for layer in hidden]
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     # Equal tokens have equal embeddings, and are counted once.
     assert len(np.unique(hidden[0].numpy(), axis=0)) < hidden.shape[1]
@@ -99,7 +78,7 @@ def test_probabilities_are_a_cloud_too(hidden: torch.Tensor) -> None:
     heads = torch.randn(hidden.shape[-1], 900, generator=torch.Generator().manual_seed(1))
     probabilities = torch.softmax(hidden[1:] @ heads / hidden[1:].norm(dim=-1, keepdim=True), -1)
     found = estimate(probabilities, (2, 16))
-    expected = [recipe(probabilities[0].numpy(), n2) for n2 in (2, 16)]
+    expected = [naive_dimension(probabilities[0].numpy(), n2) for n2 in (2, 16)]
     np.testing.assert_allclose(found[0], expected, rtol=1e-9)
 
 
@@ -115,7 +94,7 @@ def test_copies_do_not_count() -> None:
 def test_near_copies_are_outliers() -> None:
     cloud = ball(3, 300)
     cloud[:6] = cloud[6:12] + 1e-9
-    expected = [recipe(cloud, n2) for n2 in (2, 4)]
+    expected = [naive_dimension(cloud, n2) for n2 in (2, 4)]
     np.testing.assert_allclose(estimate(cloud[None], (2, 4))[0], expected, rtol=1e-6)
     naive = 299 / np.log(ratios(cloud, 2)).sum()
     assert naive < 0.8 * expected[0]
@@ -145,7 +124,7 @@ def test_too_few_distinct_tokens_give_nan() -> None:
     found = estimate(clouds, (2, 4, 8))
     assert found.isnan().tolist() == [[False, False, layer == 2] for layer in range(4)]
     torch.testing.assert_close(found[[0, 1, 3]], expected[[0, 1, 3]])
-    few = cloud_dimension(torch.as_tensor(clouds), (2, 4, 8, 64))
+    few = estimate(clouds, (2, 4, 8, 64))
     torch.testing.assert_close(few[:, :3], found, equal_nan=True)
     assert few[:, 3].isnan().all()
-    assert cloud_dimension(torch.ones(3, 1, 5), (2, 4)).isnan().all()
+    assert estimate(torch.ones(3, 1, 5), (2, 4)).isnan().all()

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from sklearn.linear_model import LinearRegression
 from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
 from lincorr_lightning.lm.config import LMConfig
+from tests.geometry.conftest import naive_dimension, naive_overlap, naive_states
 from tests.launching import run_in_two
 from tests.toys import mean_r, read_table
 
@@ -56,18 +56,12 @@ def finished(small_lm, tmp_path_factory):
 
 def states(small_lm, prompts):
     """Last tokens' hidden states, ``(n_layers, n_prompts, d)``, and logits; one by one."""
-    tokenizer = AutoTokenizer.from_pretrained(small_lm)
-    model = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32).eval()
-    hidden, logits = [], []
-    for prompt in prompts:
-        with torch.no_grad():
-            output = model(**tokenizer(prompt, return_tensors="pt"), output_hidden_states=True)
-        hidden.append(torch.stack([layer[0, -1] for layer in output.hidden_states[1:]]))
-        logits.append(output.logits[0, -1])
-    return torch.stack(hidden, 1).double().numpy(), torch.stack(logits).double().numpy()
+    rows = AutoTokenizer.from_pretrained(small_lm)(prompts)["input_ids"]
+    hidden, logits = zip(*(naive_states(small_lm, ids) for ids in rows), strict=True)
+    return np.stack([one[:, -1] for one in hidden], 1), np.stack([one[-1] for one in logits])
 
 
-def test_closeness_of_all_pairs(finished, small_lm, naive):
+def test_closeness_of_all_pairs(finished, small_lm):
     cli, _ = finished
     found, held_out = cli.model.closeness, cli.datamodule.halves["test"]
     assert (found.n_subjects, list(found.layers)) == (90, [1, 2])
@@ -76,13 +70,12 @@ def test_closeness_of_all_pairs(finished, small_lm, naive):
     for name, cloud in clouds.items():
         for layer in range(2):
             for i, n2 in enumerate(SCALINGS):
-                expected = naive.dimension(cloud[layer], n2)
+                expected = naive_dimension(cloud[layer], n2)
                 assert found.dimension[name][layer, i] == pytest.approx(expected, rel=2e-3)
     for (a, b), values in found.overlap.items():
         for layer in range(2):
             for i, k in enumerate(KS):
-                near = [naive.neighbors(clouds[n][layer], k) for n in (a, b)]
-                shared = np.mean([len(x & y) / k for x, y in zip(*near, strict=True)])
+                shared = naive_overlap(clouds[a][layer], clouds[b][layer], k)
                 assert values[layer, i] == pytest.approx(shared, abs=0.01)
     assert list(found.overlap) == [("city", "country"), ("city", "color"), ("country", "color")]
     # lives in the city of | lives in the country of: "’s favorite color is" shares nothing.
