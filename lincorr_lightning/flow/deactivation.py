@@ -82,12 +82,12 @@ def predecessors_by_method(
 ) -> dict[str, dict[HookPoint, Tensor]]:
     """Return the predecessors of every feature by method, ``(n_features, k)``; -1 is none."""
     matches = matcher.match(hook_point, k=_TOP)
-    targets = matcher.decoder(hook_point)
+    targets = matcher.decoders[hook_point]
     return {
         "top-1": {source: found.indices[:, :1] for source, found in matches.items()},
         "top-5": {source: found.indices for source, found in matches.items()},
         "one-to-one": {
-            source: assign_features(targets, matcher.decoder(source)).indices for source in matches
+            source: assign_features(targets, matcher.decoders[source]).indices for source in matches
         },
     }
 
@@ -110,6 +110,16 @@ class Cases:
 
     def __len__(self) -> int:
         return len(self.texts)
+
+    def interventions(
+        self, saes: SAEs, cut: Cut, which: Sequence[int] | Tensor
+    ) -> dict[HookPoint, Intervention]:
+        """Return what a cut changes in some of the cases."""
+        chosen, r = cut
+        return {
+            at: rescale_at(saes[at], self.positions[which], index[which], r)
+            for at, index in chosen.items()
+        }
 
     def control(self, chosen: Chosen, generator: torch.Generator) -> dict[HookPoint, Tensor]:
         """Draw as many other features that are active at the same token."""
@@ -140,14 +150,14 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
 
 
 class Outcomes(NamedTuple):
-    """Activations of the cases' features at their tokens, and losses, after a cut; ``(n,)``.
+    """Activations of the cases' features at their tokens, and losses: ``(n_cuts, n_cases)``.
 
     A loss is the mean negative log likelihood of the text after the token; NaN if the token is the
     last one, or the text was not read to its end.
     """
 
-    activation: Tensor
-    loss: Tensor
+    activations: Tensor
+    losses: Tensor
 
 
 def _beginnings(rows: Rows, texts: Tensor, positions: Tensor) -> list[Sequence[int]]:
@@ -207,101 +217,70 @@ def run_cuts(
     cuts: Sequence[Cut],
     n_losses: int | None = None,
     progress: Callable[[int], object] = lambda _: None,
-) -> list[Outcomes]:
+) -> Outcomes:
     """Read the text of every case with features rescaled at its token, once per cut.
 
     A cut that chooses no feature leaves the LM unchanged. All predecessors lie in the layer of the
     features or enter it, so that the cuts of a case differ in this layer alone; only the losses of
     `n_losses` cases, evenly spaced, need the rest of the LM (None: of all).
     """
-    n = len(cuts)
-    factor = torch.tensor([r for _, r in cuts])
-    chosen = _stack(cases, [features for features, _ in cuts])
-    activation = _activations(lm, saes, rows, cases, chosen, factor, progress)
-    loss = torch.full((len(cases), n), torch.nan, dtype=torch.float64)
-    n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
-    followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
-
-    # Row `i * n + cut` is the text of the i-th case that is followed, read with one of the cuts.
-    def of_rows(numbers: list[int]) -> tuple[Tensor, Tensor]:
-        number = torch.tensor(numbers)
-        return followed[number // n], number % n
-
-    def interventions(numbers: list[int]) -> dict[HookPoint, Intervention]:
-        case, cut = of_rows(numbers)
-        return {
-            at: rescale_at(saes[at], cases.positions[case], index[cut, case], factor[cut])
-            for at, index in chosen.items()
-        }
-
-    def record(forward: Forward) -> None:
-        case, cut = of_rows(forward.cases)
-        losses, has_next = (part.cpu() for part in forward.losses())
-        after = has_next & (torch.arange(has_next.shape[1]) >= cases.positions[case, None])
-        loss[case, cut] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
-        progress(len(forward.cases))
-
-    texts = [rows[text] for text in cases.texts[followed].tolist() for _ in cuts]
-    run_with_hooks(lm, texts, record, interventions=interventions)
-    return [Outcomes(activation[:, cut], loss[:, cut]) for cut in range(n)]
-
-
-def _activations(
-    lm: LanguageModel,
-    saes: SAEs,
-    rows: Rows,
-    cases: Cases,
-    chosen: Chosen,
-    factor: Tensor,
-    progress: Callable[[int], object],
-) -> Tensor:
-    """Return the activation of each case's feature after each cut, ``(n_cases, n_cuts)``."""
     here, sae = cases.hook_point, saes[cases.hook_point]
     below = HookPoint(here.layer - 1, "residual") if here.layer else None
-    found = torch.full((len(cases), len(factor)), torch.nan, dtype=torch.float64)
+    activations, losses = torch.full((2, len(cuts), len(cases)), torch.nan, dtype=torch.float64)
 
-    def record(case: list[int], run: Callable[[Intervention | None], Tensor]) -> None:
-        positions, features = cases.positions[case], cases.features[case][:, None]
-        for cut, r in enumerate(factor):
-            changes = {
-                at: rescale_at(saes[at], positions, index[cut, case], r.expand(len(case)))
-                for at, index in chosen.items()
-            }
+    def run_cuts_of_layer(which: list[int], run: Callable[[Intervention | None], Tensor]) -> None:
+        positions, features = cases.positions[which], cases.features[which, None]
+        for i, cut in enumerate(cuts):
+            changes = cases.interventions(saes, cut, which)
             before = changes.pop(below) if below in changes else None
             with edited(lm.model, changes):
                 stream = run(before)
             x = stream[torch.arange(len(stream)), positions.to(stream.device)]
-            found[case, cut] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
-        progress(len(case))
+            activations[i, which] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
+        progress(len(which))
 
-    run_layer(lm, _beginnings(rows, cases.texts, cases.positions), here.layer, record)
+    beginnings = _beginnings(rows, cases.texts, cases.positions)
+    run_layer(lm, beginnings, here.layer, run_cuts_of_layer)
+    n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
+    followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
+    for i, cut in enumerate(cuts):
+        losses[i, followed] = _losses(lm, saes, rows, cases, cut, followed)
+        progress(n_losses)
+    return Outcomes(activations, losses)
+
+
+def _losses(
+    lm: LanguageModel, saes: SAEs, rows: Rows, cases: Cases, cut: Cut, followed: Tensor
+) -> Tensor:
+    """Return the losses of those cases that are `followed` to the end of their text."""
+    found = torch.full((len(followed),), torch.nan, dtype=torch.float64)
+
+    def record(forward: Forward) -> None:
+        losses, has_next = (part.cpu() for part in forward.losses())
+        positions = cases.positions[followed[forward.cases], None]
+        after = has_next & (torch.arange(has_next.shape[1]) >= positions)
+        found[forward.cases] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
+
+    run_with_hooks(
+        lm, [rows[text] for text in cases.texts[followed].tolist()], record,
+        interventions=lambda numbers: cases.interventions(saes, cut, followed[numbers]),
+    )  # fmt: skip
     return found
 
 
-def _stack(cases: Cases, cuts: Sequence[Chosen]) -> dict[HookPoint, Tensor]:
-    """Features of each cut and case by hook point, ``(n_cuts, n_cases, k)``; -1 is none."""
-    stacked: dict[HookPoint, Tensor] = {}
-    none = torch.empty(len(cases), 0, dtype=torch.int64)
-    for at in sorted({at for cut in cuts for at in cut}):
-        parts = [cut.get(at, none) for cut in cuts]
-        k = max(part.shape[1] for part in parts)
-        if k:
-            padded = [torch.nn.functional.pad(p, (0, k - p.shape[1]), value=-1) for p in parts]
-            stacked[at] = torch.stack(padded)
-    return stacked
+def summarize_outcomes(outcomes: Outcomes, cut: int, which: Tensor) -> dict[str, Any]:
+    """Return the effect of a cut, see `CutEffect`, on some of the cases, ``(n_cases,)`` bool.
 
-
-def summarize_outcomes(before: Outcomes, after: Outcomes, which: Tensor) -> dict[str, Any]:
-    """Return the effect, see `CutEffect`, on some of the cases, ``(n,)`` bool."""
-    old, new = before.activation[which], after.activation[which]
-    followed = which & before.loss.isfinite() & after.loss.isfinite()
-    loss = float(before.loss[followed].sum())
-    change = float(after.loss[followed].sum()) - loss
+    The first of the cuts changes nothing.
+    """
+    old, new = outcomes.activations[[0, cut]][:, which]
+    losses = outcomes.losses[[0, cut]][:, which]
+    loss, loss_after = losses[:, losses.isfinite().all(0)].sum(1).tolist()
     return {
         "n": int(which.sum()),
         "success": float((new <= 0).double().mean()),
         "activation_change": float((new / old - 1).mean()),
-        "loss_change": change / loss if loss > 0 else None,
+        "loss_change": (loss_after - loss) / loss if loss > 0 else None,
     }
 
 
@@ -343,36 +322,47 @@ def measure_deactivation(
     cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
     if not len(cases):
         return []
-    cuts: list[Cut] = [({}, 1.0)]
-    labels: list[tuple[str, str, str, float]] = []  # method, matched or random, sources, r
+    cuts: dict[tuple[str, str, str, float], Cut] = {}  # by method, cut, sources and r
     for method, predecessors in predecessors_by_method(matcher, groups.hook_point).items():
         chosen = {at: index.cpu()[cases.features] for at, index in predecessors.items()}
         variants = (("matched", chosen), ("random", cases.control(chosen, generator)))
         for r, (cut, features) in product(settings.strengths, variants):
-            cuts.append((features, r))
-            labels.append((method, cut, "all", r))
+            cuts[method, cut, "all", r] = features, r
         if method == METHODS[0] and len(chosen) > 1:
             # One of several predecessors alone: shows whether the feature can do without it.
             r = min(settings.strengths)
             for at, (cut, features) in product(chosen, variants):
-                cuts.append(({at: features[at]}, r))
-                labels.append((method, cut, at.kind, r))
-    description = f"Cutting predecessors of layer {groups.hook_point.layer}"
-    n_losses = min(settings.n_losses, len(cases))
+                cuts[method, cut, at.kind, r] = {at: features[at]}, r
+    layer, n_losses = groups.hook_point.layer, min(settings.n_losses, len(cases))
     with tqdm(
-        total=len(cases) + len(cuts) * n_losses, desc=description, unit="text", disable=None,
-        leave=False,
+        total=len(cases) + (1 + len(cuts)) * n_losses, unit="text", disable=None, leave=False,
+        desc=f"Cutting predecessors of layer {layer}",
     ) as bar:  # fmt: skip
-        before, *after = run_cuts(lm, saes, rows, cases, cuts, n_losses, bar.update)
+        every = [({}, 1.0), *cuts.values()]
+        outcomes = run_cuts(lm, saes, rows, cases, every, n_losses, bar.update)
     masks = {"all": torch.ones(len(cases), dtype=torch.bool)}
     masks |= {GROUPS[code]: cases.groups == code for code in sorted(set(cases.groups.tolist()))}
     return [
-        CutEffect(
-            groups.hook_point.layer, *label, group, **summarize_outcomes(before, outcomes, mask)
-        )
-        for outcomes, label in zip(after, labels, strict=True)
+        CutEffect(layer, *label, group, **summarize_outcomes(outcomes, i, mask))
+        for i, label in enumerate(cuts, 1)
         for group, mask in masks.items()
     ]
+
+
+def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
+    """Return the mean effects at the lowest r beside those of the random control.
+
+    There is a row for each combination of values in the columns `by`, with ``r``, the number ``n``
+    of cases, ``matched_success``, ``random_success`` and so on.
+    """
+    lowest = at_lowest_r(cuts)
+    means = case_means(lowest, [*by, "cut"]).set_index([*by])
+    matched, random = (
+        means[means["cut"] == cut].rename(columns={name: f"{cut}_{name}" for name in EFFECTS})
+        for cut in ("matched", "random")
+    )
+    both = matched.join(random.filter(like="random_")).drop(columns="cut")
+    return both.assign(r=lowest["r"].min()).reset_index()
 
 
 def at_lowest_r(cuts: DataFrame) -> DataFrame:

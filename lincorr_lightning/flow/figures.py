@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
+from torch import Tensor
 
-from lincorr_lightning.flow.deactivation import METHODS, at_lowest_r, case_means
+from lincorr_lightning.flow.deactivation import METHODS, at_lowest_r, case_means, compare_cuts
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.steering import STRATEGIES, mean_steering
-from lincorr_lightning.flow.text_statistics import LayerGroups
 from lincorr_lightning.results.plots import bars, curves, legend_below
 from lincorr_lightning.results.style import (
     BLUE,
@@ -48,9 +48,9 @@ _METHOD_COLOURS = dict(zip(METHODS, (BLUE, ORANGE, GREEN), strict=True))
 _STRATEGY_COLOURS = dict(zip(STRATEGIES, (GREY, BLUE, ORANGE, GREEN), strict=True))
 
 
-def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figure:
+def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> Figure:
     """Draw the share of each group by layer (figures 5, 12, 18)."""
-    layers = [each.layer for each in groups]
+    layers = groups["layer"].to_numpy()
     figure = new_figure(
         max(6.6, 0.5 * len(layers) + 2.0), 3.6,
         f"Where features of {short_name(lm)} come from",
@@ -60,7 +60,7 @@ def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figu
     axes = figure.add_subplot()
     bottom = np.zeros(len(layers))
     for group, colour in zip(GROUPS, _GROUP_COLOURS, strict=True):
-        share = np.array([each.shares.get(group, 0.0) for each in groups])
+        share = np.nan_to_num(groups[group].to_numpy(float))
         if share.any():
             name, ink = GROUP_NAMES[group], "white" if colour in _DARK else INK
             drawn = axes.bar(layers, share, 0.72, bottom=bottom, color=colour, label=name)
@@ -77,18 +77,18 @@ def groups_figure(groups: Sequence[LayerGroups], lm: str, n_tokens: int) -> Figu
     return finish(figure)
 
 
-def cosines_figure(groups: Sequence[LayerGroups], lm: str) -> Figure:
+def cosines_figure(histograms: Mapping[HookKind, Tensor], groups: DataFrame, lm: str) -> Figure:
     """Draw the activations of each group by the cosine of their predecessors (figures 3, 4, 14)."""
     rows: list[tuple[str, str, float, float]] = []
-    for kind, name in KIND_NAMES.items():
-        own = [each for each in groups if kind in each.histograms]
-        aurocs = [value for each in own if (value := each.auroc.get(kind)) is not None]
-        panel = name + (f", AUROC {np.mean(aurocs):.2f}" if aurocs else "")
-        for group in GROUPS if own else ():
-            counts = np.sum([each.histograms[kind][group] for each in own], axis=0)
-            for i, count in enumerate(counts if counts.any() else ()):
-                density = count / counts.sum() * len(counts)
-                rows.append((panel, GROUP_NAMES[group], (i + 0.5) / len(counts), density))
+    for kind, counts in histograms.items():
+        auroc = groups[f"auroc_{kind}"].astype(float).mean()
+        panel = KIND_NAMES[kind] + (f", AUROC {auroc:.2f}" if auroc == auroc else "")
+        n_bins = counts.shape[1]
+        for group, own in zip(GROUP_NAMES.values(), counts.tolist(), strict=True):
+            rows += [
+                (panel, group, (i + 0.5) / n_bins, count / sum(own) * n_bins)
+                for i, count in enumerate(own if any(own) else ())
+            ]
     return curves(
         make_frame(rows, ["panel", "group", "cosine", "density"]), "cosine", "density", "group",
         "panel", title=f"Cosines separate the groups: {short_name(lm)}",
@@ -128,22 +128,19 @@ def transitions_figure(transitions: DataFrame, lm: str) -> Figure:
 
 def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
     """Draw the share of features switched off with their predecessors, and controls (figure 6)."""
-    lowest = at_lowest_r(cuts)
-    means = case_means(lowest, ["group", "method", "cut"])
-    control = means[means["cut"] == "random"].rename(columns={"success": "random"})
-    matched = means[means["cut"] == "matched"].merge(
-        control[["group", "method", "random"]], "left", ["group", "method"]
-    )
     order = ["all", *GROUPS]
-    matched = matched.sort_values("group", key=lambda names: names.map(order.index), kind="stable")
-    figure = bars(
-        matched, "group", "success", "method", title=f"Features switched off: {short_name(lm)}",
-        subtitle=f"{_cut(lowest)}; all layers, by the hook points at which predecessors are "
-        "active; random: as many other features active there",
-        marks={"random": "random control"}, colours=_METHOD_COLOURS, label="switched off",
-    )  # fmt: skip
-    n = matched.drop_duplicates("group").set_index("group")["n"]
+    rows = compare_cuts(cuts, "group", "method").sort_values(
+        "group", key=lambda names: names.map(order.index), kind="stable"
+    )
+    n = rows.groupby("group", sort=False)["n"].first()
     names = [GROUP_NAMES.get(group, "all").replace(", ", ",\n") for group in n.index]
+    figure = bars(
+        rows, "group", "matched_success", "method",
+        title=f"Features switched off: {short_name(lm)}",
+        subtitle=f"{_cut(rows)}; all layers, by the hook points at which predecessors are active; "
+        "random: as many other features active there",
+        marks={"random_success": "random control"}, colours=_METHOD_COLOURS, label="switched off",
+    )  # fmt: skip
     labels = [f"{name}\n{count:,} cases" for name, count in zip(names, n, strict=True)]
     figure.axes[0].set_xticks(range(len(n)), labels)
     return finish(figure)

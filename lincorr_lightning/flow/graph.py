@@ -8,7 +8,7 @@ outputs have no predecessors: features are born there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -164,14 +164,19 @@ class DecoderMatcher:
     def __init__(self, decoders: Mapping[HookPoint, Tensor]) -> None:
         if not decoders:
             raise SparseAutoencoderError("there is no SAE to follow features through. Pass some.")
-        self._decoders = {at: decoders[at].detach() for at in sorted(decoders)}
-        widths = sorted({decoder.shape[1] for decoder in self._decoders.values()})
+        self.decoders = {at: decoders[at] for at in sorted(decoders)}
+        """Decoder of each hook point that has an SAE, by layer."""
+        self.zero_norm = {
+            at: int((decoder.norm(dim=1) == 0).sum()) for at, decoder in self.decoders.items()
+        }
+        """Number of features of each hook point whose decoder is zero, so that none matches."""
+        widths = sorted({decoder.shape[1] for decoder in self.decoders.values()})
         if len(widths) > 1:
             raise SparseAutoencoderError(
                 f"some SAEs are {widths[0]} wide, some {widths[-1]} wide. Pass SAEs of one LM."
             )
         for kind in KINDS:
-            layers = [at.layer for at in self._decoders if at.kind == kind]
+            layers = [at.layer for at in self.decoders if at.kind == kind]
             for layer in range(min(layers, default=0), max(layers, default=0)):
                 if layer not in layers:
                     raise SparseAutoencoderError(
@@ -181,21 +186,12 @@ class DecoderMatcher:
                     )
 
     @property
-    def hook_points(self) -> list[HookPoint]:
-        """Hook points that have an SAE, by layer."""
-        return list(self._decoders)
-
-    @property
     def last(self) -> HookPoint:
         """The last residual stream that has an SAE."""
-        streams = [at for at in self._decoders if at.kind == "residual"]
+        streams = [at for at in self.decoders if at.kind == "residual"]
         if not streams:
             raise SparseAutoencoderError("there is no SAE for a residual stream. Pass one.")
         return max(streams)
-
-    def decoder(self, hook_point: HookPoint) -> Tensor:
-        """Return the decoder of a hook point, ``(n_features, width)``."""
-        return at_hook_point(self._decoders, hook_point)
 
     def predecessors(self, hook_point: HookPoint) -> list[HookPoint]:
         """Return the hook points with an SAE from which features of a hook point can come.
@@ -207,18 +203,18 @@ class DecoderMatcher:
         layer = hook_point.layer
         below = [HookPoint(layer - 1, "residual")] if layer else []
         candidates = [*below, HookPoint(layer, "mlp_out"), HookPoint(layer, "attention_out")]
-        return [candidate for candidate in candidates if candidate in self._decoders]
+        return [candidate for candidate in candidates if candidate in self.decoders]
 
     def successors(self, hook_point: HookPoint) -> list[HookPoint]:
         """Return the hook points with an SAE to which features of a hook point can go."""
         after = HookPoint(hook_point.layer + (hook_point.kind == "residual"), "residual")
-        return [after] if after in self._decoders else []
+        return [after] if after in self.decoders else []
 
     def match(self, hook_point: HookPoint, k: int = 1) -> dict[HookPoint, Matches]:
         """Match all features of a hook point with k of each predecessor."""
-        targets = self.decoder(hook_point)
+        targets = at_hook_point(self.decoders, hook_point)
         return {
-            source: match_features(targets, self._decoders[source], k)
+            source: match_features(targets, self.decoders[source], k)
             for source in self.predecessors(hook_point)
         }
 
@@ -246,59 +242,48 @@ class DecoderMatcher:
             )
         require("k", k, at_least=1)
         self.check_start(start)
-        edges: dict[tuple[Feature, Feature], Edge] = {}
-        groups: dict[Feature, str] = {}
+        edges: list[Edge] = []
+        codes: dict[Feature, int] = {}
         zero_norm: dict[HookPoint, int] = {}
         for backward in (True, False):
             if direction not in ("both", "backward" if backward else "forward"):
                 continue
-            frontier = seen = {start}
-            while frontier:
-                found = self._step(frontier, backward, limits, k, zero_norm)
-                if backward:
-                    codes = dict.fromkeys(
-                        (f for f in frontier if self.predecessors(f.hook_point)), 0
-                    )
-                    for edge in found:
-                        codes[edge.target] |= 1 << KINDS.index(edge.source.hook_point.kind)
-                    groups |= {feature: GROUPS[code] for feature, code in codes.items()}
-                edges.update({(edge.source, edge.target): edge for edge in found})
-                frontier = {edge.source if backward else edge.target for edge in found} - seen
-                seen = seen | frontier
-        return FlowGraph(start, tuple(sorted(edges.values())), groups, limits, zero_norm)
+            reached = {start}
+            # An edge leads to a hook point that comes later in this order.
+            for at in sorted(self.decoders, reverse=backward):
+                features = sorted(feature for feature in reached if feature.hook_point == at)
+                others = self.predecessors(at) if backward else self.successors(at)
+                for other in others if features else ():
+                    limit = limits[(other if backward else at).kind]
+                    found = self._edges(features, other, backward, limit, k)
+                    edges += found
+                    reached |= {edge.source if backward else edge.target for edge in found}
+                    zero_norm[other] = self.zero_norm[other]
+                    if backward:
+                        codes = dict.fromkeys(features, 0) | codes
+                        for target in {edge.target for edge in found}:
+                            codes[target] += 1 << KINDS.index(other.kind)
+        groups = {feature: GROUPS[code] for feature, code in codes.items()}
+        return FlowGraph(start, tuple(sorted(edges)), groups, limits, zero_norm)
 
-    def _step(
-        self,
-        frontier: set[Feature],
-        backward: bool,
-        limits: Mapping[HookKind, float],
-        k: int,
-        zero_norm: dict[HookPoint, int],
+    def _edges(
+        self, features: Sequence[Feature], other: HookPoint, backward: bool, limit: float, k: int
     ) -> list[Edge]:
-        """Return the edges from the frontier to the hook points before or after it."""
+        """Return the edges from features of one hook point to the one before or after it."""
+        decoder = self.decoders[features[0].hook_point][[feature.index for feature in features]]
+        matches = match_features(decoder, self.decoders[other], k)
+        rows, ranks = (matches.cosines >= limit).nonzero(as_tuple=True)
+        columns = rows, matches.indices[rows, ranks], matches.cosines[rows, ranks]
         edges = []
-        for at in sorted({feature.hook_point for feature in frontier}):
-            indices = sorted(feature.index for feature in frontier if feature.hook_point == at)
-            decoder = self._decoders[at][indices]
-            for other in self.predecessors(at) if backward else self.successors(at):
-                matches = match_features(decoder, self._decoders[other], k)
-                zero_norm[other] = matches.n_zero_sources
-                limit = limits[(other if backward else at).kind]
-                rows, ranks = (matches.cosines >= limit).nonzero(as_tuple=True)
-                for row, index, cosine in zip(
-                    rows.tolist(),
-                    matches.indices[rows, ranks].tolist(),
-                    matches.cosines[rows, ranks].tolist(),
-                    strict=True,
-                ):
-                    here, there = Feature(at, indices[row]), Feature(other, index)
-                    source, target = (there, here) if backward else (here, there)
-                    edges.append(Edge(source, target, cosine))
+        for row, index, cosine in zip(*(column.tolist() for column in columns), strict=True):
+            here, there = features[row], Feature(other, index)
+            source, target = (there, here) if backward else (here, there)
+            edges.append(Edge(source, target, cosine))
         return edges
 
     def check_start(self, start: Feature) -> None:
         """Refuse a feature that cannot be followed."""
-        decoder = self.decoder(start.hook_point)
+        decoder = at_hook_point(self.decoders, start.hook_point)
         check_feature(start, len(decoder))
         if not decoder[start.index].any():
             raise SparseAutoencoderError(

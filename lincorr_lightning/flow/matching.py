@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import normalize, pad
 
 from lincorr_lightning.errors import require
 
@@ -23,14 +23,11 @@ class Matches(NamedTuple):
     """The sources most similar to each target, the most similar first, and their cosines.
 
     Both are ``(n_targets, k)``, int64 and float32; -1 and NaN where there is none, because the
-    target's norm is zero or fewer than k sources have a norm above zero. The numbers are those of
-    targets and sources left out because their norm is zero.
+    target's norm is zero or fewer than k sources have a norm above zero.
     """
 
     indices: Tensor
     cosines: Tensor
-    n_zero_targets: int
-    n_zero_sources: int
 
 
 @torch.no_grad()
@@ -57,24 +54,22 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
         )
     require("k", k, at_least=1)
     targets, sources = targets.float(), sources.float()
-    target_norm, source_norm = targets.norm(dim=1), sources.norm(dim=1)
+    target_norm, source_norm = targets.norm(dim=1, keepdim=True), sources.norm(dim=1)
     is_zero = source_norm == 0
     inverse = torch.where(is_zero, 0.0, 1 / source_norm)
     n_best = min(k, len(sources))
-    indices = targets.new_full((len(targets), k), -1, dtype=torch.int64)
-    cosines = targets.new_full((len(targets), k), torch.nan, dtype=torch.float32)
-    n_rows = max(1, _TILE_SIZE // max(1, len(sources)))
-    for start in range(0, len(targets) if n_best else 0, n_rows):
-        rows = slice(start, start + n_rows)
-        product = (targets[rows] @ sources.T * inverse).masked_fill_(is_zero, -torch.inf)
-        values, best = product.topk(n_best, dim=1)
-        norm = target_norm[rows, None]
-        known = (norm > 0) & values.isfinite()
-        # The target's norm does not change the order: only the kept cosines are divided by it.
-        cosines[rows, :n_best] = torch.where(known, values / norm, torch.nan)
-        indices[rows, :n_best] = torch.where(known, best, -1)
-    n_zero_targets = int((target_norm == 0).sum())
-    return Matches(indices, cosines.clamp_(-1, 1), n_zero_targets, int(is_zero.sum()))
+    best = [
+        (tile @ sources.T * inverse).masked_fill_(is_zero, -torch.inf).topk(n_best, dim=1)
+        for tile in torch.split(targets, max(1, _TILE_SIZE // max(1, len(sources))))
+    ]
+    values, indices = (torch.cat(parts) for parts in zip(*best, strict=True))
+    known = (target_norm > 0) & values.isfinite()
+    # The target's norm does not change the order: only the kept cosines are divided by it.
+    cosines = torch.where(known, values / target_norm, torch.nan).clamp_(-1, 1)
+    rest = (0, k - n_best)
+    return Matches(
+        pad(torch.where(known, indices, -1), rest, value=-1), pad(cosines, rest, value=torch.nan)
+    )
 
 
 @torch.no_grad()
@@ -100,13 +95,10 @@ def assign_features(targets: Tensor, sources: Tensor) -> Matches:
     target_kept, source_kept = (d.float().norm(dim=1).nonzero()[:, 0] for d in (targets, sources))
     cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
     rows, columns = linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
-    chosen = target_kept[rows]
     matches = Matches(
         targets.new_full((len(targets), 1), -1, dtype=torch.int64),
         targets.new_full((len(targets), 1), torch.nan, dtype=torch.float32),
-        len(targets) - len(target_kept),
-        len(sources) - len(source_kept),
     )
-    matches.indices[chosen, 0] = source_kept[columns]
-    matches.cosines[chosen, 0] = cosines[rows, columns].clamp(-1, 1)
+    matches.indices[target_kept[rows], 0] = source_kept[columns]
+    matches.cosines[target_kept[rows], 0] = cosines[rows, columns].clamp(-1, 1)
     return matches

@@ -16,15 +16,14 @@ from lincorr_lightning.flow.graph import DecoderMatcher, thresholds_by_kind
 from lincorr_lightning.flow.relation import RelationFlow, measure_relation
 from lincorr_lightning.flow.results import Flows, feature_flow_results, write_graphs
 from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
-from lincorr_lightning.flow.text_statistics import FeatureActivity, TextStatistics, name_features
-from lincorr_lightning.flow.transitions import measure_transitions
+from lincorr_lightning.flow.text_statistics import TextStatistics, measure_transitions
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run
 from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
-from lincorr_lightning.sae.forwards import parse_feature, rows_of
+from lincorr_lightning.sae.forwards import rows_of
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, train_saes
@@ -132,7 +131,16 @@ class FeatureFlow(LMStudy):
         # Folded, so that an activation is the length of what a feature adds to the stream.
         folded = {hook_point: saes[hook_point].folded() for hook_point in sorted(saes)}
         self._saes.extend(folded.values()).requires_grad_(False)
-        self.starts = [parse_feature(text, folded) for text in self.features]
+        self._matcher = DecoderMatcher({at: sae.decoder for at, sae in folded.items()})
+        self.starts = [Feature.named(text) for text in self.features]
+        for start in self.starts:
+            self._matcher.check_start(start)
+        if not any(map(self._matcher.predecessors, folded)):
+            raise SparseAutoencoderError(
+                f"there are SAEs for {', '.join(map(str, folded))} only, and no features of one "
+                "can come from another. Pass the SAE of a residual stream and one of the layer "
+                "below, or of the layer's MLP or attention."
+            )
 
     @property
     def saes(self) -> dict[HookPoint, SparseAutoencoder]:
@@ -152,20 +160,7 @@ class FeatureFlow(LMStudy):
 
     def prepare_lm(self) -> None:
         """Check that the given SAEs fit the LM."""
-        if self.saes:
-            self._check_saes()
-
-    def _check_saes(self) -> None:
         check_fit(self.saes.values(), self.lm)
-        matcher = DecoderMatcher({at: sae.decoder for at, sae in self.saes.items()})
-        for start in self.starts:
-            matcher.check_start(start)
-        if not any(matcher.predecessors(hook_point) for hook_point in matcher.hook_points):
-            raise SparseAutoencoderError(
-                f"there are SAEs for {', '.join(map(str, matcher.hook_points))} only, and no "
-                "features of one can come from another. Pass the SAE of a residual stream and one "
-                "of the layer below, or of the layer's MLP or attention."
-            )
 
     # -- reading ---------------------------------------------------------------------------------
 
@@ -186,7 +181,6 @@ class FeatureFlow(LMStudy):
                 steps = [batch[0]] if is_dry_run(self.trainer) else batch
                 self._trained = train_saes(self.lm, steps, self.sae, self.seed)
                 self._add(self._trained)
-                self._check_saes()
             return
         if not isinstance(batch, TokenRows):
             raise ConfigError(
@@ -200,7 +194,6 @@ class FeatureFlow(LMStudy):
                 "TextBlocks for that. Pass --data TextsDataModule, or SAEs as model.saes."
             )
         if self._statistics is None:
-            self._matcher = DecoderMatcher({at: sae.decoder for at, sae in self.saes.items()})
             self._statistics = TextStatistics(self.lm, self.saes, self._matcher)
         rows = rows_of(batch)
         self._n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
@@ -239,27 +232,26 @@ class FeatureFlow(LMStudy):
             saes=saes,
             n_texts=statistics.n_texts,
             n_tokens=statistics.n_tokens,
-            groups=[groups.summarize() for groups in statistics.groups.values()],
+            groups=[each.summarize(matcher.zero_norm) for each in statistics.groups.values()],
+            histograms=statistics.histograms(),
             transitions=measure_transitions(saes, matcher, statistics.sample),
             cuts=cuts,
-            steering=self._measure_steering(relation, statistics.activity),
+            steering=[] if relation is None else self._measure_steering(relation, statistics),
             relation=relation,
             flows=self._flows,
-            names=name_features(lm.tokenizer, statistics.activity, sorted(drawn)),
+            names=statistics.names(drawn),
         )
 
     def _measure_steering(
-        self, relation: RelationFlow | None, activity: Mapping[HookPoint, FeatureActivity]
+        self, relation: RelationFlow, statistics: TextStatistics
     ) -> list[SteeringPoint]:
-        if relation is None:
-            return []
-        settings = self.steering
+        lm, settings = self.lm, self.steering
         answers = relation.answers_to_steer(
-            self.lm, self._matcher, self.thresholds, settings.n_answers, settings.n_prompts
+            lm, self._matcher, self.thresholds, settings.n_answers, settings.n_prompts
         )
         # Evenly spaced, because they may come in the order of their length.
         texts = self._rows[:: max(1, len(self._rows) // settings.n_texts)][: settings.n_texts]
-        return measure_steering(self.lm, self.saes, activity, answers, texts, settings)
+        return measure_steering(lm, self.saes, statistics.activity, answers, texts, settings)
 
     def _follow(self, relation: RelationFlow | None) -> Flows:
         starts = {start.id: [start] for start in self.starts}

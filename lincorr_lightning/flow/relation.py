@@ -340,7 +340,7 @@ def compare_answers(
     n_source)`` bool, are the chance level for those in it.
     """
     last = matcher.last
-    below = [at for at in matcher.hook_points if at != last]
+    below = [at for at in matcher.decoders if at != last]
 
     def flow(start: Feature) -> set[Feature]:
         graph = matcher.follow(start, direction="backward", thresholds=thresholds, k=k)

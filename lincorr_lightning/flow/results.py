@@ -6,22 +6,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from lincorr_lightning.flow import figures
-from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect, at_lowest_r, case_means
+from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect, compare_cuts
 from lincorr_lightning.flow.graph import GROUP_NAMES, FlowGraph
 from lincorr_lightning.flow.relation import RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
-from lincorr_lightning.flow.text_statistics import LayerGroups
-from lincorr_lightning.flow.transitions import Transition
+from lincorr_lightning.flow.text_statistics import Transition
 from lincorr_lightning.io import safe_names, write_json
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.style import short_name
 from lincorr_lightning.results.table import Table, number
-from lincorr_lightning.sae.hook_points import KINDS, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -37,7 +39,8 @@ def feature_flow_results(
     saes: Iterable[HookPoint],
     n_texts: int,
     n_tokens: int,
-    groups: Sequence[LayerGroups],
+    groups: Sequence[Mapping[str, Any]],
+    histograms: Mapping[HookKind, Tensor],
     transitions: Sequence[Transition] = (),
     cuts: Sequence[CutEffect] = (),
     steering: Sequence[SteeringPoint] = (),
@@ -45,47 +48,55 @@ def feature_flow_results(
     flows: Flows = MappingProxyType({}),
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Results:
-    """Build the results of the study from all that it measured; `names` are those of features."""
+    """Build the results of the study from all that it measured.
+
+    `groups` and `histograms` are those of `FeatureGroups`; `names` are those of features.
+    """
+    effects = Table.of(
+        "deactivation", cuts, CutEffect,
+        "Effect of rescaling the predecessors of features, by layer, method and group.",
+    )  # fmt: skip
+    points = Table.of(
+        "steering", steering, SteeringPoint,
+        "Effect of steering towards each answer, by strategy and strength.",
+    )  # fmt: skip
+    by_method = summarize_cuts(effects.frame, "method")
+    by_layer = summarize_cuts(effects.frame, "layer", "method")
+    best = best_steering(points.frame)
     tables = [
         _groups_table(groups),
-        *_deactivation_tables(cuts),
+        _summary_table("summary", ["method"], "Features", by_method),
+        _summary_table("layers", ["layer", "method"], "Features of each layer", by_layer),
+        effects,
         *(() if relation is None else _relation_tables(relation)),
-        *_steering_tables(steering),
+        _steering_table(best),
+        points,
         Table.of(
             "transitions", transitions, Transition,
             "Variance of a residual stream explained by the features of a predecessor.",
         ),
     ]  # fmt: skip
-    frames = {table.name: table.frame for table in tables}
-    by_method = _by(summarize_cuts(frames["deactivation"], "method"), "method")
-    by_strategy = _by(best_steering(frames["steering"]), "strategy")
-    values = {
-        "n_texts": n_texts,
-        "n_tokens": n_tokens,
-        "groups": [
-            {key: value for key, value in asdict(each).items() if key != "histograms"}
-            for each in groups
-        ],
-        "transitions": [asdict(each) for each in transitions],
-        "deactivation": by_method,
-        "deactivation_layers": summarize_cuts(frames["deactivation"], "layer", "method"),
-        "steering": by_strategy,
-        "relation": None if relation is None else _relation_values(relation),
-        "saes": [hook_point.id for hook_point in saes],
-    }
     lm = short_name(lm_name)
-    drawn = _figures(frames, groups, n_tokens, relation, lm)
-    files = safe_names(flows)
-    for name, graphs in flows.items():
-        title = f"Flow of {name.replace('->', ' and ') if '->' in name else f'feature {name}'}"
-        draw = partial(figures.flow_figure, graphs, title, names, lm)
-        drawn.append(Figure(f"flow_{files[name]}", f"{title}.", draw))
+    frames = {table.name: table.frame for table in tables}
     return Results(
         "feature_flow",
-        values,
-        scalars=_scalars(groups, relation, by_method, by_strategy),
+        {
+            "n_texts": n_texts,
+            "n_tokens": n_tokens,
+            "groups": groups,
+            "transitions": [asdict(each) for each in transitions],
+            "deactivation": {row["method"]: _without(row, "method") for row in by_method},
+            "deactivation_layers": by_layer,
+            "steering": {row["strategy"]: _without(row, "strategy") for row in best},
+            "relation": None if relation is None else _relation_values(relation),
+            "saes": [hook_point.id for hook_point in saes],
+        },
+        _scalars(groups, by_method, best, relation),
         tables=[table for table in tables if len(table)],
-        figures=drawn,
+        figures=[
+            *_figures(frames, histograms, n_tokens, relation, lm),
+            *_flow_figures(flows, names, lm),
+        ],
     )
 
 
@@ -105,17 +116,15 @@ def summarize_cuts(cuts: DataFrame, *by: str) -> list[dict[str, Any]]:
     It is that at the lowest r: predecessors are removed if r = 0 was measured. `by` are the columns
     of `CutEffect` that have a row per value.
     """
-    lowest = at_lowest_r(cuts)
-    means = case_means(lowest[lowest["group"] == "all"], [*by, "cut"])
     rows = []
-    for key, own in means.groupby(list(by), sort=False):
-        row: dict[str, Any] = dict(zip(by, key, strict=True))
-        row |= {"r": lowest["r"].min(), "n": int(own["n"].iloc[0])}
-        for cut in ("matched", "random"):
-            effects = own[own["cut"] == cut]
-            row |= {f"{cut}_{name}": number(next(iter(effects[name]), None)) for name in EFFECTS}
-        random = row["random_success"]
-        rows.append(row | {"times_random": row["matched_success"] / random if random else None})
+    for row in compare_cuts(cuts[cuts["group"] == "all"], *by).to_dict("records"):
+        matched, random = row["matched_success"], number(row["random_success"])
+        effects = [f"{cut}_{name}" for cut in ("matched", "random") for name in EFFECTS]
+        rows.append(
+            {name: row[name] for name in (*by, "r", "n")}
+            | {name: number(row[name]) for name in effects}
+            | {"times_random": matched / random if random else None}
+        )
     return rows
 
 
@@ -127,8 +136,8 @@ def best_steering(points: DataFrame) -> list[dict[str, Any]]:
     return rows
 
 
-def _by(rows: Iterable[Mapping[str, Any]], key: str) -> dict[str, dict[str, Any]]:
-    return {row[key]: {name: row[name] for name in row if name != key} for row in rows}
+def _without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != key}
 
 
 def _relation_values(flow: RelationFlow) -> dict[str, Any]:
@@ -153,26 +162,24 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
 
 
 def _scalars(
-    groups: Sequence[LayerGroups],
+    groups: Sequence[Mapping[str, Any]],
+    by_method: Sequence[Mapping[str, Any]],
+    best: Sequence[Mapping[str, Any]],
     relation: RelationFlow | None,
-    by_method: Mapping[str, Mapping[str, Any]],
-    by_strategy: Mapping[str, Mapping[str, Any]],
 ) -> dict[str, float]:
-    scalars: dict[str, float | None] = {}
-    for each in groups:
-        for kind, value in each.auroc.items():
-            scalars[f"auroc/{kind}/layer_{each.layer}"] = value
-    for method, entry in by_method.items():
-        for cut in ("matched", "random"):
-            scalars[f"deactivation/{method}/{cut}"] = entry[f"{cut}_success"]
-    for strategy, best in by_strategy.items():
-        for name in ("strength", "behaviour", "coherence", "score"):
-            scalars[f"steering/{strategy}/{name}"] = best[name]
+    scalars: dict[str, float | None] = {
+        f"auroc/{kind}/layer_{each['layer']}": value
+        for each in groups for kind, value in each["auroc"].items()
+    }  # fmt: skip
+    for row, cut in product(by_method, ("matched", "random")):
+        scalars[f"deactivation/{row['method']}/{cut}"] = row[f"{cut}_success"]
+    for row, name in product(best, ("strength", "behaviour", "coherence", "score")):
+        scalars[f"steering/{row['strategy']}/{name}"] = row[name]
     keys = {"r": "fixed", "r_target_only": "target_only", "r_refitted": "refitted",
             "recall": "recall"}  # fmt: skip
-    for row in () if relation is None else relation.cuts:
-        name = row.cut + ("_control" if row.control else "")
-        scalars |= {f"relation/{key}/{name}": getattr(row, one) for key, one in keys.items()}
+    for one in () if relation is None else relation.cuts:
+        name = one.cut + ("_control" if one.control else "")
+        scalars |= {f"relation/{key}/{name}": getattr(one, what) for key, what in keys.items()}
     return {key: value for key, value in scalars.items() if value is not None}
 
 
@@ -186,59 +193,43 @@ _SUMMARY = {
 }  # fmt: skip
 
 
-def _groups_table(groups: Sequence[LayerGroups]) -> Table:
-    aurocs = [kind for kind in KINDS if any(kind in each.auroc for each in groups)]
+def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
+    aurocs = {kind: f"auroc_{kind}" for kind in KINDS if any(kind in g["auroc"] for g in groups)}
     headings = {"n_activations": "activations", **GROUP_NAMES}
-    headings |= {f"auroc_{kind}": f"AUROC {kind}" for kind in aurocs}
+    headings |= {name: f"AUROC {kind}" for kind, name in aurocs.items()}
     formats = {"n_activations": ","} | dict.fromkeys(GROUP_NAMES, ".1%")
-    rows: list[dict[str, Any]] = [
-        {"layer": each.layer, "n_activations": each.n_activations, **each.shares} for each in groups
+    rows = [
+        {**each, **each["shares"], **{aurocs[kind]: one for kind, one in each["auroc"].items()}}
+        for each in groups
     ]
-    for row, each in zip(rows, groups, strict=True):
-        row |= {f"auroc_{kind}": value for kind, value in each.auroc.items()}
     return Table.of(
         "groups", rows, ["layer", *headings],
         "Share of activations by the matched predecessors that are active too.",
         "AUROC: how well the cosine to a predecessor predicts that it is active.", headline=True,
-        headings=headings, formats=formats | {f"auroc_{kind}": ".2f" for kind in aurocs},
+        headings=headings, formats=formats | dict.fromkeys(aurocs.values(), ".2f"),
     )  # fmt: skip
 
 
-def _deactivation_tables(cuts: Sequence[CutEffect]) -> list[Table]:
-    every = Table.of(
-        "deactivation", cuts, CutEffect,
-        "Effect of rescaling the predecessors of features, by layer, method and group.",
+def _summary_table(
+    name: str, by: Sequence[str], what: str, rows: Sequence[Mapping[str, Any]]
+) -> Table:
+    return Table.of(
+        f"deactivation_{name}", rows, [*by, *_SUMMARY],
+        f"{what} switched off when their predecessors are rescaled by r.",
+        headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
+        formats={key: form for key, (_, form) in _SUMMARY.items()},
     )  # fmt: skip
-    parts = {
-        "deactivation_summary": (["method"], "Features"),
-        "deactivation_layers": (["layer", "method"], "Features of each layer"),
-    }
-    summaries = [
-        Table.of(
-            name, summarize_cuts(every.frame, *by), [*by, *_SUMMARY],
-            f"{what} switched off when their predecessors are rescaled by r.",
-            headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
-            formats={key: form for key, (_, form) in _SUMMARY.items()},
-        )
-        for name, (by, what) in parts.items()
-    ]  # fmt: skip
-    return [*summaries, every]
 
 
-def _steering_tables(points: Sequence[SteeringPoint]) -> list[Table]:
-    every = Table.of(
-        "steering", points, SteeringPoint,
-        "Effect of steering towards each answer, by strategy and strength.",
-    )  # fmt: skip
-    summary = Table.of(
-        "steering_summary", best_steering(every.frame), _STEERING_COLUMNS,
+def _steering_table(best: Sequence[Mapping[str, Any]]) -> Table:
+    return Table.of(
+        "steering_summary", best, _STEERING_COLUMNS,
         "Strength with the highest mean score of each steering strategy.",
         "Behaviour: probability of the answer; coherence: perplexity of other texts without "
         "steering by that with steering; score: their product.",
         headline=True, headings={"n_answers": "answers"},
         formats=dict.fromkeys(("behaviour", "coherence", "score"), ".2f"),
     )  # fmt: skip
-    return [summary, every]
 
 
 def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
@@ -265,7 +256,7 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
         "answer_pairs",
         [
             (source[pair.source], target[pair.target],
-             " ".join(f.id for f in pair.carriers), " ".join(f.id for f in pair.shared))
+             *(" ".join(f.id for f in features) for features in (pair.carriers, pair.shared)))
             for pair in flow.pairs
             if pair.is_reference
         ],
@@ -279,31 +270,40 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
 
 def _figures(
     frames: Mapping[str, DataFrame],
-    groups: Sequence[LayerGroups],
+    histograms: Mapping[HookKind, Tensor],
     n_tokens: int,
     relation: RelationFlow | None,
     lm: str,
-) -> list[Figure]:
-    cuts = frames["deactivation"]
-    drawn: list[tuple[str, str, Any, Any]] = [
-        ("groups", "Share of activations by the matched predecessors that are active too.",
-         partial(figures.groups_figure, n_tokens=n_tokens), groups),
-        ("cosines", "Activations of each group by the cosine of their predecessors.",
-         figures.cosines_figure, groups),
-        ("transitions", "Variance that the features of a predecessor explain.",
-         figures.transitions_figure, frames["transitions"]),
-        ("deactivation", "Features switched off with their predecessors.",
-         figures.deactivation_figure, cuts),
-        ("deactivation_layers", "Features of each layer switched off with their predecessors.",
-         figures.layers_figure, cuts),
-        ("rescaling", "Activations and losses as predecessors are rescaled.",
-         figures.rescaling_figure, cuts),
-        ("steering", "Behaviour, coherence and their product by steering strength.",
-         figures.steering_figure, frames["steering"]),
-    ]  # fmt: skip
+) -> Iterable[Figure]:
+    drawn: dict[str, tuple[str, str, Any]] = {
+        "groups": ("groups", "Share of activations by the matched predecessors that are active "
+                   "too.", partial(figures.groups_figure, n_tokens=n_tokens)),
+        "cosines": ("groups", "Activations of each group by the cosine of their predecessors.",
+                    partial(figures.cosines_figure, histograms)),
+        "transitions": ("transitions", "Variance that the features of a predecessor explain.",
+                        figures.transitions_figure),
+        "deactivation": ("deactivation", "Features switched off with their predecessors.",
+                         figures.deactivation_figure),
+        "deactivation_layers": ("deactivation", "Features of each layer switched off with their "
+                                "predecessors.", figures.layers_figure),
+        "rescaling": ("deactivation", "Activations and losses as predecessors are rescaled.",
+                      figures.rescaling_figure),
+        "steering": ("steering", "Behaviour, coherence and their product by steering strength.",
+                     figures.steering_figure),
+    }  # fmt: skip
     if relation is not None:
         name, n_subjects = relation.relation.name, len(relation.subjects) - relation.n_fit
         draw = partial(figures.relation_figure, name=name, n_subjects=n_subjects)
         caption = f"{name} with features of its answers removed."
-        drawn.append(("relation", caption, draw, frames["relation_cuts"]))
-    return [Figure(name, caption, partial(f, d, lm)) for name, caption, f, d in drawn if len(d)]
+        drawn["relation"] = "relation_cuts", caption, draw
+    for name, (table, caption, draw) in drawn.items():
+        if len(frames[table]):
+            yield Figure(name, caption, partial(draw, frames[table], lm))
+
+
+def _flow_figures(flows: Flows, names: Mapping[str, str], lm: str) -> Iterable[Figure]:
+    files = safe_names(flows)
+    for name, graphs in flows.items():
+        title = f"Flow of {name.replace('->', ' and ') if '->' in name else f'feature {name}'}"
+        draw = partial(figures.flow_figure, graphs, title, names, lm)
+        yield Figure(f"flow_{files[name]}", f"{title}.", draw)

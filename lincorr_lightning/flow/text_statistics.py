@@ -1,31 +1,34 @@
-"""Features on texts: their groups and activity, and a sample of activations.
+"""Features on texts: their groups, their activity, and how well others stand for them.
 
 The group of a feature at a token is which of its matched predecessors are active with it ("Analyze
 Feature Flow to Enhance Interpretation and Steering in Language Models", Laptev et al., 2025, arXiv
-2502.03032, figures 3 to 5, 12, 14 and 18).
+2502.03032, figures 3 to 5, 12, 14 and 18). Transition matrices carry the features of one SAE to
+another (figures 21 to 23).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
-from lincorr_lightning.flow.matching import Matches
+from lincorr_lightning.flow.matching import Matches, match_features
 from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.results.table import number
+from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
-from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+TRANSITION_K = (1, 2, 5, 10, 20)
+"""Numbers of sources per target for which the explained variance is measured."""
 _N_SAMPLED = 2048
 
 
@@ -41,7 +44,7 @@ class TextStatistics:
         self._lm, self._saes = lm, saes
         self.groups = {
             hook_point: FeatureGroups(hook_point, matcher.match(hook_point))
-            for hook_point in matcher.hook_points
+            for hook_point in matcher.decoders
             if matcher.predecessors(hook_point)
         }
         self.activity = {at: FeatureActivity(sae.n_features) for at, sae in saes.items()}
@@ -78,6 +81,21 @@ class TextStatistics:
 
         self.n_texts += len(rows)
         run_with_hooks(self._lm, rows, count, hook_points=list(self._saes))
+
+    def histograms(self) -> dict[HookKind, Tensor]:
+        """Return `FeatureGroups.histogram` by kind of predecessor, over all layers."""
+        sums: dict[HookKind, Tensor] = {}
+        for groups in self.groups.values():
+            for source in groups.matches:
+                counts = groups.histogram(source)
+                sums[source.kind] = sums.get(source.kind, torch.zeros_like(counts)) + counts
+        return {kind: sums[kind] for kind in KINDS if kind in sums}
+
+    def names(self, features: Iterable[Feature]) -> dict[str, str]:
+        """Return the names of features that have one, by their ids."""
+        tokenizer = self._lm.tokenizer
+        names = {f.id: self.activity[f.hook_point].name(f.index, tokenizer) for f in features}
+        return {key: name for key, name in names.items() if name is not None}
 
 
 class FeatureActivity:
@@ -132,34 +150,6 @@ class FeatureActivity:
         context = [token for token in self._context[index].tolist() if token >= 0]
         texts = tokenizer.batch_decode([context, [int(self._predicted[index])]])
         return " → ".join(text.strip() for text in texts)
-
-
-def name_features(
-    tokenizer: PreTrainedTokenizerBase,
-    activity: Mapping[HookPoint, FeatureActivity],
-    features: Sequence[Feature],
-) -> dict[str, str]:
-    """Return the names of features that have one, by their ids."""
-    names = {f.id: activity[f.hook_point].name(f.index, tokenizer) for f in features}
-    return {key: name for key, name in names.items() if name is not None}
-
-
-@dataclass(frozen=True)
-class LayerGroups:
-    """Groups of the features of one residual stream on texts; see `FeatureGroups`.
-
-    An activation is a pair of a token and a feature active at it. `shares` are by group, `auroc`
-    by kind of predecessor (None if it is always or never active), and `histograms`, over cosines,
-    by both; `zero_norm` is the number of features left out because their decoder is zero, by the
-    id of their hook point: this one and its predecessors.
-    """
-
-    layer: int
-    n_activations: int
-    shares: Mapping[str, float]
-    auroc: Mapping[str, float | None]
-    histograms: Mapping[str, Mapping[str, Sequence[int]]]
-    zero_norm: Mapping[str, int]
 
 
 class FeatureGroups:
@@ -236,19 +226,107 @@ class FeatureGroups:
         found = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
         return found.index_add_(0, binned, self.counts[known]).T
 
-    def summarize(self) -> LayerGroups:
-        """Return the counts of this layer as plain data."""
-        first = next(iter(self.matches.values()))
-        zero_norm = {self.hook_point.id: first.n_zero_targets}
-        zero_norm |= {source.id: match.n_zero_sources for source, match in self.matches.items()}
-        return LayerGroups(
-            layer=self.hook_point.layer,
-            n_activations=int(self.counts.sum()),
-            shares=self.shares(),
-            auroc={source.kind: number(self.auroc(source)) for source in self.matches},
-            histograms={
-                source.kind: dict(zip(GROUPS, self.histogram(source).tolist(), strict=True))
-                for source in self.matches
-            },
-            zero_norm=zero_norm,
-        )
+    def summarize(self, zero_norm: Mapping[HookPoint, int]) -> dict[str, Any]:
+        """Return the counts of this layer as plain data; `DecoderMatcher.zero_norm` is added."""
+        return {
+            "layer": self.hook_point.layer,
+            "n_activations": int(self.counts.sum()),
+            "shares": self.shares(),
+            "auroc": {source.kind: number(self.auroc(source)) for source in self.matches},
+            "zero_norm": {at.id: zero_norm[at] for at in (self.hook_point, *self.matches)},
+        }
+
+
+# -- transitions ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Transition:
+    """Variance that the features of one SAE, `source`, explain at another hook point, `target`.
+
+    Features are matched by their cosines in the weights `compared`, ``decoder`` or ``encoder``, k
+    sources per target. `own` is what the target's own SAE explains; None if activations are
+    constant.
+    """
+
+    source: str
+    target: str
+    kind: str
+    compared: str
+    k: int
+    explained_variance: float | None = column(format=".3f")
+    own: float | None = column(format=".3f")
+
+
+def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:
+    """Return T, which maps the features of one SAE to those of a later one.
+
+    ``T = indicator(top-k of W_dec(source)ᵀ W_dec(target))``: 1 where the source is among the k most
+    similar to the target, else 0. It is sparse, ``(n_sources, n_targets)``; `indices` are the
+    sources of each target, ``(n_targets, k)``, and -1 is none.
+
+    Example:
+        >>> transition_matrix(torch.tensor([[1, 0], [1, -1]]), 2).to_dense().tolist()
+        [[1.0, 0.0], [1.0, 1.0]]
+    """
+    target, rank = (indices >= 0).nonzero(as_tuple=True)
+    entries = torch.stack([indices[target, rank], target])
+    ones = torch.ones(len(target), device=indices.device)
+    shape = (n_sources, len(indices))
+    return torch.sparse_coo_tensor(entries, ones, shape, check_invariants=True).coalesce()
+
+
+def carry_features(features: Tensor, transition: Tensor) -> Tensor:
+    """Carry features to another SAE: ``f T``, with T sparse or dense, ``(n, n_targets)``.
+
+    Decoded by the target's SAE, they make the two SAEs a transcoder between their hook points.
+    """
+    return (transition.to(features.dtype).transpose(0, 1) @ features.T).T
+
+
+def explained_variance(true: Tensor, predicted: Tensor) -> float:
+    """Return ``1 - Σ|x - x̂|² / Σ|x - mean|²`` over all rows and columns, in float64.
+
+    It is at most 1, and NaN if the activations x, ``(n, width)``, are constant.
+
+    Example:
+        >>> x = torch.tensor([[0.0], [2.0]])
+        >>> explained_variance(x, x), explained_variance(x, torch.ones(2, 1))
+        (1.0, 0.0)
+    """
+    true, predicted = true.double(), predicted.double()
+    total = float(((true - true.mean(0)) ** 2).sum())
+    missed = float(((true - predicted) ** 2).sum())
+    return 1 - missed / total if total > 0 else float("nan")
+
+
+@torch.no_grad()
+def measure_transitions(
+    saes: Mapping[HookPoint, SparseAutoencoder],
+    matcher: DecoderMatcher,
+    sample: Mapping[HookPoint, Tensor],
+) -> list[Transition]:
+    """Carry the features of every predecessor to the next residual stream.
+
+    `sample` holds activations of the same tokens at each hook point, ``(n, width)``. There is a
+    result per pair of hook points, kind of weights and k of `TRANSITION_K`.
+    """
+    transitions = []
+    for target in matcher.decoders:
+        to = saes[target]
+        x = sample[target].to(to.decoder.device)
+        own = number(explained_variance(x, to(x)))
+        for source in matcher.predecessors(target):
+            of = saes[source]
+            features = of.encode(sample[source].to(of.decoder.device))
+            for compared in ("decoder", "encoder"):
+                weights = getattr(to, compared), getattr(of, compared)
+                indices = match_features(*weights, max(TRANSITION_K)).indices
+                for k in TRANSITION_K:
+                    transition = transition_matrix(indices[:, :k], of.n_features)
+                    carried = to.decode(carry_features(features, transition))
+                    values = (k, number(explained_variance(x, carried)), own)
+                    transitions.append(
+                        Transition(str(source), str(target), source.kind, compared, *values)
+                    )
+    return transitions

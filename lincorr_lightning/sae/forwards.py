@@ -18,13 +18,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.data.texts import TokenRows, TokenStep
-from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.sae.hook_points import (
-    KINDS,
     Feature,
     HookPoint,
     at_hook_point,
@@ -232,13 +230,11 @@ def read_activations(
 # -- SAEs in the LM ------------------------------------------------------------------------------
 
 
-def rescale_at(
-    sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: Tensor
-) -> Intervention:
+def rescale_at(sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: float) -> Intervention:
     """Rescale features at one of the `positions` of each row, ``(batch,)``.
 
     `chosen` are indices of distinct features of each row, ``(batch, k)``, -1 for none; `r` is the
-    factor of their activations in each row, ``(batch,)``: 0 removes, 1 changes nothing.
+    factor of their activations: 0 removes, 1 changes nothing.
     """
 
     def rescale(x: Tensor) -> Tensor:
@@ -246,10 +242,9 @@ def rescale_at(
         where = positions.to(x.device)
         index = chosen.to(x.device)
         features = sae.encode(x[rows, where]).gather(1, index.clamp(min=0)) * (index >= 0)
-        share = 1 - r.to(features)[:, None]
         removed = (features.unsqueeze(1) @ sae.decoder[index.clamp(min=0)]).squeeze(1)
         changed = x.clone()
-        changed[rows, where] -= (share * removed / sae.input_scale).to(x.dtype)
+        changed[rows, where] -= ((1 - r) * removed / sae.input_scale).to(x.dtype)
         return changed
 
     return rescale
@@ -289,20 +284,6 @@ def add_features(
         return lambda x: x + vector.to(x)
 
     return {hook_point: adding(vector) for hook_point, vector in added.items()}
-
-
-def parse_feature(text: str, saes: Mapping[HookPoint, SparseAutoencoder]) -> Feature:
-    """Return the feature of an id, if there is an SAE that has it."""
-    name, _, index = text.strip().rpartition(".")
-    hook_point = HookPoint.named(name)
-    if hook_point is None or not index.isdecimal():
-        raise SparseAutoencoderError(
-            f"{text!r} names no feature: write its kind of hook point ({', '.join(KINDS)}), layer "
-            "and index, such as residual.1.37."
-        )
-    return check_feature(
-        Feature(hook_point, int(index)), at_hook_point(saes, hook_point).n_features
-    )
 
 
 @torch.no_grad()

@@ -78,15 +78,26 @@ class Feature:
         """Name in files, as ``residual.3.17``."""
         return f"{self.hook_point.id}.{self.index}"
 
+    @classmethod
+    def named(cls, text: str) -> Feature:
+        """Return the feature that has this `id`."""
+        name, _, index = text.strip().rpartition(".")
+        hook_point = HookPoint.named(name)
+        if hook_point is None or not index.isdecimal():
+            raise SparseAutoencoderError(
+                f"{text!r} names no feature: write its kind of hook point ({', '.join(KINDS)}), "
+                "layer and index, such as residual.1.37."
+            )
+        return cls(hook_point, int(index))
 
-def check_feature(feature: Feature, n_features: int) -> Feature:
-    """Return a feature if the SAE, of `n_features`, has it."""
+
+def check_feature(feature: Feature, n_features: int) -> None:
+    """Refuse a feature that the SAE, of `n_features`, does not have."""
     if feature.index >= n_features:
         raise SparseAutoencoderError(
             f"the SAE at {feature.hook_point} has no feature {feature.index}; it has {n_features}, "
             f"counted from 0 to {n_features - 1}."
         )
-    return feature
 
 
 def at_hook_point(parts: Mapping[HookPoint, T], hook_point: HookPoint) -> T:

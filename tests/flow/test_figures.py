@@ -4,27 +4,23 @@ import math
 
 import numpy as np
 import pytest
+import torch
+from pandas import DataFrame
 
 from lincorr_lightning.flow import figures
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.relation import RelationCut
 from lincorr_lightning.flow.steering import SteeringPoint
-from lincorr_lightning.flow.text_statistics import LayerGroups
-from lincorr_lightning.flow.transitions import Transition
+from lincorr_lightning.flow.text_statistics import Transition
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 
 
-def _layer(layer: int, n_bins: int = 20) -> LayerGroups:
-    random = np.random.default_rng(layer)
-    kinds = KINDS if layer else KINDS[1:]
-    return LayerGroups(
-        layer, 1000, dict(zip(GROUPS, random.dirichlet(np.ones(8)).tolist(), strict=True)),
-        {k: None if k == "residual" else 0.75 for k in kinds},
-        {k: {g: random.integers(0, 9, n_bins).tolist() for g in GROUPS} for k in kinds},
-        {f"residual.{layer}": 2},
-    )  # fmt: skip
+def _groups(n_layers: int) -> DataFrame:
+    shares = np.random.default_rng(0).dirichlet(np.ones(8), n_layers)
+    frame = DataFrame(shares, columns=list(GROUPS)).assign(layer=range(n_layers))
+    return frame.assign(**{f"auroc_{k}": None if k == "residual" else 0.75 for k in KINDS})
 
 
 def _cut(cut: str, r: float, success: float, **more) -> CutEffect:
@@ -55,15 +51,18 @@ RELATION = Table.of("relation", [
 ]).frame  # fmt: skip
 
 
+HISTOGRAMS = {kind: torch.arange(160).view(8, 20) % 9 for kind in KINDS}
+
+
 def _shown(figure) -> str:
     return " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
 
 
 @pytest.mark.parametrize("n_layers", [1, 3, 26])
 def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part(n_layers: int) -> None:
-    layers, lm = [_layer(i) for i in range(n_layers)], "/data/some/folder/my-lm"
+    groups, lm = _groups(n_layers), "/data/some/folder/my-lm"
     drawn = [
-        figures.groups_figure(layers, lm, 200), figures.cosines_figure(layers, lm),
+        figures.groups_figure(groups, lm, 200), figures.cosines_figure(HISTOGRAMS, groups, lm),
         figures.transitions_figure(TRANSITIONS, lm),
         figures.deactivation_figure(CUTS, lm), figures.rescaling_figure(CUTS, lm),
         figures.steering_figure(POINTS, lm),
@@ -85,6 +84,17 @@ def test_deactivation_shows_the_mean_over_cases_at_the_lowest_r() -> None:
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     assert heights == pytest.approx([(0.3 * 30 + 0.6 * 60) / 90])
     assert "r = 0.5" in _shown(figure)
+
+
+def test_cosines_are_densities_and_name_the_mean_auroc() -> None:
+    figure = figures.cosines_figure(HISTOGRAMS, _groups(3), "lm")
+    panels = {axes.get_title(loc="left"): axes.get_lines() for axes in figure.axes}
+    assert list(panels) == ["residual stream", "MLP, AUROC 0.75", "attention, AUROC 0.75"]
+    counts = HISTOGRAMS["residual"][2].numpy()
+    np.testing.assert_allclose(
+        panels["residual stream"][2].get_xydata(),
+        np.column_stack([(np.arange(20) + 0.5) / 20, counts / counts.mean()]),
+    )
 
 
 def test_steering_shows_means_and_the_unsteered_lm() -> None:

@@ -154,7 +154,7 @@ def test_more_than_one_predecessor_at_a_hook_point() -> None:
     assert [e.source.id for e in graph.edges] == [
         "residual.0.0", "residual.0.1", "residual.1.0", "residual.1.1"
     ]  # fmt: skip
-    assert flow.hook_points == [_hook_point(0), _hook_point(1), _hook_point(2)]
+    assert list(flow.decoders) == [_hook_point(0), _hook_point(1), _hook_point(2)]
     assert flow.match(_hook_point(2), k=2)[_hook_point(1)].indices.tolist() == [[0, 1]]
 
 

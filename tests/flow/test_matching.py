@@ -8,7 +8,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from lincorr_lightning.flow.matching import assign_features, match_features
-from lincorr_lightning.flow.transitions import (
+from lincorr_lightning.flow.text_statistics import (
     carry_features,
     explained_variance,
     transition_matrix,
@@ -60,7 +60,6 @@ def test_columns_of_zero_norm_are_counted_and_left_out() -> None:
     targets[[1, 4]] = 0
     sources[[0, 3, 8]] = 0
     matches = match_features(targets, sources, 2)
-    assert (matches.n_zero_targets, matches.n_zero_sources) == (2, 3)
     assert matches.indices[[1, 4]].tolist() == [[-1, -1], [-1, -1]]
     assert matches.cosines[[1, 4]].isnan().all()
     kept_t, kept_s = [0, 2, 3, 5], [1, 2, 4, 5, 6, 7]
@@ -75,7 +74,7 @@ def test_fewer_sources_than_k(n_alive: int) -> None:
     sources[n_alive:] = 0
     matches = match_features(targets, sources, 3)
     assert (matches.indices[:, n_alive:] == -1).all() and matches.cosines[:, n_alive:].isnan().all()
-    assert (matches.indices[:, :n_alive] >= 0).all() and matches.n_zero_sources == 6 - n_alive
+    assert (matches.indices[:, :n_alive] >= 0).all()
 
 
 @pytest.mark.parametrize(("n_targets", "n_sources"), [(40, 40), (30, 45), (45, 30)])
@@ -101,7 +100,6 @@ def test_assignment_is_the_best_permutation_and_leaves_zero_columns_out() -> Non
     padded = [torch.from_numpy(np.concatenate([zero, d])) for d in (targets, sources)]
     found = assign_features(*padded)
     assert found.indices[:, 0].tolist() == [-1, *(j + 1 for j in best)]
-    assert (found.n_zero_targets, found.n_zero_sources) == (1, 1)
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -16,8 +16,7 @@ from lincorr_lightning.flow.results import (
     write_graphs,
 )
 from lincorr_lightning.flow.steering import SteeringPoint
-from lincorr_lightning.flow.text_statistics import LayerGroups
-from lincorr_lightning.flow.transitions import Transition
+from lincorr_lightning.flow.text_statistics import Transition
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
@@ -77,17 +76,16 @@ def _relation() -> RelationFlow:
 
 
 def _results(**more) -> Results:
-    kinds = ("mlp_out", "attention_out")
-    groups = LayerGroups(
-        0, 1000, dict.fromkeys(GROUPS, 0.125), {"mlp_out": 0.75, "attention_out": None},
-        {kind: {group: [1, 2] for group in GROUPS} for kind in kinds},
-        {"residual.0": 2},
-    )  # fmt: skip
+    groups = {
+        "layer": 0, "n_activations": 1000, "shares": dict.fromkeys(GROUPS, 0.125),
+        "auroc": {"mlp_out": 0.75, "attention_out": None}, "zero_norm": {"residual.0": 2},
+    }  # fmt: skip
+    histograms = {"mlp_out": torch.ones(8, 2), "attention_out": torch.ones(8, 2)}
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
     found = {"transitions": transitions, "cuts": CUTS, "steering": POINTS, "relation": _relation()}
     return feature_flow_results(
         lm_name="some/where/my-lm", saes=[MLP, STREAM], n_texts=20, n_tokens=200, groups=[groups],
-        **found | more,
+        histograms=histograms, **found | more,
     )  # fmt: skip
 
 
