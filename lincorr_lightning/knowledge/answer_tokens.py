@@ -57,17 +57,15 @@ def answer_tokens(
     )
     head, *rows = encoded["input_ids"]
     _, *spans = encoded["offset_mapping"] if tokenizer.is_fast else [None] * (len(rows) + 1)
-    found: list[list[int] | None] = []
-    for ids, offsets in zip(rows, spans, strict=True):
+    tokens: list[list[int] | None] = []
+    for answer, ids, offsets in zip(knowledge.answers, rows, spans, strict=True):
+        own = None
         if ids[: len(head)] == head:
-            found.append(ids[len(head) :])
-        else:
-            start = _first_after(offsets, len(prompt), len(gap)) if offsets else None
-            found.append(None if start is None else ids[start:])
-    if not gap:
-        for index, answer in enumerate(knowledge.answers):
-            found[index] = found[index] or _tokens_alone(head, answer.text, tokenizer)
-    return found
+            own = ids[len(head) :]
+        elif offsets:
+            own = _tokens_after(offsets, ids, len(prompt), len(gap))
+        tokens.append(own if own or gap else _tokens_alone(head, answer.text, tokenizer))
+    return tokens
 
 
 def _tokens_alone(
@@ -82,11 +80,13 @@ def _tokens_alone(
     return ids if whole == start + text else None
 
 
-def _first_after(offsets: list[tuple[int, int]], end: int, gap: int) -> int | None:
-    """Return the index of the token that begins where the prompt ends, if there is one."""
+def _tokens_after(
+    offsets: list[tuple[int, int]], ids: list[int], end: int, gap: int
+) -> list[int] | None:
+    """Return the tokens from the one that begins where the prompt ends, if there is one."""
     for index, (start, stop) in enumerate(offsets):
         if stop > end:
-            return index if end <= start <= end + gap else None
+            return ids[index:] if end <= start <= end + gap else None
     return None
 
 
@@ -105,11 +105,7 @@ def unknown_words(knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase) -> l
 
 
 class TokenReader:
-    """Decoder of single tokens, and judge of what they say of an answer.
-
-    Create one for a tokenizer and reuse it: a vocabulary may have thousands of special tokens to
-    collect.
-    """
+    """Decodes single tokens, and grades what they say of an answer; to be made once."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
@@ -126,8 +122,7 @@ class TokenReader:
     def splits_words(self, ids: list[int]) -> bool:
         """Return whether tokens of a script without spaces can be the parts of a word.
 
-        Those of a word-level vocabulary cannot, nor unknown tokens, nor Latin letters, which are
-        part of a word of their own (Spotify).
+        Not those of a word-level vocabulary, unknown ones, or Latin letters of a word (Spotify).
         """
         if any(character.isascii() for character in self.piece(ids[0])):
             return False

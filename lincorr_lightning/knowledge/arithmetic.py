@@ -47,8 +47,7 @@ def arithmetic_knowledge() -> tuple[Knowledge, ...]:
 
 def calculate(name: str, x: Fraction) -> Fraction:
     """Return the exact answer of a prompt, such as ``X+1``, for a number."""
-    apply, _ = _OPERATIONS[name[1]]
-    return apply(x, int(name[2:]))
+    return _OPERATIONS[name[1]][0](x, int(name[2:]))
 
 
 def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
@@ -62,10 +61,6 @@ def arithmetic_reference(source: str, target: str) -> dict[str, frozenset[str]]:
         >>> arithmetic_reference("X+1", "X*2")["4"]
         frozenset({'6'})
     """
-    _, solve = _OPERATIONS[source[1]]
-    reference = {}
-    for number in NUMBERS:
-        result = calculate(target, solve(Fraction(number), int(source[2:])))
-        if result in NUMBERS:
-            reference[str(number)] = frozenset({str(result)})
-    return reference
+    solve, operand = _OPERATIONS[source[1]][1], int(source[2:])
+    results = {n: calculate(target, solve(Fraction(n), operand)) for n in NUMBERS}
+    return {str(n): frozenset({str(x)}) for n, x in results.items() if x in NUMBERS}

@@ -17,7 +17,7 @@ from rich.table import Table
 from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import Domain, label_answers
-from lincorr_lightning.knowledge.schema import Answer, Knowledge
+from lincorr_lightning.knowledge.schema import Knowledge
 
 _CAPTION = "answers = labels + merged + dropped; paper: size of the domain in the paper"
 
@@ -80,7 +80,7 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
             str(n_labels[Completeness.PHRASE]),
             str(domain.n_merged),
             str(len(domain.dropped)),
-            ", ".join(f"{count} {reason}" for reason, count in domain.drop_reasons.items()),
+            domain.drop_reasons,
             style=None if domain.labels else "red",
         )
     return table
@@ -93,14 +93,13 @@ def audit_details(domain: Domain) -> Table:
     for heading in ("label", "id", "is", "answers"):
         table.add_column(heading, justify="right" if heading == "id" else "left")
     for label in domain.labels:
-        answers = escape(", ".join(map(_shown, label.answers)))
-        completeness = str(label.completeness)
-        table.add_row(escape(label.text), str(label.token_id), completeness, answers)
+        answers = ", ".join(
+            one.text + (f" ({one.identity})" if one.text != one.identity else "")
+            for one in label.answers
+        )
+        cells = label.text, str(label.token_id), str(label.completeness), answers
+        table.add_row(*map(escape, cells))
     for dropped in domain.dropped:
         tokens = f"{dropped.answer.text}  ({' + '.join(dropped.tokens)})"
         table.add_row("–", "", dropped.reason, escape(tokens), style="dim")
     return table
-
-
-def _shown(answer: Answer) -> str:
-    return answer.text + (f" ({answer.identity})" if answer.text != answer.identity else "")

@@ -17,13 +17,6 @@ from lincorr_lightning.knowledge.yaml_file import (
     suggest,
 )
 
-ARROW = "->"
-"""Separator of source and target in the name of a relation."""
-
-
-class UnknownKnowledgeError(KnowledgeError):
-    """A name is not in the catalogue."""
-
 
 class Catalogue(dict[str, Knowledge]):
     """Mapping from names to kinds of knowledge, with the facts that relate them.
@@ -44,46 +37,38 @@ class Catalogue(dict[str, Knowledge]):
 
     @classmethod
     def load(cls, *extra_files: str | Path) -> Catalogue:
-        """Read the built-in knowledge and any number of users' files.
+        """Read the built-in knowledge and any number of users' files, family by family.
 
-        Args:
-            extra_files: YAML files in the schema of the built-in ones. They may add kinds of
-                knowledge, entities (also to built-in kinds), names and facts.
-
-        Returns:
-            The catalogue, family by family. Without extra files it is always the same object.
+        Extra files have the schema of the built-in ones. They may add kinds of knowledge, entities
+        (also to built-in kinds), names and facts.
         """
         if not extra_files:
             return _built_in_catalogue()
         return _catalogue([*built_in_files().values(), *map(read_knowledge_file, extra_files)])
 
     def __missing__(self, name: str) -> Knowledge:
-        hint = suggest(name, self, f" Known: {', '.join(self)}.")
-        raise UnknownKnowledgeError(f"there is no knowledge {name!r}.{hint}")
+        known = ("all", *FAMILIES, *self)
+        hint = suggest(name, known, f" Known: {', '.join(known)}.")
+        raise KnowledgeError(f"there is no knowledge {name!r}.{hint}")
 
     def __repr__(self) -> str:
         return f"Catalogue({len(self)} kinds of knowledge: {', '.join(self)})"
 
     def relation(self, name: str) -> Relation:
-        """Return an ordered pair with its reference.
+        """Return an ordered pair, such as ``city->country``, with its reference.
 
         The reference comes from the facts of the source's entities (city -> country), from
-        translation (the same prompt in two languages has the same answer) or from arithmetic.
-
-        Args:
-            name: ``source->target``, such as ``city->country``.
-
-        Returns:
-            The pair; its reference is None if no fact relates the two.
+        translation (the same prompt in two languages has the same answer) or from arithmetic; it is
+        None if no fact relates the two.
         """
-        parts = [part.strip() for part in name.split(ARROW)]
+        parts = [part.strip() for part in name.split("->")]
         if len(parts) != 2 or not all(parts):
-            reason = f"write source{ARROW}target, such as city{ARROW}country"
+            reason = "write source->target, such as city->country"
             raise KnowledgeError(f"{name!r} is not a relation; {reason}")
         try:
             source, target = (self[part] for part in parts)
-        except UnknownKnowledgeError as error:
-            raise UnknownKnowledgeError(f"relation {name!r}: {error}") from None
+        except KnowledgeError as error:
+            raise KnowledgeError(f"relation {name!r}: {error}") from None
         return Relation(
             source, target, self._reference(source, target), self._other_facts(source, target)
         )
@@ -98,18 +83,10 @@ class Catalogue(dict[str, Knowledge]):
             >>> [knowledge.name for knowledge in Catalogue.load().select(["X*2", "math"])][:3]
             ['X*2', 'X+1', 'X+2']
         """
-        families = ("all", *FAMILIES)
         selected: dict[str, Knowledge] = {}
         for name in split_names(names):
-            if name in families:
-                members = [k for k in self.values() if name in ("all", k.family)]
-            elif name in self:
-                members = [self[name]]
-            else:
-                hint = suggest(name, (*self, *families))
-                known = f" Families: {', '.join(families)}. Names: {', '.join(self)}."
-                raise UnknownKnowledgeError(f"there is no knowledge {name!r}.{hint or known}")
-            selected |= {knowledge.name: knowledge for knowledge in members}
+            members = [one for one in self.values() if name in ("all", one.family, one.name)]
+            selected |= {one.name: one for one in members or [self[name]]}
         return list(selected.values())
 
     def _reference(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]] | None:

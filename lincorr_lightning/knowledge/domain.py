@@ -34,19 +34,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Label:
-    """A token that stands for one or more answers.
-
-    Attributes:
-        token_id: Row of the LM head.
-        text: Decoded token, unique within its domain.
-        answers: Answers that begin with this token, in the order of the knowledge.
-        completeness: How much the token says of the answer that it says most of.
-    """
+    """A token that stands for one or more answers."""
 
     token_id: int
     text: str
+    """Decoded token, unique within its domain."""
     answers: tuple[Answer, ...]
     completeness: Completeness
+    """How much the token says of the answer that it says most of."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +55,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Domain:
-    """The labels of one kind of knowledge under one tokenizer.
-
-    Labels, and the answers without one, are in the order of the knowledge's answers.
-    """
+    """The labels of one kind of knowledge under one tokenizer, in the order of the answers."""
 
     knowledge: Knowledge
     labels: tuple[Label, ...]
@@ -90,9 +82,10 @@ class Domain:
         return sum(len(label.answers) - 1 for label in self.labels)
 
     @property
-    def drop_reasons(self) -> dict[str, int]:
-        """Number of dropped answers by reason, the most frequent reason first."""
-        return dict(Counter(dropped.reason for dropped in self.dropped).most_common())
+    def drop_reasons(self) -> str:
+        """Number of dropped answers by reason, such as ``2 subword, 1 bare space``."""
+        counts = Counter(dropped.reason for dropped in self.dropped).most_common()
+        return ", ".join(f"{count} {reason}" for reason, count in counts)
 
 
 def build_domain(
@@ -100,20 +93,16 @@ def build_domain(
     tokenizer: PreTrainedTokenizerBase,
     keep: Collection[Completeness] = WHOLE_WORDS,
 ) -> Domain:
-    """Return the domain of a kind of knowledge under a Hugging Face tokenizer.
-
-    The paper keeps labels that are `WHOLE_WORDS`. No label at all is a DomainError.
-    """
+    """Return the domain of a kind of knowledge; a `DomainError` if it has no label."""
     domain = label_answers(knowledge, TokenReader(tokenizer), keep)
     if domain.labels:
         return domain
-    counts = ", ".join(f"{count} {reason}" for reason, count in domain.drop_reasons.items())
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     raise DomainError(
         f"knowledge {knowledge.name!r}: the tokenizer {name} leaves no label for its "
-        f"{len(knowledge.answers)} answers; dropped: {counts}. Leave this knowledge out, or take "
-        f"an LM whose vocabulary has whole words of the language {knowledge.language!r}; "
-        "`lincorr audit` shows what each tokenizer keeps."
+        f"{len(knowledge.answers)} answers; dropped: {domain.drop_reasons}. Leave this knowledge "
+        "out, or take an LM whose vocabulary has whole words of the language "
+        f"{knowledge.language!r}; `lincorr audit` shows what each tokenizer keeps."
     )
 
 
@@ -164,13 +153,10 @@ def label_answers(
 
 
 def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.NDArray[np.bool_]:
-    """Return a relation's reference as a matrix over labels.
-
-    A target label that stands for several answers is right if any of them is.
+    """Return which target labels are right, or stand for several answers of which one is.
 
     Returns:
-        ``(n_target_labels, n_source_labels)`` like W, True where the target label is a right answer
-        for the source label. A column without True has no reference among the labels.
+        ``(n_target_labels, n_source_labels)`` like W. A column without True has no reference.
     """
     rows: dict[str, list[int]] = {}
     for row, label in enumerate(target.labels):
@@ -182,13 +168,11 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
 def ambiguous_matrix(
     relation: Relation, source: Domain, target: Domain, tokenizer: PreTrainedTokenizerBase
 ) -> npt.NDArray[np.bool_]:
-    """Return which target labels may stand for another fact about a source label.
+    """Return which target labels may stand for another fact about a source label, like W.
 
     The token " Georgia" stands for a country, and is also the name of the state of Atlanta: as an
-    answer for Atlanta it cannot be judged. " New" of New Zealand also begins New Mexico.
-
-    Returns:
-        ``(n_target_labels, n_source_labels)`` like W; False where the reference is True.
+    answer for Atlanta it cannot be judged. " New" of New Zealand also begins New Mexico. False
+    where the reference is True.
     """
     names = list(dict.fromkeys(name for names in relation.other_facts.values() for name in names))
     others = replace(relation.target, answers=tuple(Answer(name, name) for name in names))
@@ -219,23 +203,15 @@ def _label_matrix(
 
 @dataclass(frozen=True)
 class TokenizedRelation:
-    """A relation with the domains of its source and target under one tokenizer.
-
-    Attributes:
-        relation: The pair of kinds of knowledge.
-        source: Domain of the source, with ``n_source`` labels.
-        target: Domain of the target, with ``n_target`` labels.
-        reference_mask: ``(n_target, n_source)`` bool like W: which target labels are right for each
-            source label; all False if no reference is known.
-        ambiguous_mask: ``(n_target, n_source)`` bool like W: which target labels may stand for
-            another fact about the source label, see `ambiguous_matrix`.
-    """
+    """A relation with the domains of its source and target under one tokenizer."""
 
     relation: Relation
     source: Domain
     target: Domain
     reference_mask: npt.NDArray[np.bool_]
+    """The `reference_matrix`."""
     ambiguous_mask: npt.NDArray[np.bool_]
+    """The `ambiguous_matrix`."""
 
     @classmethod
     def of(

@@ -74,11 +74,9 @@ class Knowledge:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """An ordered pair of kinds of knowledge, with the reference of the real world.
+    """An ordered pair of kinds of knowledge, of which the target follows from the source.
 
     Attributes:
-        source: Knowledge that is given.
-        target: Knowledge that follows from it.
         reference: Identities of the right target answers by source identity; source identities
             without any are left out. None if no reference is known.
         other_facts: Names, in the target's language, of what else is true of a source, by source

@@ -39,19 +39,15 @@ _KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping
 
 @dataclass(frozen=True, slots=True)
 class Entity:
-    """Something in the world that can be an answer.
-
-    Attributes:
-        identity: Key of the entity in the file, its English name.
-        origin: File that defines the entity.
-        names: Ways to write it by language, the canonical one first.
-        facts: Identities that are true of it by kind, such as country -> (France,).
-    """
+    """Something in the world that can be an answer; the identity is its English name."""
 
     identity: str
     origin: str
+    """File that defines it."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Ways to write it by language, the canonical one first."""
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Identities that are true of it by kind, such as country -> (France,)."""
 
     def texts(self, language: str) -> tuple[str, ...]:
         """Return the ways to write it; in English its identity, unless the file lists others."""
@@ -65,16 +61,13 @@ Entities = Mapping[str, Mapping[str, Entity]]
 
 @dataclass(frozen=True, slots=True)
 class KnowledgeFile:
-    """Checked content of one file.
-
-    An entry of `knowledge` has its answers if the file lists them; else they are the names of the
-    entities of its kind, which other files may add to, and are looked up in `merge_files`.
-    """
+    """Checked content of one file."""
 
     origin: str
     source: str
     entities: Entities
     knowledge: Mapping[str, Knowledge]
+    """With their answers if the file lists them; else, `merge_files` adds the names of entities."""
 
 
 def fail(origin: str, key: str, reason: str) -> NoReturn:
@@ -95,10 +88,7 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
 
 
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
-    """Read and check one knowledge file, in UTF-8.
-
-    Facts that refer to entities of other files are checked when the files are merged.
-    """
+    """Read and check one knowledge file, in UTF-8; `merge_files` checks references to others."""
     origin = str(path)
     try:
         node = compose_yaml(regular_file(path).read_bytes().decode("utf-8-sig"))
@@ -113,16 +103,14 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     root = _Value(origin, "", node or yaml.ScalarNode(f"{_TAG}null", ""))
     keys = ", ".join(_TOP_LEVEL_KEYS)
     parts = root.mapping(f"must be a mapping with the keys {keys}", _TOP_LEVEL_KEYS)
-    if "version" not in parts:
-        fail(origin, "version", f"is missing; write `version: {VERSION}`")
-    if parts["version"].node.value != str(VERSION):
-        parts["version"].fail(f"must be {VERSION}, the version that this package reads")
-
-    def members(key: str, reason: str) -> dict[str, _Value]:
-        return parts[key].mapping(reason, names=True) if key in parts else {}
-
-    kinds = members("entities", "must map each kind to its entities")
-    entries = members("knowledge", "must map each name to its family, language, template, answers")
+    if "version" not in parts or parts["version"].node.value != str(VERSION):
+        root.fail(f"must be {VERSION}; write `version: {VERSION}`", "version")
+    kinds: dict[str, _Value] = {}
+    entries: dict[str, _Value] = {}
+    if "entities" in parts:
+        kinds = parts["entities"].mapping("must map each kind to its entities", names=True)
+    if "knowledge" in parts:
+        entries = parts["knowledge"].mapping("must map each name to its prompt", names=True)
     return KnowledgeFile(
         origin=origin,
         source=parts["source"].text() if "source" in parts else "",
@@ -226,11 +214,11 @@ def _entry(name: str, value: _Value) -> Knowledge:
     for key in _REQUIRED_KEYS:
         if key not in parts:
             value.fail("is missing", key)
-    answers, language = parts["answers"], parts["language"].choice(LANGUAGES)
+    answers, template = parts["answers"], str(parts["template"].node.value)
+    language = parts["language"].choice(LANGUAGES)
     if answers.is_empty:
         answers.fail("the domain is empty; name a kind or list the answers")
     listed = answers.texts() if answers.kind == "list" else ()
-    template = str(parts["template"].node.value)
     if template.endswith(" "):
         parts["template"].fail(f"{template!r} ends in a space; the space belongs to the answer")
     if parts["template"].text().count("{}") != 1:
@@ -238,8 +226,8 @@ def _entry(name: str, value: _Value) -> Knowledge:
     spaced = language not in UNSPACED_LANGUAGES
     if "space" in parts:
         spaced = parts["space"].choice(("true", "false")) == "true"
-    paper_size = parts["paper_size"].node.value if "paper_size" in parts else None
-    if paper_size is not None and not re.fullmatch(r"\d{1,9}", str(paper_size)):
+    paper_size = str(parts["paper_size"].node.value) if "paper_size" in parts else "0"
+    if not re.fullmatch(r"\d{1,9}", paper_size):
         parts["paper_size"].fail("must be a whole number")
     return Knowledge(
         name=name,
@@ -252,7 +240,7 @@ def _entry(name: str, value: _Value) -> Knowledge:
         leading_space=spaced,
         printed_template=parts["printed"].text() if "printed" in parts else None,
         alike=parts["alike"].text() if "alike" in parts else None,
-        paper_size=None if paper_size is None else int(paper_size),
+        paper_size=int(paper_size) or None,
     )
 
 
@@ -264,15 +252,11 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
 
     A later file may add entities to a kind, and names and facts to an entity. It may not restate
     what an earlier file says: that would be either redundant or a contradiction.
-
-    Returns:
-        The kinds of knowledge, math first and then in the order of the files, and the entities by
-        kind.
     """
     entities: dict[str, dict[str, Entity]] = {}
     math = arithmetic_knowledge()
     entries: dict[str, Knowledge] = {}
-    owners = {knowledge.name: "the built-in math family" for knowledge in math}
+    owners = dict.fromkeys((one.name for one in math), "the built-in math family")
     for file in files:
         for kind, members in file.entities.items():
             known = entities.setdefault(kind, {})
@@ -281,10 +265,11 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
                 known[identity] = entity if is_new else _extend(known[identity], entity, kind)
         for name, entry in file.knowledge.items():
             if name in owners:
-                reason = f"the name is already taken by {owners[name]}"
-                fail(file.origin, f"knowledge.{name}", reason)
+                fail(file.origin, f"knowledge.{name}", f"is already taken by {owners[name]}")
             entries[name], owners[name] = entry, file.origin
-    _check_facts(entities)
+    for kind, members in entities.items():
+        for entity in members.values():
+            _check_facts(kind, entity, entities)
     resolved = [_resolve(entry, owners[name], entities) for name, entry in entries.items()]
     return [*math, *resolved], entities
 
@@ -303,24 +288,19 @@ def _extend(known: Entity, entity: Entity, kind: str) -> Entity:
     )
 
 
-def _check_facts(entities: Entities) -> None:
+def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
     """Refuse facts that refer to an unknown kind or entity."""
-    for kind, members in entities.items():
-        for entity in members.values():
-            for other_kind, identities in entity.facts.items():
-                key = f"entities.{kind}.{entity.identity}.{other_kind}"
-                if other_kind not in entities:
-                    languages, hint = ", ".join(LANGUAGES), suggest(other_kind, entities)
-                    reason = f"{other_kind!r} is neither a kind nor a language ({languages}).{hint}"
-                    fail(entity.origin, key, reason)
-                known = entities[other_kind]
-                for identity in identities:
-                    if identity not in known:
-                        aliases = {
-                            text: e.identity for e in known.values() for text in e.texts("en")
-                        }
-                        hint = suggest(aliases.get(identity, identity), known)
-                        fail(entity.origin, key, f"there is no {other_kind} {identity!r}.{hint}")
+    for other_kind, identities in entity.facts.items():
+        key = f"entities.{kind}.{entity.identity}.{other_kind}"
+        if other_kind not in entities:
+            languages, hint = ", ".join(LANGUAGES), suggest(other_kind, entities)
+            reason = f"{other_kind!r} is neither a kind nor a language ({languages}).{hint}"
+            fail(entity.origin, key, reason)
+        known = entities[other_kind]
+        for identity in (one for one in identities if one not in known):
+            aliases = {text: name for name, one in known.items() for text in one.texts("en")}
+            hint = suggest(aliases.get(identity, identity), known)
+            fail(entity.origin, key, f"there is no {other_kind} {identity!r}.{hint}")
 
 
 def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
@@ -335,9 +315,9 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
         if not members:
             hint = suggest(entry.kind, entities)
             fail(origin, answers, f"there is no kind {entry.kind!r}.{hint}")
-        named = [(name, each.texts(entry.language)) for name, each in members.items()]
+        named = ((name, each.texts(entry.language)) for name, each in members.items())
         entry = replace(
-            entry, answers=tuple(Answer(name, t) for name, texts in named for t in texts)
+            entry, answers=tuple(Answer(n, text) for n, texts in named for text in texts)
         )
         if not entry.answers:
             reason = f"the domain is empty: no {entry.kind} has a name under {entry.language!r}"

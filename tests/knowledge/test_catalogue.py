@@ -149,7 +149,7 @@ def test_unknown_names_get_near_matches(catalogue):
         catalogue.select(["realm", "Region"])
     with pytest.raises(KnowledgeError, match=r"'similes'.*'simile'"):
         catalogue.select(["similes"])
-    with pytest.raises(KnowledgeError, match=r"'qqq'\. Families: all, attribute.*Names: .*realm"):
+    with pytest.raises(KnowledgeError, match=r"'qqq'\. Known: all, attribute, .*realm"):
         catalogue.select(["qqq"])
     with pytest.raises(KnowledgeError, match=r"'realm->regio'.* no knowledge 'regio'.*'region'"):
         catalogue.relation("realm->regio")

@@ -84,7 +84,7 @@ def changed(old, new):
 
 
 BAD = {
-    "no version": (changed("version: 1\n", ""), ["version", "missing", "version: 1"]),
+    "no version": (changed("version: 1\n", ""), ["version", "must be 1", "version: 1"]),
     "other version": (changed("version: 1", "version: 2"), ["version", "must be 1"]),
     "top-level key": (changed("entities:", "entitys:"), ["entitys", "unknown", "'entities'"]),
     "empty file": ("", ["must be a mapping"]),
