@@ -15,10 +15,9 @@ from lincorr_lightning.ablation.datamodule import COLUMNS, PairedCorpus
 from lincorr_lightning.ablation.networks import Shares
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.paper import paper_numbers
-from lincorr_lightning.results.plots import History, bars, training_curves
+from lincorr_lightning.results.plots import BLUE, History, bars, training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.style import BLUE, short_name
-from lincorr_lightning.results.table import Table, column
+from lincorr_lightning.results.table import Table, column, short_name
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,18 @@ from pandas import DataFrame
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Cause, Outcome
-from lincorr_lightning.results.plots import bars, curves, legend_below, p_text
-from lincorr_lightning.results.style import BLUE, INK, ORANGE, PALE, finish, new_figure, plain_axes
+from lincorr_lightning.results.plots import (
+    BLUE,
+    INK,
+    ORANGE,
+    PALE,
+    bars,
+    curves,
+    legend_below,
+    new_figure,
+    p_text,
+    plain_axes,
+)
 
 _FORECASTERS = {
     "map": "W", "in_context": "new answer stated before", "optimizer_step": "one optimizer step",
@@ -56,7 +66,7 @@ def reference_weights_figure(
     axes.set_yticks(range(2), [f"{one}\nn = {numbers[one]['n']}" for one, _ in rows], fontsize=9.5)
     axes.set_ylim(1.5, -0.5)
     legend_below(figure, [axes])
-    return finish(figure)
+    return figure
 
 
 def outcomes_figure(

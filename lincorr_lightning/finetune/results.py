@@ -20,7 +20,7 @@ from lincorr_lightning.finetune.edits import SEPARATOR
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, number
+from lincorr_lightning.results.table import Table, number, short_name
 
 _CORRELATIONS = {
     "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
@@ -345,7 +345,6 @@ def _training_figure(
     subtitle: str,
 ) -> Figure:
     from lincorr_lightning.results.plots import training_curves
-    from lincorr_lightning.results.style import short_name
 
     curves: dict[str, list[tuple[int, float]]] = {}
     for key, points in history.items():

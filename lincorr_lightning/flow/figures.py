@@ -13,21 +13,21 @@ from torch import Tensor
 from lincorr_lightning.flow.deactivation import METHODS, at_lowest_r, case_means, compare_cuts
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.steering import STRATEGIES, mean_steering
-from lincorr_lightning.results.plots import bars, curves, legend_below
-from lincorr_lightning.results.style import (
+from lincorr_lightning.results.plots import (
     BLUE,
     GREEN,
     GREY,
     INK,
     ORANGE,
     PALE,
-    finish,
+    bars,
+    curves,
+    legend_below,
     legible,
     new_figure,
     plain_axes,
-    short_name,
 )
-from lincorr_lightning.results.table import make_frame
+from lincorr_lightning.results.table import make_frame, short_name
 from lincorr_lightning.sae.hook_points import KIND_NAMES, Feature, HookKind, HookPoint
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> Figure:
     axes.set_xlim(min(layers) - 0.8, max(layers) + 0.8)
     axes.set_ylim(0, 1)
     legend_below(figure, [axes])
-    return finish(figure)
+    return figure
 
 
 def cosines_figure(histograms: Mapping[HookKind, Tensor], groups: DataFrame, lm: str) -> Figure:
@@ -143,7 +143,7 @@ def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
     )  # fmt: skip
     labels = [f"{name}\n{count:,} cases" for name, count in zip(names, n, strict=True)]
     figure.axes[0].set_xticks(range(len(n)), labels)
-    return finish(figure)
+    return figure
 
 
 def layers_figure(cuts: DataFrame, lm: str) -> Figure:
@@ -290,7 +290,7 @@ def flow_figure(
                "facecolor": "#F3EBC8" if feature in shared else "white",
                "edgecolor": _KIND_COLOURS[feature.hook_point.kind]}  # fmt: skip
         axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box, zorder=3)
-    return finish(figure)
+    return figure
 
 
 def _positions(

@@ -21,8 +21,7 @@ from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
 from lincorr_lightning.flow.text_statistics import Transition
 from lincorr_lightning.io import safe_names, write_json
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.table import Table, number
+from lincorr_lightning.results.table import Table, number, short_name
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
 if TYPE_CHECKING:

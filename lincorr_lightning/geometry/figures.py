@@ -15,17 +15,19 @@ from pandas import DataFrame, concat
 
 from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.profiles import TokenProfiles
-from lincorr_lightning.results.plots import correlation_heatmap, curves, p_text, short
-from lincorr_lightning.results.style import (
+from lincorr_lightning.results.plots import (
     BLUE,
     GREEN,
     GREY,
     INK,
     ORANGE,
-    finish,
+    correlation_heatmap,
+    curves,
     new_figure,
+    p_text,
     panels_of,
     plain_axes,
+    short,
 )
 
 _MAX_CLOUDS = 20  # as many colours
@@ -95,7 +97,7 @@ def dimension_loss_figure(
     left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     if not len(frame):
         left.set_title("too few prompts")
-        return finish(figure)
+        return figure
     around = np.abs(frame[["low", "high"]].sub(frame["pearson"], axis=0).to_numpy(float).T)
     left.errorbar(
         frame["layer"], frame["pearson"], around, fmt="o-", color=BLUE, ecolor="#BBD6EA",
@@ -118,7 +120,7 @@ def dimension_loss_figure(
     numbers = f"r = {short(strongest['pearson'])}, {p_text(strongest['pearson_p'])}"
     title = f"layer {strongest['layer']:.0f}, the strongest: {numbers}"
     plain_axes(right, title, "log intrinsic dimension", "log loss (nats)")
-    return finish(figure)
+    return figure
 
 
 def history_figure(frame: DataFrame, note: str) -> Figure:
@@ -147,7 +149,7 @@ def history_figure(frame: DataFrame, note: str) -> Figure:
             set_ticks(range(0, len(labels), every), list(map(str, labels[::every])))
         bar = figure.colorbar(image, ax=axes, pad=0.02, fraction=0.06)
         bar.ax.tick_params(labelsize=7.5, length=2, color=GREY, labelcolor=INK)
-    return finish(figure)
+    return figure
 
 
 # -- knowledge geometry ----------------------------------------------------------------------------
@@ -178,7 +180,7 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
                       markeredgewidth=0)  # fmt: skip
             rho = _rho(closeness.test(kind, setting, against))
             plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", _SCORES[against])
-    return finish(figure)
+    return figure
 
 
 def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:

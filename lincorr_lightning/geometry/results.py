@@ -18,8 +18,7 @@ from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score, infl
 from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
 from lincorr_lightning.geometry.profiles import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.table import Table, columns_of, number
+from lincorr_lightning.results.table import Table, columns_of, number, short_name
 
 Row = dict[str, Any]
 

@@ -14,11 +14,6 @@ from pandas import DataFrame
 
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results.plots import (
-    correlation_heatmap,
-    curves,
-    short,
-)
-from lincorr_lightning.results.style import (
     BLUE,
     GREEN,
     GREY,
@@ -26,9 +21,11 @@ from lincorr_lightning.results.style import (
     ORANGE,
     PALE,
     bare_axes,
-    finish,
+    correlation_heatmap,
+    curves,
     legible,
     new_figure,
+    short,
 )
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -214,7 +211,7 @@ def _dot_plot(
     bare_axes(axes)
     axes.set_xlabel("label-wise Pearson r", color=INK)
     figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
-    return finish(figure)
+    return figure
 
 
 def nulls_figure(frame: DataFrame, lm: str) -> Figure:

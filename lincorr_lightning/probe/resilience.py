@@ -29,7 +29,7 @@ from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.probe.scores import mean_r, pair_matrices, pair_number, require_held_out
 from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
-from lincorr_lightning.results.table import Table, columns_of, number
+from lincorr_lightning.results.table import Table, columns_of, number, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")
@@ -305,8 +305,6 @@ def resilience_results(
     pairs: Sequence[PairResilience], about: Mapping[str, Any], lm: str
 ) -> Results:
     """Build the results of the resilience study; `about` is what holds for all pairs."""
-    from lincorr_lightning.results.style import short_name
-
     _, _, shown = columns_of(PairResilience)
     known = {key: [v for p in pairs if (v := getattr(p, key)) is not None] for key in shown}
     mean = {key: fmean(values) if values else None for key, values in known.items()}

@@ -21,7 +21,7 @@ from lincorr_lightning.probe.scores import (
 )
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, columns_of
+from lincorr_lightning.results.table import Table, columns_of, short_name
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -274,7 +274,6 @@ def _figures(
 ) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
-    from lincorr_lightning.results.style import short_name
 
     lm, frames = short_name(lm), {name: table.frame for name, table in tables.items()}
     strengths = {f"{score.ridge:g}" for score in found.scores}

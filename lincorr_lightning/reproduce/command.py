@@ -36,7 +36,7 @@ from lincorr_lightning.reproduce.runner import (
     saved_run,
 )
 from lincorr_lightning.reproduce.settings import Settings, packaged, read_settings
-from lincorr_lightning.results.style import short_name
+from lincorr_lightning.results.table import short_name
 
 CONFIG = "reproduce.yaml"
 

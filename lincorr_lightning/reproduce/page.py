@@ -33,10 +33,9 @@ from lincorr_lightning.results.paper import (
     paper_numbers,
     quantities,
 )
-from lincorr_lightning.results.plots import correlation_heatmap, curves
+from lincorr_lightning.results.plots import BLUE, GREY, correlation_heatmap, curves
 from lincorr_lightning.results.report import PageSection, over_sizes, write_page
 from lincorr_lightning.results.results import Figure
-from lincorr_lightning.results.style import BLUE, GREY
 from lincorr_lightning.results.table import Table, show
 
 _ENGLISH = "en"

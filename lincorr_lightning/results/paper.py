@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from lincorr_lightning.results.saved_run import SavedRun
-from lincorr_lightning.results.style import short_name
-from lincorr_lightning.results.table import show
+from lincorr_lightning.results.table import short_name, show
 
 
 class Quantity(NamedTuple):

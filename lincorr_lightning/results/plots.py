@@ -1,30 +1,147 @@
-"""Figures over data frames: curves, bars and heat maps."""
+"""Figures over data frames: curves, bars and heat maps; their size, fonts and colours.
+
+Figures are drawn by Agg without pyplot and its global state, so that they can be made inside any
+program.
+"""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, cast
 
 import matplotlib
 import numpy as np
 import numpy.typing as npt
+from matplotlib import font_manager
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-from lincorr_lightning.results import style
-from lincorr_lightning.results.style import GREY, INK, legible
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Okabe and Ito's colours; black and yellow are left out.
-_PALETTE = (style.BLUE, style.ORANGE, style.GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+# Okabe and Ito's colours, which colour-blind people can tell apart; black and yellow are left out.
+BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
+INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
+_PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+DPI = 150
+# In the order in which matplotlib looks for a character: its own font, then Chinese, Japanese, and
+# the rest.
+_FONTS = (
+    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP",
+    "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei",
+    "PingFang SC", "Hiragino Sans GB", "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei",
+    "Arial Unicode MS", "Droid Sans Fallback", "Noto Sans", "Noto Sans Arabic",
+    "Noto Sans Hebrew", "Noto Sans Devanagari", "Unifont",
+)  # fmt: skip
 _MAX_MARKERS = 30
 _LONGEST = 40  # characters of a name in a legend
 # Keeps lines out of a number.
 _HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
+
+
+# -- figures, panels and texts --------------------------------------------------------------------
+
+
+def new_figure(width: float, height: float, title: str, subtitle: str = "") -> Figure:
+    """Return an empty figure of a width and height in inches, with titles above that height.
+
+    Title and subtitle are broken into as many lines as they need.
+    """
+    figure = Figure(figsize=(width, height), dpi=DPI, layout="compressed")
+    head, below = _wrap(title, width, 12), _wrap(subtitle, width, 9)
+    # A line takes a third more than its letters; then some air.
+    room = (12 * len(head) + 9 * len(below)) * 1.35 / 72 + 0.2
+    figure.set_size_inches(width, height + room)
+    layout = cast(ConstrainedLayoutEngine, figure.get_layout_engine())
+    layout.set(rect=(0, 0, 1, height / (height + room)))
+    top = 1 - 0.08 / (height + room)
+    under = top - 12 * 1.35 * len(head) / 72 / (height + room)
+    left = 0.08 / width
+    for y, lines, size, weight, colour in (
+        (top, head, 12, "bold", INK),
+        (under, below, 9, "normal", GREY),
+    ):
+        figure.text(left, y, "\n".join(lines), fontsize=size, fontweight=weight, color=colour,
+                    va="top", linespacing=1.2, in_layout=False)  # fmt: skip
+    return figure
+
+
+def _wrap(text: str, width: float, size: float) -> list[str]:
+    """Break a text into lines that fit a width in inches, where letters are 0.62 em wide."""
+    flat = " ".join(map(_flat, text.split()))
+    return textwrap.wrap(flat, max(int((width - 0.16) * 72 / (0.62 * size)), 10))
+
+
+def plain_axes(axes: Axes, title: str, x: str, y: str) -> None:
+    """Give a panel a title, axis labels and a pale grid behind the data."""
+    axes.set_title(title, loc="left", fontsize=9.5, color=INK)
+    axes.set_xlabel(x, fontsize=8.5, color=INK)
+    axes.set_ylabel(y, fontsize=8.5, color=INK)
+    axes.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
+    axes.grid(color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+
+
+def bare_axes(axes: Axes) -> None:
+    """Leave a panel without frame and ticks, over a pale grid along x."""
+    axes.grid(axis="x", color=PALE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.tick_params(length=0, labelcolor=INK)
+    axes.spines[:].set_visible(False)
+
+
+def panels_of(figure: Figure, n: int, n_columns: int) -> list[Axes]:
+    """Return n panels in rows of `n_columns`, filled from the left."""
+    panels = figure.subplots(max(-(-n // n_columns), 1), n_columns, squeeze=False).ravel()
+    for empty in panels[n:]:
+        empty.set_axis_off()
+    return list(panels[:n])
+
+
+def to_png(figure: Figure) -> bytes:
+    """Draw a figure; return the bytes of a PNG file.
+
+    Dollar signs in texts are no formulas. Matplotlib takes each character from the first font that
+    has it, and warns if none has.
+    """
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_fontfamily(_installed_fonts())
+    file = io.BytesIO()
+    # `savefig` would draw twice, for the layout first.
+    FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+def legible(labels: Iterable[str], longest: int = 24) -> list[str]:
+    """Return labels in one line each, cut to a length in characters."""
+    flat = map(_flat, labels)
+    return [label if len(label) <= longest else f"{label[: longest - 1]}…" for label in flat]
+
+
+def _flat(text: str) -> str:
+    """Return a text in one line, without characters that are not drawn."""
+    return "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"
+
+
+@cache
+def _installed_fonts() -> list[str]:
+    names = {font.name for font in font_manager.fontManager.ttflist}
+    return [family for family in _FONTS if family in names]
+
+
+# -- curves and bars ------------------------------------------------------------------------------
 
 
 def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict[Any, Any]:
@@ -90,8 +207,8 @@ def curves(
     n_columns = min(len(names), per_row)
     width, height = size[0] * n_columns, size[1] * math.ceil(len(names) / n_columns)
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
-    figure = style.new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
-    panels = style.panels_of(figure, len(names), n_columns)
+    figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
+    panels = panels_of(figure, len(names), n_columns)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         own = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
@@ -99,7 +216,7 @@ def curves(
             label = legible([str(line)], _LONGEST)[0] if hue else None
             _draw_line(axes, rows, (x, y), label, colour, dashed, filled, band)
         heading = legible([str(name)], 46)[0] if panel else ""
-        style.plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
+        plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
         if ticks:
             axes.set_xticks(range(len(ticks)), legible(ticks), fontsize=8, rotation=35, ha="right")
         elif whole_x:
@@ -113,7 +230,7 @@ def curves(
         for axes in panels:
             axes.set_ylim(min(lows), max(highs))
     legend_below(figure, panels)
-    return style.finish(figure)
+    return figure
 
 
 def _draw_line(
@@ -179,7 +296,7 @@ def bars(
     frame = frame.assign(_series=frame[hue] if hue else "").dropna(subset=[y])
     colour_of = _colours_of(list(frame["_series"].unique()), colours)
     width = 0.8 / max(len(colour_of), 1)
-    figure = style.new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
+    figure = new_figure(max(6.0, 0.36 * len(groups) / width + 2.4), 3.2, title, subtitle)
     axes = figure.add_subplot()
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
@@ -195,13 +312,13 @@ def bars(
         for (mark, named), dash in zip((marks or {}).items(), ("--", ":", "-"), strict=False):
             axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
                         linestyle=dash, label="" if i else named)  # fmt: skip
-    style.plain_axes(axes, "", "", label)
+    plain_axes(axes, "", "", label)
     axes.set_xticks(range(len(groups)), legible(map(str, groups), 30), fontsize=8.5)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.margins(y=0.12)
     legend_below(figure, [axes])
-    return style.finish(figure)
+    return figure
 
 
 def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
@@ -332,7 +449,7 @@ def correlation_heatmap(
     letter = 0.0085 * label_size  # inches
     width = max(n_columns * cell + max(map(len, row_labels)) * letter + _SIDES, 5.5)
     height = n_rows * cell + max(map(len, column_labels)) * letter + 0.6
-    figure = style.new_figure(width, height, title, subtitle)
+    figure = new_figure(width, height, title, subtitle)
     axes = figure.add_subplot()
     # Shows where a value is missing.
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
@@ -359,7 +476,7 @@ def correlation_heatmap(
     bar.set_label(value_label, color=INK)
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
-    return style.finish(figure)
+    return figure
 
 
 def _write_values(axes: Axes, cells: _FLOATS, size: float, least: float, dark: float) -> None:

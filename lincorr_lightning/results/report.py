@@ -24,11 +24,10 @@ from pandas import DataFrame, MultiIndex, concat
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.results.paper import paper_lm, paper_numbers, size_figure
-from lincorr_lightning.results.plots import curves
+from lincorr_lightning.results.plots import DPI, curves
 from lincorr_lightning.results.results import OWN_KEYS, Figure
 from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
-from lincorr_lightning.results.style import DPI, short_name
-from lincorr_lightning.results.table import Table, clean, escape_markdown
+from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name
 from lincorr_lightning.version import __version__
 
 PAGE = "report.html"

@@ -61,7 +61,7 @@ class Figure:
     @cached_property
     def png(self) -> bytes:
         """The drawn figure as the bytes of a PNG file."""
-        from lincorr_lightning.results.style import to_png
+        from lincorr_lightning.results.plots import to_png
 
         drawn = self.draw()
         return drawn if isinstance(drawn, bytes) else to_png(drawn)

@@ -237,7 +237,7 @@ def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
         # A PNG as it is: `SummaryWriter.add_image` would encode its pixels anew.
         width, height = _image(figure).size
         image = Summary.Image(
-            width=width, height=height, colorspace=3, encoded_image_string=figure.png
+            width=width, height=height, colorspace=4, encoded_image_string=figure.png
         )
         value = Summary.Value(tag=f"figures/{figure.name}", image=image)
         writer._get_file_writer().add_summary(Summary(value=[value]), step)

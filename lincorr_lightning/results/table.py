@@ -222,6 +222,23 @@ def clean(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", arrows)
 
 
+def short_name(lm: str) -> str:
+    """Return the name of an LM for titles: the last part of its hub id or path.
+
+    Example:
+        >>> short_name("/data/lms/some-lm/"), short_name("org/some-lm"), short_name("some-lm")
+        ('some-lm', 'some-lm', 'some-lm')
+        >>> short_name("/cache/models--org--some-lm/snapshots/0a1b")
+        'some-lm'
+    """
+    # The hub's cache has the name in the middle of the path.
+    cached = re.search(r"models--[^/\\]+?--([^/\\]+)", lm)
+    if cached:
+        return cached[1]
+    parts = [part for part in re.split(r"[/\\]", lm) if part]
+    return parts[-1] if parts else lm
+
+
 def escape_markdown(text: str) -> str:
     r"""Return text in one line with Markdown's special characters escaped.
 

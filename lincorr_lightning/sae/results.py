@@ -12,10 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
 from lincorr_lightning.metrics import Reconstruction
-from lincorr_lightning.results.plots import History, curves
+from lincorr_lightning.results.plots import BLUE, GREEN, ORANGE, History, curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.style import BLUE, GREEN, ORANGE, short_name
-from lincorr_lightning.results.table import Table, column, make_frame, number
+from lincorr_lightning.results.table import Table, column, make_frame, number, short_name
 from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 

@@ -158,7 +158,6 @@ def test_results_tables_figures_and_logs(ablate, tmp_path):
             tag = f"val/{key}/{mapping}"
             last = run.module.history[tag][-1][1]
             assert events.Scalars(tag)[-1].value == pytest.approx(last, abs=1e-6)
-    assert "custom_scalars__config__" in events.Tags()["tensors"]
     assert "figures/generalization" in events.Tags()["images"]
 
 

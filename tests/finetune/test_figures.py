@@ -15,7 +15,7 @@ from lincorr_lightning.finetune.figures import (
     risk_figure,
 )
 from lincorr_lightning.finetune.forecasts import Forecasts
-from lincorr_lightning.results.style import to_png
+from lincorr_lightning.results.plots import to_png
 from tests.finetune.test_results import case as make_case
 
 
@@ -42,7 +42,7 @@ def forecasts(
 
 
 def texts_of(figure: Figure) -> str:
-    figure.canvas.draw()
+    to_png(figure)
     texts = [text for axes in figure.axes for text in axes.texts + axes.get_yticklabels()]
     legends = [text for legend in figure.legends for text in legend.get_texts()]
     # Where a title's lines break depends on the font.

@@ -13,6 +13,7 @@ from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.relation import RelationCut
 from lincorr_lightning.flow.steering import SteeringPoint
 from lincorr_lightning.flow.text_statistics import Transition
+from lincorr_lightning.results.plots import to_png
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 
@@ -70,7 +71,7 @@ def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part(n_laye
         figures.flow_figure([_wide_graph(0)], "Flow", {}, lm),
     ]  # fmt: skip
     for figure in drawn:
-        figure.canvas.draw()
+        to_png(figure)
         box = figure.get_tightbbox()  # in inches
         width, height = figure.get_size_inches()
         title = figure.texts[0].get_text()
@@ -158,7 +159,7 @@ def _wide_graph(seed: int, n_layers: int = 5, n: int = 12) -> FlowGraph:
 
 def _boxes(figure) -> dict[str, object]:
     """Boxes by the name in their first line, as ``RES 7``."""
-    figure.canvas.draw()
+    to_png(figure)
     (axes,) = figure.axes
     boxes = [text for text in axes.texts if text.get_text()[:3] in ("RES", "MLP", "ATT")]
     return {text.get_text().split("\n")[0]: text for text in boxes}

@@ -16,7 +16,7 @@ from lincorr_lightning.probe.figures import (
     ridge_path_figure,
     top_weights_figure,
 )
-from lincorr_lightning.results.style import legible, to_png
+from lincorr_lightning.results.plots import legible, to_png
 from tests.figure_checks import LONG, assert_legible, texts
 
 
@@ -62,7 +62,7 @@ def test_a_pair_without_r_is_far_apart():
 def test_the_tree_stands_over_its_columns():
     r = np.random.default_rng(1).uniform(0, 1, (5, 5))
     figure = cluster_heatmap(DataFrame(r, names(5), names(5)), "t", "s")
-    figure.canvas.draw()
+    to_png(figure)
     (tree,) = figure.axes[0].child_axes
     assert len(tree.lines) == 4
     matrix, drawn = (axes.get_window_extent() for axes in (figure.axes[0], tree))
