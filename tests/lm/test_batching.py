@@ -74,31 +74,24 @@ def test_nothing_is_lost_when_memory_runs_out_late() -> None:
     assert max(memory.requested[1:]) > 800 and len(memory.done[-1]) <= 100
 
 
-def test_a_single_row_that_does_not_fit() -> None:
-    with pytest.raises(LanguageModelError, match="batch size 1 and sequence length 9 does not fit"):
-        run(MicroBatches(), Memory(LENGTHS, limit=8))
-    with pytest.raises(LanguageModelError, match=r"CUDA out of memory\. Use a smaller LM"):
-        run(MicroBatches(9), Memory(LENGTHS, limit=8))
-
-
-def test_a_set_size_that_does_not_fit_is_not_changed() -> None:
-    # Under a sharded LM, processes that changed it on their own would wait for each other for ever.
-    message = r"batch size 2 and sequence length 9 .* Lower lm\.tokens_per_forward \(it is 20\)"
+@pytest.mark.parametrize(
+    ("tokens", "limit", "message"),
+    [
+        (None, 8, r"batch size 1 and sequence length 9 does not fit.*Use a smaller LM"),
+        # Under a sharded LM, ranks that changed it on their own would wait for each other for ever.
+        (
+            20,
+            10,
+            r"batch size 2 .* Lower lm\.tokens_per_forward \(it is 20\)",
+        ),
+    ],
+)
+def test_what_does_not_fit(tokens: int | None, limit: int, message: str) -> None:
     with pytest.raises(LanguageModelError, match=message):
-        run(MicroBatches(20), Memory(LENGTHS, limit=10))
+        run(MicroBatches(tokens), Memory(LENGTHS, limit))
 
 
 def test_other_errors_pass_and_there_may_be_nothing_to_do() -> None:
     with pytest.raises(RuntimeError, match="something else"):
         run(MicroBatches(), Memory(LENGTHS, limit=1, error=RuntimeError("something else")))
     run(MicroBatches(), Memory([], limit=1))
-
-
-@pytest.mark.parametrize(("width", "tokens"), [(None, 4096), (64, 4096), (768, 682), (8192, 256)])
-def test_wide_lms_begin_with_fewer_tokens_on_a_cpu(width: int | None, tokens: int) -> None:
-    memory = Memory([2] * 3000, limit=10_000)
-    run(MicroBatches(width=width), memory)
-    assert max(memory.requested) == tokens
-    memory = Memory([2] * 30_000, limit=100_000)
-    MicroBatches(width=width).run(memory.lengths, "cuda", memory)
-    assert max(memory.requested) == 32768

@@ -2,8 +2,6 @@
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +11,18 @@ from torch import nn
 
 from lincorr_lightning.errors import LanguageModelError, NonFiniteError
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.lm.small_lms import (
+    PROMPTS,
+    TOKEN_IDS,
+    VOCAB,
+    Folder,
+    config_of,
+    naive_logits,
+    random_model,
+    small_tokenizer,
+    word_ids,
+)
 
-Folder = Callable[..., Path]
 TOLERANCE = 1e-4
 
 
@@ -29,71 +37,57 @@ def pad(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("bos", [True, False])
 def test_batch_of_unequal_prompts_equals_single_prompts(
-    architecture: str, bos: bool, lm_folder: Folder, small: SimpleNamespace
+    architecture: str, bos: bool, lm_folder: Folder
 ) -> None:
     folder = lm_folder(architecture, "<s> $A" if bos else None)
     lm = LanguageModel.from_pretrained(str(folder))
-    ours = lm.domain_logits(small.prompts, small.token_ids)
+    ours = lm.domain_logits(PROMPTS, TOKEN_IDS)
     assert ours.dtype == torch.float64
-    assert ours.shape == (len(small.prompts), len(small.token_ids))
-    naive = small.naive(
-        hf.AutoModelForCausalLM.from_pretrained(folder), small.prompts, small.token_ids, bos
-    )
+    assert ours.shape == (len(PROMPTS), len(TOKEN_IDS))
+    naive = naive_logits(hf.AutoModelForCausalLM.from_pretrained(folder), PROMPTS, TOKEN_IDS, bos)
     assert naive.std() > 0.1
     assert (ours - naive).abs().max() <= TOLERANCE
     # The fast way was taken: nothing here falls back to all logits.
     assert [by_rows for by_rows, _ in lm._tested.values()] == [True]
 
 
-def test_both_padding_sides(architecture: str, lm_folder: Folder, small: SimpleNamespace) -> None:
+def test_both_padding_sides(architecture: str, lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder(architecture)))
-    naive = small.naive(lm.model, small.prompts, small.token_ids)
+    naive = naive_logits(lm.model, PROMPTS, TOKEN_IDS)
     for side in ("left", "right"):
-        ids, mask = pad([small.ids(prompt) for prompt in small.prompts], side)
-        ours = lm(ids, mask, torch.tensor(small.token_ids))
+        ids, mask = pad([word_ids(prompt) for prompt in PROMPTS], side)
+        ours = lm(ids, mask, torch.tensor(TOKEN_IDS))
         assert (ours - naive).abs().max() <= TOLERANCE
 
 
-def test_forward_is_differentiable(small: SimpleNamespace) -> None:
-    model = small.model(small.config("gemma2"))
-    lm = LanguageModel.from_module(model, small.tokenizer())
-    ids, mask = pad([small.ids(prompt) for prompt in small.prompts], "left")
-    weights = torch.randn(len(small.prompts), len(small.token_ids), dtype=torch.float64)
-    (lm(ids, mask, torch.tensor(small.token_ids)) * weights).sum().backward()
+def test_forward_is_differentiable() -> None:
+    model = random_model(config_of("gemma2"))
+    lm = LanguageModel.from_module(model, small_tokenizer())
+    ids, mask = pad([word_ids(prompt) for prompt in PROMPTS], "left")
+    weights = torch.randn(len(PROMPTS), len(TOKEN_IDS), dtype=torch.float64)
+    (lm(ids, mask, torch.tensor(TOKEN_IDS)) * weights).sum().backward()
     ours = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
-    for prompt, weight in zip(small.prompts, weights, strict=True):
-        logits = model(input_ids=torch.tensor([small.ids(prompt)])).logits[0, -1]
-        (logits[small.token_ids].double() * weight).sum().backward()
+    for prompt, weight in zip(PROMPTS, weights, strict=True):
+        logits = model(input_ids=torch.tensor([word_ids(prompt)])).logits[0, -1]
+        (logits[TOKEN_IDS].double() * weight).sum().backward()
     for parameter, gradient in zip(model.parameters(), ours, strict=True):
         torch.testing.assert_close(gradient, parameter.grad, atol=1e-4, rtol=1e-3)
 
 
-def test_architectures_are_what_they_are_to_test(lm_folder: Folder, small: SimpleNamespace) -> None:
-    def model(name: str) -> Any:
-        return hf.AutoModelForCausalLM.from_pretrained(lm_folder(name))
-
-    for name, tied in (("llama", 0), ("llama-tied", 1), ("gpt2", 1), ("gpt2-untied", 0)):
-        lm = model(name)
-        assert tied == (lm.get_input_embeddings().weight is lm.lm_head.weight)
-    for name in ("phi", "gptj", "bert-decoder"):
-        assert model(name).get_output_embeddings().bias.abs().mean() > 0.1
-    # Uncapped, Gemma's logits would go far beyond the cap of 2.
-    gemma = model("gemma2")
-    capped = small.naive(gemma, small.prompts, small.token_ids)
+def test_caps_and_scales_are_felt(lm_folder: Folder) -> None:
+    gemma = hf.AutoModelForCausalLM.from_pretrained(lm_folder("gemma2"))
+    capped = naive_logits(gemma, PROMPTS, TOKEN_IDS)
     gemma.config.final_logit_softcapping = None
-    uncapped = small.naive(gemma, small.prompts, small.token_ids)
-    assert uncapped.abs().max() > 5
+    assert naive_logits(gemma, PROMPTS, TOKEN_IDS).abs().max() > 5
     assert 1.8 < capped.abs().max() <= 2
     for name, key, factor in (("cohere", "logit_scale", 0.25), ("granite", "logits_scaling", 8.0)):
-        assert getattr(model(name).config, key) == factor
+        assert getattr(config_of(name), key) == factor
 
 
-def test_order_batch_size_and_duplicates_do_not_matter(
-    lm_folder: Folder, small: SimpleNamespace
-) -> None:
+def test_order_batch_size_and_duplicates_do_not_matter(lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("gpt2")))
-    prompts, tokens = small.prompts, small.token_ids
+    prompts, tokens = PROMPTS, TOKEN_IDS
     whole = lm.domain_logits(prompts, tokens)
     torch.testing.assert_close(
         lm.domain_logits(prompts[::-1] + prompts[:1], tokens),
@@ -147,15 +141,6 @@ class Functional(hf.LlamaForCausalLM):
         return hf.modeling_outputs.CausalLMOutputWithPast(logits=logits)
 
 
-class Flat(hf.LlamaForCausalLM):
-    """Gives its head all positions of all rows as one list."""
-
-    def forward(self, input_ids: Any = None, attention_mask: Any = None, **kwargs: Any) -> Any:
-        out = self.model(input_ids=input_ids, attention_mask=attention_mask, **kwargs)
-        logits = self.lm_head(out.last_hidden_state.flatten(0, 1)).view(*input_ids.shape, -1)
-        return hf.modeling_outputs.CausalLMOutputWithPast(logits=logits)
-
-
 class OwnHead(nn.Module):
     """A head that is more than a linear layer."""
 
@@ -170,18 +155,16 @@ class OwnHead(nn.Module):
 
 @pytest.mark.parametrize(
     ("kind", "by_rows"),
-    [(ScaledAround, True), (Normalized, False), (Functional, False), (Flat, False)],
+    [(ScaledAround, True), (Normalized, False), (Functional, False)],
 )
-def test_unknown_architecture(
-    kind: type, by_rows: bool, small: SimpleNamespace, caplog: pytest.LogCaptureFixture
-) -> None:
-    config = small.config("llama")
+def test_unknown_architecture(kind: type, by_rows: bool, caplog: pytest.LogCaptureFixture) -> None:
+    config = config_of("llama")
     model = kind(config)
-    model.load_state_dict(small.model(config).state_dict())
-    lm = LanguageModel.from_module(model.eval(), small.tokenizer())
+    model.load_state_dict(random_model(config).state_dict())
+    lm = LanguageModel.from_module(model.eval(), small_tokenizer())
     with caplog.at_level(logging.WARNING):
-        ours = lm.domain_logits(small.prompts, small.token_ids)
-    naive = small.naive(model, small.prompts, small.token_ids)
+        ours = lm.domain_logits(PROMPTS, TOKEN_IDS)
+    naive = naive_logits(model, PROMPTS, TOKEN_IDS)
     assert (ours - naive).abs().max() <= TOLERANCE
     assert [used for used, _ in lm._tested.values()] == [by_rows]
     assert ("slower" in caplog.text) is not by_rows
@@ -200,55 +183,55 @@ class Adapted(nn.Linear):
 
 
 @pytest.mark.parametrize("make", [lambda head: OwnHead(), lambda head: Adapted(head.weight)])
-def test_other_heads(make: Callable[[nn.Linear], nn.Module], small: SimpleNamespace) -> None:
-    model = small.model(small.config("llama"))
+def test_other_heads(make: Callable[[nn.Linear], nn.Module]) -> None:
+    model = random_model(config_of("llama"))
     model.lm_head = make(model.lm_head)
-    lm = LanguageModel.from_module(model, small.tokenizer())
+    lm = LanguageModel.from_module(model, small_tokenizer())
     n_read: list[int] = []
     model.lm_head.register_forward_hook(lambda _, args, out: n_read.append(args[0].shape[1]))
-    lm.domain_logits(["Paris lives in"], small.token_ids)
+    lm.domain_logits(["Paris lives in"], TOKEN_IDS)
     assert n_read[-1] == 1, "the logits of earlier positions are not computed"
     for _ in range(2):
-        ours = lm.domain_logits(small.prompts, small.token_ids)
-        naive = small.naive(model, small.prompts, small.token_ids)
+        ours = lm.domain_logits(PROMPTS, TOKEN_IDS)
+        naive = naive_logits(model, PROMPTS, TOKEN_IDS)
         assert (ours - naive).abs().max() <= TOLERANCE
         if isinstance(model.lm_head, Adapted):  # an adapter adds nothing before it is trained
             nn.init.normal_(model.lm_head.delta)
         else:  # a head of another type is tested again
-            model.lm_head = nn.Linear(16, small.vocab)
+            model.lm_head = nn.Linear(16, VOCAB)
 
 
-def test_bidirectional_lm_is_refused(small: SimpleNamespace) -> None:
-    config = small.config("bert-decoder")
+def test_bidirectional_lm_is_refused() -> None:
+    config = config_of("bert-decoder")
     config.is_decoder = False
-    lm = LanguageModel.from_module(small.model(config), small.tokenizer())
+    lm = LanguageModel.from_module(random_model(config), small_tokenizer())
     with pytest.raises(LanguageModelError, match="BertLMHeadModel is not causal"):
-        lm.domain_logits(small.prompts, small.token_ids)
+        lm.domain_logits(PROMPTS, TOKEN_IDS)
 
 
 # -- side effects -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("joint", [False, True])
-def test_reading_a_model_in_training_changes_nothing(small: SimpleNamespace, joint: bool) -> None:
-    config = small.config("gpt2")
+def test_reading_a_model_in_training_changes_nothing(joint: bool) -> None:
+    config = config_of("gpt2")
     config.resid_pdrop = config.attn_pdrop = 0.5
-    model = small.model(config)
-    naive = small.naive(model, small.prompts, small.token_ids)
+    model = random_model(config)
+    naive = naive_logits(model, PROMPTS, TOKEN_IDS)
     model.train()
     model.transformer.h[0].eval()
     modes = {name: part.training for name, part in model.named_modules()}
     state = {name: value.clone() for name, value in model.state_dict().items()}
     random_state = torch.get_rng_state()
-    lm = LanguageModel.from_module(model, small.tokenizer())
+    lm = LanguageModel.from_module(model, small_tokenizer())
     with torch.autocast("cpu", torch.bfloat16):
         if joint:
             # Twice the same prompts, which share everything.
-            twice = lm.joint_logits([small.prompts] * 2, [small.token_ids] * 2)
+            twice = lm.joint_logits([PROMPTS] * 2, [TOKEN_IDS] * 2)
             assert lm.reads_prompts == "with shared prefixes (2.0 times fewer tokens)"
-            ours = twice[:, : len(small.token_ids)]
+            ours = twice[:, : len(TOKEN_IDS)]
         else:
-            ours = lm.domain_logits(small.prompts, small.token_ids)
+            ours = lm.domain_logits(PROMPTS, TOKEN_IDS)
         assert torch.is_autocast_enabled("cpu")
     assert (ours - naive).abs().max() <= TOLERANCE
     assert not ours.requires_grad and not ours.is_inference()
@@ -259,30 +242,28 @@ def test_reading_a_model_in_training_changes_nothing(small: SimpleNamespace, joi
     assert "forward" not in model.lm_head.__dict__
 
 
-def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
-    model = small.model(small.config("llama"))
-    tokenizer = small.tokenizer()
+def test_nan_names_the_prompt() -> None:
+    model = random_model(config_of("llama"))
+    tokenizer = small_tokenizer()
     with torch.no_grad():
         model.get_input_embeddings().weight[tokenizer.get_vocab()["Lima"]] = float("nan")
     lm = LanguageModel.from_module(model, tokenizer)
-    assert lm.domain_logits(["Paris", "Oslo"], small.token_ids).isfinite().all()
+    assert lm.domain_logits(["Paris", "Oslo"], TOKEN_IDS).isfinite().all()
     with pytest.raises(NonFiniteError, match=r"NaN.*prompt 1 \('Lima lives in the city of'\)"):
-        lm.domain_logits(["Paris", *small.prompts[1:]], small.token_ids)
+        lm.domain_logits(["Paris", *PROMPTS[1:]], TOKEN_IDS)
 
 
-def test_token_that_the_lm_lacks(lm_folder: Folder, small: SimpleNamespace) -> None:
+def test_token_that_the_lm_lacks(lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    with pytest.raises(
-        LanguageModelError, match=rf"token id 99; its tokens are 0 to {small.vocab - 1}"
-    ):
+    with pytest.raises(LanguageModelError, match=rf"token id 99; its tokens are 0 to {VOCAB - 1}"):
         lm.domain_logits(["Paris"], [4, 99])
 
 
-def test_half_precision_takes_the_fast_way(lm_folder: Folder, small: SimpleNamespace) -> None:
+def test_half_precision_takes_the_fast_way(lm_folder: Folder) -> None:
     exact = LanguageModel.from_pretrained(str(lm_folder("llama")))
     half = LanguageModel.from_pretrained(str(lm_folder("llama")), dtype="bfloat16")
-    ours = half.domain_logits(small.prompts, small.token_ids)
-    expected = exact.domain_logits(small.prompts, small.token_ids)
+    ours = half.domain_logits(PROMPTS, TOKEN_IDS)
+    expected = exact.domain_logits(PROMPTS, TOKEN_IDS)
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
     assert [by_rows for by_rows, _ in half._tested.values()] == [True]
     # Not on the dtype's own grid: the head's product was not rounded to it.

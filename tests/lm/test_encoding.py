@@ -1,7 +1,3 @@
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
-
 import pytest
 import torch
 import transformers as hf
@@ -9,9 +5,9 @@ import transformers as hf
 from lincorr_lightning.errors import LanguageModelError, SubjectsError
 from lincorr_lightning.lm.encoding import PromptEncoder
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.lm.small_lms import VOCAB, Folder, small_tokenizer
 from tests.toys import toy_model
 
-Folder = Callable[..., Path]
 PARIS_LIVES = [4, 9]
 
 
@@ -28,41 +24,39 @@ PARIS_LIVES = [4, 9]
     ],
 )
 def test_what_the_tokenizer_puts_before_and_nothing_after(
-    template: str | None, prefix: list[int], small: SimpleNamespace
+    template: str | None, prefix: list[int]
 ) -> None:
-    encoder = PromptEncoder(small.tokenizer(template))
+    encoder = PromptEncoder(small_tokenizer(template))
     assert encoder.rows(["Paris lives"]) == [prefix + PARIS_LIVES]
 
 
 @pytest.mark.parametrize("template", [None, "<s> $A </s>"])
-def test_add_bos_overrides(template: str | None, small: SimpleNamespace) -> None:
-    tokenizer = small.tokenizer(template)
+def test_add_bos_overrides(template: str | None) -> None:
+    tokenizer = small_tokenizer(template)
     # Whoever copies a prompt from a log copies its BOS too: it is never doubled.
     for prompt in ("Paris lives", "<s> Paris lives"):
         assert PromptEncoder(tokenizer, add_bos=True).rows([prompt]) == [[2, *PARIS_LIVES]]
     assert PromptEncoder(tokenizer, add_bos=False).rows(["Paris lives"]) == [PARIS_LIVES]
 
 
-def test_bos_that_the_tokenizer_lacks(small: SimpleNamespace) -> None:
-    tokenizer = small.tokenizer(None, bos_token=None)
+def test_bos_that_the_tokenizer_lacks() -> None:
+    tokenizer = small_tokenizer(None, bos_token=None)
     with pytest.raises(LanguageModelError, match=r"lm\.add_bos is true, but .* has no BOS token"):
         PromptEncoder(tokenizer, add_bos=True)
 
 
 @pytest.mark.parametrize("pad", [None, "<pad>", "<far>"])
-def test_padding_is_on_the_right_whatever_the_tokenizer_wants(
-    pad: str | None, small: SimpleNamespace
-) -> None:
+def test_padding_is_on_the_right_whatever_the_tokenizer_wants(pad: str | None) -> None:
     # "<far>" is an id that the tokenizer added and the LM has no embedding for.
-    tokenizer = small.tokenizer(None, pad_token=pad, padding_side="left")
-    encoder = PromptEncoder(tokenizer, vocab_size=small.vocab)
+    tokenizer = small_tokenizer(None, pad_token=pad, padding_side="left")
+    encoder = PromptEncoder(tokenizer, vocab_size=VOCAB)
     ids, mask = encoder.pad(encoder.rows(["Paris", "Paris lives in"]))
     assert ids.tolist() == [[4, 0, 0], [4, 9, 10]]
     assert mask.tolist() == [[1, 0, 0], [1, 1, 1]]
     assert ids.dtype == torch.long
 
 
-def test_encode_of_a_language_model(lm_folder: Folder, small: SimpleNamespace) -> None:
+def test_encode_of_a_language_model(lm_folder: Folder) -> None:
     folder = str(lm_folder("llama"))
     encoded = LanguageModel.from_pretrained(folder).encode(["Paris lives", "Oslo"])
     assert encoded["input_ids"].tolist()[0] == [2, *PARIS_LIVES]
@@ -80,11 +74,9 @@ def test_encode_of_a_language_model(lm_folder: Folder, small: SimpleNamespace) -
         (["Paris", "a \udce9"], r"prompt 1 \('a \\udce9'\) has an unpaired surrogate"),
     ],
 )
-def test_prompts_without_a_position_to_read(
-    prompts: list[str], message: str, small: SimpleNamespace
-) -> None:
+def test_prompts_without_a_position_to_read(prompts: list[str], message: str) -> None:
     with pytest.raises(SubjectsError, match=message):
-        PromptEncoder(small.tokenizer()).rows(prompts)
+        PromptEncoder(small_tokenizer()).rows(prompts)
 
 
 def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
@@ -96,15 +88,15 @@ def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
         lm.domain_logits(["Paris " * 32], [4])
 
 
-def test_tokenizer_of_another_lm(small: SimpleNamespace) -> None:
-    lm = LanguageModel.from_module(toy_model("llama", 20), small.tokenizer())
+def test_tokenizer_of_another_lm() -> None:
+    lm = LanguageModel.from_module(toy_model("llama", 20), small_tokenizer())
     message = r"prompt 1 \('Paris by'\) has the token id 31, but the LM has embeddings for 20"
     with pytest.raises(LanguageModelError, match=message):
         lm.domain_logits(["Paris", "Paris by"], [4])
 
 
-def test_slow_tokenizer_without_bos(small: SimpleNamespace) -> None:
+def test_slow_tokenizer_without_bos() -> None:
     encoder = PromptEncoder(hf.ByT5Tokenizer())  # bytes + 3; appends </s>
     assert encoder.rows(["ab", "c"]) == [[100, 101], [102]]
-    for tokenizer in (small.tokenizer(), small.tokenizer(None), hf.ByT5Tokenizer()):
+    for tokenizer in (small_tokenizer(), small_tokenizer(None), hf.ByT5Tokenizer()):
         assert len(PromptEncoder(tokenizer).probe()) >= 3

@@ -1,7 +1,3 @@
-from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
-
 import lightning as L
 import peft
 import pytest
@@ -12,9 +8,8 @@ from torch import nn
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.language_model import LanguageModel
+from tests.lm.small_lms import config_of, naive_logits, random_model, small_tokenizer, word_ids
 from tests.toys import toy_config
-
-Folder = Callable[..., Path]
 
 
 class Module(L.LightningModule):
@@ -25,32 +20,30 @@ class Module(L.LightningModule):
 
 
 @pytest.fixture
-def llama(small: SimpleNamespace) -> hf.PreTrainedModel:
-    return small.model(small.config("llama"))
+def llama() -> hf.PreTrainedModel:
+    return random_model(config_of("llama"))
 
 
-def test_finds_the_lm_at_any_depth(llama: hf.PreTrainedModel, small: SimpleNamespace) -> None:
+def test_finds_the_lm_at_any_depth(llama: hf.PreTrainedModel) -> None:
     assert causal_lm_of(llama) is llama
     assert causal_lm_of(Module(probe=nn.Linear(2, 2), net=llama)) is llama
     assert causal_lm_of(Module(deep=nn.Sequential(nn.ReLU(), Module(net=llama)))) is llama
-    assert causal_lm_of(Module(lm=LanguageModel.from_module(llama, small.tokenizer()))) is llama
-    llama.draft = small.model(small.config("gpt2"))  # a part of it
+    assert causal_lm_of(Module(lm=LanguageModel.from_module(llama, small_tokenizer()))) is llama
+    llama.draft = random_model(config_of("gpt2"))  # a part of it
     assert causal_lm_of(Module(lm=llama)) is llama
 
 
-def test_adapters_of_a_peft_wrapper_count(
-    llama: hf.PreTrainedModel, small: SimpleNamespace
-) -> None:
+def test_adapters_of_a_peft_wrapper_count(llama: hf.PreTrainedModel) -> None:
     config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
-    before = small.naive(llama, ["Paris lives"], [4, 5])
+    before = naive_logits(llama, ["Paris lives"], [4, 5])
     wrapped = peft.get_peft_model(llama, config)
     found = causal_lm_of(Module(net=wrapped))
     assert found is llama
-    ours = LanguageModel.from_module(found, small.tokenizer()).domain_logits(
+    ours = LanguageModel.from_module(found, small_tokenizer()).domain_logits(
         ["Paris lives"], [4, 5]
     )
     with torch.no_grad():
-        theirs = wrapped(input_ids=torch.tensor([small.ids("Paris lives")])).logits[0, -1, 4:6]
+        theirs = wrapped(input_ids=torch.tensor([word_ids("Paris lives")])).logits[0, -1, 4:6]
     torch.testing.assert_close(ours[0], theirs.double(), atol=1e-5, rtol=0)
     assert (ours - before).abs().max() > 1e-3
 
@@ -72,10 +65,8 @@ def test_encoders_and_backbones_are_passed_over(llama: hf.PreTrainedModel) -> No
         causal_lm_of(Module(**others))
 
 
-def test_several_are_listed_and_one_can_be_named(
-    llama: hf.PreTrainedModel, small: SimpleNamespace
-) -> None:
-    module = Module(policy=llama, reference=small.model(small.config("gpt2")))
+def test_several_are_listed_and_one_can_be_named(llama: hf.PreTrainedModel) -> None:
+    module = Module(policy=llama, reference=random_model(config_of("gpt2")))
     message = r"policy \(LlamaForCausalLM\), reference \(GPT2LMHeadModel\)"
     with pytest.raises(LanguageModelError, match=message):
         causal_lm_of(module)

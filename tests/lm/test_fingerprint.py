@@ -1,6 +1,4 @@
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,8 +12,7 @@ from lincorr_lightning.lm.fingerprint import (
     fingerprint_weights,
 )
 from lincorr_lightning.lm.language_model import LanguageModel
-
-Folder = Callable[..., Path]
+from tests.lm.small_lms import ARCHITECTURES, Folder, config_of, small_tokenizer
 
 
 class Weights(nn.Module):
@@ -98,30 +95,30 @@ def test_known_value() -> None:
     assert fingerprint_weights(weights) == "5e98f8f218e4b1e04e5ca9656ca0914b"
 
 
-def test_tokenizer_fingerprint(small: SimpleNamespace) -> None:
+def test_tokenizer_fingerprint() -> None:
     def of(tokenizer: object) -> str:
         return fingerprint_tokenizer(tokenizer, PromptEncoder(tokenizer).prefix)
 
-    first = of(small.tokenizer())
-    used = small.tokenizer(pad_token="<pad>")
+    first = of(small_tokenizer())
+    used = small_tokenizer(pad_token="<pad>")
     used(["Paris", "Paris lives in"], padding=True, truncation=True, max_length=2)
     assert of(used) == first
-    assert of(small.tokenizer(None)) != first
-    larger = small.tokenizer()
+    assert of(small_tokenizer(None)) != first
+    larger = small_tokenizer()
     larger.add_tokens(["Zork"])
     assert of(larger) != first
-    lowered = small.tokenizer()
+    lowered = small_tokenizer()
     lowered.backend_tokenizer.normalizer = normalizers.Replace("city", "country")
     assert of(lowered) != first
 
 
-def test_config_fingerprint(small: SimpleNamespace) -> None:
-    prints = {fingerprint_config(small.config(name)) for name in small.architectures}
-    assert len(prints) == len(small.architectures)
-    config = small.config("gemma2")
+def test_config_fingerprint() -> None:
+    prints = {fingerprint_config(config_of(name)) for name in ARCHITECTURES}
+    assert len(prints) == len(ARCHITECTURES)
+    config = config_of("gemma2")
     config.final_logit_softcapping = 9.0
     assert fingerprint_config(config) not in prints
-    config = small.config("llama")
+    config = config_of("llama")
     config.transformers_version, config.use_cache, config.dtype = "9", False, torch.float16
     assert fingerprint_config(config) in prints
 

@@ -1,12 +1,10 @@
-import dataclasses
-from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 
 import lightning as L
 import pytest
 import yaml
-from jsonargparse import ArgumentParser, set_parsing_settings
+from jsonargparse import ArgumentParser
 
 from lincorr_lightning.lm.config import LMConfig
 
@@ -50,29 +48,3 @@ def test_laid_over_a_study(name: str, tmp_path: Path) -> None:
     assert model.ridge == 2.0
     # What the overlay does not mention stays the study's.
     assert model.lm == LMConfig(**(lm | options))
-
-
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_key_has_a_comment(name: str) -> None:
-    lines = (CONFIGS / f"{name}.yaml").read_text().splitlines()
-    assert lines[0].startswith("# ") and any(f"configs/lm/{name}.yaml" in line for line in lines)
-    keys = [i for i, line in enumerate(lines) if line.startswith("      ") and "#" not in line]
-    assert len(keys) >= 3
-    assert all(lines[i - 1].lstrip().startswith("# ") for i in keys)
-
-
-@pytest.fixture
-def field_docstrings() -> Iterator[None]:
-    """As the program sets jsonargparse; it is a setting of the whole process."""
-    set_parsing_settings(docstring_parse_attribute_docstrings=True)
-    yield
-    set_parsing_settings(docstring_parse_attribute_docstrings=False)
-
-
-def test_every_field_explains_itself(field_docstrings: None) -> None:
-    made = ArgumentParser()
-    made.add_class_arguments(LMConfig, "lm")
-    _, _, helped = " ".join(made.format_help().split()).partition("--lm CONFIG")
-    for field in dataclasses.fields(LMConfig):
-        shown = helped.split(f"--lm.{field.name} ")[1].split("(type:")[0]
-        assert shown.rstrip().endswith(".") and len(shown.split()) > 5, field.name

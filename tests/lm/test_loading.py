@@ -4,11 +4,8 @@ import json
 import os
 import shutil
 import socket
-import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -24,9 +21,8 @@ from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import weights_read_once
+from tests.lm.small_lms import Folder, config_of, random_model, small_tokenizer
 from tests.toys import toy_config, toy_model
-
-Folder = Callable[..., Path]
 
 
 def refusal(name: str | Path, **options: Any) -> str:
@@ -62,30 +58,13 @@ def test_config_from_a_mapping_and_from_pretrained_agree(folder: Path) -> None:
     assert lm.model.config._attn_implementation == "eager"
 
 
-def test_float32_by_default_whatever_the_checkpoint_has(
-    tmp_path: Path, small: SimpleNamespace
-) -> None:
-    small.model(small.config("llama")).to(torch.bfloat16).save_pretrained(tmp_path)
-    small.tokenizer().save_pretrained(tmp_path)
+def test_float32_by_default_whatever_the_checkpoint_has(tmp_path: Path) -> None:
+    random_model(config_of("llama")).to(torch.bfloat16).save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
     path = str(tmp_path)
     assert LanguageModel.from_pretrained(path).model.dtype == torch.float32
     assert LanguageModel.from_pretrained(path, dtype="auto").model.dtype == torch.bfloat16
     assert LanguageModel.from_pretrained(path, dtype="float16").model.dtype == torch.float16
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory maps are read as Linux tells them")
-def test_weights_of_the_file_s_dtype_are_mapped_not_copied(folder: Path) -> None:
-    def mapped(dtype: str) -> set[bool]:
-        lm = LanguageModel.from_pretrained(str(folder), dtype=dtype)
-        lines = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-        ends = [
-            [int(end, 16) for end in line[0].split("-")]
-            for line in lines if line[-1] == str(folder / "model.safetensors")
-        ]  # fmt: skip
-        return {any(a <= p.data_ptr() < b for a, b in ends) for p in lm.model.parameters()}
-
-    assert mapped("float32") == mapped("auto") == {True}
-    assert mapped("bfloat16") == {False}
 
 
 @pytest.mark.parametrize(
@@ -223,11 +202,9 @@ def test_tied_head_is_not_missed(lm_folder: Folder) -> None:
         (hf.AutoModel, "vit", "a model without a language-modeling head (ViTModel)"),
     ],
 )
-def test_not_a_causal_lm(
-    auto: Any, model_type: str, kind: str, tmp_path: Path, small: SimpleNamespace
-) -> None:
+def test_not_a_causal_lm(auto: Any, model_type: str, kind: str, tmp_path: Path) -> None:
     auto.from_config(toy_config(model_type)).save_pretrained(tmp_path)
-    small.tokenizer().save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
     assert f"the folder {tmp_path} holds {kind}, not a causal LM" in refusal(tmp_path)
 
 

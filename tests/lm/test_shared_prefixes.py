@@ -1,8 +1,7 @@
 """Logits of prompts that share what they begin with, against one unpadded prompt at a time."""
 
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,16 +10,13 @@ import torch
 import transformers as hf
 
 from lincorr_lightning.errors import LanguageModelError, NonFiniteError
-from lincorr_lightning.lm.encoding import PAD_ID
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.shared_prefixes import (
-    PromptTree,
     grow_trees,
     narrowest_window,
-    pack_trees,
 )
+from tests.lm.small_lms import Folder, config_of, naive_logits, random_model, small_tokenizer
 
-Folder = Callable[..., Path]
 TOLERANCE = 1e-4
 # Those whose positions or memory are their own: ALiBi, and a recurrent one.
 ALONE = {"bloom", "mamba"}
@@ -44,11 +40,11 @@ def prompts(inputs: list[str] = INPUTS, templates: list[str] = TEMPLATES) -> lis
     return [[template.format(x) for x in inputs] for template in templates]
 
 
-def naive(model: Any, small: SimpleNamespace, bos: bool = True, **which: Any) -> torch.Tensor:
+def naive(model: Any, bos: bool = True, **which: Any) -> torch.Tensor:
     domains = which.pop("domains", DOMAINS)
     return torch.cat(
         [
-            small.naive(model, about, tokens, bos)
+            naive_logits(model, about, tokens, bos)
             for about, tokens in zip(prompts(**which), domains, strict=True)
         ],
         1,
@@ -73,7 +69,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]
 @pytest.mark.parametrize("bos", [True, False])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_shared_equals_single_prompts(
-    architecture: str, bos: bool, attention: str, lm_folder: Folder, small: SimpleNamespace
+    architecture: str, bos: bool, attention: str, lm_folder: Folder
 ) -> None:
     folder = lm_folder(architecture, "<s> $A" if bos else None)
     try:
@@ -83,7 +79,7 @@ def test_shared_equals_single_prompts(
         pytest.skip(f"{architecture} has no sdpa")
     ours = lm.joint_logits(prompts(), DOMAINS)
     assert ours.dtype == torch.float64
-    expected = naive(lm.model, small, bos)
+    expected = naive(lm.model, bos)
     assert expected.std() > 0.1
     assert (ours - expected).abs().max() <= TOLERANCE * expected.abs().max()
     assert lm.reads_prompts is not None
@@ -98,19 +94,15 @@ def test_shared_equals_single_prompts(
 
 
 @pytest.mark.parametrize("tokens_per_forward", [3, 40])
-def test_batch_size_does_not_matter(
-    tokens_per_forward: int, lm_folder: Folder, small: SimpleNamespace
-) -> None:
+def test_batch_size_does_not_matter(tokens_per_forward: int, lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(
         str(lm_folder("llama")), tokens_per_forward=tokens_per_forward, share_prefixes=True
     )
-    expected = naive(lm.model, small)
+    expected = naive(lm.model)
     assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
 
 
-def test_settings(
-    lm_folder: Folder, small: SimpleNamespace, forwards: list[tuple[int, int]]
-) -> None:
+def test_settings(lm_folder: Folder, forwards: list[tuple[int, int]]) -> None:
     folder = str(lm_folder("gpt2"))
 
     def tokens(share: Any, templates: list[str]) -> int:
@@ -119,7 +111,7 @@ def test_settings(
         lm.joint_logits(prompts(templates=templates), domains)  # the probes' forwards, once
         forwards.clear()
         ours = lm.joint_logits(prompts(templates=templates), domains)
-        expected = naive(lm.model, small, templates=templates, domains=domains)
+        expected = naive(lm.model, templates=templates, domains=domains)
         assert (ours - expected).abs().max() <= TOLERANCE
         return sum(n * length for n, length in forwards)
 
@@ -140,19 +132,19 @@ def test_no_prompts_and_unknown_tokens(lm_folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("window", [4, 64])
-def test_sliding_window(window: int, small: SimpleNamespace) -> None:
-    config = small.config("mistral", sliding_window=window)
-    model = small.model(config)
-    lm = LanguageModel.from_module(model, small.tokenizer())
+def test_sliding_window(window: int) -> None:
+    config = config_of("mistral", sliding_window=window)
+    model = random_model(config)
+    lm = LanguageModel.from_module(model, small_tokenizer())
     ours = lm.joint_logits(prompts(), DOMAINS)
-    expected = naive(model, small)
+    expected = naive(model)
     assert (ours - expected).abs().max() <= TOLERANCE
     narrow = f"one by one: its attention window is {window} tokens"
     assert (lm.reads_prompts or "").startswith(narrow if window == 4 else "with shared prefixes")
     # The window is felt, so that reading past it would be seen.
     config.sliding_window = 64
-    wide = small.model(config)
-    assert (naive(wide, small) - expected).abs().max() > 0.01 or window == 64
+    wide = random_model(config)
+    assert (naive(wide) - expected).abs().max() > 0.01 or window == 64
 
 
 def test_windows_in_configs() -> None:
@@ -183,23 +175,21 @@ class Leaky(hf.LlamaForCausalLM):
 
 @pytest.mark.parametrize("kind", [Blind, Leaky])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_an_lm_that_only_seems_to_heed_mask_and_positions(
-    kind: type, dtype: torch.dtype, small: SimpleNamespace
-) -> None:
-    config = small.config("llama")
+def test_an_lm_that_only_seems_to_heed_mask_and_positions(kind: type, dtype: torch.dtype) -> None:
+    config = config_of("llama")
     model = kind(config)
-    model.load_state_dict(small.model(config).state_dict())
-    lm = LanguageModel.from_module(model.eval().to(dtype), small.tokenizer())
+    model.load_state_dict(random_model(config).state_dict())
+    lm = LanguageModel.from_module(model.eval().to(dtype), small_tokenizer())
     lm.joint_logits(prompts(), DOMAINS)
     assert lm.reads_prompts == "one by one: its logits would change"
 
 
-def test_head_that_is_not_linear(small: SimpleNamespace) -> None:
-    model = small.model(small.config("llama"))
+def test_head_that_is_not_linear() -> None:
+    model = random_model(config_of("llama"))
     model.lm_head = torch.nn.Sequential(model.lm_head)
-    lm = LanguageModel.from_module(model, small.tokenizer())
+    lm = LanguageModel.from_module(model, small_tokenizer())
     ours = lm.joint_logits(prompts(), DOMAINS)
-    assert (ours - naive(model, small)).abs().max() <= TOLERANCE
+    assert (ours - naive(model)).abs().max() <= TOLERANCE
     assert lm.reads_prompts == "one by one: its head is not a plain linear layer"
 
 
@@ -211,9 +201,7 @@ def test_half_precision(lm_folder: Folder) -> None:
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
 
 
-def test_memory_that_runs_out(
-    lm_folder: Folder, small: SimpleNamespace, forwards: list[tuple[int, int]]
-) -> None:
+def test_memory_that_runs_out(lm_folder: Folder, forwards: list[tuple[int, int]]) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
     lm.joint_logits(prompts(INPUTS[:1]), DOMAINS)  # the probes' forwards, once
     call = lm.model.model.forward
@@ -226,16 +214,16 @@ def test_memory_that_runs_out(
     lm.model.model.forward = scarce
     limit = 60
     ours = lm.joint_logits(prompts(), DOMAINS)
-    assert (ours - naive(lm.model, small)).abs().max() <= TOLERANCE
+    assert (ours - naive(lm.model)).abs().max() <= TOLERANCE
     assert max(n * length for n, length in forwards) > limit
     limit = 5
     with pytest.raises(LanguageModelError, match=r"batch size 1 and sequence length \d+ does not"):
         lm.joint_logits(prompts(), DOMAINS)
 
 
-def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
-    model = small.model(small.config("llama"))
-    tokenizer = small.tokenizer()
+def test_nan_names_the_prompt() -> None:
+    model = random_model(config_of("llama"))
+    tokenizer = small_tokenizer()
     with torch.no_grad():
         model.get_input_embeddings().weight[tokenizer.get_vocab()["country"]] = float("nan")
     lm = LanguageModel.from_module(model, tokenizer)
@@ -244,9 +232,9 @@ def test_nan_names_the_prompt(small: SimpleNamespace) -> None:
 
 
 @pytest.mark.slow
-def test_compiled(lm_folder: Folder, small: SimpleNamespace) -> None:
+def test_compiled(lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")), compile=True)
-    expected = naive(LanguageModel.from_pretrained(str(lm_folder("llama"))).model, small)
+    expected = naive(LanguageModel.from_pretrained(str(lm_folder("llama"))).model)
     assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
     assert (lm.reads_prompts or "").startswith("with shared prefixes")
     first = lm.domain_logits(prompts()[0], DOMAINS[0])
@@ -254,74 +242,22 @@ def test_compiled(lm_folder: Folder, small: SimpleNamespace) -> None:
     assert lm.model.model._compiled_call_impl is not None
 
 
-# -- trees of prompts ----------------------------------------------------------------------------
-
-CPU = torch.device("cpu")
-
-
-def paths(tree: PromptTree) -> dict[int, list[int]]:
-    """Each prompt, read from its end up to the root."""
-    found = {}
-    for index, node in tree.ends:
-        row = []
-        while node >= 0:
-            row.append(tree.token_ids[node])
-            node = tree.parents[node]
-        found[index] = row[::-1]
-    return found
-
-
-def random_rows(seed: int, n: int = 30) -> list[list[int]]:
-    chance = random.Random(seed)
-    return [[chance.randrange(3) for _ in range(chance.randint(1, 6))] for _ in range(n)]
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_one_tree_holds_every_prompt_and_each_beginning_once(seed: int) -> None:
-    rows = random_rows(seed)
-    (tree,) = grow_trees(dict(enumerate(rows)))
-    assert paths(tree) == dict(enumerate(rows))
-    assert len(tree.token_ids) == len({tuple(row[:i]) for row in rows for i in range(1, 7)})
-    assert all(parent < node for node, parent in enumerate(tree.parents))
-
-
-@pytest.mark.parametrize("most", [1, 4, 30])
-def test_trees_are_cut_at_their_bound_and_lose_nothing(most: int) -> None:
-    rows = random_rows(0)
+@pytest.mark.parametrize("most", [1, 4, 256])
+def test_trees_hold_every_prompt_and_each_beginning_once(most: int) -> None:
+    chance = random.Random(most)
+    rows = [[chance.randrange(3) for _ in range(chance.randint(1, 6))] for _ in range(30)]
     trees = list(grow_trees(dict(enumerate(rows)), most))
-    assert {i: row for tree in trees for i, row in paths(tree).items()} == dict(enumerate(rows))
-    assert sum(len(tree.ends) for tree in trees) == len(rows)
+    paths = {}
     for tree in trees:
-        assert len(tree.token_ids) <= max(most, *(len(rows[index]) for index, _ in tree.ends))
-
-
-def test_duplicates_end_at_one_node_and_a_prompt_may_end_within_another() -> None:
-    (tree,) = grow_trees({7: [5, 6, 8], 2: [5, 6], 4: [5, 6, 8], 1: [9]})
-    assert tree.token_ids == [5, 6, 8, 9]
-    assert tree.parents == (-1, 0, 1, -1)
-    assert sorted(tree.ends) == [(1, 3), (2, 1), (4, 2), (7, 2)]
-    assert list(grow_trees({})) == []
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_node_sees_its_ancestors_and_has_its_depth(dtype: torch.dtype) -> None:
-    trees = [t for seed in (3, 4, 5) for t in grow_trees(dict(enumerate(random_rows(seed, 8))))]
-    batch = pack_trees(trees, dtype, CPU)
-    length = max(len(tree.token_ids) for tree in trees)
-    assert batch["input_ids"].shape == batch["position_ids"].shape == (3, length)
-    assert batch["attention_mask"].shape == (3, 1, length, length)
-    assert batch["attention_mask"].dtype == dtype
-    assert set(batch["attention_mask"].unique().tolist()) == {0.0, torch.finfo(dtype).min}
-    for row, tree in enumerate(trees):
-        for node in range(length):
-            sees = set((batch["attention_mask"][row, 0, node] == 0).nonzero()[:, 0].tolist())
-            if node >= len(tree.token_ids):
-                assert sees == {node} and batch["input_ids"][row, node] == PAD_ID
-                continue
-            expected, up = set(), node
-            while up >= 0:
-                expected.add(up)
-                up = tree.parents[up]
-            assert sees == expected
-            assert batch["position_ids"][row, node] == len(expected) - 1
-            assert batch["input_ids"][row, node] == tree.token_ids[node]
+        for index, node in tree.ends:
+            path = []
+            while node >= 0:
+                path.append(tree.token_ids[node])
+                node = tree.parents[node]
+            paths[index] = path[::-1]
+        longest = max(len(paths[index]) for index, _ in tree.ends)
+        assert len(tree.token_ids) <= max(most, longest)
+    assert paths == dict(enumerate(rows))
+    if most == 256:
+        (tree,) = trees
+        assert len(tree.token_ids) == len({tuple(row[:i]) for row in rows for i in range(1, 7)})

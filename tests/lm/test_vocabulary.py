@@ -1,5 +1,4 @@
 from itertools import product
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,6 +7,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
+from tests.lm.small_lms import small_tokenizer
 from tests.toys import word_tokenizer
 
 
@@ -67,8 +67,8 @@ def test_sentencepiece_like_vocabulary() -> None:
     assert usable_strings(tokenizer) == ["A", "the", "e"]
 
 
-def test_sample_is_the_same_on_every_machine(small: SimpleNamespace) -> None:
-    tokenizer = small.tokenizer(pad_token="<pad>")
+def test_sample_is_the_same_on_every_machine() -> None:
+    tokenizer = small_tokenizer(pad_token="<pad>")
     strings = usable_strings(tokenizer)
     # A whole Fisher-Yates shuffle, of the generator's raw words.
     for words, seed in ((1, 0), (2, 7)):
@@ -81,8 +81,8 @@ def test_sample_is_the_same_on_every_machine(small: SimpleNamespace) -> None:
     assert sample_subjects(tokenizer, 5) == ["in", "house", "old", "city", "Tokyo"]
 
 
-def test_sample_without_replacement_of_everything_there_is(small: SimpleNamespace) -> None:
-    tokenizer = small.tokenizer()
+def test_sample_without_replacement_of_everything_there_is() -> None:
+    tokenizer = small_tokenizer()
     strings = usable_strings(tokenizer)
     for words in (1, 2):
         everything = {" ".join(pair) for pair in product(strings, repeat=words)}
@@ -94,16 +94,16 @@ def test_sample_without_replacement_of_everything_there_is(small: SimpleNamespac
         assert few != sample_subjects(tokenizer, 11, words_per_subject=words, seed=1)
 
 
-def test_more_combinations_than_64_bits_can_count(small: SimpleNamespace) -> None:
-    sampled = sample_subjects(small.tokenizer(), 50, words_per_subject=30)
+def test_more_combinations_than_64_bits_can_count() -> None:
+    sampled = sample_subjects(small_tokenizer(), 50, words_per_subject=30)
     assert len(set(sampled)) == 50
     assert {len(x.split()) for x in sampled} == {30}
     # Words at every place vary.
     assert all(len({x.split()[place] for x in sampled}) > 10 for place in range(30))
 
 
-def test_more_than_there_are(small: SimpleNamespace) -> None:
-    tokenizer = small.tokenizer()
+def test_more_than_there_are() -> None:
+    tokenizer = small_tokenizer()
     n = len(usable_strings(tokenizer))
     message = rf"the vocabulary has {n} subjects of"
     with pytest.raises(SubjectsError, match=message):

@@ -151,16 +151,6 @@ def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
         lm.shard(SimpleNamespace(mesh_dim_names=None))  # type: ignore[arg-type]
 
 
-def test_out_of_memory_names_the_setting_to_lower() -> None:
-    def fail(batch: list[int]) -> None:
-        raise torch.OutOfMemoryError("no memory. More details")
-
-    with pytest.raises(
-        LanguageModelError, match=r"batch size 6 and sequence length 10 .* \(it is 64\)"
-    ):
-        MicroBatches(64).run([10] * 9, "cpu", fail)
-
-
 def test_all_ranks_run_equally_many_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[list[int]] = []
     batches = MicroBatches(20)
