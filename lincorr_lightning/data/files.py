@@ -152,17 +152,14 @@ def read_texts(
 
 
 def _files(path: Path, owner: str) -> list[Path]:
-    def has_text(file: Path) -> bool:
-        is_hidden = any(part.startswith(".") for part in file.relative_to(path).parts)
-        return file.is_file() and file.suffix.lower() in SUFFIXES and not is_hidden
-
     if path.is_dir():
-        return sorted(filter(has_text, path.rglob("*")))
-    if not path.exists():
-        raise SubjectsError(f"{owner}.texts {path} does not exist. Name a file or a folder.")
-    if path.suffix.lower() not in SUFFIXES:
+        inside = (file.relative_to(path) for file in path.rglob("*") if file.is_file())
+        texts = (file for file in inside if file.suffix.lower() in SUFFIXES)
+        return sorted(path / f for f in texts if not any(part.startswith(".") for part in f.parts))
+    if not path.exists() or path.suffix.lower() not in SUFFIXES:
         raise SubjectsError(
-            f"{owner}.texts {path} is not a {', '.join(SUFFIXES)} file. Name one of these kinds."
+            f"{owner}.texts {path} is not there, or is no {', '.join(SUFFIXES)} file. Name a file "
+            "of one of these kinds, or a folder."
         )
     return [path]
 

@@ -219,7 +219,7 @@ class TextsDataModule(StudyData):
         self.texts, self.key, self.sample_by = texts, key, sample_by
         self.knowledge, self.knowledge_files = knowledge, knowledge_files
         self.skip_tokens, self.eval_batch_size = skip_tokens, eval_batch_size
-        self.n_held_out, self.n_texts = n_held_out, n_texts
+        self.n_held_out, self.n_texts = n_held_out, n_held_out if n_texts is None else n_texts
         self.training_tokens = training_tokens
         self.n_skipped = 0
         self._rows: list[list[int]] = []
@@ -229,7 +229,7 @@ class TextsDataModule(StudyData):
         """Read and tokenize the texts, the same on every rank."""
         trains, skip = stage in (None, "fit"), self.skip_tokens
         self.n_skipped = len(self.language_model.prefix) if skip is None else skip
-        texts, n = self._find_texts(self.knowledge), self.n_held_out if trains else self._n_read
+        texts, n = self._find_texts(self.knowledge), self.n_held_out if trains else self.n_texts
         held_out, others = self._split(texts, n)
         rows = self._tokenize(held_out)
         self._held_out = [row for row in rows if len(row) > self.n_skipped + 1]
@@ -247,14 +247,9 @@ class TextsDataModule(StudyData):
                 "are read"
             )
 
-    @property
-    def _n_read(self) -> int:
-        """Number of texts that a study reads which trains nothing."""
-        return self.n_held_out if self.n_texts is None else self.n_texts
-
     def read_texts(self) -> list[str]:
         """Return the texts that a study reads which trains nothing."""
-        return self._split(self._find_texts(self.knowledge), self._n_read)[0]
+        return self._split(self._find_texts(self.knowledge), self.n_texts)[0]
 
     def other_blocks(self) -> TextBlocks:
         """Return steps of `training_tokens` of the texts that are not among `read_texts`.

@@ -244,19 +244,14 @@ class CorpusDataModule(StudyData):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        shares = {
-            "full_loss_fraction": full_loss_fraction,
-            "mixup_fraction": mixup_fraction,
-            "cooccurrence": cooccurrence,
-        }
-        for name, share in shares.items():
-            require(f"data.{name}", share, at_least=0, at_most=1)
+        self.save_hyperparameters()
+        for name in ("full_loss_fraction", "mixup_fraction", "cooccurrence"):
+            require(f"data.{name}", self.hparams[name], at_least=0, at_most=1)
         require("data.batch_size", batch_size, at_least=1)
         require("data.second_home_repeats", second_home_repeats, at_least=1)
         for name, n in (repeats or {}).items():
             require(f"data.repeats.{name}", n, at_least=1)
         self.world_config = as_settings(WorldConfig, world or WorldConfig())
-        self.save_hyperparameters()
         self.knowledge, self.repeats = knowledge or ["attribute", "math"], repeats or {}
         self.pair, self.cooccurrence, self.seed = pair, cooccurrence, seed
         self._packing: dict[str, Any] = {

@@ -34,8 +34,6 @@ _FILES = (
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", WORLD_FILE,
 )  # fmt: skip
-# Of `MeanMetric`: sums of the weighted values, and of the weights.
-_LOSS_STATE = ("mean_value", "weight")
 
 
 @dataclass(frozen=True)
@@ -323,9 +321,9 @@ class Pretraining(Study):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the loss of this epoch so far on each rank, and the last recall."""
-        state = torch.stack([getattr(self._loss, name) for name in _LOSS_STATE])
-        ranks: Any = self.all_gather(state)
-        return {"loss": ranks.reshape(-1, len(_LOSS_STATE)).cpu(), "recall": dict(self._recall)}
+        state: Any = self._loss.metric_state  # sums of losses and of weights
+        ranks: Any = self.all_gather(torch.stack([*state.values()]))
+        return {"loss": ranks.reshape(-1, len(state)).cpu(), "recall": dict(self._recall)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another vocabulary, and restore loss and recall."""
@@ -348,7 +346,7 @@ class Pretraining(Study):
         rank, n_ranks = (self.global_rank, self.trainer.world_size) if self._trainer else (0, 1)
         if n_ranks != len(ranks):
             ranks = ranks.sum(0) * torch.eye(n_ranks, 1)
-        for name, value in zip(_LOSS_STATE, ranks[rank], strict=True):
+        for name, value in zip(self._loss.metric_state, ranks[rank], strict=True):
             setattr(self._loss, name, value.to(self.device))
 
 

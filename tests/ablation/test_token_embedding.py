@@ -36,9 +36,6 @@ MODELS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "modernbert": lambda: hf.ModernBertForMaskedLM(hf.ModernBertConfig(**_ENCODER, pad_token_id=0)),
     "t5": lambda: hf.T5ForConditionalGeneration(hf.T5Config(**_T5)),
     "t5-encoder": lambda: hf.T5EncoderModel(hf.T5Config(**_T5)),
-    "mamba": lambda: hf.MambaForCausalLM(
-        hf.MambaConfig(vocab_size=VOCAB, hidden_size=8, num_hidden_layers=1)
-    ),
     "llama-bare": lambda: hf.LlamaModel(hf.LlamaConfig(**_ENCODER)),
     "gpt2-bare": lambda: hf.GPT2Model(
         hf.GPT2Config(vocab_size=VOCAB, n_positions=16, n_embd=8, n_layer=1, n_head=1)
@@ -92,9 +89,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory, small: SimpleNamespace) -> C
 # -- which matrix ----------------------------------------------------------------------------
 
 
-def test_embedding_and_head_of_every_decoder(
-    architecture: str, lm_folder: Callable[..., Path]
-) -> None:
+def test_embedding_and_head_of_every_decoder(architecture, lm_folder):
     path = lm_folder(architecture)
     model = hf.AutoModelForCausalLM.from_pretrained(path)
     inputs, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
@@ -165,9 +160,7 @@ def test_only_the_shard_of_the_matrix_is_opened(folder: Path, small: SimpleNames
 
 @pytest.mark.parametrize("is_archive", [True, False])
 @pytest.mark.parametrize("name", ["llama", "llama-tied"])
-def test_pickled_weights(
-    name: str, is_archive: bool, lm_folder: Callable[..., Path], tmp_path: Path
-) -> None:
+def test_pickled_weights(name, is_archive, lm_folder, tmp_path):
     path = Path(shutil.copytree(lm_folder(name), tmp_path / "pickled"))
     model = hf.AutoModelForCausalLM.from_pretrained(path)
     # A tied matrix is in it under both names, once; here as parameters, which require gradients.
@@ -218,12 +211,11 @@ def test_no_embedding_among_the_tensors(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-@pytest.mark.parametrize("kept", [0.5, 0.001])
-def test_damaged_weights(name: str, kept: float, folder: Path) -> None:
+def test_damaged_weights(name: str, folder: Path) -> None:
     if name == "pytorch_model.bin":
         save_bin(folder, load_file(folder / "model.safetensors"))
     content = (folder / name).read_bytes()
-    (folder / name).write_bytes(content[: int(len(content) * kept)])
+    (folder / name).write_bytes(content[: len(content) // 2])
     message = refusal(folder)
     assert f"{name} of the folder {folder} cannot be read" in message
     assert "copy or download" in message.lower()
@@ -241,9 +233,7 @@ def test_damaged_weights(name: str, kept: float, folder: Path) -> None:
         (lambda w: w[0], r"is \(16,\) in torch.float32, not a matrix"),
     ],
 )
-def test_tensor_that_is_no_vocabulary(
-    change: Callable[[torch.Tensor], torch.Tensor], reason: str, folder: Path
-) -> None:
+def test_tensor_that_is_no_vocabulary(change, reason, folder):
     tensors = load_file(folder / "model.safetensors")
     changed = change(tensors["model.embed_tokens.weight"]).clone()
     tensors["model.embed_tokens.weight"] = changed

@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -60,8 +59,8 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("files", "name", "options", "message"),
     [
-        ({}, "gone", {"owner": "Monitor"}, r"Monitor\.texts .*gone does not exist"),
-        ({"a.md": "x"}, "a.md", {}, r"is not a \.txt, \.jsonl, \.csv file"),
+        ({}, "gone", {"owner": "Monitor"}, r"Monitor\.texts .*gone is not there"),
+        ({"a.md": "x"}, "a.md", {}, r"is no \.txt, \.jsonl, \.csv file"),
         ({"f/a.txt": "  "}, "f", {}, r"f holds no text\. Put .txt"),
         ({"a.jsonl": '{"text": "x"}\n{"body": "x"}'}, "a.jsonl", {},
          r"a\.jsonl, line 2: 'text' is None; .* as data\.key"),
@@ -71,9 +70,7 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
         ({"a.txt": "x"}, "a.txt", {"sample_by": "page"}, r"data\.sample_by is 'page'"),
     ],
 )  # fmt: skip
-def test_files_that_cannot_be_read(
-    tmp_path: Path, files: dict[str, str], name: str, options: dict[str, Any], message: str
-) -> None:
+def test_files_that_cannot_be_read(tmp_path, files, name, options, message):
     write(tmp_path, files)
     with pytest.raises(SubjectsError, match=message):
         list(read_texts(tmp_path / name, **options))

@@ -35,9 +35,7 @@ def _data(lm: LanguageModel, file: str, **changes: Any) -> TextsDataModule:
     return data
 
 
-def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(
-    lm: LanguageModel, file: str
-) -> None:
+def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(lm, file):
     data = _data(lm, file)
     words = {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
     blocks = data.blocks()
@@ -132,9 +130,7 @@ def test_too_little(lm: LanguageModel, file: str, changes: Any, error: type, mes
         _data(lm, file, **changes)
 
 
-def test_a_study_that_trains_nothing_may_read_all_texts(
-    lm: LanguageModel, file: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_study_that_trains_nothing_may_read_all_texts(lm, file, monkeypatch):
     messages: list[str] = []
     monkeypatch.setattr("lincorr_lightning.data.texts.rank_zero_info", messages.append)
     data = TextsDataModule(lm, [file], n_texts=70)  # batch_tokens at its default, too

@@ -81,9 +81,7 @@ def test_a_document_is_one_text(small_lm: str, tmp_path: Path) -> None:
     assert tokens(data).tolist() == [token_ids(small_lm, words(16, 9))]
 
 
-def test_texts_about_the_world_of_the_lm_or_of_the_embedded_one(
-    small_lm: str, tmp_path: Path
-) -> None:
+def test_texts_about_the_world_of_the_lm_or_of_the_embedded_one(small_lm, tmp_path):
     embedded = LanguageModel(LMConfig())
     prompts, texts = read_prompts(embedded, n_tokens=24, n_texts=3), list(world_documents(3, 24))
     expected = embedded.tokenizer([text.text for text in texts], add_special_tokens=False)

@@ -31,14 +31,12 @@ def truths():
 def unpack(batch):
     """Each statement of a batch: its tokens and the target after each of them."""
     found = []
-    for ids, positions, targets in zip(
-        batch.input_ids.tolist(), batch.position_ids.tolist(), batch.targets.tolist(), strict=True
-    ):
-        for token, position, target in zip(ids, positions, targets, strict=True):
-            if position == 0:
-                found.append(([], []))
-            found[-1][0].append(token)
-            found[-1][1].append(target)
+    columns = (batch.input_ids, batch.position_ids, batch.targets)
+    for token, position, target in zip(*(c.flatten().tolist() for c in columns), strict=True):
+        if position == 0:
+            found.append(([], []))
+        found[-1][0].append(token)
+        found[-1][1].append(target)
     return [(tokens, targets) for tokens, targets in found if tokens != [0]]
 
 
@@ -87,10 +85,9 @@ def test_facts_are_repeated():
 def test_every_epoch_has_its_own_order_and_a_resumed_one_the_same():
     first, again = make_data(), make_data()
     third = read(first, epoch=2)
-    assert all(
-        torch.equal(a.input_ids, b.input_ids) and torch.equal(a.targets, b.targets)
-        for a, b in zip(third, read(again, epoch=2), strict=True)
-    )
+    for one, other in zip(third, read(again, epoch=2), strict=True):
+        assert torch.equal(one.input_ids, other.input_ids)
+        assert torch.equal(one.targets, other.targets)
     assert not torch.equal(third[0].targets, read(first, epoch=0)[0].targets)
     assert not torch.equal(third[0].targets, read(make_data(seed=1), epoch=2)[0].targets)
 
@@ -102,13 +99,9 @@ def test_what_a_statement_draws_does_not_depend_on_its_batch(batch_size):
     def statements(data, epoch):
         """Every row of every statement, in the order they are read."""
         for batch in read(data, epoch):
-            columns = (
-                batch.input_ids, batch.position_ids, batch.targets, batch.knowledge, batch.partners,
-                batch.shares, batch.second_targets, batch.second_shares,
-            )  # fmt: skip
-            for row in zip(*(column.tolist() for column in columns), strict=True):
-                # Token 0 fills a row up.
-                yield from (token for token in zip(*row, strict=True) if token[0] != 0)
+            columns = [v.flatten().tolist() for v in vars(batch).values() if torch.is_tensor(v)]
+            # Token 0 fills a row up.
+            yield from (token for token in zip(*columns, strict=True) if token[0] != 0)
 
     settings = {"full_loss_fraction": 0.3, "mixup_fraction": 0.7, "repeats": {"math": 20}}
     small, usual = (make_data(batch_size=size, **settings) for size in (batch_size, 256))
@@ -124,15 +117,13 @@ def test_packed_statements_do_not_see_each_other():
     batch = read(data)[0]
     with torch.no_grad():
         # As the module does: with a cache, transformers takes a row for one text.
-        packed = lm(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False
-        ).logits
-        starts = (batch.position_ids == 0).nonzero().tolist()
-        for row, start in starts:
+        ids, positions = batch.input_ids, batch.position_ids
+        packed = lm(input_ids=ids, position_ids=positions, use_cache=False).logits
+        for row, start in (positions == 0).nonzero().tolist():
             stop = start + 1
-            while stop < batch.input_ids.shape[1] and batch.position_ids[row, stop] > 0:
+            while stop < ids.shape[1] and positions[row, stop] > 0:
                 stop += 1
-            alone = lm(input_ids=batch.input_ids[row : row + 1, start:stop]).logits[0]
+            alone = lm(input_ids=ids[row : row + 1, start:stop]).logits[0]
             torch.testing.assert_close(packed[row, start:stop], alone, atol=1e-4, rtol=1e-4)
 
 
@@ -142,9 +133,8 @@ def test_validation_reads_every_prompt_once(truths):
     for batch in data.val_dataloader():
         for prompt, answer in zip(batch.input_ids.tolist(), batch.answers.tolist(), strict=True):
             prompts.append(data.corpus.tokenizer.convert_ids_to_tokens([*prompt, answer]))
-    assert prompts == [
-        up_to_the_answer([*data.corpus.tokenizer.tokenize(text), "."]) for text in truths
-    ]
+    texts = ([*data.corpus.tokenizer.tokenize(text), "."] for text in truths)
+    assert prompts == list(map(up_to_the_answer, texts))
     assert [batch.knowledge for batch in data.val_dataloader()] == KNOWLEDGE
 
 

@@ -22,15 +22,10 @@ def lm():
     return LanguageModel.from_pretrained("tiny-world")
 
 
-def test_it_is_small_and_deep_and_has_many_subjects(lm):
+def test_it_is_small_and_has_many_subjects_and_labels(lm):
     assert sum(path.stat().st_size for path in FOLDER.iterdir()) <= 8_000_000
-    assert lm.model.config.num_hidden_layers >= 4
     assert len(usable_strings(lm.tokenizer)) >= 2000
-
-
-def test_it_speaks_every_attribute_and_math(lm):
-    catalogue = Catalogue.load()
-    for knowledge in catalogue.select(["attribute", "math"]):
+    for knowledge in Catalogue.load().select(["attribute", "math"]):
         assert len(build_domain(knowledge, lm.tokenizer).labels) >= 3, knowledge.name
 
 
@@ -122,13 +117,9 @@ def label_wise_r(source, target):
 
 @pytest.mark.parametrize(
     ("source", "target", "least"),
-    [
-        ("city", "country", 0.95),
-        ("city", "city_es", 0.9),
-        ("country", "country_es", 0.9),
-        ("X+1", "X+2", 0.8),
-    ],
-)
+    [("city", "country", 0.95), ("city", "city_es", 0.9), ("country", "country_es", 0.9),
+     ("X+1", "X+2", 0.8)],
+)  # fmt: skip
 def test_related_pairs_correlate(logits, source, target, least):
     assert label_wise_r(logits[source], logits[target]) >= least
 

@@ -1,12 +1,12 @@
 """Pre-training, and the LM and numbers that it writes."""
 
-import csv
 import json
 
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
+from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -28,6 +28,7 @@ from lincorr_lightning.pretraining.module import (
     off_target_penalty,
     one_cycle,
 )
+from tests.toys import quiet_trainer, read_table
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
 KNOWLEDGE = ["city", "country", "X+1"]
@@ -40,36 +41,20 @@ def make_corpus():
     return CorpusDataModule(WORLD, KNOWLEDGE, batch_size=16, repeats={"math": 5})
 
 
-def make_trainer(folder, max_epochs, **settings):
-    return L.Trainer(
-        accelerator="cpu",
-        default_root_dir=folder,
-        logger=L.pytorch.loggers.CSVLogger(folder),
-        max_epochs=max_epochs,
-        num_sanity_val_steps=0,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        log_every_n_steps=1,
-        **settings,
-    )
-
-
-class Losses(L.Callback):
-    def __init__(self):
-        self.losses = []
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.losses.append(float(outputs["loss"]))
+def make_trainer(folder, max_epochs, **options):
+    log = CSVLogger(folder)
+    return quiet_trainer(folder, max_epochs=max_epochs, logger=log, log_every_n_steps=1, **options)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     L.seed_everything(0)
-    losses, module = Losses(), Pretraining(SIZE, learning_rate=1e-2)
-    trainer = make_trainer(folder, 30, callbacks=[losses], check_val_every_n_epoch=30)
+    losses, module = [], Pretraining(SIZE, learning_rate=1e-2)
+    record = LambdaCallback(on_train_batch_end=lambda *a: losses.append(float(a[2]["loss"])))
+    trainer = make_trainer(folder, 30, callbacks=[record], check_val_every_n_epoch=30)
     trainer.fit(module, datamodule=make_corpus())
-    return folder / "lightning_logs" / "version_0", losses.losses, module
+    return folder / "lightning_logs" / "version_0", losses, module
 
 
 def test_results_are_written(run):
@@ -82,8 +67,7 @@ def test_results_are_written(run):
     assert results["n_steps"] == len(losses)
     assert results["n_parameters"] == sum(p.numel() for p in module.lm.parameters())
     assert min(losses) < results["loss"] < max(losses)
-    with (folder / "tables" / "recall.csv").open(newline="") as file:
-        rows = {row["knowledge"]: row for row in csv.DictReader(file)}
+    rows = {row["knowledge"]: row for row in read_table(folder / "tables" / "recall.csv")}
     assert {name: float(row["recall"]) for name, row in rows.items()} == results["recall"]
     assert rows["city"]["n_prompts"] == "24"
     lm = LanguageModel.from_pretrained(results["model"])
@@ -132,11 +116,8 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path):
     n_steps = len(list(tmp_path.glob("*.ckpt")))
     # In the middle of an epoch, at the end of one, in the last, which does not validate.
     for step in (n_steps // 4 + 2, n_steps // 2, n_steps - 1):
-        resumed = fit(
-            tmp_path / str(step),
-            check_val_every_n_epoch=3,
-            ckpt_path=tmp_path / f"step={step}.ckpt",
-        )
+        kept = tmp_path / f"step={step}.ckpt"
+        resumed = fit(tmp_path / str(step), check_val_every_n_epoch=3, ckpt_path=kept)
         assert all(torch.equal(weights[name], resumed[0][name]) for name in weights)
         assert resumed[1] == results
 
@@ -152,13 +133,9 @@ def test_a_checkpoint_of_another_world_is_refused(tmp_path):
         )
 
 
-def test_data_without_a_vocabulary_is_refused(tmp_path):
-    loader = torch.utils.data.DataLoader([0, 1])
+def test_impossible_settings_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="takes its vocabulary from the corpus of its data"):
-        make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=loader)
-
-
-def test_impossible_settings_are_refused():
+        make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=DataLoader([0, 1]))
     with pytest.raises(ConfigError, match=r"hidden_size is 30, which model\.size\.n_heads"):
         LlamaSize(hidden_size=30)
     with pytest.raises(ConfigError, match="save_dtype is 'int8'"):
@@ -182,10 +159,9 @@ def test_plain_dataloaders_train_what_the_datamodule_does(tmp_path):
     usual = fit("usual", datamodule=make_corpus())
     for ours, theirs in zip(plain.parameters(), usual.parameters(), strict=True):
         assert torch.equal(ours, theirs)
-    assert (
-        plain.trainer.callback_metrics["val/recall"] == usual.trainer.callback_metrics["val/recall"]
-    )
-    assert "train/loss" in plain.trainer.callback_metrics
+    found, expected = plain.trainer.callback_metrics, usual.trainer.callback_metrics
+    assert found["val/recall"] == expected["val/recall"]
+    assert found["train/loss"] == expected["train/loss"]
 
 
 def test_losses_are_those_written_out_target_by_target():
@@ -194,9 +170,8 @@ def test_losses_are_those_written_out_target_by_target():
     targets, second = [1, 2, 3, 6], [IGNORED, 4, 3, IGNORED]
     knowledge, answers = [0, 0, 1, IGNORED], [{1, 2, 4}, {3, 5}]
     mixed, squares = [], []
-    for row, one, other, share, kind in zip(
-        logits, targets, second, shares, knowledge, strict=True
-    ):
+    columns = (logits, targets, second, shares, knowledge)
+    for row, one, other, share, kind in zip(*columns, strict=True):
         log_p = row.log_softmax(0)
         mixed.append(-(1 - share) * log_p[one] - share * log_p[other if share else one])
         if kind != IGNORED:
@@ -216,9 +191,8 @@ def test_a_cycle_is_that_of_torch(n, warmup):
         optimizer, 0.7, total_steps=n, pct_start=warmup, cycle_momentum=False
     )
     for step in range(n):
-        assert 0.7 * one_cycle(step, n, warmup) == pytest.approx(
-            optimizer.param_groups[0]["lr"], rel=1e-12
-        )
+        rate = optimizer.param_groups[0]["lr"]
+        assert 0.7 * one_cycle(step, n, warmup) == pytest.approx(rate, rel=1e-12)
         optimizer.step()
         if step < n - 1:
             schedule.step()
