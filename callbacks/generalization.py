@@ -14,7 +14,13 @@ from lincorr_lightning.callbacks.relation_callback import DomainLogits, MapCallb
 from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
-from lincorr_lightning.finetune.edits import Edit, read_edits, reference_mask, resolve_edits
+from lincorr_lightning.finetune.edits import (
+    Edit,
+    RawEdit,
+    read_edits,
+    reference_mask,
+    resolve_edits,
+)
 from lincorr_lightning.finetune.results import case_results
 from lincorr_lightning.functional import Outcome, outcome_codes
 from lincorr_lightning.io import safe_names
@@ -125,8 +131,8 @@ class Generalization(MapCallback):
         """Return the edits in this relation's labels, or none, and the subjects."""
         edits: list[Edit] = []
         if self.edits is not None:
-            lm = self.cache.lm
-            edits = resolve_edits(self.edits, self.tokenized, lm, "Generalization.edits")
+            raw, lm = read_edits(self.edits), self.cache.lm
+            edits = resolve_edits(raw, self.tokenized, lm, "Generalization.edits")
         elif dataset is not None:
             edits = self._translate(dataset)
         if not edits:
@@ -142,8 +148,8 @@ class Generalization(MapCallback):
         labels = [(one.source.token_ids, one.target.token_ids) for one in (taught, own)]
         if taught.name == own.name and labels[0] == labels[1]:
             return dataset.edits
-        plain = [{"subject": edit.subject, "answer": edit.answer} for edit in dataset.edits]
-        return resolve_edits(plain, own, self.cache.lm)
+        raw = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in dataset.edits]
+        return resolve_edits(raw, own, self.cache.lm)
 
     def _find_controls(self) -> list[Domain]:
         """Return the controls that the LM's vocabulary has labels for."""

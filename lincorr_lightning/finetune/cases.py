@@ -16,6 +16,7 @@ from lincorr_lightning.functional.outcomes import (
     Outcome,
     attribute_causes,
     outcome_codes,
+    outcome_shares,
 )
 from lincorr_lightning.knowledge import Completeness, TokenizedRelation
 from lincorr_lightning.results.table import column, number
@@ -131,10 +132,13 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """
     from scipy.stats import mannwhitneyu
 
-    reference: dict[str, Any] = {}
-    for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
-        weights = [float(case.weight_reference or 0.0) for case in weighed_cases(cases, outcome)]
-        reference[outcome.value] = weights
+    def shares(group: Sequence[EditCase]) -> dict[str, Any]:
+        return {"n": len(group), **outcome_shares([case.outcome for case in group])}
+
+    reference: dict[str, Any] = {
+        outcome.value: [case.weight_reference for case in weighed_cases(cases, outcome)]
+        for outcome in (Outcome.GENERALIZED, Outcome.HALLUCINATED)
+    }
     p = None
     if all(reference.values()):
         p = number(mannwhitneyu(*reference.values(), alternative="two-sided").pvalue)
@@ -150,15 +154,10 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     return {
         "weight_reference": {**summary, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
-        "completeness": {kind: _shares(group) for kind, group in by_kind.items() if group},
-        "given_learned": _shares([case for case in cases if case.source_learned]),
+        "completeness": {kind: shares(group) for kind, group in by_kind.items() if group},
+        "given_learned": shares([case for case in cases if case.source_learned]),
         "ambiguous_hallucinated": fmean(wrong) if wrong else None,
     }
-
-
-def _shares(cases: Sequence[EditCase]) -> dict[str, float | int | None]:
-    counts, n = Counter(case.outcome for case in cases), len(cases)
-    return {"n": n, **{o.value: counts[o.value] / n if n else None for o in Outcome}}
 
 
 def weighed_cases(cases: Sequence[EditCase], outcome: Outcome) -> list[EditCase]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
@@ -17,9 +18,9 @@ from lincorr_lightning.finetune.edits import (
     Edit,
     RawEdit,
     read_edits,
-    record_baseline,
     refuse_unknown_subjects,
     repaired_subjects,
+    resolve_edits,
     resolve_labels,
     sample_candidates,
     sample_edits,
@@ -110,11 +111,7 @@ class EditsDataModule(StudyData):
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         self._leaves_out = max_risk is not None
-        self._clear()
-
-    def _clear(self) -> None:
         self._raw: list[RawEdit] | None = None
-        self._tokenized: TokenizedRelation | None = None
         self._edits: list[Edit] | None = None
         self._left_out: list[dict[str, Any]] = []
 
@@ -122,13 +119,13 @@ class EditsDataModule(StudyData):
         """Read the file and find the labels, before the LM's weights are read."""
         self._leaves_out = self.max_risk is not None and stage != "predict"
         # The LM may have been trained since an earlier run.
-        self._clear()
-        self._resolve()
+        self._edits, self._left_out = None, []
+        vars(self).pop("tokenized", None)
+        self.tokenized  # noqa: B018
 
-    def _resolve(self) -> TokenizedRelation:
-        """Return the relation in the LM's tokens, and check what the user named once."""
-        if self._tokenized is not None:
-            return self._tokenized
+    @cached_property
+    def tokenized(self) -> TokenizedRelation:
+        """The relation in the LM's tokens, with which what the user named is checked."""
         tokenizer = self.language_model.tokenizer
         relation = TokenizedRelation.of(self.relation, self._catalogue, tokenizer, self.subwords)
         if self.edits_file is not None:
@@ -143,7 +140,6 @@ class EditsDataModule(StudyData):
         else:
             relation.require_reference()
             refuse_unknown_subjects(self.subjects or (), tokenizer)
-        self._tokenized = relation
         return relation
 
     def prepare_edits(self) -> list[Edit]:
@@ -151,26 +147,27 @@ class EditsDataModule(StudyData):
 
         The LM must be loaded, and as it is before training.
         """
-        relation, lm = self._resolve(), self.language_model
         if self._edits is None:
-            self._edits = self._make_edits(relation, lm)
-            if self._leaves_out:
-                self._edits = self._without_risky(self._edits, relation, lm)
-        known = [edit for edit in self._edits if edit.target_before in edit.reference]
-        if known and self._raw is not None:
+            edits = self._file_edits() if self.edits_file is not None else self._sampled_edits()
+            self._edits = self._without_risky(edits) if self._leaves_out else edits
+        return self._edits
+
+    def _file_edits(self) -> list[Edit]:
+        """Return the edits of the file, without subjects that the LM was repaired with."""
+        relation, lm = self.tokenized, self.language_model
+        edits = resolve_edits(self._raw or (), relation, lm, "data.edits_file")
+        known = [edit for edit in edits if edit.target_before in edit.reference]
+        if known:
             rank_zero_warn(
-                f"{len(known)} of {len(self._edits)} edits, such as {known[0].subject!r} -> "
+                f"{len(known)} of {len(edits)} edits, such as {known[0].subject!r} -> "
                 f"{known[0].answer!r}, ask for the target that the LM answers already: they "
                 "count as generalized whatever training does."
             )
-        return self._edits
+        return edits
 
-    def _make_edits(self, relation: TokenizedRelation, lm: LanguageModel) -> list[Edit]:
-        """Resolve or sample edits, but none of subjects that the LM was repaired with."""
-        if self._raw is not None:
-            raw = without_repaired(self._raw, lm, "data.edits_file")
-            return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
-        n = self.n_edits
+    def _sampled_edits(self) -> list[Edit]:
+        """Sample edits, but none of subjects that the LM was repaired with."""
+        n, lm = self.n_edits, self.language_model
         assert n is not None
         if self.subjects is None:
             excluding = repaired_subjects(lm)
@@ -178,15 +175,13 @@ class EditsDataModule(StudyData):
         else:
             subjects = without_repaired(self.subjects, lm, "data.subjects")
             n = n if len(subjects) == len(self.subjects) else min(n, len(subjects))
-        return sample_edits(relation, lm, n, subjects, self.seed)
+        return sample_edits(self.tokenized, lm, n, subjects, self.seed)
 
-    def _without_risky(
-        self, edits: list[Edit], relation: TokenizedRelation, lm: LanguageModel
-    ) -> list[Edit]:
+    def _without_risky(self, edits: list[Edit]) -> list[Edit]:
         """Return the edits that are not forecast to hallucinate."""
-        limit = self.max_risk
+        limit, lm = self.max_risk, self.language_model
         assert limit is not None
-        forecasts = forecast_edits(lm, edits, relation, ridges=(), training=self._training)
+        forecasts = forecast_edits(lm, edits, self.tokenized, ridges=(), training=self._training)
         risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
         self._left_out = [
@@ -221,7 +216,7 @@ class EditsDataModule(StudyData):
         return DataLoader(dataset, batch_size=1, collate_fn=itemgetter(0))
 
     def _dataset(self, training: EditTraining) -> EditDataset:
-        edits, relation, lm = self.prepare_edits(), self._resolve(), self.language_model
+        edits, relation, lm = self.prepare_edits(), self.tokenized, self.language_model
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
             edits = self._edits = self.trainer.strategy.broadcast(edits)
@@ -239,7 +234,7 @@ class EditsDataModule(StudyData):
 
     def _determined_by(self) -> dict[str, Any]:
         """Return what the edits follow from: settings, what a file says, and the LM's labels."""
-        relation = self._resolve()
+        relation = self.tokenized
         names = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk", "subwords")
         values = {name: getattr(self, name) for name in names}
         values["edits_file"] = self._raw and [[*edit[1:3], edit.reference] for edit in self._raw]

@@ -23,8 +23,7 @@ from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-MAX_CANDIDATES_PER_EDIT = 20
-"""Subjects tried at most per edit; some subjects cannot be taught anything new."""
+_MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
 REPAIRED_SUBJECTS = "repaired_subjects"
 """Key of a repaired LM's config.json: the subjects that it was repaired with."""
 SEPARATOR = "|"
@@ -33,10 +32,7 @@ _REQUIRED, _OPTIONAL = ("subject", "answer"), ("reference",)
 
 
 class RawEdit(NamedTuple):
-    """An edit as a user wrote it, and where, for messages.
-
-    `reference` has the target answers that are right then; it is empty for the relation's own.
-    """
+    """An edit as a user wrote it, and where; `reference` is empty for the relation's own."""
 
     where: str
     subject: str
@@ -91,11 +87,8 @@ def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> li
 
     Such as ``X lives in the city of Paris. X lives in the country of``.
     """
-    targets = relation.target_prompts([edit.subject for edit in edits])
-    return [
-        f"{source_statement(relation, edit)}. {target}"
-        for edit, target in zip(edits, targets, strict=True)
-    ]
+    prompt = relation.relation.target.prompt
+    return [f"{source_statement(relation, edit)}. {prompt(edit.subject)}" for edit in edits]
 
 
 def source_statement(relation: TokenizedRelation, edit: Edit) -> str:
@@ -177,7 +170,7 @@ def sample_candidates(
     lm: LanguageModel, n: int, seed: int, kind: SubjectKind = "any", excluding: Collection[str] = ()
 ) -> list[str]:
     """Sample enough subjects for n edits, or as many as the vocabulary has."""
-    pool = sample_up_to(lm.tokenizer, MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
+    pool = sample_up_to(lm.tokenizer, _MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
     unknown = _unknown_subjects(pool, lm.tokenizer)
     return [subject for index, subject in enumerate(pool) if index not in unknown]
 
@@ -186,9 +179,17 @@ def leading_labels(
     relation: TokenizedRelation, lm: LanguageModel, subjects: Sequence[str]
 ) -> tuple[list[int], list[int]]:
     """Return the indices of the source and target labels that lead for each subject."""
+    source, target = (part.argmax(1).tolist() for part in edit_logits(relation, lm, subjects))
+    return source, target
+
+
+def edit_logits(
+    relation: TokenizedRelation, lm: LanguageModel, subjects: Sequence[str]
+) -> tuple[Tensor, Tensor]:
+    """Return the source and target logits of each subject, ``(n, n_labels)``, on the CPU."""
     source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
     target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
-    return source.argmax(1).tolist(), target.argmax(1).tolist()
+    return source.cpu(), target.cpu()
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -268,26 +269,28 @@ def _text(value: Any, name: str, where: str) -> str:
 
 
 def resolve_edits(
-    edits: Sequence[Mapping[str, Any]] | str | Path,
+    edits: Sequence[RawEdit],
     relation: TokenizedRelation,
     lm: LanguageModel,
     setting: str | None = None,
 ) -> list[Edit]:
     """Find the labels of edits that a user wrote, and the LM's answers before training.
 
-    `edits` are a file or a list, see `read_edits`. If `setting`, their config key, is given, those
-    of subjects that the LM was repaired with are left out, see `without_repaired`.
+    If `setting`, their config key, is given, those of subjects that the LM was repaired with are
+    left out, see `without_repaired`.
     """
-    raw = read_edits(edits)
     if setting is not None:
-        raw = without_repaired(raw, lm, setting)
-    return record_baseline(resolve_labels(raw, relation, lm.tokenizer), relation, lm)
+        edits = without_repaired(edits, lm, setting)
+    answers = resolve_labels(edits, relation, lm.tokenizer)
+    subjects = [edit.subject for edit in edits]
+    rows = zip(subjects, answers, *leading_labels(relation, lm, subjects), strict=True)
+    return [Edit(subject, *answer, *labels) for subject, answer, *labels in rows]
 
 
 def resolve_labels(
     edits: Sequence[RawEdit], relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
-) -> list[tuple[str, SourceAnswer]]:
-    """Return the subject and the answer, with its label, of each edit; needs no forward pass."""
+) -> list[SourceAnswer]:
+    """Return the answer of each edit, with its label; needs no forward pass."""
     refuse_unknown_subjects(
         [edit.subject for edit in edits], tokenizer, [edit.where for edit in edits]
     )
@@ -321,17 +324,8 @@ def resolve_labels(
                 f"{relation.target.knowledge.name} that this LM has a label for. Give it in a "
                 "field `reference`, or leave this edit out."
             )
-        resolved.append((edit.subject, answer))
+        resolved.append(answer)
     return resolved
-
-
-def record_baseline(
-    edits: Sequence[tuple[str, SourceAnswer]], relation: TokenizedRelation, lm: LanguageModel
-) -> list[Edit]:
-    """Complete edits by what the LM answers before training."""
-    before = leading_labels(relation, lm, [subject for subject, _ in edits])
-    rows = zip(edits, *before, strict=True)
-    return [Edit(subject, *answer, *labels) for (subject, answer), *labels in rows]
 
 
 def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
@@ -430,9 +424,8 @@ def _by_text(
     return known
 
 
-def _no_label(text: str, domain: Domain, known: Iterable[str]) -> str:
-    known = list(known)
-    hint = suggest(text, known, f" Some are {', '.join(known[:5])}.")
+def _no_label(text: str, domain: Domain, known: Collection[str]) -> str:
+    hint = suggest(text, known, f" Some are {', '.join(list(known)[:5])}.")
     name = domain.knowledge.name
     for dropped in domain.dropped:
         if dropped.answer.text == text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,7 +12,7 @@ from pandas import DataFrame
 
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
 from lincorr_lightning.finetune.forecasts import Forecasts
-from lincorr_lightning.functional.outcomes import Cause, Outcome
+from lincorr_lightning.functional.outcomes import Cause, Outcome, outcome_shares
 from lincorr_lightning.results.plots import (
     BLUE,
     INK,
@@ -73,17 +74,16 @@ def outcomes_figure(
     cases: Sequence[EditCase], relation: str, random: float | None = None, taught: bool = True
 ) -> Figure:
     """Draw the share of each outcome, beside `random`: how often a random label would be right."""
-    n = max(len(cases), 1)
-    counts = Counter(case.outcome for case in cases)
     causes = Counter(case.cause for case in cases if case.cause)
-    rows = [{"what": f"target {o}", "share": counts[o] / n, "random": None} for o in Outcome]
+    shares = outcome_shares([case.outcome for case in cases])
+    rows = [{"what": f"target {name}", "share": share} for name, share in shares.items()]
     rows[0]["random"] = random
-    if taught:
-        learned = sum(case.source_learned for case in cases) / n
-        rows.insert(0, {"what": "source learned", "share": learned, "random": None})
+    if taught and cases:
+        learned = fmean(case.source_learned for case in cases)
+        rows.insert(0, {"what": "source learned", "share": learned})
     listed = ", ".join(f"{cause} ({causes[cause]})" for cause in Cause if causes[cause])
     return bars(
-        DataFrame(rows, columns=["what", "share", "random"]).astype({"random": float}),
+        DataFrame(rows).astype({"share": float, "random": float}),
         "what", "share",
         title=f"Outcomes of {len(cases)} {'edits' if taught else 'watched subjects'} of {relation}",
         subtitle=f"causes of hallucination: {listed}" if listed else "",
@@ -96,8 +96,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
     """Draw the distribution of each forecaster's risks."""
     parts = []
     for name in forecasts.predicted:
-        outcomes = forecasts.outcomes(name)
-        share = outcomes.count(Outcome.HALLUCINATED) / max(len(outcomes), 1)
+        share = outcome_shares(forecasts.outcomes(name))[Outcome.HALLUCINATED] or 0.0
         risks = np.sort(np.array(forecasts.risks(name), dtype=float))
         at_most = np.arange(1, len(risks) + 1) / max(len(risks), 1)
         label = f"{_FORECASTERS.get(name, name.replace('map_', 'W, ridge '))}: {share:.0%} wrong"

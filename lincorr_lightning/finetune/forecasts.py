@@ -14,7 +14,12 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.finetune.edits import Edit, prompts_in_context, reference_mask
+from lincorr_lightning.finetune.edits import (
+    Edit,
+    edit_logits,
+    prompts_in_context,
+    reference_mask,
+)
 from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import (
@@ -159,10 +164,7 @@ def forecast_edits(
     the LM's joint rows that others have read.
     """
     subjects = [edit.subject for edit in edits]
-    sides = ((relation.source, relation.source_prompts), (relation.target, relation.target_prompts))
-    source, target = (
-        lm.domain_logits(prompts(subjects), domain.token_ids).cpu() for domain, prompts in sides
-    )
+    source, target = edit_logits(relation, lm, subjects)
     labels = torch.tensor([edit.label for edit in edits])
     mask, texts = reference_mask(edits, target.shape[1]), relation.target.texts
     if linear_map is not None:

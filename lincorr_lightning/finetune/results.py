@@ -18,7 +18,7 @@ from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edits import SEPARATOR
 from lincorr_lightning.finetune.forecasts import Forecasts
-from lincorr_lightning.functional.outcomes import Outcome
+from lincorr_lightning.functional.outcomes import Outcome, outcome_shares
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, number, short_name
 
@@ -110,15 +110,14 @@ def forecast_table(
 
 def _riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
     """Return the n edits that are most likely to hallucinate, of the table of all forecasts."""
-    names = ["subject", "source_answer", "reference", "expected_answer", "p_hallucinated", "cause",
+    names = ["subject", "source_answer", "reference", "answer", "p_hallucinated", "cause",
              "above_max_risk"]  # fmt: skip
     frame = every.frame.sort_values("p_hallucinated", ascending=False, kind="stable").head(n)
+    frame = frame.rename(columns={"expected_answer": "answer"})
     frame = frame if "cause" in frame else frame.assign(cause="")
     return Table(
         "riskiest",
-        frame[[name for name in names if name in frame]].rename(
-            columns={"expected_answer": "answer"}
-        ),
+        frame[[name for name in names if name in frame]],
         f"The edits of {forecasts.relation} that are most likely to hallucinate.",
         headline=True,
         headings={**_FORECAST_HEADINGS, "answer": "expected answer"},
@@ -173,13 +172,9 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
     return Figure("forecast", caption, partial(risk_figure, forecasts))
 
 
-def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float]]:
+def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float | None]]:
     """Return the share of each predicted outcome by forecaster."""
-    predicted = {name: forecasts.outcomes(name) for name in forecasts.predicted}
-    return {
-        name: {o.value: outcomes.count(o) / len(outcomes) for o in Outcome}
-        for name, outcomes in predicted.items()
-    }
+    return {name: outcome_shares(forecasts.outcomes(name)) for name in forecasts.predicted}
 
 
 # -- a fine-tune -----------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,21 @@ if TYPE_CHECKING:
     from lincorr_lightning.finetune.adapters import AdapterSettings
 
 _BASE = -1
+
+
+class _Rows(NamedTuple):
+    """The n rows of a forward pass: those that have an adapter, and the number of each of these."""
+
+    n: int
+    with_adapter: Tensor
+    adapters: Tensor
+    are_first: bool  # the adapters 0, 1, ..., as in training: nothing is copied
+
+    def select(self, factors: Tensor) -> Tensor:
+        """Return the factors of each row that has an adapter."""
+        if self.are_first:
+            return factors[: len(self.adapters)]
+        return factors.index_select(0, self.adapters.to(factors.device))
 
 
 class StackedLoRA(nn.Module):
@@ -80,6 +95,7 @@ class StackedLoRA(nn.Module):
         self.reset(range(n))
 
         self._rows: _Rows | None = None
+        self._length: int | None = None  # of the current forward pass, if its shape is known
         model.requires_grad_(False)
         # Methods, not closures, so that a copied or pickled module has working ones.
         self._hooks = [model.register_forward_pre_hook(self._check_forward, with_kwargs=True)]
@@ -122,14 +138,18 @@ class StackedLoRA(nn.Module):
         -1 is the LM itself, whose logits are then bitwise the same. `LanguageModel.logits_of_rows`
         sorts its rows; pass this context to it instead of entering it.
         """
-        chosen = which.tolist() if isinstance(which, Tensor) else [int(i) for i in which]
-        unknown = [i for i in chosen if not _BASE <= i < self.n]
-        if unknown:
+        chosen = torch.as_tensor(which)
+        unknown = chosen[(chosen < _BASE) | (chosen >= self.n)]
+        if len(unknown):
             raise LanguageModelError(
                 f"a row names adapter {unknown[0]}; there are the adapters 0 to {self.n - 1}, and "
                 "-1 for the LM itself."
             )
-        outer, self._rows = self._rows, _Rows(chosen)
+        with_adapter = (chosen != _BASE).nonzero().flatten()
+        adapters, device = chosen[with_adapter], next(self.parameters()).device
+        are_first = adapters.tolist() == list(range(len(adapters)))
+        rows = _Rows(len(chosen), with_adapter.to(device), adapters.to(device), are_first)
+        outer, self._rows = self._rows, rows
         try:
             yield
         finally:
@@ -165,14 +185,14 @@ class StackedLoRA(nn.Module):
         given = kwargs.get("input_ids", args[0] if args else None)
         if given is None:
             given = kwargs.get("inputs_embeds")
-        rows.length = None
+        self._length = None
         if isinstance(given, Tensor):
             if len(given) != rows.n:
                 raise LanguageModelError(
                     f"the LM got {len(given)} rows, but rows() names the adapters of {rows.n}. "
                     "Name one adapter per row, and -1 for the LM itself."
                 )
-            rows.length = given.shape[1]
+            self._length = given.shape[1]
 
     def _add_to(
         self,
@@ -185,10 +205,10 @@ class StackedLoRA(nn.Module):
         """Add the output of the adapters to that of a layer."""
         del layer
         rows = self._rows
-        if rows is None or rows.is_base:
+        if rows is None or not len(rows.adapters):
             return None
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        is_flat = x.dim() == 2 and rows.length is not None and len(x) == rows.n * rows.length
+        is_flat = x.dim() == 2 and self._length is not None and len(x) == rows.n * self._length
         if not is_flat and (x.dim() < 3 or len(x) != rows.n):
             raise LanguageModelError(
                 f"{name} gets an input of shape {tuple(x.shape)} in a forward pass of "
@@ -196,51 +216,17 @@ class StackedLoRA(nn.Module):
                 "experts). Leave it out of the target modules."
             )
         down, up = (rows.select(factors[_key(name)]) for factors in (self.lora_A, self.lora_B))
-        x = x.reshape(rows.n, -1, x.shape[-1])
-        if rows.is_mixed:
-            x = x.index_select(0, rows.with_adapter(x.device))
+        x, is_mixed = x.reshape(rows.n, -1, x.shape[-1]), len(rows.adapters) < rows.n
+        with_adapter = rows.with_adapter.to(x.device)  # an LM may be spread over several devices
+        if is_mixed:
+            x = x.index_select(0, with_adapter)
         added = torch.bmm(torch.bmm(x.to(down.dtype), down.mT) * self.scaling, up.mT)
         wide = output.reshape(rows.n, -1, output.shape[-1])
         wide = wide.to(torch.promote_types(output.dtype, added.dtype))
-        if rows.is_mixed:
-            # Not a sum with zeros: rows of the LM itself stay bitwise the same.
-            wide = wide.index_add(0, rows.with_adapter(x.device), added.to(wide.dtype))
-        else:
-            wide = wide + added
+        # Not a sum with zeros: rows of the LM itself stay bitwise the same.
+        added = added.to(wide.dtype)
+        wide = wide.index_add(0, with_adapter, added) if is_mixed else wide + added
         return wide.to(output.dtype).reshape(output.shape)
-
-
-class _Rows:
-    """The adapter of each row of a forward pass, and the selection of its factors."""
-
-    def __init__(self, which: list[int]) -> None:
-        self.n = len(which)
-        self.length: int | None = None  # of the current forward pass, if its shape is known
-        self._with_adapter = [row for row, i in enumerate(which) if i != _BASE]
-        self._adapters = [which[row] for row in self._with_adapter]
-        self.is_base = not self._with_adapter
-        self.is_mixed = 0 < len(self._with_adapter) < self.n
-        # The usual case in training, in which nothing is copied.
-        self._are_first = self._adapters == list(range(len(self._adapters)))
-        self._on: dict[torch.device, tuple[Tensor, Tensor]] = {}
-
-    def select(self, factors: Tensor) -> Tensor:
-        """Return the factors of each row that has an adapter."""
-        if self._are_first:
-            return factors[: len(self._adapters)]
-        return factors.index_select(0, self._indices(factors.device)[1])
-
-    def with_adapter(self, device: torch.device) -> Tensor:
-        """Return the indices of the rows that have an adapter."""
-        return self._indices(device)[0]
-
-    def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        if device not in self._on:
-            self._on[device] = (
-                torch.tensor(self._with_adapter, device=device),
-                torch.tensor(self._adapters, device=device),
-            )
-        return self._on[device]
 
 
 def _key(name: str) -> str:

@@ -20,6 +20,7 @@ from lincorr_lightning.functional.outcomes import (
     attribute_causes,
     forecast_from_map,
     outcome_codes,
+    outcome_shares,
     risk,
 )
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
@@ -43,6 +44,7 @@ __all__ = [
     "moments_of",
     "no_moments",
     "outcome_codes",
+    "outcome_shares",
     "random_hit_rates",
     "risk",
     "segmented_pearson",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 import torch
@@ -22,6 +23,17 @@ class Outcome(StrEnum):
     def code(self) -> int:
         """Its position, as in `outcome_codes`."""
         return list(Outcome).index(self)
+
+
+def outcome_shares(outcomes: Sequence[str]) -> dict[str, float | None]:
+    """Return the share of each outcome; of no outcomes, None.
+
+    Example:
+        >>> outcome_shares(["unchanged", "generalized", "unchanged", "unchanged"])
+        {'generalized': 0.25, 'hallucinated': 0.0, 'unchanged': 0.75}
+    """
+    n = len(outcomes)
+    return {one.value: outcomes.count(one) / n if n else None for one in Outcome}
 
 
 class Cause(StrEnum):

@@ -23,7 +23,7 @@ from lincorr_lightning.callbacks import (
 from lincorr_lightning.callbacks.relation_callback import MapCallback
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditDataset, EditTraining
-from lincorr_lightning.finetune.edits import resolve_edits
+from lincorr_lightning.finetune.edits import read_edits, resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.run_folder import run_folder
@@ -215,7 +215,7 @@ def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, fit):
     module = naive.on_edits(small_lm)
     lm = LanguageModel.from_module(module.backbone, module.tokenizer)
     relation = TokenizedRelation.of("city->country", Catalogue.load(), module.tokenizer)
-    edits = resolve_edits(naive.edits[:6], relation, lm)
+    edits = resolve_edits(read_edits(naive.edits[:6]), relation, lm)
     prompts = lm.rows(relation.source_prompts([edit.subject for edit in edits]))
     training = EditTraining(edits_per_step=2, n_steps=2)
     dataset = EditDataset(edits, relation, prompts, training, rank=1, n_shards=2)

@@ -143,14 +143,14 @@ def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     answers = ["red blue", "red green", "red", "white", "black"]
     written = [{"subject": "name1", "answer": answer} for answer in answers]
     written[-1]["reference"] = "Peru"
-    edits = resolve_edits(written, relation, lm)
+    edits = resolve_edits(read_edits(written), relation, lm)
     countries = relation.target.texts
     references = [sorted(countries[i] for i in edit.reference) for edit in edits]
     assert references == [["France"], ["Japan"], ["France", "Japan"], ["Italy", "Spain"], ["Peru"]]
     assert [edit.label for edit in edits] == [0, 0, 0, 1, 2]
     assert [lm.tokenizer.decode(list(edit.tokens)) for edit in edits] == answers
     with pytest.raises(SubjectsError, match=r"edit 1: the reference of 'black' names no country"):
-        resolve_edits([{"subject": "name1", "answer": "black"}], relation, lm)
+        resolve_edits([RawEdit("edit 1", "name1", "black")], relation, lm)
 
 
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
@@ -178,7 +178,7 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, 
     assert [tokenized(lm, relation).target.texts[i] for i in found.reference] == reference
     if relation == "city->color":
         with pytest.raises(KnowledgeError, match="city->color has no reference"):
-            resolve_edits([{"subject": "name1", "answer": "Paris"}], tokenized(lm, relation), lm)
+            resolve_edits([RawEdit("", "name1", "Paris")], tokenized(lm, relation), lm)
 
 
 @pytest.mark.parametrize(("line", "message"), [
@@ -195,10 +195,10 @@ def test_an_edit_that_this_lm_has_no_labels_for_is_named(lm, file_of, line, mess
     assert path in str(caught.value)
 
 
-def test_a_list_in_a_config_is_checked_as_a_file_is(lm, relation, file_of):
+def test_a_list_in_a_config_is_checked_as_a_file_is(file_of):
     entries = [{"subject": "name1", "answer": "Paris"}]
     path = file_of(json.dumps(entries[0]))
-    assert resolve_edits(entries, relation, lm) == resolve_edits(path, relation, lm)
+    assert [edit[1:] for edit in read_edits(entries)] == [edit[1:] for edit in read_edits(path)]
     for bad, message in (([*entries, "Paris"], "edit 2: an object is needed"), ([], "has no edit")):
         with pytest.raises(SubjectsError, match=message):
-            resolve_edits(bad, relation, lm)
+            read_edits(bad)

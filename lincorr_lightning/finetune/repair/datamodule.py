@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -28,6 +28,7 @@ from lincorr_lightning.finetune.datamodule import require_same_data
 from lincorr_lightning.finetune.edits import (
     Edit,
     prompts_in_context,
+    read_edits,
     reference_mask,
     repaired_subjects,
     resolve_edits,
@@ -259,7 +260,9 @@ class RepairDataModule(StudyData):
         lm, relation, file = self.language_model, self.tokenized, self.edits_file
         relation.require_reference()
         labels = self._split(relation)
-        edits = [] if file is None else resolve_edits(file, relation, lm, "data.edits_file")
+        edits: list[Edit] = []
+        if file is not None:
+            edits = resolve_edits(read_edits(file), relation, lm, "data.edits_file")
         excluding = repaired_subjects(lm) | {edit.subject for edit in edits}
         pools = self._candidates(self.n_edits if file is None else 0, excluding)
         sample = partial(sample_edits, relation, lm, seed=self.seed)
@@ -288,10 +291,6 @@ class RepairDataModule(StudyData):
         self.examples, self.measured = examples, measured
         texts = relation.source.texts
         self.split = {part: [texts[i].strip() for i in sorted(labels[part])] for part in labels}
-        rank_zero_info(
-            f"The examples have {len(labels[SHOWN])} answers of {relation.source.knowledge.name}; "
-            f"{len(labels[HELD_OUT])} are held out."
-        )
 
     def _split(self, relation: TokenizedRelation) -> dict[str, set[int]]:
         """Return the source labels that the examples may have, and the others, by part."""
@@ -343,7 +342,7 @@ class RepairDataModule(StudyData):
             edit_batch(edits, ids, source),
             prompts(source, relation.source),
             prompts_of(relation.target),
-            prompts(_encode(lm, prompts_in_context(edits, relation)), relation.target),
+            prompts(lm.rows(prompts_in_context(edits, relation)), relation.target),
             {name: prompts_of(self._domains[name]) for name in others},
             mask,
             (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1),
@@ -380,7 +379,7 @@ class RepairDataModule(StudyData):
 
         else:
             texts = statements(relation, self.examples, kind)
-            rows = _encode(self.language_model, texts)
+            rows = self.language_model.rows(texts)
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
                 tokens = labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
@@ -444,16 +443,15 @@ class RepairDataModule(StudyData):
     @property
     def _settings(self) -> dict[str, Any]:
         """What a resumed run must not change: the examples, or what is measured."""
-        free = "eval_batch_size"
-        kept = {k: plain(v) for k, v in self.hparams.items() if k[0] != "_" and k != free}
-        return {name: [value, value] for name, value in kept.items()}
+        names = [name for name in self.hparams if name[0] != "_" and name != "eval_batch_size"]
+        return {name: plain([self.hparams[name]] * 2) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits and the logits before, which a repaired LM would not give again."""
         return {
             "settings": self._settings,
-            "examples": _states(self.examples),
-            "measured": {part: _states(edits) for part, edits in self.measured.items()},
+            "examples": list(map(tuple, self.examples)),
+            "measured": {part: list(map(tuple, edits)) for part, edits in self.measured.items()},
             "split": self.split,
             "before": self._before,
         }
@@ -461,28 +459,12 @@ class RepairDataModule(StudyData):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the edits of the run that is resumed."""
         require_same_data(state_dict["settings"], self._settings)
-        self.examples = [Edit(**state) for state in state_dict["examples"]]
+        self.examples = list(map(Edit._make, state_dict["examples"]))
         self.measured = {
-            part: [Edit(**state) for state in states]
-            for part, states in state_dict["measured"].items()
+            part: list(map(Edit._make, edits)) for part, edits in state_dict["measured"].items()
         }
         self.split = state_dict["split"]
         self._before = state_dict["before"]
-
-
-def _states(edits: Sequence[Edit]) -> list[dict[str, Any]]:
-    return [edit._asdict() for edit in edits]
-
-
-def _encode(lm: LanguageModel, texts: Sequence[str]) -> list[list[int]]:
-    """Encode texts that state both facts, and may be too long for the LM."""
-    try:
-        return lm.rows(texts)
-    except SubjectsError as error:
-        raise SubjectsError(
-            f"{error} A repair reads statements of both facts of data.relation in one text; "
-            "data.knowledge_files may give shorter templates."
-        ) from None
 
 
 # -- statements ------------------------------------------------------------------------------------

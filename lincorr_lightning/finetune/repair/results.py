@@ -9,7 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
-from lincorr_lightning.functional import Outcome
+from lincorr_lightning.functional import Outcome, outcome_shares
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
 
@@ -31,36 +31,28 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
         share of unchanged answers by kind of knowledge, and ``new_targets``, the outcomes of those
         edits whose target no example has. Parts without edits are left out.
     """
+
+    def outcomes(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        return {"n": len(group), **outcome_shares([case["outcome"] for case in group])}
+
     summaries: dict[str, dict[str, Any]] = {}
     for part in _PARTS:
         group = [case for case in cases if case["part"] == part]
         if not group:
             continue
-        shares = ("source_learned", "right_before", "in_context", "random")
-        summaries[part] = {
-            "n": len(group),
-            **{name: _share(group, name) for name in shares},
-            **_outcome_shares(group),
-            "controls": {
-                name.removesuffix("_unchanged"): _share(group, name) for name in _controls(group)
-            },
-        }
+        controls = _controls(group)
+        names = ("source_learned", "right_before", "in_context", "random", *controls)
+        shares = {name: fmean(case[name] for case in group) for name in names}
+        kept = {name.removesuffix("_unchanged"): shares.pop(name) for name in controls}
+        summaries[part] = {**outcomes(group), **shares, "controls": kept}
         new = [case for case in group if not case["target_shown"]]
         if new:
-            summaries[part]["new_targets"] = {"n": len(new), **_outcome_shares(new)}
+            summaries[part]["new_targets"] = outcomes(new)
     return summaries
 
 
 def _controls(cases: Sequence[Mapping[str, Any]]) -> list[str]:
     return [name for name in (cases[0] if cases else ()) if name.endswith("_unchanged")]
-
-
-def _share(cases: Sequence[Mapping[str, Any]], name: str) -> float:
-    return fmean(case[name] for case in cases)
-
-
-def _outcome_shares(cases: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {name: fmean(case["outcome"] == name for case in cases) for name in _OUTCOMES}
 
 
 def repair_results(
@@ -121,10 +113,8 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
     for row in rows:
         low, high = hallucinated_interval(row)
         kept = {f"{name}_unchanged": share for name, share in row["controls"].items()}
-        cells.append(
-            {**row, **kept, "hallucinated_low": low, "hallucinated_high": high,
-             "perplexity": perplexity.get(row["stage"])}
-        )  # fmt: skip
+        cells.append({**row, **kept, "hallucinated_low": low, "hallucinated_high": high,
+                      "perplexity": perplexity.get(row["stage"])})  # fmt: skip
     return Table.of(
         "repair", cells, ["part", "stage", "n", *shares, "perplexity"],
         "Edits before and after the repair: of source answers that are in the examples (shown), "
