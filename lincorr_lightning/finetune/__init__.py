@@ -4,7 +4,12 @@ from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTrain
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
-from lincorr_lightning.finetune.repair import Repair, RepairBatch, RepairDataModule, StatementBatch
+from lincorr_lightning.finetune.repair.datamodule import (
+    RepairBatch,
+    RepairDataModule,
+    StatementBatch,
+)
+from lincorr_lightning.finetune.repair.module import Repair
 
 __all__ = [
     "Edit",

@@ -53,20 +53,14 @@ class TrainedLMStudy(LMStudy):
     trains_lm = True
 
     def __init__(
-        self,
-        lm: Any,
-        method: str,
-        learning_rate: float,
-        weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
+        self, lm: Any, method: str, learning_rate: float, weight_decay: float = 0.0
     ) -> None:
         super().__init__(lm)
         if method not in ("full", "lora"):
             raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
         require("model.learning_rate", learning_rate, at_least=0)
         require("model.weight_decay", weight_decay, at_least=0)
-        self.method, self.learning_rate = method, learning_rate
-        self.weight_decay, self.betas = weight_decay, betas
+        self.method, self.learning_rate, self.weight_decay = method, learning_rate, weight_decay
 
     def setup(self, stage: str) -> None:
         """Refuse to train in half precision, before the LM is loaded."""
@@ -96,7 +90,6 @@ class TrainedLMStudy(LMStudy):
         return torch.optim.AdamW(
             [p for p in self.parameters() if p.requires_grad],
             lr=self.learning_rate,
-            betas=self.betas,
             weight_decay=self.weight_decay,
             fused=self.trainer.precision != "16-mixed",
         )

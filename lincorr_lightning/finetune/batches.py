@@ -24,12 +24,9 @@ IGNORED = -100
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class LabelledTokens:
-    """Rows of tokens with a loss at some of them.
+    """Rows of tokens, padded on the right, and their mask; all fields are ``(n, length)``.
 
-    Attributes:
-        input_ids: Token ids, padded on the right, ``(n, length)``.
-        attention_mask: 1 at tokens and 0 at padding, same shape.
-        labels: The token that follows each position, -100 where there is no loss; same shape.
+    `labels` are the tokens that follow, -100 where there is no loss.
     """
 
     input_ids: Tensor
@@ -117,10 +114,9 @@ def edit_batch(
     step: int = 0,
     n_steps: int = 0,
 ) -> EditBatch:
-    """Make a batch of edits on the CPU.
+    """Make a batch on the CPU, from the token ids of the source prompt of each edit.
 
-    `prompts` are the token ids of the source prompt of each edit; those of any one prompt for a
-    padding batch, which has no edits.
+    A padding batch, which has no edits, needs those of any one prompt.
     """
     answers = [edit.tokens for edit in edits] or [()]
     tokens = labelled_tokens(list(zip(prompts, answers, strict=True)))

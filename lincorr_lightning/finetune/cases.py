@@ -27,10 +27,9 @@ class EditCase:
     """What one edit did, a row of the table ``cases``; numbers are None where they do not exist.
 
     Attributes:
-        source_answer: The source answer that was taught, or, without edits, the LM's own answer.
+        source_answer: The source answer that was taught, or, without edits, the LM's own answer;
+            `source_learned` is whether its label leads after training.
         reference: Target labels that are right for the source answer, joined by ``|``.
-        answer_before: Target label that leads before training; `answer_after` leads after it.
-        source_learned: Whether the label of the source answer leads after training.
         weight_reference: Highest weight of a reference label in W's column of the source answer.
         weight_answer: Weight of `answer_after` in that column, whose maximum is `weight_max`.
         prior_reference: Highest target logit of a reference label before training.

@@ -116,23 +116,17 @@ def sample_edits(
     Answers that fit no subject for a while (where the LM gives one country for every subject, the
     cities of that country) are kept for the first subject that they fit.
 
-    Args:
-        relation: The relation that the edits are about.
-        lm: The LM before training.
-        n: Number of edits.
-        subjects: Candidates, each used at most once; None samples some.
-        seed: Seed of subjects and answers.
-        labels: Source labels that may be taught; None allows all.
-        setting: Config key of `n`, for messages.
+    `subjects` are candidates, each used at most once; None samples some. `labels` are the source
+    labels that may be taught, None allows all; `setting` is the config key of `n`, for messages.
     """
     relation.require_reference()
     pool = sample_candidates(lm, n, seed) if subjects is None else subjects
     by_label = [
-        [answer for answer in answers if answer.reference]
+        taught
         for label, answers in enumerate(_source_answers(relation, lm.tokenizer))
         if labels is None or label in labels
+        if (taught := [answer for answer in answers if answer.reference])
     ]
-    by_label = [answers for answers in by_label if answers]
     kept: list[SourceAnswer] = []
     edits: list[Edit] = []
     n_rounds = 0
@@ -198,11 +192,9 @@ def edit_logits(
 def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]:
     """Read edits from a file, or from a list; warn of subjects that have several answers.
 
-    Args:
-        edits: ``.jsonl`` (one object per line), ``.csv`` (with a header) or a list, with
-            ``subject`` and ``answer`` of each edit, and ``reference`` where it is not the
-            relation's (a list, or one text with ``|`` between its answers). Other fields are
-            ignored.
+    A ``.jsonl`` file has an object per line, a ``.csv`` file a header; each edit has ``subject``
+    and ``answer``, and ``reference`` where it is not the relation's (a list, or one text with ``|``
+    between its answers). Other fields are ignored.
     """
     if isinstance(edits, (str, Path)):
         name, entries = str(edits), read_rows(edits, "edits", _REQUIRED)

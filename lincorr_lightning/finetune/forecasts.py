@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 
@@ -15,6 +15,7 @@ from torch.nn.functional import one_hot
 
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edits import (
+    SEPARATOR,
     Edit,
     edit_logits,
     prompts_in_context,
@@ -83,7 +84,8 @@ class Forecasts:
     @property
     def default(self) -> str:
         """Name of the forecaster whose answers are shown first, the best one."""
-        return _default(self.predicted)
+        names = (*DEFAULT_FORECASTERS, *self.predicted)
+        return next(name for name in names if name in self.predicted)
 
     def leading(self, logits: Tensor) -> list[str]:
         """Return the target label that leads in each row of `before` or of predicted logits."""
@@ -139,11 +141,6 @@ class Forecasts:
         return scores
 
 
-def _default(forecasters: Iterable[str]) -> str:
-    names = list(forecasters)
-    return next((name for name in DEFAULT_FORECASTERS if name in names), names[0])
-
-
 def forecast_edits(
     lm: LanguageModel,
     edits: Sequence[Edit],
@@ -190,16 +187,16 @@ def forecast_edits(
         features = outcome_features(target, predicted["optimizer_step"], mask)
         probabilities = model.probabilities(features)
         origin = model.describe(relation.name, training.summary)
-    causes: list[str] = []
+    forecasts = Forecasts(
+        relation.name, subjects, [edit.answer for edit in edits],
+        [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
+        texts, target, mask, predicted, probabilities, origin,
+    )  # fmt: skip
     if weights:
         weight = weights.get("map_auto", next(iter(weights.values())))
-        expected = predicted[_default(predicted)].argmax(1).tolist()
-        causes = _causes(relation, edits, weight, expected)
-    return Forecasts(
-        relation.name, subjects, [edit.answer for edit in edits],
-        ["|".join(texts[i] for i in edit.reference) for edit in edits],
-        texts, target, mask, predicted, probabilities, origin, causes,
-    )  # fmt: skip
+        expected = predicted[forecasts.default].argmax(1).tolist()
+        forecasts = replace(forecasts, causes=_causes(relation, edits, weight, expected))
+    return forecasts
 
 
 def _causes(
@@ -235,21 +232,24 @@ class OutcomeModel:
     are probabilities, which mean the same on every LM and for every relation, where logits do not.
 
     Attributes:
-        coefficients: A row for each outcome, in the order of `Outcome`, ``(3, 2)`` float64.
-        intercepts: One for each outcome, ``(3,)`` float64.
+        coefficients: A row of 2 for each outcome, in the order of `Outcome`.
+        intercepts: One for each outcome.
         training: How its edits were trained, see `EditTraining.summary`.
+        step_scale: Length of the step, see `STEP_SCALE`.
     """
 
-    coefficients: Tensor
-    intercepts: Tensor
+    coefficients: Sequence[Sequence[float]]
+    intercepts: Sequence[float]
     n_edits: int
     lms: Sequence[str]
     relations: Sequence[str]
     training: str
+    step_scale: float
 
     def probabilities(self, features: Tensor) -> Tensor:
         """Return the probability of each outcome, ``(n, 3)``, from `outcome_features`."""
-        return (features @ self.coefficients.T + self.intercepts).softmax(1)
+        coefficients, intercepts = map(features.new_tensor, (self.coefficients, self.intercepts))
+        return (features @ coefficients.T + intercepts).softmax(1)
 
     def describe(self, relation: str, training: str) -> str:
         """Say what the model was fitted on, and how other edits differ from that."""
@@ -264,18 +264,9 @@ class OutcomeModel:
 
 @cache
 def outcome_model(method: str) -> OutcomeModel:
-    """Return the model of edits that were trained by ``full`` or ``lora``.
-
-    If none was fitted on edits of that method, it is the other one's: ``training`` says which.
-    """
+    """Return the model of edits that were trained by ``full`` or ``lora``."""
     file = files("lincorr_lightning.finetune") / "outcome_model.json"
-    models = json.loads(file.read_text(encoding="utf-8"))
-    stored = models.get(method, next(iter(models.values())))
-    coefficients, intercepts = (
-        torch.tensor(stored[name], dtype=torch.float64) for name in ("coefficients", "intercepts")
-    )
-    origin = {name: stored[name] for name in ("n_edits", "lms", "relations", "training")}
-    return OutcomeModel(coefficients, intercepts, **origin)
+    return OutcomeModel(**json.loads(file.read_text(encoding="utf-8"))[method])
 
 
 def outcome_features(before: Tensor, by_step: Tensor, reference_mask: Tensor) -> Tensor:

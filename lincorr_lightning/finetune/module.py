@@ -66,7 +66,6 @@ class SourceFinetune(TrainedLMStudy):
         steps_per_edit: Optimizer steps of each independent edit.
         learning_rate: Learning rate of AdamW; the paper's is 5e-6.
         weight_decay: Weight decay of AdamW.
-        betas: Decay rates of AdamW's two averages.
         forecast: Whether to forecast each edit's outcome before training, from W and from the
             gradient, and to score the forecasts afterwards. It needs an `EditDataset`.
         save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
@@ -91,11 +90,10 @@ class SourceFinetune(TrainedLMStudy):
         steps_per_edit: int = 10,
         learning_rate: float = 5e-6,
         weight_decay: float = 0.0,
-        betas: tuple[float, float] = (0.9, 0.999),
         forecast: bool = True,
         save_model: bool = False,
     ) -> None:
-        super().__init__(lm, method, learning_rate, weight_decay, betas)
+        super().__init__(lm, method, learning_rate, weight_decay)
         require("model.edits_per_step", edits_per_step, at_least=1)
         if save_model and protocol == "independent":
             raise ConfigError(
@@ -105,7 +103,6 @@ class SourceFinetune(TrainedLMStudy):
         self.save_hyperparameters(logger=False)
         self.adapter_settings = as_settings(AdapterSettings, adapter)
         self.is_independent = protocol == "independent"
-        self.is_stacked = self.is_independent and method == "lora"
         one_at_a_time = self.is_independent and method == "full"
         self.edit_training = EditTraining(
             method, learning_rate, steps_per_edit, self.adapter_settings, protocol,
@@ -153,7 +150,7 @@ class SourceFinetune(TrainedLMStudy):
         """Choose the weights that are trained, or add adapters."""
         super().prepare_lm()
         model = self.lm.model
-        if self.is_stacked:
+        if self.is_independent and self.method == "lora":
             size = self.edit_training.edits_per_step
             self.adapters = StackedLoRA(model, size, self.adapter_settings)
         elif self.method == "lora":
@@ -298,7 +295,9 @@ class SourceFinetune(TrainedLMStudy):
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own
             n_steps = sum(gather(self._n_own_steps))
         callbacks: Sequence[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        histories = [getattr(callback, "history", {}) for callback in callbacks]
+        history: dict[str, Any] = {}
+        for callback in callbacks:
+            history |= getattr(callback, "history", {})
         run = {
             "protocol": protocol,
             "method": self.method,
@@ -307,8 +306,7 @@ class SourceFinetune(TrainedLMStudy):
             "seconds": round(self._seconds, 2),
         }
         return finetune_results(
-            collect_callback_results(self.trainer), self.forecasts, run, dataset,
-            {key: points for history in histories for key, points in history.items()},
+            collect_callback_results(self.trainer), self.forecasts, run, dataset, history,
             self.lm.config.name_or_path,
             f"{protocol}, {self.method}, learning rate {self.learning_rate:g}",
         )  # fmt: skip

@@ -41,13 +41,14 @@ def logits_after_step(
     adapters: StackedLoRA | None = None,
     scale: float = STEP_SCALE,
 ) -> Tensor:
-    """Return the target logits after a step along each edit's first update.
+    """Return the target logits after a step along each edit's first update, ``(n, n_target)``.
 
-    The LM's weights, gradients, random streams and modes do not change.
+    They are in float64 on the CPU. The LM's weights, gradients, random streams and modes do not
+    change. If some of its weights are trained (``requires_grad``), the step is along those; else
+    along all, or along new adapters.
 
     Args:
-        lm: The LM before the edits. If some of its weights are trained (``requires_grad``), the
-            step is along those; else along all, or along new adapters.
+        lm: The LM before the edits.
         edits: The edits.
         relation: The relation that they are about, with n_target labels.
         training: How the edits are trained.
@@ -55,9 +56,6 @@ def logits_after_step(
         scale: Length of the step, in units of ``loss / sum(|gradient|)``, at which the loss would
             be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way that
             AdamW takes if all its updates agree; twice that with adapters.
-
-    Returns:
-        ``(n_edits, n_target)``, float64, on the CPU.
     """
     subjects, tokens = [edit.subject for edit in edits], relation.target.token_ids
     sources = lm.rows(relation.source_prompts(subjects))
@@ -119,14 +117,11 @@ def _after_step(
     scale: float,
     read: Callable[[], Tensor],
 ) -> Tensor:
-    """Return what `read` does after each edit's step: in the weights, or side by side in adapters.
-
-    See `logits_after_step`.
-    """
+    """Return what `read` does after each step, in the weights or side by side in adapters."""
     n, module = len(batch.ids), _EditedLM(lm, adapters)
     if adapters is None:
-        weights = {k: p for k, p in module.named_parameters() if p.is_floating_point()}
-        weights = {k: p for k, p in weights.items() if p.requires_grad} or weights
+        every = {k: p for k, p in module.named_parameters() if p.is_floating_point()}
+        weights = {k: p for k, p in every.items() if p.requires_grad} or every
     else:  # B is 0, so that A has no gradient
         adapters.reset([training.adapter.seed + i for i in batch.ids])
         weights = dict(adapters.lora_B.named_parameters("adapters.lora_B"))

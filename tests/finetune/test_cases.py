@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -145,14 +144,9 @@ def test_numbers_against_one_by_one():
     assert numbers["causes"] == causes
     found = numbers["weight_reference"]
     for outcome, values in weights.items():
-        assert found[outcome.value] == {"n": len(values), "median": median(values)}
+        assert found[outcome.value] == {"n": len(values), "median": np.median(values)}
     p = mannwhitneyu(weights[G], weights[H], alternative="two-sided").pvalue
     assert found["rank_test_p"] == pytest.approx(p)
-
-
-def median(values: Sequence[float]) -> float:
-    values, middle = sorted(values), len(values) // 2
-    return values[middle] if len(values) % 2 else (values[middle - 1] + values[middle]) / 2
 
 
 def test_numbers_are_json_without_nan_when_a_side_is_empty():

@@ -70,6 +70,7 @@ def test_jsonl_and_csv_are_read_alike(file_of):
     ]
     assert [edit[1:] for edit in read_edits(path)] == [edit[1:] for edit in read]
     assert [edit.where[-6:] for edit in read_edits(path)] == ["line 2", "line 3", "line 4"]
+    assert [edit[1:] for edit in read_edits(entries)] == [edit[1:] for edit in read]
     path = file_of(
         '{"subject": " A\u2028b ", "answer": "Paris\\t", "reference": [" France", "Italy"]}'
     )
@@ -102,6 +103,8 @@ def test_a_bad_line_is_named(file_of, name, text, message):
     with pytest.raises(SubjectsError, match=message) as caught:
         read_edits(file_of(text, name))
     assert name in str(caught.value)
+    with pytest.raises(SubjectsError, match="edit 2: an object is needed"):  # in a list of a config
+        read_edits([json.loads(GOOD), "Paris"])
 
 
 def test_a_subject_with_two_answers_is_two_edits_and_a_warning(file_of):
@@ -126,15 +129,7 @@ def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, relat
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
     references = [[countries[i] for i in edit.reference] for edit in edits]
     assert references == [["Japan"], ["France"], ["Italy"]]
-    for edit in edits:
-        assert lm.tokenizer.decode(list(edit.tokens)) == edit.answer
-        for prompt, domain, before in (
-            (f"{edit.subject} lives in the city of", relation.source, edit.source_before),
-            (f"{edit.subject} lives in the country of", relation.target, edit.target_before),
-        ):
-            ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
-            logits = lm.model(ids).logits[0, -1, domain.token_ids]
-            assert int(logits.argmax()) == before
+    assert [lm.tokenizer.decode(list(edit.tokens)) for edit in edits] == ["Tokyo", "Paris", "Rome"]
 
 
 def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
@@ -193,12 +188,3 @@ def test_an_edit_that_this_lm_has_no_labels_for_is_named(lm, file_of, line, mess
     with pytest.raises(SubjectsError, match=message) as caught:
         EditsDataModule(lm, edits_file=path).prepare_edits()
     assert path in str(caught.value)
-
-
-def test_a_list_in_a_config_is_checked_as_a_file_is(file_of):
-    entries = [{"subject": "name1", "answer": "Paris"}]
-    path = file_of(json.dumps(entries[0]))
-    assert [edit[1:] for edit in read_edits(entries)] == [edit[1:] for edit in read_edits(path)]
-    for bad, message in (([*entries, "Paris"], "edit 2: an object is needed"), ([], "has no edit")):
-        with pytest.raises(SubjectsError, match=message):
-            read_edits(bad)

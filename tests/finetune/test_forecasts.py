@@ -2,7 +2,6 @@
 
 import json
 import math
-from importlib.resources import files
 
 import numpy as np
 import pandas as pd
@@ -286,9 +285,7 @@ def test_probabilities_are_those_of_the_regression():
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(90, 5)), rng.integers(3, size=90)
     theirs = LogisticRegression().fit(x, y)
-    ours = OutcomeModel(
-        torch.tensor(theirs.coef_), torch.tensor(theirs.intercept_), 90, ("a",), ("b->c",), ""
-    )
+    ours = OutcomeModel(theirs.coef_, theirs.intercept_, 90, ("a",), ("b->c",), "", STEP_SCALE)
     found = ours.probabilities(torch.tensor(x)).numpy()
     np.testing.assert_allclose(found, theirs.predict_proba(x), atol=1e-9)
 
@@ -324,6 +321,4 @@ def test_the_shipped_models_agree_with_common_sense(method):
     # An edit that is seen to reach its reference is the most likely to generalize.
     assert p[:, 0].argmax() == 0
     assert p[2, 2] == p[:, 2].max()
-    file = files("lincorr_lightning.finetune") / "outcome_model.json"
-    for stored in json.loads(file.read_text(encoding="utf-8")).values():
-        assert stored["step_scale"] == STEP_SCALE
+    assert model.step_scale == STEP_SCALE

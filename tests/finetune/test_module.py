@@ -1,6 +1,7 @@
 """The source fine-tune: what is trained, written and refused."""
 
 import json
+import math
 
 import lightning as L
 import pandas as pd
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.errors import ConfigError, NonFiniteError
+from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import (
     EditTraining,
     LabelledTokens,
@@ -160,11 +162,7 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
     assert results["lm"]["n_parameters"] == sum(
         p.numel() for p in AutoModelForCausalLM.from_pretrained(small_lm).parameters()
     )
-    assert results["settings"]["data"]["n_edits"] == 6
-    assert results["study"] == "source_finetune"
-    assert (results["relation"], results["n_edits"]) == ("city->country", 6)
-    shares = [results[name] for name in ("generalized", "hallucinated", "unchanged")]
-    assert sum(shares) == pytest.approx(1)
+    assert results["settings"]["data"]["n_edits"] == results["n_edits"] == 6
     texts = {"study", "relation", "n_edits", "controls", "forecast", "forecast_default"}
     assert all(isinstance(results[name], float) for name in CONTRACT - texts)
     assert set(results["controls"]["color"]) == {"unchanged"}
@@ -188,8 +186,6 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
     for outcome in ("generalized", "hallucinated", "unchanged"):
         n = sum(case["outcome"] == outcome for case in cases)
         assert results[outcome] == pytest.approx(n / 6)
-    listed = {one["name"] for kind in ("tables", "figures") for one in results[kind]}
-    assert listed == {path.stem for path in run.folder.glob("*s/*") if path.suffix != ".ckpt"}
     assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
         "training.png", "outcomes.png", "forecast.png", "reference_weights.png",
     }  # fmt: skip
@@ -285,17 +281,19 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     assert not list(tmp_path.rglob("results.json"))
 
 
-@pytest.mark.parametrize(("settings", "message"), [
-    ({"steps_per_edit": 0}, "model.steps_per_edit is 0"),
-    ({"edits_per_step": 0}, "model.edits_per_step is 0"),
-    ({"learning_rate": -1.0}, "model.learning_rate is -1"),
-    ({"protocol": "both"}, "model.protocol is 'both'; it must be joint or independent"),
-    ({"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
-    ({"save_model": True}, "independent edits leave the LM as it was"),
+@pytest.mark.parametrize(("kind", "settings", "message"), [
+    (EditTraining, {"n_steps": 0}, "model.steps_per_edit is 0"),
+    (SourceFinetune, {"edits_per_step": 0}, "model.edits_per_step is 0"),
+    (SourceFinetune, {"learning_rate": math.nan}, "model.learning_rate is nan"),
+    (SourceFinetune, {"protocol": "both"}, "model.protocol is 'both'; it must be joint or indep"),
+    (EditTraining, {"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
+    (SourceFinetune, {"save_model": True}, "independent edits leave the LM as it was"),
+    (AdapterSettings, {"rank": 0}, "model.adapter.rank is 0"),
+    (AdapterSettings, {"target_modules": []}, "target_modules is empty; null takes all"),
 ])  # fmt: skip
-def test_unusable_settings_are_refused(small_lm, settings, message):
+def test_unusable_settings_are_refused(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
-        SourceFinetune(LMConfig(small_lm), **settings)
+        kind(**settings)
 
 
 def test_callbacks_and_forecasts_read_the_same_subjects_once(finetune, monkeypatch):

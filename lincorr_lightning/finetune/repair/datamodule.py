@@ -106,12 +106,9 @@ class StatementBatch(LabelledTokens):
 class RepairDataset(Dataset[Any]):
     """The steps of one rank over all epochs; each follows from the seed and its own number.
 
-    Attributes:
-        split: The source answers of the examples, ``shown``, and those ``held_out``.
-        make_batch: Returns a batch, given the numbers of its examples and one that no other batch
-            of the run has.
-        batch_size: Examples of a step, on all ranks together.
-        shard: The data that this rank reads.
+    `split` has the source answers of the examples, ``shown``, and those ``held_out``. A step has
+    `batch_size` examples on all ranks together; `make_batch` returns a rank's part of it, given the
+    numbers of its examples and one that no other batch of the run has.
     """
 
     examples: Sequence[Edit]

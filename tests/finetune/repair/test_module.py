@@ -61,12 +61,8 @@ def test_a_run_writes_the_public_contract(repair, examples, method):
     for part in ("shown", "held_out"):
         for stage in ("before", "after"):
             one = results[part][stage]
-            assert one["n"] == 4
-            shares = [one[name] for name in ("generalized", "hallucinated", "unchanged")]
-            assert sum(shares) == pytest.approx(1)
+            assert (one["n"], one["controls"]) == (4, {})
             assert 0 <= one["source_learned"] <= 1
-            assert one["controls"] == {}
-    assert set(results["perplexity"]) == {"before", "after"}
     assert results["n_steps"] == 2
     assert (run.folder / "figures" / "repair.png").read_bytes().startswith(b"\x89PNG")
     tables = run.folder / "tables"
@@ -220,10 +216,8 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(repair, tmp_path):
 
 
 def test_settings_that_cannot_work_are_refused(repair, small_lm, make_trainer):
-    for wrong in (
-        {"num_sanity_val_steps": 0}, {"max_epochs": 5, "check_val_every_n_epoch": 3},
-        {"limit_val_batches": 0}, {"max_steps": 1}, {"max_epochs": -1, "max_steps": 4},
-    ):  # fmt: skip
+    every_three = {"max_epochs": 5, "check_val_every_n_epoch": 3}
+    for wrong in ({"num_sanity_val_steps": 0}, every_three, {"max_steps": 1}):
         with pytest.raises(ConfigError, match=r"Set trainer\.num_sanity_val_steps to -1"):
             repair(trainer=wrong)
     stop = LambdaCallback(
