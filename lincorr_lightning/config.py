@@ -68,11 +68,16 @@ def _refuse(problem: str, where: Any) -> NoReturn:
 # -- configs of a command line -----------------------------------------------------------------
 
 
-def find_packaged(path: str | Path) -> Path | None:
-    """Return the packaged config that a path such as ``configs/linear_probe.yaml`` names."""
+def find_config(name: str) -> str:
+    """Return the path of a config, of the packaged one if there is no such file here.
+
+    Example:
+        >>> find_config("configs/linear_probe.yaml").endswith("configs/linear_probe.yaml")
+        True
+    """
     folder = importlib.resources.files("lincorr_lightning.configs")
-    file = Path(str(folder), Path(path).as_posix().removeprefix("configs/"))
-    return file if file.is_file() else None
+    packaged = Path(str(folder), name.removeprefix("configs/"))
+    return str(packaged) if packaged.is_file() and not Path(name).exists() else name
 
 
 def read_config(value: str) -> dict[str, Any]:
@@ -130,17 +135,15 @@ def prepare_args(args: Sequence[str]) -> list[str]:
 def _check_config(value: str) -> str:
     """Check that a config can be read; return it, or the path of the packaged config."""
     with suppress(OSError):  # such as of a config that is passed as text
-        path = Path(value)
-        if path.suffix == ".yaml" and not path.exists():
-            value = str(find_packaged(path) or value)
-        if "://" in value or path.is_fifo():  # these can be read only once
+        value = find_config(value)
+        if "://" in value or Path(value).is_fifo():  # these can be read only once
             return value
     read_config(value)
     return value
 
 
 def _lm_of(value: str) -> Mapping[str, Any]:
-    lm: Any = read_config(str(find_packaged(value) or value))
+    lm: Any = read_config(find_config(value))
     for key in ("model", "init_args", "lm"):
         lm = lm.get(key) if isinstance(lm, Mapping) else None
     if not isinstance(lm, Mapping):

@@ -39,12 +39,7 @@ def as_settings(kind: type[T], value: T | Mapping[str, Any]) -> T:
 
 
 def plain(value: Any) -> Any:
-    """Return hyper-parameters as plain data, which is all that torch loads from a checkpoint.
-
-    Example:
-        >>> plain({"betas": (0.9, 0.95), "lm": LMConfig()})["lm"]["dtype"]
-        'float32'
-    """
+    """Return hyper-parameters as plain data, which is all that torch loads from a checkpoint."""
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, Mapping):
@@ -169,17 +164,11 @@ class Study(PlainHyperparameters, L.LightningModule):
             ) from error
 
     def require_same_settings(self, checkpoint: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Refuse a checkpoint whose study had other settings.
-
-        Args:
-            checkpoint: The checkpoint.
-            names: Options of the study that have to be the same.
-        """
+        """Refuse a checkpoint whose study had other values for these options."""
         then, now = checkpoint.get("hyper_parameters", {}), self.hparams
-        for name in sorted(names):
-            # The LM is known by its fingerprint; keys with an underscore are Lightning's.
-            is_compared = name in then and name != "lm" and not name.startswith("_")
-            if is_compared and then[name] != now[name]:
+        for name in sorted(then.keys() & set(names) - {"lm"}):  # known by its fingerprint
+            # Keys with an underscore are Lightning's.
+            if then[name] != now[name] and not name.startswith("_"):
                 raise CheckpointError(
                     f"the checkpoint was written with model.{name} {then[name]}, this run has "
                     f"{now[name]}. {_START_ANEW}"

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lincorr_lightning import termination
-from lincorr_lightning.config import load_yaml
+from lincorr_lightning.config import find_config, load_yaml
 from lincorr_lightning.errors import ConfigError, ReportError
 from lincorr_lightning.io import check_writable, safe_names
 from lincorr_lightning.lm.config import LMConfig
@@ -35,7 +35,7 @@ from lincorr_lightning.reproduce.runner import (
     run_all,
     saved_run,
 )
-from lincorr_lightning.reproduce.settings import Settings, packaged, read_settings
+from lincorr_lightning.reproduce.settings import Settings, read_settings
 from lincorr_lightning.results.table import short_name
 
 CONFIG = "reproduce.yaml"
@@ -55,7 +55,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         ReportError: All runs failed, or there are none.
     """
     changed = vars(_parser().parse_args(args))
-    config, only_plan = packaged(changed.pop("config")), changed.pop("plan")
+    config, only_plan = find_config(changed.pop("config")), changed.pop("plan")
     if changed["only"] is not None:
         changed["only"] = [one for part in changed["only"] for one in part.split(",") if one]
         if not changed["only"]:

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from lincorr_lightning.config import find_config
 from lincorr_lightning.errors import ConfigError, DomainError
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Catalogue
@@ -19,7 +20,7 @@ from lincorr_lightning.knowledge.answer_tokens import unknown_words
 from lincorr_lightning.knowledge.domain import build_domain
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import count_subjects
-from lincorr_lightning.reproduce.settings import Settings, packaged
+from lincorr_lightning.reproduce.settings import Settings
 from lincorr_lightning.results.paper import paper_numbers, paper_section
 from lincorr_lightning.results.saved_run import config_verb
 
@@ -247,10 +248,10 @@ def _plan_run(name: str, folder: Path, plan: LMPlan, settings: Settings) -> Plan
         answers = [answer for answer in printed if answer in plan.labels[relation.split("->")[0]]]
         if not answers:
             raise _LeftOutError("no city of the paper's table is a label of the vocabulary")
-    config = packaged(settings.studies[study]["config"])
-    arguments = [config_verb(config.read_text(encoding="utf-8"))]
-    for file in (config, *map(packaged, settings.overlays)):
-        arguments += ["--config", str(file)]
+    config = find_config(settings.studies[study]["config"])
+    arguments = [config_verb(Path(config).read_text(encoding="utf-8"))]
+    for file in (config, *settings.overlays):
+        arguments += ["--config", find_config(file)]
     options = {
         **_filled(entry["options"], values), **settings.options,
         **settings.studies[study]["options"], "trainer.default_root_dir": str(folder.parent),

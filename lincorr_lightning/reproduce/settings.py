@@ -5,13 +5,12 @@ from __future__ import annotations
 from argparse import ArgumentError
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypedDict
 
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from lincorr_lightning.config import find_packaged, read_config
+from lincorr_lightning.config import find_config, read_config
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.option_errors import explain
 
@@ -59,21 +58,11 @@ class Settings:
             if key in options:
                 return options[key]
         part, _, name = key.partition(".")
-        config: Any = read_config(str(packaged(chosen["config"])))
+        config: Any = read_config(find_config(chosen["config"]))
         return config.get(part, {}).get("init_args", {}).get(name)
 
 
-def packaged(name: str) -> Path:
-    """Return a packaged config, or the path as it is."""
-    found = Path(name) if Path(name).is_file() else find_packaged(name)
-    if found is None:
-        raise ConfigError(f"there is no config {name}, neither as a file nor in the package.")
-    return found
-
-
-def read_settings(
-    path: str | Path, changed: Mapping[str, Any], options: Mapping[str, Any]
-) -> Settings:
+def read_settings(path: str, changed: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
     """Read the settings.
 
     Args:
@@ -82,13 +71,13 @@ def read_settings(
         options: Options that come before those of the file: of all runs, as ``model.lm.dtype``,
             or of one study, as ``edits.data.n_edits``.
     """
-    content = read_config(str(path)) | {k: v for k, v in changed.items() if v is not None}
+    content = read_config(path) | {k: v for k, v in changed.items() if v is not None}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(Settings)
     try:
         settings = Settings(**parser.parse_object(content).as_dict())
     except ArgumentError as error:
-        raise ConfigError(f"{path}: {explain(error, ['--config', str(path)], parser)}") from error
+        raise ConfigError(f"{path}: {explain(error, ['--config', path], parser)}") from error
     if settings.size not in settings.sizes:
         raise ConfigError(f"size is {settings.size!r}; {path} has {', '.join(settings.sizes)}.")
     if not settings.lm:

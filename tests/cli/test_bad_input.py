@@ -55,7 +55,6 @@ def _written(folder: Path) -> list[Path]:
         ("--model.lm.name_or_path={t}/corrupt", LanguageModelError, r"config\.json"),
         ("--model.lm.name_or_path=someone/not-here", LanguageModelError, "folder"),
         ("--model.lm.name_or_path={t}/nan", NonFiniteError, "NaN or infinite.*lives in the city"),
-        ("--model.lm.name_or_path={t}/inf", NonFiniteError, "NaN or infinite.*lives in the city"),
     ],
 )  # fmt: skip
 def test_a_bad_input_is_named(
@@ -65,11 +64,10 @@ def test_a_bad_input_is_named(
     (tmp_path / "empty").mkdir()
     (tmp_path / "corrupt").mkdir()
     (tmp_path / "corrupt" / "config.json").write_text("{")
-    for value in ("nan", "inf"):
-        shutil.copytree(small_lm, tmp_path / value)
-        weights = load_file(f"{small_lm}/model.safetensors")
-        weights["model.norm.weight"][3] = torch.tensor(float(value))
-        save_file(weights, tmp_path / value / "model.safetensors", metadata={"format": "pt"})
+    shutil.copytree(small_lm, tmp_path / "nan")
+    weights = load_file(f"{small_lm}/model.safetensors")
+    weights["model.norm.weight"][3] = torch.nan
+    save_file(weights, tmp_path / "nan" / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(error, match=message):
         _fit(tmp_path, small_lm, *options.format(t=tmp_path).split())
     assert _written(tmp_path) == []

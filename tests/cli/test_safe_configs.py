@@ -42,8 +42,6 @@ def callback(class_path: str, **init_args: Any) -> dict[str, Any]:
     ("config", "refused"),
     [
         (callback("hostile.Hostile"), "hostile.Hostile"),
-        (callback("os.system"), "os.system"),
-        (callback("lincorr_lightning.io.remove"), "lincorr_lightning.io.remove"),
         (callback("lincorr_lightning.io.shutil.rmtree"), "lincorr_lightning.io.shutil.rmtree"),
         (callback("LambdaCallback", on_fit_start="lincorr_lightning.io.remove"), "LambdaCallback"),
         (callback("BackboneFinetuning", lambda_func="os.system"), "os.system"),
@@ -74,34 +72,26 @@ def test_other_classes_and_functions_are_refused_before_they_are_imported(
         {"model": {"init_args": {"lm": {"trust_remote_code": True}}}},
         {"model": {"init_args": {"lm": {"attn_implementation": "kernels-community/attention"}}}},
         {"weights_only": False},
-        {
-            "trainer": {
-                "profiler": {
-                    "class_path": "lightning.pytorch.profilers.PyTorchProfiler",
-                    "dict_kwargs": {"on_trace_ready": {"class_path": "hostile.Hostile"}},
-                }
-            }
-        },
+        {"trainer": {"profiler": {
+            "class_path": "lightning.pytorch.profilers.PyTorchProfiler",
+            "dict_kwargs": {"on_trace_ready": {"class_path": "hostile.Hostile"}},
+        }}},
     ],
-)
+)  # fmt: skip
 def test_settings_that_run_other_code_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--safe refuses .*, which runs code"):
         safe_fit(tmp_path, config)
 
 
 def test_known_classes_run_and_the_saved_config_runs_again(small_lm: str, tmp_path: Path) -> None:
-    config = {
-        "trainer": {
-            "callbacks": [
-                {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"},
-                {"class_path": "LearningRateMonitor"},
-            ],
-            "plugins": [
-                {"class_path": "lightning.pytorch.plugins.environments.LightningEnvironment"}
-            ],
-            "profiler": {"class_path": "lightning.pytorch.profilers.SimpleProfiler"},
-        }
-    }
+    config = {"trainer": {
+        "callbacks": [
+            {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"},
+            {"class_path": "LearningRateMonitor"},
+        ],
+        "plugins": [{"class_path": "lightning.pytorch.plugins.environments.LightningEnvironment"}],
+        "profiler": {"class_path": "lightning.pytorch.profilers.SimpleProfiler"},
+    }}  # fmt: skip
     trainer = safe_fit(tmp_path, config, f"--model.lm.name_or_path={small_lm}")
     saved = Path(trainer.log_dir) / "config.yaml"
     again = main(["fit", "--safe", "--config", str(saved)]).trainer

@@ -215,27 +215,16 @@ def _knowledge(draw: random.Random, work: Work, folder: Path) -> Case:
     return Case(_command("linear_probe", work, *more, "--model.require_reference=[]"), what)
 
 
-def _rows(study: str, option: str, file: str, text: Callable[[Path], str]) -> Maker:
+def _rows(study: str, option: str, file: str) -> Maker:
     """Return a maker of cases with a damaged file of rows."""
 
     def make_case(draw: random.Random, work: Work, folder: Path) -> Case:
-        content, what = _damage_text(text(work.inputs), draw)
+        content, what = _damage_text((work.inputs / file).read_text(), draw)
         path = folder / file
         path.write_bytes(content)
-        unreadable = False
-        if draw.random() < 0.2:
-            what, unreadable = damage_file(path, draw)
-        return Case(_command(study, work, option.format(path)), f"{study}, {what}", unreadable and
-                    not path.is_file())  # fmt: skip
+        return Case(_command(study, work, option.format(path)), f"{study}, {what}")
 
     return make_case
-
-
-_PAIRED = "".join(
-    json.dumps({"phase": ["compose", "learn"][i % 2], "subject": f"name{i}",
-                "source": ["Paris", "Tokyo", "Oslo"][i % 3]}) + "\n" for i in range(12)
-)  # fmt: skip
-_SUBJECTS = "".join(f"name{i}\n" for i in range(90))
 
 
 def _checkpoint(draw: random.Random, work: Work, folder: Path) -> Case:
@@ -268,21 +257,18 @@ def _checkpoint(draw: random.Random, work: Work, folder: Path) -> Case:
 
 
 def _folder(
-    source: Callable[[Work], Path], uses: list[tuple[str, str]], suffixes: tuple[str, ...] = (),
-    checked: tuple[str, ...] = (),
-) -> Maker:  # fmt: skip
+    source: Callable[[Work], Path], uses: list[tuple[str, str]], checked: tuple[str, ...]
+) -> Maker:
     """Return a maker of cases with a damaged folder.
 
     `source` returns the valid folder; `uses` are studies that read it, with the option that names
-    it. Of the files, those with one of the `suffixes` are damaged (all by default); without those
-    with a suffix in `checked`, no run can be right.
+    it. Without files with a suffix in `checked`, no run can be right.
     """
 
     def make_case(draw: random.Random, work: Work, folder: Path) -> Case:
         copy = folder / "input"
         shutil.copytree(source(work), copy)
-        found = sorted(p for p in copy.rglob("*") if p.is_file())
-        path = draw.choice([p for p in found if not suffixes or p.suffix in suffixes])
+        path = draw.choice(sorted(p for p in copy.rglob("*") if p.is_file()))
         must_fail = False
         if path.suffix == ".json" and draw.random() < 0.6:
             what = _damage_tree(path, draw)
@@ -318,7 +304,7 @@ _LM_USES = [
     ("forecast", "--model.lm.name_or_path={}"),
     ("resilience", "--model.before.name_or_path={}"),
 ]
-_damaged_lm = _folder(lambda work: work.inputs / "lm", _LM_USES, checked=(".safetensors",))
+_damaged_lm = _folder(lambda work: work.inputs / "lm", _LM_USES, (".safetensors",))
 
 
 def _lm(draw: random.Random, work: Work, folder: Path) -> Case:
@@ -331,31 +317,24 @@ def _lm(draw: random.Random, work: Work, folder: Path) -> Case:
     return Case(_command(study, work, option.format(copy)), f"{study}: {what}", True)
 
 
-_MAPS = [("resilience", "--model.linear_map={}"), ("forecast", "--model.linear_map={}")]
-_SAES = [("feature_flow", "--model.saes={}")]
-_EMBEDDINGS = [("vocabulary_ablation", "--model.lm.name_or_path={}")]
-
 INPUTS: dict[str, Maker] = {
     "options": _options,
     "config": _config,
     "checkpoint": _checkpoint,
     "lm": _lm,
     "knowledge": _knowledge,
-    "edits": _rows("source_finetune", "--data.edits_file={}", "edits.jsonl",
-                   lambda inputs: (inputs / "edits.jsonl").read_text()),
-    "paired texts": _rows("vocabulary_ablation", "--data.texts_file={}", "texts.jsonl",
-                          lambda inputs: _PAIRED),
-    "texts": _rows("token_geometry", "--data.texts=[{}]", "texts.txt",
-                   lambda inputs: (inputs / "texts.txt").read_text()),
-    "subjects": _rows("linear_probe", "--data.subjects_file={}", "subjects.txt",
-                      lambda inputs: _SUBJECTS),
+    "edits": _rows("source_finetune", "--data.edits_file={}", "edits.jsonl"),
+    "texts": _rows("token_geometry", "--data.texts=[{}]", "texts.txt"),
     "linear map": _folder(
-        lambda work: work.reference("correlation_matrix")[0] / "linear_map", _MAPS,
-        checked=(".safetensors", ".json"),
+        lambda work: work.reference("correlation_matrix")[0] / "linear_map",
+        [("resilience", "--model.linear_map={}"), ("forecast", "--model.linear_map={}")],
+        (".safetensors", ".json"),
     ),
-    "saes": _folder(lambda work: work.inputs / "saes", _SAES, checked=(".safetensors",)),
-    "embedding": _folder(lambda work: work.inputs / "lm", _EMBEDDINGS, (".safetensors",),
-                         checked=(".safetensors",)),
+    "saes": _folder(lambda work: work.inputs / "saes", [("feature_flow", "--model.saes={}")],
+                    (".safetensors",)),
+    "embedding": _folder(lambda work: work.inputs / "lm",
+                         [("vocabulary_ablation", "--model.lm.name_or_path={}")],
+                         (".safetensors",)),
 }  # fmt: skip
 """Kinds of input: name -> what makes a case."""
 

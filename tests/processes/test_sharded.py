@@ -151,14 +151,6 @@ def test_an_lm_without_layers_is_refused(small_lm: str) -> None:
         lm.shard(SimpleNamespace(mesh_dim_names=None))  # type: ignore[arg-type]
 
 
-def test_all_ranks_run_equally_many_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran: list[list[int]] = []
-    batches = MicroBatches(20)
-    monkeypatch.setattr(batches, "max_over_ranks", lambda own: own + 3)
-    batches.run([10, 7, 5], "cpu", ran.append)
-    assert ran == [[0, 1], [2], [2], [2], [2]]
-
-
 def test_rows_of_one_length_are_not_padded() -> None:
     ran: list[list[int]] = []
     MicroBatches(20).run([5, 7, 5, 7, 7, 5], "cpu", ran.append, equal_lengths=True)

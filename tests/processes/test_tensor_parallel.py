@@ -215,11 +215,6 @@ def test_ranks_that_read_the_same_count_once(counts: bool, monkeypatch: pytest.M
     assert read == [(1, not counts), (3, not counts), (0, True)]
 
 
-class FakeMesh(SimpleNamespace):
-    def __getitem__(self, name: str) -> Any:
-        return fake_mesh(2)
-
-
 def fake_mesh(n: int) -> Any:
     return SimpleNamespace(size=lambda: n)
 
@@ -241,12 +236,6 @@ def test_lms_that_cannot_be_split(
     with pytest.raises(LanguageModelError, match=message) as refusal:
         split_matrices(model, fake_mesh(n))
     assert "trainer/fsdp.yaml" in str(refusal.value)
-
-
-def test_a_compiled_lm_is_not_split() -> None:
-    lm = SimpleNamespace(config=SimpleNamespace(compile=True), is_sharded=False)
-    with pytest.raises(ConfigError, match="compile"):
-        LanguageModel.shard(lm, FakeMesh(mesh_dim_names=("tensor_parallel",)))
 
 
 @pytest.mark.parametrize(

@@ -106,15 +106,6 @@ def one_and_two(tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
 
 def tables(folders: tuple[Path, Path], tolerance: float) -> None:
     """Every table of two runs is the same."""
-    names = {path.name for path in folders[0].rglob("tables/*.csv")}
-    assert names
-    for name in names:
-        table(folders, name, tolerance)
-
-
-def table(folders: tuple[Path, Path], name: str, tolerance: float) -> None:
-    ours, theirs = ([line.split(",") for line in next(f.rglob(name)).read_text().splitlines()]
-                    for f in folders)  # fmt: skip
 
     def cell(text: str) -> float | str:
         try:
@@ -122,7 +113,13 @@ def table(folders: tuple[Path, Path], name: str, tolerance: float) -> None:
         except ValueError:
             return text
 
-    assert_close(*([[cell(t) for t in row] for row in read] for read in (ours, theirs)), tolerance)
+    names = {path.name for path in folders[0].rglob("tables/*.csv")}
+    assert names
+    for name in names:
+        texts = [next(folder.rglob(name)).read_text().splitlines() for folder in folders]
+        assert_close(
+            *([list(map(cell, line.split(","))) for line in lines] for lines in texts), tolerance
+        )
 
 
 def test_probe(small_lm, one_and_two):

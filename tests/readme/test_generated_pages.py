@@ -55,13 +55,3 @@ def test_the_figure_has_every_part_below_those_that_import_it(generated: ModuleT
     assert set(height) == {name for row in LAYERS for name in row}
     for part in height:
         assert all(height[name] > height[part] for name in generated.imports(part))
-
-
-def test_the_command_line_page_has_every_command(generated: ModuleType) -> None:
-    page = generated.commands()
-    for name in ("fit", "validate", "test", "predict", "audit", "report", "reproduce"):
-        assert f"| `lincorr {name}` |" in page
-    for path in STUDIES:
-        verb = {"reproduce": "reproduce"}.get(path.stem, r"(fit|test|predict)")
-        assert re.search(rf"^lincorr {verb} +--config configs/{path.name}$", page, re.MULTILINE)
-    assert "--only table5,figure3" in generated.options()
