@@ -5,7 +5,6 @@ from lincorr_lightning.sae.formats import (
     SAEFormat,
     load_sae,
     load_saes,
-    register_format,
     save_saes,
 )
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -26,7 +25,6 @@ __all__ = [
     "find_hook_points",
     "load_sae",
     "load_saes",
-    "register_format",
     "save_saes",
     "width_of",
 ]

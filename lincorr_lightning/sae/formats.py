@@ -6,8 +6,9 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -29,47 +30,103 @@ from lincorr_lightning.sae.sparse_autoencoder import (
 
 SAE_FOLDER = "sparse_autoencoders"
 """Folder of a run that holds a folder per SAE."""
+# TransformerLens' names; the residual stream before a layer is the one after the previous layer.
+_HOOK_KINDS: dict[str, HookKind] = {
+    "hook_resid_post": "residual", "hook_resid_pre": "residual", "hook_mlp_out": "mlp_out",
+    "hook_attn_out": "attention_out", "attn.hook_z": "attention_out",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
-class LoadOptions:
-    """What the caller of `load_sae` knows besides the folder; its arguments explain them."""
+class SAESource:
+    """A folder that holds the `files` of a format, and what the caller of `load_sae` knows besides.
 
+    Of the files, the first holds settings, if there are two, and the last tensors.
+    """
+
+    folder: Path
+    files: Sequence[str]
     hook_point: HookPoint | None = None
     input_scale: float | None = None
     lm: LanguageModel | None = None
 
+    @property
+    def path(self) -> Path:
+        """The first file."""
+        return self.folder / self.files[0]
 
-Reader = Callable[[Path, LoadOptions], SparseAutoencoder]
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The settings; empty if there is no file of them."""
+        return read_config(self.path) if len(self.files) > 1 else {}
+
+    @cached_property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors in float32."""
+        tensors = read_tensors(self.folder / self.files[-1])
+        return {name: tensor.float() for name, tensor in tensors.items()}
+
+    def refuse(self, reason: str, way_out: str) -> NoReturn:
+        """Raise the error of an SAE that is undamaged but cannot be used."""
+        raise_unsupported(self.path, reason, way_out)
+
+    def support(self, key: str, value: object, supported: Iterable[object]) -> None:
+        """Refuse a setting whose value is not among the supported ones."""
+        if value not in (supported := list(supported)):
+            known = " or ".join(map(str, supported))
+            self.refuse(
+                f"its {key} is {value!r}, which is not supported",
+                f"Take an SAE whose {key} is {known}.",
+            )
+
+    def tensor(self, name: str) -> Tensor:
+        """Return a tensor that the file must have."""
+        if name not in self.tensors:
+            known = ", ".join(self.tensors)
+            fail_to_read(self.folder / self.files[-1], f"it lacks {name} (it has {known})")
+        return self.tensors[name]
+
+    def weights(self, keys: Sequence[str], transposed: str) -> dict[str, Any]:
+        """Return E, D, b_E and b_D, which the file calls `keys`.
+
+        The `transposed` one of encoder and decoder has a column for each feature there.
+        """
+        names = ("encoder", "decoder", "encoder_bias", "decoder_bias")
+        parts = dict(zip(names, map(self.tensor, keys), strict=True))
+        return parts | {transposed: parts[transposed].T.contiguous()}
+
+    def find_hook_point(self, hook: str = "") -> HookPoint:
+        """Return the hook point that TransformerLens calls `hook`, or else the caller's."""
+        match = re.fullmatch(r"blocks\.(\d+)\.(.+)", hook)
+        if match is None:  # the name of another library, or none
+            if self.hook_point is None:
+                named = f"calls its hook point {hook!r}" if hook else "does not name its hook point"
+                # Renaming the folder also helps those who pass it on the command line.
+                self.refuse(
+                    f"it {named}, so that it is unknown which of {', '.join(KINDS)} it reads",
+                    "If it is one of these, name the folder by its hook point, such as "
+                    "residual.12, mlp_out.12 or attention_out.12, or pass hook_point to load_sae.",
+                )
+            return self.hook_point
+        layer = int(match[1]) - (match[2] == "hook_resid_pre")
+        if match[2] not in _HOOK_KINDS or layer < 0:
+            self.refuse(
+                f"it reads {hook}, none of {', '.join(KINDS)}",
+                f"Take an SAE of {', '.join(_HOOK_KINDS)}; the stream before layer 0 is the "
+                "embedding, which is no layer's output.",
+            )
+        return HookPoint(layer, _HOOK_KINDS[match[2]])
 
 
-@dataclass(frozen=True)
-class SAEFormat:
+class SAEFormat(NamedTuple):
     """A format: a folder that holds all `files`, relative paths, is read by `read`."""
 
-    name: str
-    files: tuple[str, ...]
-    read: Reader
+    files: Sequence[str]
+    read: Callable[[SAESource], SparseAutoencoder]
 
     def matches(self, folder: Path) -> bool:
         """Return whether a folder has this format."""
         return all((folder / name).is_file() for name in self.files)
-
-
-FORMATS: dict[str, SAEFormat] = {}
-
-
-def register_format(name: str, files: Iterable[str], read: Reader) -> None:
-    """Add a format that `load_sae` reads.
-
-    Args:
-        name: New name; a ValueError if it is taken.
-        files: Relative paths that identify a folder of this format.
-        read: Function from the folder and the caller's `LoadOptions` to an SAE.
-    """
-    if name in FORMATS:
-        raise ValueError(f"the SAE format {name!r} is registered already")
-    FORMATS[name] = SAEFormat(name, tuple(files), read)
 
 
 def load_sae(
@@ -106,19 +163,20 @@ def load_sae(
     folder = Path(folder)
     if not folder.is_dir():
         fail_to_read(folder, "there is no such folder")
-    form = next((form for form in FORMATS.values() if form.matches(folder)), None)
-    if form is None:
+    name = next((name for name, form in FORMATS.items() if form.matches(folder)), None)
+    if name is None:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:5]) or "nothing"
-        known = "; ".join(f"{form.name} ({', '.join(form.files)})" for form in FORMATS.values())
+        known = "; ".join(f"{name} ({', '.join(form.files)})" for name, form in FORMATS.items())
         raise SparseAutoencoderError(
             f"{folder} is in no known format of SAEs: it holds {inside}. Known are {known}. "
             "Pass the folder that holds one SAE's files itself."
         )
     named = HookPoint.named(folder.absolute().name)
+    source = SAESource(folder, FORMATS[name].files, hook_point or named, input_scale, lm)
     try:
-        sae = form.read(folder, LoadOptions(hook_point or named, input_scale, lm))
+        sae = FORMATS[name].read(source)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
-        fail_to_read(folder, f"a value in its files is none that {form.name} has ({error!r})")
+        fail_to_read(folder, f"a value in its files is none that {name} has ({error!r})")
     if hook_point is not None and sae.hook_point != hook_point:
         raise SparseAutoencoderError(
             f"the SAE in {folder} belongs to {sae.hook_point}, not to {hook_point}. "
@@ -182,11 +240,6 @@ def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -
 
 
 _KEYS = ("W_enc", "W_dec", "b_enc", "b_dec")
-# TransformerLens' names; the residual stream before a layer is the one after the previous layer.
-_HOOK_KINDS: dict[str, HookKind] = {
-    "hook_resid_post": "residual", "hook_resid_pre": "residual", "hook_mlp_out": "mlp_out",
-    "hook_attn_out": "attention_out", "attn.hook_z": "attention_out",
-}  # fmt: skip
 _GEMMA_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 # SAELens' architectures; nested losses (Matryoshka) only matter for training.
 _ARCHITECTURES: dict[str, Activation] = {
@@ -196,70 +249,7 @@ _ARCHITECTURES: dict[str, Activation] = {
 _SCALED = "expected_average_only_in"
 
 
-class _Source:
-    """Settings and tensors of another library's SAE, and what the caller knows of it.
-
-    Of the `files`, the first holds settings, if there are two, and the last tensors.
-    """
-
-    def __init__(self, files: Sequence[str], folder: Path, options: LoadOptions) -> None:
-        self.folder, self.options = folder, options
-        self.path, self.tensor_path = folder / files[0], folder / files[-1]
-        self.config = read_config(self.path) if len(files) > 1 else {}
-        tensors = read_tensors(self.tensor_path)
-        self.tensors = {name: tensor.float() for name, tensor in tensors.items()}
-
-    def refuse(self, reason: str, way_out: str) -> NoReturn:
-        raise_unsupported(self.path, reason, way_out)
-
-    def support(self, key: str, value: object, supported: Iterable[object]) -> None:
-        """Refuse a setting whose value is not among the supported ones."""
-        if value not in (supported := list(supported)):
-            known = " or ".join(map(str, supported))
-            self.refuse(
-                f"its {key} is {value!r}, which is not supported",
-                f"Take an SAE whose {key} is {known}.",
-            )
-
-    def tensor(self, name: str) -> Tensor:
-        if name not in self.tensors:
-            known = ", ".join(self.tensors)
-            fail_to_read(self.tensor_path, f"it lacks {name} (it has {known})")
-        return self.tensors[name]
-
-    def weights(self, keys: Sequence[str], transposed: str) -> dict[str, Any]:
-        """Return E, D, b_E and b_D, which the file calls `keys`.
-
-        The `transposed` one of encoder and decoder has a column for each feature there.
-        """
-        names = ("encoder", "decoder", "encoder_bias", "decoder_bias")
-        parts = dict(zip(names, map(self.tensor, keys), strict=True))
-        return parts | {transposed: parts[transposed].T.contiguous()}
-
-    def hook_point(self, hook: str = "") -> HookPoint:
-        """Return the hook point that TransformerLens calls `hook`, or else the caller's."""
-        match = re.fullmatch(r"blocks\.(\d+)\.(.+)", hook)
-        if match is None:  # the name of another library, or none
-            if self.options.hook_point is None:
-                named = f"calls its hook point {hook!r}" if hook else "does not name its hook point"
-                # Renaming the folder also helps those who pass it on the command line.
-                self.refuse(
-                    f"it {named}, so that it is unknown which of {', '.join(KINDS)} it reads",
-                    "If it is one of these, name the folder by its hook point, such as "
-                    "residual.12, mlp_out.12 or attention_out.12, or pass hook_point to load_sae.",
-                )
-            return self.options.hook_point
-        layer = int(match[1]) - (match[2] == "hook_resid_pre")
-        if match[2] not in _HOOK_KINDS or layer < 0:
-            self.refuse(
-                f"it reads {hook}, none of {', '.join(KINDS)}",
-                f"Take an SAE of {', '.join(_HOOK_KINDS)}; the stream before layer 0 is the "
-                "embedding, which is no layer's output.",
-            )
-        return HookPoint(layer, _HOOK_KINDS[match[2]])
-
-
-def _read_gemma_scope(source: _Source) -> SparseAutoencoder:
+def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
     """The path names the hook point, as on the hub; SAEs of attention read concatenated heads.
 
     (Lieberum et al., 2024, arXiv 2408.05147.)
@@ -270,17 +260,17 @@ def _read_gemma_scope(source: _Source) -> SparseAutoencoder:
     if layers and kinds:
         hook_point = HookPoint(int(layers[-1]), _GEMMA_KINDS[kinds[-1]])
     else:
-        hook_point = source.hook_point()
+        hook_point = source.find_hook_point()
     sae = SparseAutoencoder(
         hook_point=hook_point, activation="jumprelu", threshold=source.tensor("threshold"),
         **source.weights(_KEYS, "encoder"),
     )  # fmt: skip
     if hook_point.kind == "attention_out":
-        return from_heads(sae, source.options.lm, source.path)
+        return from_heads(sae, source.lm, source.path)
     return sae
 
 
-def _read_saelens(source: _Source) -> SparseAutoencoder:
+def _read_saelens(source: SAESource) -> SparseAutoencoder:
     """Versions before and after 6, which has the LM's part under ``metadata``."""
     config = source.config
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
@@ -309,7 +299,7 @@ def _read_saelens(source: _Source) -> SparseAutoencoder:
         parts["decoder"] = parts["decoder"] / torch.where(norm == 0, 1.0, norm)[:, None]
     hook = str(config.get("hook_name") or config.get("hook_point") or "")
     sae = SparseAutoencoder(
-        hook_point=source.hook_point(hook), activation=activation, threshold=threshold,
+        hook_point=source.find_hook_point(hook), activation=activation, threshold=threshold,
         k=None if k is None else int(k),
         input_scale=_saelens_scale(source, config.get("normalize_activations"), hook),
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
@@ -319,15 +309,15 @@ def _read_saelens(source: _Source) -> SparseAutoencoder:
     chosen = config.get("model_from_pretrained_kwargs") or {}
     steps = {name for name, value in chosen.items() if value is True}
     if hook.endswith("hook_z"):
-        return from_heads(sae, source.options.lm, source.path, steps)
-    return uncentered(sae, source.options.lm, source.path, steps)
+        return from_heads(sae, source.lm, source.path, steps)
+    return uncentered(sae, source.lm, source.path, steps)
 
 
-def _saelens_scale(source: _Source, normalize: object, hook: str) -> float:
+def _saelens_scale(source: SAESource, normalize: object, hook: str) -> float:
     if normalize in (None, False, "none"):
         return 1.0
     source.support("normalize_activations", normalize, ["none", True, _SCALED])
-    scale = source.options.input_scale
+    scale = source.input_scale
     path = source.folder / "activation_scaler.json"
     if scale is None and path.is_file():
         scale = read_config(path).get("scaling_factor")
@@ -343,7 +333,7 @@ def _saelens_scale(source: _Source, normalize: object, hook: str) -> float:
     return float(scale)
 
 
-def _read_llama_scope(source: _Source) -> SparseAutoencoder:
+def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
     """Activations are multiplied by ``sqrt(width) / mean norm``, but the threshold is not.
 
     It is in the units of the LM's own activations, and applies to features of unit decoder norm
@@ -383,22 +373,21 @@ def _read_llama_scope(source: _Source) -> SparseAutoencoder:
         if norm is not None:  # a feature of zero norm adds nothing, whatever its threshold
             threshold = threshold / torch.where(norm == 0, 1.0, norm)
     return SparseAutoencoder(
-        hook_point=source.hook_point(hook), activation=activation, threshold=threshold,
+        hook_point=source.find_hook_point(hook), activation=activation, threshold=threshold,
         k=config.get("top_k") if activation == "topk" else None,
         score_scale=norm if activation == "topk" else None, input_scale=scale,
         subtract_decoder_bias=config.get("apply_decoder_bias_to_pre_encoder", False), **parts,
     )  # fmt: skip
 
 
-def _register(name: str, files: list[str], read: Callable[[_Source], SparseAutoencoder]) -> None:
-    register_format(name, files, lambda folder, options: read(_Source(files, folder, options)))
-
-
-register_format(
-    "lincorr",
-    (CONFIG_FILE, TENSORS_FILE),
-    lambda folder, _: SparseAutoencoder.from_pretrained(folder),
-)
-_register("saelens", ["cfg.json", "sae_weights.safetensors"], _read_saelens)
-_register("gemma_scope", ["params.npz"], _read_gemma_scope)
-_register("llama_scope", ["hyperparams.json", "checkpoints/final.safetensors"], _read_llama_scope)
+FORMATS = {
+    "lincorr": SAEFormat(
+        [CONFIG_FILE, TENSORS_FILE], lambda source: SparseAutoencoder.from_pretrained(source.folder)
+    ),
+    "saelens": SAEFormat(["cfg.json", "sae_weights.safetensors"], _read_saelens),
+    "gemma_scope": SAEFormat(["params.npz"], _read_gemma_scope),
+    "llama_scope": SAEFormat(
+        ["hyperparams.json", "checkpoints/final.safetensors"], _read_llama_scope
+    ),
+}
+"""Formats that `load_sae` reads, the first that fits; others can be added."""

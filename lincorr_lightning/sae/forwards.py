@@ -184,7 +184,7 @@ def last_activations(
 
 
 class BlockActivations:
-    """Activations of one block of texts, read once for all of its steps."""
+    """Activations of the counted tokens of texts; those of a block are read once for all steps."""
 
     def __init__(self, lm: LanguageModel, hook_points: Sequence[HookPoint]) -> None:
         self._lm, self._hook_points = lm, hook_points
@@ -194,37 +194,33 @@ class BlockActivations:
         """Those of the whole block, ``(n_hook_points, n_counted, width)``."""
 
     def read(self, batch: TokenStep | TokenRows) -> Tensor:
-        """Return the activations of a batch's tokens in their order."""
+        """Return the activations of a batch's tokens in their order, as `block`."""
         texts, block = (batch, None) if isinstance(batch, TokenRows) else (batch.texts, batch.block)
         if block is None or block != self._block:
             self.block = torch.empty(0)  # frees the last block's memory first
-            self.block = read_activations(self._lm, self._hook_points, texts, self._batches)
+            self.block = self._read(texts)
         self._block = block
         return self.block if isinstance(batch, TokenRows) else self.block[:, batch.positions]
 
+    def _read(self, texts: TokenRows) -> Tensor:
+        model, hook_points = self._lm.model, self._hook_points
+        counted = texts.counted.cpu()
+        slots = counted.flatten().cumsum(0).view_as(counted) - 1
+        shape = (len(hook_points), int(counted.sum()), width_of(model))
+        out = torch.empty(shape, dtype=model.dtype, device=model.device)
 
-def read_activations(
-    lm: LanguageModel,
-    hook_points: Sequence[HookPoint],
-    texts: TokenRows,
-    batches: MicroBatches | None = None,
-) -> Tensor:
-    """Return the activations of all counted tokens, ``(n_hook_points, n_counted, width)``."""
-    counted = texts.counted.cpu()
-    slots = counted.flatten().cumsum(0).view_as(counted) - 1
-    shape = (len(hook_points), int(counted.sum()), width_of(lm.model))
-    out = torch.empty(shape, dtype=lm.model.dtype, device=lm.model.device)
+        def write(forward: Forward) -> None:
+            longest = forward.ids.shape[1]
+            mask = counted[forward.cases, :longest]
+            slot = slots[forward.cases, :longest][mask].to(out.device)
+            for i, hook_point in enumerate(hook_points):
+                out[i, slot] = forward.at[hook_point][mask.to(out.device)].to(out)
 
-    def write(forward: Forward) -> None:
-        longest = forward.ids.shape[1]
-        mask = counted[forward.cases, :longest]
-        slot = slots[forward.cases, :longest][mask].to(out.device)
-        for i, hook_point in enumerate(hook_points):
-            out[i, slot] = forward.at[hook_point][mask.to(out.device)].to(out)
-
-    rows = rows_of(texts)
-    run_with_hooks(lm, rows, write, hook_points=hook_points, logits=False, batches=batches)
-    return out
+        run_with_hooks(
+            self._lm, rows_of(texts), write, hook_points=hook_points, logits=False,
+            batches=self._batches,
+        )  # fmt: skip
+        return out
 
 
 # -- SAEs in the LM ------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -22,7 +21,7 @@ from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
 from lincorr_lightning.sae.forwards import BlockActivations, score_texts
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
-from lincorr_lightning.sae.results import SCORES, SAEScore, sae_results, score_hook_points
+from lincorr_lightning.sae.results import SCORES, sae_results, score_hook_points
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import (
     DECAY,
@@ -91,7 +90,6 @@ class SparseAutoencoders(LMStudy):
         self.learning_rate, self.warmup, self.decay = learning_rate, warmup, decay
         self.stacked: StackedAutoencoders | None = None
         self.given: dict[HookPoint, SparseAutoencoder] = {}
-        self.scores: list[SAEScore] = []
         self.history: dict[str, list[tuple[int, float]]] = {}
         self.n_tokens = 0
         """Number of tokens that this rank trained on."""
@@ -135,6 +133,13 @@ class SparseAutoencoders(LMStudy):
     def _trained(self) -> StackedAutoencoders:
         assert self.stacked is not None, "there is nothing to train"
         return self.stacked
+
+    @property
+    def _sizes(self) -> dict[HookPoint, int]:
+        """Number of features of each SAE."""
+        if self.stacked is not None:
+            return dict.fromkeys(self.stacked.hook_points, self.sae.n_features)
+        return {hook_point: sae.n_features for hook_point, sae in self.given.items()}
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return Adam; `on_train_batch_start` sets its learning rate."""
@@ -231,8 +236,9 @@ class SparseAutoencoders(LMStudy):
                     "as --model.saes."
                 )
             self._scored = self.trained()
-        n_features = max(sae.n_features for sae in self._scored.values())
-        quality = ReconstructionQuality(len(self._scored), width_of(self.lm.model), n_features)
+        quality = ReconstructionQuality(
+            len(self._sizes), width_of(self.lm.model), max(self._sizes.values())
+        )
         self._quality = quality.to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
@@ -244,8 +250,7 @@ class SparseAutoencoders(LMStudy):
     def on_validation_epoch_end(self) -> None:
         """Score every hook point, over all ranks."""
         self._reconstruction = self._quality.gather()
-        self.scores = score_hook_points(self._scored, self._reconstruction)
-        for score in self.scores:
+        for score in score_hook_points(self._sizes, self._reconstruction):
             for what in SCORES:
                 value = getattr(score, what)
                 if value is not None:
@@ -257,7 +262,7 @@ class SparseAutoencoders(LMStudy):
         """Return the scores and the training curves."""
         n_tokens = torch.tensor(self.n_tokens, device=self.device)
         return sae_results(
-            self.scores, self._reconstruction, self.history,
+            self._sizes, self._reconstruction, self.history,
             lm_name=self.lm.config.name_or_path, n_steps=self.trainer.global_step,
             n_tokens=int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
             seconds=None if self._started is None else monotonic() - self._started,
@@ -273,7 +278,6 @@ class SparseAutoencoders(LMStudy):
         return {
             "history": {tag: list(points) for tag, points in self.history.items()},
             "n_tokens": self.n_tokens,
-            "scores": [asdict(score) for score in self.scores],
             "reconstruction": self._reconstruction and self._reconstruction._asdict(),
         }
 
@@ -288,7 +292,6 @@ class SparseAutoencoders(LMStudy):
         self.history = {tag: [tuple(point) for point in points] for tag, points in history}
         self.n_tokens = state["n_tokens"]
         if state["reconstruction"]:
-            self.scores = [SAEScore(**score) for score in state["scores"]]
             self._reconstruction = Reconstruction(**state["reconstruction"])
 
 

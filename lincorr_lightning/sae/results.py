@@ -16,7 +16,6 @@ from lincorr_lightning.results.plots import BLUE, GREEN, ORANGE, History, curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, column, make_frame, number, short_name
 from lincorr_lightning.sae.hook_points import KIND_NAMES, HookKind, HookPoint
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -54,27 +53,25 @@ class SAEScore:
     loss_ablated: float = column(format=".3f")
 
 
-def score_hook_points(
-    saes: Mapping[HookPoint, SparseAutoencoder], scored: Reconstruction
-) -> list[SAEScore]:
-    """Return the scores of each SAE."""
+def score_hook_points(sizes: Mapping[HookPoint, int], scored: Reconstruction) -> list[SAEScore]:
+    """Return the scores of each SAE; `sizes` are their numbers of features."""
     recovered = scored.loss_recovered
     return [
         SAEScore(
-            at.id, at.kind, at.layer, sae.n_features,
+            at.id, at.kind, at.layer, size,
             explained_variance=number(float(scored.explained_variance[i])),
             l0=float(scored.l0[i]),
-            dead=float((scored.frequency[i, : sae.n_features] == 0).double().mean()),
+            dead=float((scored.frequency[i, :size] == 0).double().mean()),
             loss_recovered=number(float(recovered[i])),
             loss_spliced=float(scored.spliced[i]),
             loss_ablated=float(scored.ablated[i]),
         )
-        for i, (at, sae) in enumerate(saes.items())
+        for i, (at, size) in enumerate(sizes.items())
     ]  # fmt: skip
 
 
 def sae_results(
-    scores: Sequence[SAEScore],
+    sizes: Mapping[HookPoint, int],
     scored: Reconstruction | None,
     history: History,
     *,
@@ -83,7 +80,7 @@ def sae_results(
     n_tokens: int,
     seconds: float | None,
 ) -> Results:
-    """Return the results of a run.
+    """Return the results of a run, whose SAEs have these numbers of features.
 
     Without held-out texts there are no scores and `scored` is None; without training, the history,
     (step, value) pairs by tag, is empty and `seconds` is None.
@@ -93,6 +90,7 @@ def sae_results(
     figures: list[Figure] = []
     name = short_name(lm_name)
     if scored is not None:
+        scores = score_hook_points(sizes, scored)
         table = Table.of(
             "hook_points", scores, SAEScore,
             f"Scores of each SAE on {scored.n_tokens:,} held-out tokens.",
@@ -109,8 +107,8 @@ def sae_results(
             "mean": {what: number(means[what]) for what in SCORES},
             "hook_points": [asdict(score) for score in scores],
         }
-        sizes = {score.n_features for score in scores}
-        size = f"{min(sizes):,} features each" if len(sizes) == 1 else "of several sizes"
+        is_one_size = len(set(sizes.values())) == 1
+        size = f"{min(sizes.values()):,} features each" if is_one_size else "of several sizes"
         subtitle = f"{name}; {len(scores)} SAEs, {size}; {scored.n_tokens:,} held-out tokens"
         draw = partial(quality_figure, table.frame, subtitle)
         figures = [Figure("quality", "Scores of the SAEs on held-out texts by layer.", draw)]

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.sae.formats import FORMATS, load_sae, load_saes, register_format
+from lincorr_lightning.sae.formats import FORMATS, SAEFormat, load_sae, load_saes
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -378,14 +378,10 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
         load_sae(tmp_path / "nowhere")
 
 
-def test_a_format_is_registered_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in list(FORMATS):
-        with pytest.raises(ValueError, match=f"'{name}' is registered already"):
-            register_format(name, ["x"], FORMATS[name].read)
-    monkeypatch.setattr("lincorr_lightning.sae.formats.FORMATS", dict(FORMATS))
+def test_a_format_can_be_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     own = load_sae(_saelens(tmp_path / "sae", {"architecture": "standard"}, _weights()))
     (tmp_path / "ours").touch()
-    register_format("ours", ["ours"], lambda folder, options: own)
+    monkeypatch.setitem(FORMATS, "ours", SAEFormat(["ours"], lambda source: own))
     assert load_sae(tmp_path) is own
 
 

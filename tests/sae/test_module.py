@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule, TokenRows, TokenStep, pad_rows
 from lincorr_lightning.errors import CheckpointError, ConfigError, SparseAutoencoderError
-from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.formats import load_saes
-from lincorr_lightning.sae.forwards import read_activations
+from lincorr_lightning.sae.forwards import BlockActivations
 from lincorr_lightning.sae.hooks import captured, find_hook_points
 from lincorr_lightning.sae.module import SparseAutoencoders
 from lincorr_lightning.sae.stacked import SAESettings
@@ -233,7 +233,8 @@ def test_activations_are_those_of_the_counted_tokens_in_order(make: Callable[...
     model = module.lm.load().model
     hook_points = find_hook_points(model)
     rows = module.lm.rows(LINES[:9])
-    found = read_activations(module.lm, hook_points, pad_rows(rows, 2), MicroBatches(20))
+    module.lm.config = replace(module.lm.config, tokens_per_forward=20)
+    found = BlockActivations(module.lm, hook_points).read(pad_rows(rows, 2))
     expected = []
     for row in rows:
         with captured(model, hook_points) as read:
