@@ -1,8 +1,7 @@
 """Causal tests of the flow: features whose matched predecessors are removed.
 
-"Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
-2025, arXiv 2502.03032), figures 6 to 8. A case is a feature at a token: its predecessors are
-rescaled at that token alone, and of some cases the LM reads the rest of the text with that.
+A case is a feature at a token: its predecessors are rescaled at that token alone, and of some cases
+the LM reads the rest of the text with that (arXiv 2502.03032, figures 6 to 8).
 """
 
 from __future__ import annotations
@@ -17,8 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
-from lincorr_lightning.flow.matching import assign_features
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, assign_features
 from lincorr_lightning.flow.text_statistics import FeatureGroups
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column

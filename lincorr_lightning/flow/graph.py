@@ -1,9 +1,10 @@
-"""Follow features from hook point to hook point through the layers of an LM.
+"""Match features by the cosine of their decoders, and follow them through the layers of an LM.
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
-2025, arXiv 2502.03032). A feature of the residual stream after layer L has its predecessors in the
-residual stream after layer L-1 and in the outputs of layer L's MLP and attention. Features of these
-outputs have no predecessors: features are born there.
+2025, arXiv 2502.03032). A feature of the residual stream after layer L has its
+predecessors in the residual stream after layer L-1 and in the outputs of layer L's MLP and
+attention. Features of these outputs have no predecessors: features are born there. A feature is a
+row of a decoder ``(n_features, width)``; the paper writes it as a column.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
+import torch
 from torch import Tensor
+from torch.nn.functional import normalize, pad
 
 from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, require
-from lincorr_lightning.flow.matching import Matches, match_features
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.sae.hook_points import (
     KIND_NAMES,
@@ -31,6 +33,8 @@ from lincorr_lightning.sae.hook_points import (
 
 # The paper's example for MLPs. Random directions of width 2,304 stay below 0.1 among 16k features.
 DEFAULT_THRESHOLD = 0.25
+# Cosines held in memory at a time: 16 million float32 numbers are 64 MiB.
+_TILE_SIZE = 2**24
 
 SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
 """Names of the kinds of hook points in the names of groups, as in the paper."""
@@ -46,6 +50,91 @@ GROUPS: tuple[str, ...] = tuple(f"From {name}" for name in _groups(SHORT, " & ",
 
 GROUP_NAMES = dict(zip(GROUPS, _groups(KIND_NAMES, ", ", "no predecessor"), strict=True))
 """Names of the groups on figures and screens."""
+
+
+class Matches(NamedTuple):
+    """The sources most similar to each target, the most similar first, and their cosines.
+
+    Both are ``(n_targets, k)``, int64 and float32; -1 and NaN where there is none, because the
+    target's norm is zero or fewer than k sources have a norm above zero.
+    """
+
+    indices: Tensor
+    cosines: Tensor
+
+
+@torch.no_grad()
+def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
+    """Find the k sources with the highest cosine to each target.
+
+    Cosines are computed in float32 for a tile of targets at a time: the whole matrix is a gibibyte
+    for 16k features against 16k.
+
+    Args:
+        targets: Decoder of the features to match, ``(n_targets, width)``.
+        sources: Decoder to search, ``(n_sources, width)``.
+        k: Number of sources per target; 1 and 5 in the paper.
+
+    Example:
+        >>> matches = match_features(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1], [3, 3]]))
+        >>> matches.indices.tolist(), matches.cosines.round(decimals=3).tolist()
+        ([[1]], [[0.7070000171661377]])
+    """
+    if targets.ndim != 2 or sources.ndim != 2 or targets.shape[1] != sources.shape[1]:
+        raise ValueError(
+            f"decoders {tuple(targets.shape)} and {tuple(sources.shape)} cannot be compared: "
+            "they must be (n_features, width) of one width"
+        )
+    require("k", k, at_least=1)
+    targets, sources = targets.float(), sources.float()
+    target_norm, source_norm = targets.norm(dim=1, keepdim=True), sources.norm(dim=1)
+    is_zero = source_norm == 0
+    inverse = torch.where(is_zero, 0.0, 1 / source_norm)
+    n_best = min(k, len(sources))
+    best = [
+        (tile @ sources.T * inverse).masked_fill_(is_zero, -torch.inf).topk(n_best, dim=1)
+        for tile in torch.split(targets, max(1, _TILE_SIZE // max(1, len(sources))))
+    ]
+    values, indices = (torch.cat(parts) for parts in zip(*best, strict=True))
+    known = (target_norm > 0) & values.isfinite()
+    # The target's norm does not change the order: only the kept cosines are divided by it.
+    cosines = torch.where(known, values / target_norm, torch.nan).clamp_(-1, 1)
+    rest = (0, k - n_best)
+    return Matches(
+        pad(torch.where(known, indices, -1), rest, value=-1), pad(cosines, rest, value=torch.nan)
+    )
+
+
+@torch.no_grad()
+def assign_features(targets: Tensor, sources: Tensor) -> Matches:
+    """Match features one to one with the highest sum of cosines ("SAE Match", arXiv 2410.07656).
+
+    The whole matrix of cosines is held in float64: 2 GiB for 16k features against 16k.
+
+    Args:
+        targets: Decoder of the features to match, ``(n_targets, width)``.
+        sources: Decoder to search, ``(n_sources, width)``. If there are fewer sources than targets,
+            some targets have none.
+
+    Returns:
+        One source per target, each source at most once.
+
+    Example:
+        >>> assign_features(torch.eye(2).flip(0), torch.tensor([[2.0, 1], [0, 3]])).indices.tolist()
+        [[1], [0]]
+    """
+    from scipy.optimize import linear_sum_assignment
+
+    target_kept, source_kept = (d.float().norm(dim=1).nonzero()[:, 0] for d in (targets, sources))
+    cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
+    rows, columns = linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
+    matches = Matches(
+        targets.new_full((len(targets), 1), -1, dtype=torch.int64),
+        targets.new_full((len(targets), 1), torch.nan, dtype=torch.float32),
+    )
+    matches.indices[target_kept[rows], 0] = source_kept[columns]
+    matches.cosines[target_kept[rows], 0] = cosines[rows, columns].clamp(-1, 1)
+    return matches
 
 
 @dataclass(frozen=True, order=True)

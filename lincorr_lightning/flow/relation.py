@@ -172,10 +172,7 @@ def measure_relation(
     Features and maps are fitted on the first half of the subjects and scored on the second.
     """
     n_fit = len(subjects) // 2
-    # The unchanged LM, and two cuts with a control each.
-    bar = tqdm(total=5, desc=f"Cutting {relation.name}", unit="cut", disable=None, leave=False)
     logits = relation_logits(lm, relation, subjects)
-    bar.update()
     found: dict[str, AnswerFeatures] = {}
     n_active = {at: torch.zeros(sae.n_features) for at, sae in saes.items()}
     prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
@@ -198,16 +195,16 @@ def measure_relation(
         "flow": {f for pair in reference for f in pair.shared if f.hook_point != matcher.last},
     }
     cuts = [RelationCut("none", False, 0, **score_relation(relation, logits, logits, n_fit))]
-    for name, features_of_cut in shared.items():
-        for control in (False, True) if features_of_cut else ():
-            removed = sorted(features_of_cut)
-            if control:
-                removed = control_features(removed, n_active, generator)
-            after = relation_logits(lm, relation, subjects, remove_features(saes, removed))
-            bar.update()
-            scores = score_relation(relation, logits, after, n_fit)
-            cuts.append(RelationCut(name, control, len(removed), **scores))
-    bar.close()
+    plan = [(name, control) for name in shared if shared[name] for control in (False, True)]
+    for name, control in tqdm(
+        plan, desc=f"Cutting {relation.name}", unit="cut", disable=None, leave=False
+    ):
+        removed = sorted(shared[name])
+        if control:
+            removed = control_features(removed, n_active, generator)
+        after = relation_logits(lm, relation, subjects, remove_features(saes, removed))
+        scores = score_relation(relation, logits, after, n_fit)
+        cuts.append(RelationCut(name, control, len(removed), **scores))
     return RelationFlow(relation, subjects, n_fit, logits, found, matcher.last, pairs, cuts)
 
 

@@ -1,7 +1,6 @@
 """Steer an LM along the flow of a feature, and measure what that costs on other texts.
 
-"Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
-2025, arXiv 2502.03032), figures 9 to 11, 16 and 17. There a judge LM rates behaviour and
+In the paper (arXiv 2502.03032, figures 9 to 11, 16 and 17) a judge LM rates behaviour and
 coherence; here both are probabilities of the steered LM itself.
 """
 
@@ -176,29 +175,24 @@ def measure_steering(
     settings: SteeringSettings,
 ) -> list[SteeringPoint]:
     """Steer towards each answer at every strength by every strategy."""
-    if not answers:
-        return []
+    plan = list(product(answers, settings.strategies, settings.strengths))
+    loss_before = text_loss(lm, texts) if plan else 0.0
     points = []
-    loss_before = text_loss(lm, texts)
-    total = len(answers) * len(settings.strategies) * len(settings.strengths)
-    bar = tqdm(total=total, desc="Steering", unit="strength", disable=None, leave=False)
-    for answer in answers:
-        for strategy, strength in product(settings.strategies, settings.strengths):
-            weights = steering_weights(answer.graph, strategy, settings.decay)
-            typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
-            added = {f: strength * weight * typical[f] for f, weight in weights.items()}
-            edits = add_features(saes, added)
-            behaviour = answer_probability(lm, answer.prompts, answer.token_id, edits)
-            # A perplexity that falls is no more than coherent.
-            coherence = math.exp(min(0.0, loss_before - text_loss(lm, texts, edits)))
-            points.append(
-                SteeringPoint(
-                    answer.label, answer.graph.start.id, strategy, strength, len(weights),
-                    behaviour, coherence, behaviour * coherence,
-                )
-            )  # fmt: skip
-            bar.update()
-    bar.close()
+    for answer, strategy, strength in tqdm(
+        plan, desc="Steering", unit="strength", disable=None, leave=False
+    ):
+        weights = steering_weights(answer.graph, strategy, settings.decay)
+        typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
+        edits = add_features(saes, {f: strength * weights[f] * typical[f] for f in weights})
+        behaviour = answer_probability(lm, answer.prompts, answer.token_id, edits)
+        # A perplexity that falls is no more than coherent.
+        coherence = math.exp(min(0.0, loss_before - text_loss(lm, texts, edits)))
+        points.append(
+            SteeringPoint(
+                answer.label, answer.graph.start.id, strategy, strength, len(weights),
+                behaviour, coherence, behaviour * coherence,
+            )
+        )  # fmt: skip
     return points
 
 

@@ -1,7 +1,6 @@
 """Features on texts: their groups, their activity, and how well others stand for them.
 
-The group of a feature at a token is which of its matched predecessors are active with it ("Analyze
-Feature Flow to Enhance Interpretation and Steering in Language Models", Laptev et al., 2025, arXiv
+The group of a feature at a token is which of its matched predecessors are active with it (arXiv
 2502.03032, figures 3 to 5, 12, 14 and 18). Transition matrices carry the features of one SAE to
 another (figures 21 to 23).
 """
@@ -15,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher
-from lincorr_lightning.flow.matching import Matches, match_features
+from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, Matches, match_features
 from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
@@ -162,7 +160,7 @@ class FeatureGroups:
         matches: Matches in each predecessor, see `DecoderMatcher.match`; only the best is used.
 
     Example:
-        >>> from lincorr_lightning.flow.matching import match_features
+        >>> from lincorr_lightning.flow.graph import match_features
         >>> here, mlp = HookPoint(0, "residual"), HookPoint(0, "mlp_out")
         >>> groups = FeatureGroups(here, {mlp: match_features(torch.eye(2), torch.eye(2))})
         >>> groups.update({here: torch.tensor([[1.0, 2.0]]), mlp: torch.tensor([[3.0, 0.0]])})

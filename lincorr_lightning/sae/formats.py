@@ -1,23 +1,23 @@
-"""Load and save SAEs: folders of this package, SAELens, Gemma Scope and Llama Scope."""
+"""Load, convert and save SAEs of this package, SAELens, Gemma Scope and Llama Scope."""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.conversion import from_heads, raise_unsupported, uncentered
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
-from lincorr_lightning.sae.hooks import find_hook_points, width_of
+from lincorr_lightning.sae.hooks import captured, find_hook_points, layer_of, run_probe, width_of
 from lincorr_lightning.sae.sparse_autoencoder import (
     CONFIG_FILE,
     TENSORS_FILE,
@@ -68,7 +68,7 @@ class SAESource:
 
     def refuse(self, reason: str, way_out: str) -> NoReturn:
         """Raise the error of an SAE that is undamaged but cannot be used."""
-        raise_unsupported(self.path, reason, way_out)
+        raise SparseAutoencoderError(f"cannot use the SAE of {self.path}: {reason}. {way_out}")
 
     def support(self, key: str, value: object, supported: Iterable[object]) -> None:
         """Refuse a setting whose value is not among the supported ones."""
@@ -266,7 +266,7 @@ def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
         **source.weights(_KEYS, "encoder"),
     )  # fmt: skip
     if hook_point.kind == "attention_out":
-        return from_heads(sae, source.lm, source.path)
+        return _from_heads(sae, source)
     return sae
 
 
@@ -309,8 +309,8 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
     chosen = config.get("model_from_pretrained_kwargs") or {}
     steps = {name for name, value in chosen.items() if value is True}
     if hook.endswith("hook_z"):
-        return from_heads(sae, source.lm, source.path, steps)
-    return uncentered(sae, source.lm, source.path, steps)
+        return _from_heads(sae, source, steps)
+    return _uncentered(sae, source, steps)
 
 
 def _saelens_scale(source: SAESource, normalize: object, hook: str) -> float:
@@ -378,6 +378,152 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
         score_scale=norm if activation == "topk" else None, input_scale=scale,
         subtract_decoder_bias=config.get("apply_decoder_bias_to_pre_encoder", False), **parts,
     )  # fmt: skip
+
+
+# -- conversion ----------------------------------------------------------------------------------
+#
+# Of SAEs that read something else than a hook point of the LM: the attention's concatenated heads,
+# or an LM whose weights TransformerLens processed, by the steps that SAELens keeps in
+# ``model_from_pretrained_kwargs``. Folded norms and a centered head leave all hook points as they
+# are.
+
+# Relative error of the projection's output, at any precision, and in units of its rounding.
+_TOLERANCE = 1e-4
+_ROUNDINGS = 4.0
+# Below this ratio the smallest singular value is rounding error.
+_MIN_SINGULAR_RATIO = 10 * torch.finfo(torch.float32).eps
+# They shift or rotate the heads; what the heads add to the stream stays as it is.
+_HEAD_STEPS = ("fold_value_biases", "refactor_factored_attn_matrices")
+_TAKE_OUTPUT = "Take an SAE of what the attention adds (hook_attn_out)."
+
+
+@torch.no_grad()
+def _uncentered(
+    sae: SparseAutoencoder, source: SAESource, steps: Collection[str]
+) -> SparseAutoencoder:
+    """Change an SAE of a centered LM, in place, to read the activations of the original LM.
+
+    Where the weights that write to the stream are centered (``center_writing_weights``),
+    everything written lacks its mean over the width. A LayerNorm subtracts that mean anyway, so
+    the logits are the same; an LM without LayerNorm is never centered. Subtracting the mean is
+    linear and is merged into the encoder.
+    """
+    if "center_writing_weights" not in steps:
+        return sae
+    if source.lm is None:
+        source.refuse(
+            "it was trained on an LM whose writing weights were centered, if a LayerNorm reads "
+            "them (center_writing_weights in model_from_pretrained_kwargs)",
+            "Pass lm to load_sae, which shows whether the LM has one.",
+        )
+    if any(isinstance(module, nn.LayerNorm) for module in source.lm.load().model.modules()):
+        mean = sae.encoder.double().mean(1, keepdim=True)
+        if sae.subtract_decoder_bias:  # the bias is subtracted without its mean
+            sae.encoder_bias.sub_(mean[:, 0] * sae.decoder_bias.double().sum())
+        sae.encoder.sub_(mean)
+    return sae
+
+
+def _from_heads(
+    sae: SparseAutoencoder, source: SAESource, steps: Collection[str] = ()
+) -> SparseAutoencoder:
+    """Move an SAE of the attention's concatenated heads to the attention's output."""
+    changes = [name for name in _HEAD_STEPS if name in steps]
+    if changes:
+        source.refuse(
+            f"it reads the attention's heads of an LM that was changed ({' and '.join(changes)} in "
+            "model_from_pretrained_kwargs)",
+            _TAKE_OUTPUT,
+        )
+    if source.lm is None:
+        source.refuse(
+            "it reads the attention's concatenated heads, before their output projection",
+            "Pass lm to load_sae; its output projection is then merged into the SAE.",
+        )
+    model = source.lm.load().model
+    projection = find_projection(model, sae.hook_point)
+    if projection is None:
+        source.refuse(
+            "it reads the attention's concatenated heads, but what the attention adds to the "
+            f"stream of {type(model).__name__}, {sae.hook_point}, is no linear map of these: there "
+            "is something in between, such as a norm of each token after the projection",
+            _TAKE_OUTPUT,
+        )
+    moved = at_output(sae, *projection)
+    if moved is None:
+        width, n_read = projection[0].shape
+        source.refuse(
+            f"it reads {sae.width} numbers of the attention's heads, which the LM's attention, "
+            f"{width} wide from {n_read} numbers, does not determine",
+            _TAKE_OUTPUT,
+        )
+    return moved
+
+
+@torch.no_grad()
+def find_projection(model: nn.Module, hook_point: HookPoint) -> tuple[Tensor, Tensor] | None:
+    """Find the map ``y = W z + b`` from the heads z of a layer's attention to its output y.
+
+    It works for any architecture: each matrix of the layer is tried on its own input.
+
+    Returns:
+        W, ``(width, n_heads * head_size)``, and b, ``(width,)``, float64; None if y is no such map.
+    """
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def record(module: Any, args: Any, output: Any) -> None:
+        del output
+        if args and isinstance(args[0], Tensor):
+            bias = getattr(module, "bias", None)
+            bias = module.weight.new_zeros(()) if bias is None else bias
+            # Copied during the forward pass, when a sharded LM has gathered them.
+            calls.append((args[0], module.weight.detach().clone(), bias.detach().clone()))
+
+    with ExitStack() as stack:
+        for module in layer_of(model, hook_point).modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor) and weight.dim() == 2:
+                stack.enter_context(module.register_forward_hook(record))
+        at = stack.enter_context(captured(model, [hook_point]))
+        run_probe(model)
+    added = at[hook_point]
+    output = added.double().cpu().flatten(0, -2)
+    tolerance = max(_TOLERANCE, _ROUNDINGS * torch.finfo(added.dtype).eps)
+    for read, weight, bias in calls:
+        for matrix in (weight, weight.T):  # GPT-2 stores its matrices transposed
+            if matrix.shape != (output.shape[1], read.shape[-1]):
+                continue
+            w, b = matrix.double().cpu(), bias.double().cpu().expand(len(matrix))
+            error = read.double().cpu().flatten(0, -2) @ w.T + b - output
+            if error.norm() <= tolerance * output.norm():
+                return w, b
+    return None
+
+
+@torch.no_grad()
+def at_output(sae: SparseAutoencoder, weight: Tensor, bias: Tensor) -> SparseAutoencoder | None:
+    """Move an SAE of the attention's concatenated heads z to the output ``y = W z + b``.
+
+    With W of full column rank, ``z = W⁺ (y - b)``: the features are those of z, and the
+    reconstruction is W and b applied to that of z. The map is exact up to rounding, which grows by
+    up to W's condition number from y to z: an LM in float32 is better than one in bfloat16. Returns
+    None if W does not determine what the SAE reads.
+    """
+    width, n_read = weight.shape
+    left, values, right = torch.linalg.svd(weight, full_matrices=False)
+    if n_read != sae.width or width < n_read or values[-1] <= _MIN_SINGULAR_RATIO * values[0]:
+        return None
+    encoder = sae.encoder.double() @ ((right.T / values) @ left.T)
+    encoder_bias = sae.encoder_bias.double()
+    decoder_bias = weight @ sae.decoder_bias.double() + sae.input_scale * bias
+    if not sae.subtract_decoder_bias:  # otherwise the decoder bias, with b, is subtracted already
+        encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
+    return sae.replaced(
+        encoder=encoder.float(),
+        decoder=(sae.decoder.double() @ weight.T).float(),
+        encoder_bias=encoder_bias.float(),
+        decoder_bias=decoder_bias.float(),
+    )
 
 
 FORMATS = {

@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.optimize import linear_sum_assignment
 
-from lincorr_lightning.flow.matching import assign_features, match_features
+from lincorr_lightning.flow.graph import assign_features, match_features
 from lincorr_lightning.flow.text_statistics import (
     carry_features,
     explained_variance,
@@ -35,7 +35,7 @@ def _cosines(targets: np.ndarray, sources: np.ndarray) -> np.ndarray:
 def test_the_most_similar_whatever_the_tile(
     k: int, tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lincorr_lightning.flow.matching._TILE_SIZE", tile)
+    monkeypatch.setattr("lincorr_lightning.flow.graph._TILE_SIZE", tile)
     targets, sources = _decoders()
     cosines = _cosines(targets, sources)
     order = np.argsort(-cosines, axis=1)[:, :k]

@@ -8,8 +8,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.flow.graph import GROUPS
-from lincorr_lightning.flow.matching import match_features
+from lincorr_lightning.flow.graph import GROUPS, match_features
 from lincorr_lightning.flow.text_statistics import FeatureActivity, FeatureGroups
 from lincorr_lightning.sae.hook_points import HookPoint
 
