@@ -63,26 +63,11 @@ class PaperNumber(NamedTuple):
         return self.quantity.heading + (f", {self.answer}" if self.answer else "")
 
     def is_about(self, lm: str) -> bool:
-        """Return whether the number is about this LM."""
-        name = paper_lm(lm)
-        if name is None:
-            return False
+        """Return whether the number is about an LM, by its hub id or path."""
+        name, known = short_name(lm).lower().removeprefix("meta-"), _data()["lms"]
         # Table 7 names a family: the vocabulary is the same in LMs of all its sizes.
-        is_family = self.lm not in _data()["lms"]
-        return name == self.lm or (is_family and name.startswith(self.lm))
-
-
-def paper_lm(name: str) -> str | None:
-    """Return the paper's name of an LM; None if the paper does not use the LM.
-
-    Example:
-        >>> paper_lm("meta-llama/Meta-Llama-3-8B"), paper_lm("tiny-world")
-        ('llama-3-8b', None)
-        >>> paper_lm("/hub/models--mistralai--Mistral-7B-v0.3/snapshots/0a1b")
-        'mistral-7b-v0.3'
-    """
-    stem = short_name(name).lower().removeprefix("meta-")
-    return stem if stem in _data()["lms"] else None
+        is_family = self.lm not in known
+        return name in known and (name == self.lm or (is_family and name.startswith(self.lm)))
 
 
 @cache

@@ -62,15 +62,12 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
     figure.set_size_inches(width, height + room)
     layout = cast(ConstrainedLayoutEngine, figure.get_layout_engine())
     layout.set(rect=(0, 0, 1, height / (height + room)))
-    top = 1 - 0.08 / (height + room)
-    under = top - 12 * 1.35 * len(head) / 72 / (height + room)
-    left = 0.08 / width
-    for y, lines, size, weight, colour in (
-        (top, head, 12, "bold", INK),
-        (under, below, 9, "normal", GREY),
-    ):
-        figure.text(left, y, "\n".join(lines), fontsize=size, fontweight=weight, color=colour,
-                    va="top", linespacing=1.2, in_layout=False)  # fmt: skip
+    top = height + room - 0.08
+    for lines, size, weight, colour in ((head, 12, "bold", INK), (below, 9, "normal", GREY)):
+        figure.text(0.08 / width, top / (height + room), "\n".join(lines), fontsize=size,
+                    fontweight=weight, color=colour, va="top", linespacing=1.2,
+                    in_layout=False)  # fmt: skip
+        top -= size * len(lines) * 1.35 / 72
     return figure
 
 
@@ -100,9 +97,10 @@ def bare_axes(axes: Axes) -> None:
     axes.spines[:].set_visible(False)
 
 
-def panels_of(figure: Figure, n: int, n_columns: int) -> list[Axes]:
+def panels_of(figure: Figure, n: int, n_columns: int, share_y: bool = False) -> list[Axes]:
     """Return n panels in rows of `n_columns`, filled from the left."""
-    panels = figure.subplots(max(-(-n // n_columns), 1), n_columns, squeeze=False).ravel()
+    n_rows = max(math.ceil(n / n_columns), 1)
+    panels = figure.subplots(n_rows, n_columns, squeeze=False, sharey=share_y).ravel()
     for empty in panels[n:]:
         empty.set_axis_off()
     return list(panels[:n])
@@ -208,7 +206,7 @@ def curves(
     width, height = size[0] * n_columns, size[1] * math.ceil(len(names) / n_columns)
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
     figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
-    panels = panels_of(figure, len(names), n_columns)
+    panels = panels_of(figure, len(names), n_columns, share_y)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         own = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
@@ -225,10 +223,6 @@ def curves(
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if each is not None:
             each(axes, name, own)
-    if share_y:
-        lows, highs = zip(*(axes.get_ylim() for axes in panels), strict=True)
-        for axes in panels:
-            axes.set_ylim(min(lows), max(highs))
     legend_below(figure, panels)
     return figure
 
@@ -278,19 +272,10 @@ def bars(
 ) -> Figure:
     """Draw a group of bars for each value of x, with their numbers above.
 
-    Args:
-        frame: A row per bar.
-        x: Column whose values have a group of bars each.
-        y: Column of the bars' heights; a missing one has no bar.
-        hue: Column whose values have a bar each in every group, named in the legend.
-        title: Title of the figure.
-        subtitle: Everything else that is needed to read it.
-        error: Column of the half length of an error bar.
-        marks: Columns drawn as a line across the bar, such as a baseline, and their names in the
-            legend.
-        colours: Colours by value of `hue`; others are chosen.
-        label: Name of the vertical axis.
-        percent: Whether y is a share, shown in percent.
+    A row of `frame` is a bar of height `y`, or none if that is missing; each value of `hue` has a
+    bar in every group. `error` is the column of the half length of an error bar. `marks` are
+    columns drawn as a line across the bar, such as a baseline, and their names in the legend.
+    `label` names the vertical axis; the other arguments are those of `curves`.
     """
     groups = list(frame[x].unique())
     frame = frame.assign(_series=frame[hue] if hue else "").dropna(subset=[y])
@@ -365,24 +350,17 @@ def training_curves(
 ) -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
-    Values that are not finite are left out. Curves of many points are smoothed as TensorBoard does.
-
-    Args:
-        history: Pairs of step and value by log key; the key's part before its first ``/`` is its
-            group.
-        title: The title, with the name of the run.
-        subtitle: Everything else that is needed to read the figure.
-        colours: Colours by the rest of the key; others are chosen.
+    The part of a key before its first ``/`` is its group; `colours` are by the rest. Values that
+    are not finite are left out. Curves of many points are smoothed as TensorBoard does.
     """
     from pandas import DataFrame, concat
 
     points = [
-        {"group": key.partition("/")[0], "name": key.partition("/")[2] or key, "step": step,
-         "value": value}
+        (key.partition("/")[0], key.partition("/")[2] or key, step, value)
         for key, curve in history.items()
         for step, value in sorted(curve)
         if math.isfinite(value)
-    ]  # fmt: skip
+    ]
     frame = DataFrame(points, columns=["group", "name", "step", "value"])
     panels = []
     for group, own in frame.groupby("group", sort=False):
@@ -427,17 +405,11 @@ def correlation_heatmap(
 ) -> Figure:
     """Draw a matrix as square cells with their values, as in the paper's figures 3 and 7.
 
-    Args:
-        matrix: The values, a row per source and a column per target; NaN where there is none, shown
-            hatched.
-        title: The title, with the name of the LM.
-        subtitle: Everything else that is needed to read the figure.
-        value_label: Meaning of the colours.
-        limits: Values of the extreme colours; from 0 on, there is one hue.
-        links: A tree over the columns in their order, as `scipy.cluster.hierarchy.linkage` returns
-            it, drawn above them.
-        axis_labels: What rows and columns are.
-        least: Cells below this absolute value show their colour alone.
+    `matrix` has a row per source and a column per target, or what `axis_labels` says; NaN is shown
+    hatched, and cells below `least` in absolute value by their colour alone. `value_label` is the
+    meaning of the colours and `limits` the values of the extreme ones; from 0 on, there is one hue.
+    `links` is a tree over the columns in their order, as `scipy.cluster.hierarchy.linkage` returns
+    it, drawn above them.
     """
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")

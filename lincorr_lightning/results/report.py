@@ -23,7 +23,7 @@ from pandas import DataFrame, MultiIndex, concat
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
-from lincorr_lightning.results.paper import paper_lm, paper_numbers, size_figure
+from lincorr_lightning.results.paper import paper_numbers, size_figure
 from lincorr_lightning.results.plots import DPI, curves
 from lincorr_lightning.results.results import OWN_KEYS, Figure
 from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
@@ -119,9 +119,8 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
     if len(first) > 1:
         listed = ", ".join(f"{run.folder} ({version})" for version, run in first.items())
         raise ReportError(
-            f"these runs are of different versions of {PACKAGE}: {listed}. Their numbers may have "
-            "come about in different ways. Run the older ones again, or write a page for each "
-            "version."
+            f"these runs are of different versions of {PACKAGE}: {listed}. Run the older ones "
+            "again, or write a page for each version."
         )
     for one, other in combinations(runs, 2):
         prints = [run.lm.get("fingerprint") or {} for run in (one, other)]
@@ -133,8 +132,7 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
             raise ReportError(
                 f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "
                 f"their {' and '.join(differ)} differ (lm.fingerprint in results.json). Give each "
-                "LM a folder of its own and run one of them again, or write a page for each of "
-                "these folders."
+                "LM a folder of its own and run one of them again, or write a page for each."
             )
 
 
@@ -148,26 +146,6 @@ class PageRun:
     saved: SavedRun
     number: int
     title: str
-
-    @property
-    def facts(self) -> dict[str, str]:
-        """What was run, by name."""
-        run, seconds = self.saved, self.saved.values.get("seconds")
-        seeds = dict(re.findall(r"(?m)^(seed_everything): (\d+)$", run.config))
-        for key, value in _flatten(run.settings):
-            if re.fullmatch(r"(.*\.)?seeds?", key):
-                seeds[key] = value
-        facts = {
-            "LM": short_name(run.lm_name),
-            "parameters": run.size,
-            "dtype": run.lm.get("dtype"),
-            "relation": run.values.get("relation"),
-            "seeds": ", ".join(f"{key} {value}" for key, value in seeds.items()),
-            "versions": ", ".join(f"{key} {one}" for key, one in run.values["versions"].items()),
-            "duration": f"{seconds:,.0f} s" if isinstance(seconds, (int, float)) else "",
-            "folder": run.folder,
-        }
-        return {key: str(value) for key, value in facts.items() if value}
 
     @cached_property
     def tables(self) -> list[Table]:
@@ -229,11 +207,14 @@ def write_page(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )  # fmt: skip
-    environment.filters["prose"] = _prose
-    environment.filters["yaml"] = partial(yaml.safe_dump, allow_unicode=True)
-    environment.filters["base64"] = lambda png: base64.b64encode(png).decode("ascii")
-    # The header of a PNG has its width at byte 16.
-    environment.filters["css_width"] = lambda png: int.from_bytes(png[16:20]) * _CSS_DPI // DPI
+    environment.filters |= {
+        "prose": _prose,
+        "short_name": short_name,
+        "yaml": partial(yaml.safe_dump, allow_unicode=True),
+        "base64": lambda png: base64.b64encode(png).decode("ascii"),
+        # The header of a PNG has its width at byte 16.
+        "css_width": lambda png: int.from_bytes(png[16:20]) * _CSS_DPI // DPI,
+    }
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     html = environment.from_string(template).render(
         title=title, version=__version__, overview=overview, sections=sections, n_runs=n_runs
@@ -252,9 +233,10 @@ def write_page(
     return folder / PAGE
 
 
-def _prose(text: str) -> Markup:
+def _prose(text: object) -> Markup:
     """Return text with its own writing direction and with line breaks allowed in paths."""
-    return Markup("<bdi>{}</bdi>").format(Markup(str(escape(clean(text))).replace("/", "/<wbr>")))
+    escaped = str(escape(clean(str(text))))
+    return Markup("<bdi>{}</bdi>").format(Markup(escaped.replace("/", "/<wbr>")))
 
 
 def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -391,34 +373,21 @@ def _differences(runs: Sequence[SavedRun]) -> str:
 
 
 def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
-    """Lay numbers of runs beside the paper's: for the same LM, and those it has for other LMs."""
-    own: list[list[str]] = []
-    others: dict[tuple[str, ...], None] = {}
+    """Lay numbers of runs beside those that the paper has for the same LM, if any."""
+    rows = []
     for run, number in product(runs, paper_numbers()):
         quantity = number.quantity
         here = quantity.of(run, number.relation, number.answer)
-        if here is None:
-            continue
-        row, paper = [number.relation, number.heading], quantity.show(number.value)
-        if number.is_about(run.lm_name):
-            difference = quantity.difference(here - number.value)
-            row += [quantity.show(here), paper, difference, number.place]
-            own.append([*row, short_name(run.lm_name)])
-        elif not number.answer:
-            others[*row, number.lm, paper, number.place] = None
-    texts = dict.fromkeys(("here", "paper", "difference"), ".2f")
-    tables = []
-    if own:
-        columns = ["relation", "quantity", *texts, "in the paper", "LM"]
-        caption = "Beside the paper"
-        tables.append(Table.of("paper", own, columns, caption, headline=True, formats=texts))
-    if others and not any(paper_lm(run.lm_name) for run in runs):
-        names = ", ".join(dict.fromkeys(short_name(run.lm_name) for run in runs))
-        columns = ["relation", "quantity", "LM of the paper", "paper", "in the paper"]
-        caption = "The paper’s numbers for other LMs"
-        note = f"The paper has no such numbers for {names}: these are of other LMs."
-        tables.append(Table.of("other_lms", others, columns, caption, note, formats=texts))
-    return tables
+        if here is not None and number.is_about(run.lm_name):
+            numbers = [quantity.show(here), quantity.show(number.value)]
+            numbers.append(quantity.difference(here - number.value))
+            lm = short_name(run.lm_name)
+            rows.append([number.relation, number.heading, *numbers, number.place, lm])
+    formats = dict.fromkeys(("here", "paper", "difference"), ".2f")
+    columns = ["relation", "quantity", *formats, "in the paper", "LM"]
+    caption = "Beside the paper"
+    table = Table.of("paper", rows, columns, caption, headline=True, formats=formats)
+    return [table] if rows else []
 
 
 # -- the size of the LM --------------------------------------------------------------------------

@@ -32,9 +32,9 @@ MAX_TABLE_ROWS = 10_000
 class RunLogger(TensorBoardLogger):
     """TensorBoardLogger with a folder of its own for each run.
 
-    Lightning's own takes the first free version, which runs that start at the same time all do.
-    This one makes the folder, and leaves it to others if it is there already. If events cannot be
-    written, such as on a full disk, it raises `OutputError`.
+    Lightning's own takes the first free version, which runs that start at the same time all do;
+    this one makes the folder. If events cannot be written, such as on a full disk, it raises
+    `OutputError`.
     """
 
     _claimed: int | None = None
@@ -134,13 +134,7 @@ def is_dry_run(trainer: Any) -> bool:
 
 
 def study_name(module: object) -> str:
-    """Return the name of a study: its class attribute ``study``, or its class in snake case.
-
-    Example:
-        >>> class LinearProbe: pass
-        >>> study_name(LinearProbe())
-        'linear_probe'
-    """
+    """Return the name of a study: its class attribute ``study``, or its class in snake case."""
     study = getattr(module, "study", None)
     if isinstance(study, str):
         return study

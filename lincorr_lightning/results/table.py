@@ -28,16 +28,7 @@ def column(heading: str = "", format: str = "", default: Any = dataclasses.MISSI
 
 
 def columns_of(record: type[Any]) -> tuple[list[str], dict[str, str], dict[str, str]]:
-    """Return the names, headings and formats of a record's fields.
-
-    Example:
-        >>> @dataclass
-        ... class Row:
-        ...     pair: str
-        ...     label_mean: float = column("r", ".2f")
-        >>> columns_of(Row)
-        (['pair', 'label_mean'], {'label_mean': 'r'}, {'label_mean': '.2f'})
-    """
+    """Return the names of a record's fields, and headings and formats of those that have any."""
     fields = dataclasses.fields(record)
     headings, formats = (
         {one.name: text for one in fields if (text := one.metadata.get(kind))}
@@ -212,12 +203,7 @@ def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:
 
 
 def clean(text: str) -> str:
-    r"""Return text with arrows in the names of pairs, and without characters no text file can hold.
-
-    Example:
-        >>> clean("city->country\x00")
-        'city→country\ufffd'
-    """
+    """Return text with arrows in names of pairs, and without characters no text file can hold."""
     arrows = text.replace("->", "→")
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]", "\ufffd", arrows)
 
@@ -226,10 +212,8 @@ def short_name(lm: str) -> str:
     """Return the name of an LM for titles: the last part of its hub id or path.
 
     Example:
-        >>> short_name("/data/lms/some-lm/"), short_name("org/some-lm"), short_name("some-lm")
-        ('some-lm', 'some-lm', 'some-lm')
-        >>> short_name("/cache/models--org--some-lm/snapshots/0a1b")
-        'some-lm'
+        >>> short_name("/data/lms/some-lm/"), short_name("/cache/models--org--some-lm/snapshots/0a")
+        ('some-lm', 'some-lm')
     """
     # The hub's cache has the name in the middle of the path.
     cached = re.search(r"models--[^/\\]+?--([^/\\]+)", lm)
@@ -240,12 +224,7 @@ def short_name(lm: str) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    r"""Return text in one line with Markdown's special characters escaped.
-
-    Example:
-        >>> escape_markdown("*a_b*")
-        '\\*a\\_b\\*'
-    """
+    """Return text in one line with Markdown's special characters escaped."""
     text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", re.sub(r"\s+", " ", clean(text)))
     # An entity would be read as the character it stands for.
     return text.replace("&", "&amp;").strip()

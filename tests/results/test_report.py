@@ -41,7 +41,7 @@ def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Any
     where = run / "tables" / "influences.csv"
     assert f"Of labels with a reference. The first 100 of 130 rows; all: {where}." in page.text
     assert ["n_test", "501"] in page.tables["Numbers of results.json"]
-    for text in ("seed_everything 7, data.seed 3", "float32", "1.36M", "76 s", "torch ",
+    for text in ("seed_everything: 7", "float32", "1.36M", "76 s", "torch ",
                  f"lincorr fit --config {run}/config.yaml"):  # fmt: skip
         assert text in page.text, text
     # The LM's path is in the settings alone.
@@ -90,16 +90,6 @@ def test_the_paper_s_numbers_are_beside_its_lms(
     assert weight == ["0.51", "0.50", "+0.01", "Table 6", lm]
     mapping = found["city→country", "generalized, mapping reference"]
     assert mapping == ["75.00%", "97.66%", "−22.66 points", "Table 7", "Llama-3.2-1B"]
-
-
-def test_other_lms_get_the_paper_s_numbers_as_such(
-    probe: Make, page_of: Callable[..., Any]
-) -> None:
-    page = page_of(probe())
-    assert "Beside the paper" not in page.tables
-    others = page.tables["The paper’s numbers for other LMs"]
-    assert ["city→country", "Hit@1 influenced", "llama-3-8b", "0.42", "Table 2"] in others
-    assert "The paper has no such numbers for tiny-world" in page.text
 
 
 def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Any]) -> None:
