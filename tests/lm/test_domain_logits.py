@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from torch import nn
 
-from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.lm.small_lms import (
     PROMPTS,
@@ -240,23 +240,6 @@ def test_reading_a_model_in_training_changes_nothing(joint: bool) -> None:
     assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
     assert all(p.requires_grad and p.grad is None for p in model.parameters())
     assert "forward" not in model.lm_head.__dict__
-
-
-def test_nan_names_the_prompt() -> None:
-    model = random_model(config_of("llama"))
-    tokenizer = small_tokenizer()
-    with torch.no_grad():
-        model.get_input_embeddings().weight[tokenizer.get_vocab()["Lima"]] = float("nan")
-    lm = LanguageModel.from_module(model, tokenizer)
-    assert lm.domain_logits(["Paris", "Oslo"], TOKEN_IDS).isfinite().all()
-    with pytest.raises(NonFiniteError, match=r"NaN.*prompt 1 \('Lima lives in the city of'\)"):
-        lm.domain_logits(["Paris", *PROMPTS[1:]], TOKEN_IDS)
-
-
-def test_token_that_the_lm_lacks(lm_folder: Folder) -> None:
-    lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    with pytest.raises(LanguageModelError, match=rf"token id 99; its tokens are 0 to {VOCAB - 1}"):
-        lm.domain_logits(["Paris"], [4, 99])
 
 
 def test_half_precision_takes_the_fast_way(lm_folder: Folder) -> None:

@@ -22,7 +22,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import weights_read_once
 from tests.lm.small_lms import Folder, config_of, random_model, small_tokenizer
-from tests.toys import toy_config, toy_model
+from tests.toys import toy_config
 
 
 def refusal(name: str | Path, **options: Any) -> str:
@@ -87,105 +87,86 @@ def test_folder_with_the_name_of_a_hub_id_is_the_folder(
     assert "lm.revision is 'v2'" in refusal(folder, revision="v2")
 
 
-def test_folder_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
-    assert "model.safetensors is not a folder" in refusal(folder / "model.safetensors")
-    (tmp_path / "empty").mkdir()
-    message = refusal(tmp_path / "empty")
-    assert f"the LM's folder {tmp_path / 'empty'} has no config.json (it holds nothing)" in message
-    assert "Did you mean llama in it?" in refusal(tmp_path)
-    (folder / "config.json").unlink()
-    message = refusal(folder)
-    assert "has no config.json (it holds " in message and "model.safetensors" in message
-    (folder / "adapter_config.json").write_text("{}")
-    assert "merge it into its LM" in refusal(folder)
+def remove(folder, *names):
+    for name in names:
+        (folder / name).unlink()
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [("{nope", "not a valid JSON"), ('{"a": 1}', "model_type"), ('{"model_type": "zork"}', "zork")],
-)
-def test_corrupt_config(folder: Path, content: str, reason: str) -> None:
-    (folder / "config.json").write_text(content)
-    message = refusal(folder)
-    assert f"config.json of the folder {folder} cannot be read" in message and reason in message
-
-
-def test_missing_tokenizer(folder: Path) -> None:
-    (folder / "tokenizer.json").unlink()
-    (folder / "tokenizer_config.json").unlink()
-    message = refusal(folder)
-    assert f"the folder {folder}" in message and "Copy the tokenizer files" in message
-    # transformers silently makes an empty tokenizer of such a folder.
-    for name in ("LlamaTokenizer", "GPT2Tokenizer"):
-        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
-        assert "has no vocabulary of a tokenizer. Copy the tokenizer files" in refusal(folder)
-
-
-def test_slow_tokenizer_without_padding_token(tmp_path: Path) -> None:
-    toy_model("gpt2", 384).save_pretrained(tmp_path)
-    hf.ByT5Tokenizer().save_pretrained(tmp_path)
-    lm = LanguageModel.from_pretrained(str(tmp_path))
-    assert not lm.tokenizer.is_fast
-    lm.tokenizer.pad_token = None
-    lm = LanguageModel.from_module(lm.model, lm.tokenizer)
-    ours = lm.domain_logits(["ab", "c"], [100, 101])
-    for row, ids in zip(ours, ([100, 101], [102]), strict=True):
-        naive = lm.model(input_ids=torch.tensor([ids])).logits[0, -1, [100, 101]]
-        torch.testing.assert_close(row, naive.double(), atol=1e-4, rtol=0)
-
-
-def test_truncated_and_missing_weights(folder: Path) -> None:
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:-100])
-    assert f"the weights of the folder {folder} cannot be read" in refusal(folder)
-    weights.unlink()
-    message = refusal(folder)
-    assert "no file named model.safetensors" in message and "complete" in message
-
-
-def test_weights_that_would_be_random(folder: Path) -> None:
-    weights = load_file(folder / "model.safetensors")
-    fewer = {name: value for name, value in weights.items() if "mlp" not in name}
-    save_file(fewer, folder / "model.safetensors", metadata={"format": "pt"})
-    message = refusal(folder)
-    assert "lack model.layers.0.mlp.down_proj.weight" in message
-    assert "and 1 more, which would be initialized at random" in message
-    fewer = {name: value for name, value in weights.items() if name != "lm_head.weight"}
-    save_file(fewer, folder / "model.safetensors", metadata={"format": "pt"})
-    assert "lack lm_head.weight, which" in refusal(folder)
-    weights["lm_head.weight"] = weights["lm_head.weight"][:5].clone()
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    assert f"the weights of the folder {folder} cannot be read" in refusal(folder)
-
-
-def change_config(folder: Path, **changes: Any) -> None:
+def change_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-@pytest.mark.parametrize(
-    ("n_layers", "message"),
-    [(1, "have model.layers.1.input_layernorm.weight, but its config.json has 1 layers"),
-     (10**9, "has num_hidden_layers 1000000000; it must be between 0 and 10,000")],
-)  # fmt: skip
-def test_a_config_with_another_number_of_layers(n_layers: int, message: str, folder: Path) -> None:
-    change_config(folder, num_hidden_layers=n_layers)
-    assert message in refusal(folder)
+def change_weights(folder, change):
+    """Save what a function returns for the tensors by name."""
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, {"format": "pt"})
+
+
+def leave_out(folder, part):
+    change_weights(folder, lambda tensors: {n: t for n, t in tensors.items() if part not in n})
+
+
+def make_adapter(folder):
+    (folder / "config.json").rename(folder / "adapter_config.json")
+
+
+def remove_tokenizer(folder, config="{}"):
+    """Without its class, transformers fails; with it, it silently makes an empty tokenizer."""
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").write_text(config)
+
+
+def shrink_head(folder):
+    name = "lm_head.weight"
+    change_weights(folder, lambda tensors: tensors | {name: tensors[name][:5].clone()})
+
+
+def cut_short(folder):
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+LLAMA_TOKENIZER = '{"tokenizer_class": "LlamaTokenizer"}'
+BROKEN = [
+    (lambda f: remove(f, "config.json"), "has no config.json (it holds ", "model.safetensors"),
+    (make_adapter, "merge it into its LM"),
+    (lambda f: (f / "config.json").write_text("{nope"), "config.json of", "not a valid JSON"),
+    (lambda f: change_config(f, model_type="zork"), "config.json of", "zork"),
+    (remove_tokenizer, "Copy the tokenizer files"),
+    (lambda f: remove_tokenizer(f, LLAMA_TOKENIZER), "no vocabulary", "Copy the tokenizer files"),
+    (cut_short, "the weights of the folder ", "cannot be read"),
+    (lambda f: remove(f, "model.safetensors"), "no file named model.safetensors", "complete"),
+    (lambda f: leave_out(f, "mlp"), "lack model.layers.0.mlp.", "and 1 more", "at random"),
+    (lambda f: leave_out(f, "lm_head"), "lack lm_head.weight, which"),
+    (shrink_head, "the weights of the folder ", "cannot be read"),
+    (lambda f: change_config(f, num_hidden_layers=1), "have model.layers.1.inp", "has 1 layers"),
+    (lambda f: change_config(f, num_hidden_layers=10**9), "must be between 0 and 10,000"),
+    (lambda f: os.mkfifo(f / "x"), "x is a FIFO, a device or a socket, not a file"),
+]
+
+
+@pytest.mark.parametrize(("damage", "fragments"), [(damage, rest) for damage, *rest in BROKEN])
+def test_broken_folders(damage, fragments, folder):
+    damage(folder)
+    message = refusal(folder)
+    assert all(fragment in message for fragment in [str(folder), *fragments]), message
+
+
+def test_paths_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:
+    assert "model.safetensors is not a folder" in refusal(folder / "model.safetensors")
+    (tmp_path / "empty").mkdir()
+    assert "has no config.json (it holds nothing)" in refusal(tmp_path / "empty")
+    assert "Did you mean llama in it?" in refusal(tmp_path)
 
 
 def test_layers_of_other_parts_are_left_out(folder: Path) -> None:
     """Vision towers, and layers that predict more tokens."""
-    path = folder / "model.safetensors"
     names = "vision_tower.model.layers.5.weight", "mtp.layers.3.weight", "model.layers.2.eh.weight"
-    save_file(load_file(path) | {name: torch.zeros(3) for name in names}, path, {"format": "pt"})
+    change_weights(folder, lambda tensors: tensors | {name: torch.zeros(3) for name in names})
     assert "have model.layers.2.eh.weight" in refusal(folder)
     change_config(folder, num_nextn_predict_layers=1)
     assert LanguageModel.from_pretrained(str(folder)).is_loaded
-
-
-def test_a_fifo_in_the_folder(folder: Path) -> None:
-    os.mkfifo(folder / "x")
-    assert f"{folder / 'x'} is a FIFO, a device or a socket, not a file" in refusal(folder)
 
 
 def test_tied_head_is_not_missed(lm_folder: Folder) -> None:

@@ -201,26 +201,6 @@ def test_half_precision(lm_folder: Folder) -> None:
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
 
 
-def test_memory_that_runs_out(lm_folder: Folder, forwards: list[tuple[int, int]]) -> None:
-    lm = LanguageModel.from_pretrained(str(lm_folder("llama")))
-    lm.joint_logits(prompts(INPUTS[:1]), DOMAINS)  # the probes' forwards, once
-    call = lm.model.model.forward
-
-    def scarce(input_ids: Any, **kwargs: Any) -> Any:
-        if input_ids.numel() > limit:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate")
-        return call(input_ids=input_ids, **kwargs)
-
-    lm.model.model.forward = scarce
-    limit = 60
-    ours = lm.joint_logits(prompts(), DOMAINS)
-    assert (ours - naive(lm.model)).abs().max() <= TOLERANCE
-    assert max(n * length for n, length in forwards) > limit
-    limit = 5
-    with pytest.raises(LanguageModelError, match=r"batch size 1 and sequence length \d+ does not"):
-        lm.joint_logits(prompts(), DOMAINS)
-
-
 def test_nan_names_the_prompt() -> None:
     model = random_model(config_of("llama"))
     tokenizer = small_tokenizer()
