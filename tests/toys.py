@@ -139,6 +139,18 @@ def word_tokenizer(
     return hf.PreTrainedTokenizerFast(tokenizer_object=backend, **tokens | options)
 
 
+def fast_tokenizer(
+    model: Any, pre_tokenizer: Any = None, decoder: Any = None, **special: str
+) -> hf.PreTrainedTokenizerFast:
+    """Return a tokenizer of the parts of the package tokenizers."""
+    backend = Tokenizer(model)
+    if pre_tokenizer is not None:
+        backend.pre_tokenizer = pre_tokenizer
+    if decoder is not None:
+        backend.decoder = decoder
+    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, **special)
+
+
 @contextmanager
 def replaced_output(
     model: Any, hook_point: HookPoint, change: Callable[[torch.Tensor], torch.Tensor]

@@ -1,6 +1,7 @@
 """Tokenizers of every common make, trained here on a text that knows few words."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.knowledge import Answer, Knowledge
+from tests.toys import fast_tokenizer
 
 # Frequent words become whole tokens; "Brunei" and "Zagreb" are split.
 FREQUENT = (
@@ -19,10 +21,6 @@ FREQUENT = (
 FREQUENT += "Bob Bill Bad Boo Zip Zoe Zac Zoo \n"  # teaches " B" and " Z", as real LMs know them
 RARE = "Brunei Zagreb Bruno great zeal uneven agree \n"
 TEXT = [FREQUENT] * 200 + [RARE]
-
-
-def wrap(backend: Tokenizer, **special: str) -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=backend, **special)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +34,9 @@ def byte_level() -> PreTrainedTokenizerFast:
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False,
     )  # fmt: skip
     backend.train_from_iterator(TEXT, trainer)
-    return wrap(backend, eos_token="<|end|>", bos_token="<|end|>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|end|>", bos_token="<|end|>"
+    )
 
 
 def _metaspace(scheme: str) -> PreTrainedTokenizerFast:
@@ -53,7 +53,8 @@ def _metaspace(scheme: str) -> PreTrainedTokenizerFast:
     # The trainer can only make the byte tokens special; in a real vocabulary they are not.
     content = json.loads(backend.to_str())
     content["added_tokens"] = content["added_tokens"][:2]
-    return wrap(Tokenizer.from_str(json.dumps(content)), unk_token="<unk>", bos_token="<s>")
+    backend = Tokenizer.from_str(json.dumps(content))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>", bos_token="<s>")
 
 
 @pytest.fixture(scope="session", params=["first", "always", "llama 2"])
@@ -76,37 +77,35 @@ def unigram() -> PreTrainedTokenizerFast:
     words = sorted({f"▁{word}" for word in FREQUENT.split()})
     letters = sorted(set("▁" + FREQUENT + RARE) - set(" \n") - set(words))
     scores = [(word, -4.0) for word in words] + [(letter, -8.0) for letter in letters]
-    backend = Tokenizer(models.Unigram([("<unk>", 0.0), *scores], unk_id=0))
-    backend.normalizer = normalizers.NFKC()
-    backend.pre_tokenizer = pre_tokenizers.Metaspace()
-    backend.decoder = decoders.Metaspace()
-    return wrap(backend, unk_token="<unk>")
+    model = models.Unigram([("<unk>", 0.0), *scores], unk_id=0)
+    split, join = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    tokenizer = fast_tokenizer(model, split, join, unk_token="<unk>")
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFKC()
+    return tokenizer
+
+
+WORDS = list(dict.fromkeys(re.findall(r"\w+|[^\w\s]", FREQUENT)))
 
 
 @pytest.fixture(scope="session")
 def word_piece() -> PreTrainedTokenizerFast:
     """BERT's make: lower case, no accents, no space in the vocabulary."""
-    backend = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
-    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    backend.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=300, min_frequency=50, special_tokens=["[UNK]", "[CLS]"], show_progress=False
-    )
-    backend.train_from_iterator(TEXT, trainer)
-    return wrap(backend, unk_token="[UNK]", cls_token="[CLS]")
+    words = {word.lower() for word in WORDS}
+    letters = sorted(set("".join(words) + RARE.lower()) - set(" \n"))
+    pieces = ["[UNK]", "[CLS]", *letters, *(f"##{a}" for a in letters), *sorted(words - {*letters})]
+    model = models.WordPiece({piece: i for i, piece in enumerate(pieces)}, unk_token="[UNK]")
+    split = pre_tokenizers.BertPreTokenizer()
+    tokenizer = fast_tokenizer(model, split, decoders.WordPiece(), unk_token="[UNK]")
+    tokenizer.backend_tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    return tokenizer
 
 
 @pytest.fixture(scope="session")
 def word_level() -> PreTrainedTokenizerFast:
     """One token a word, as of the smallest worlds."""
-    backend = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    trainer = trainers.WordLevelTrainer(
-        min_frequency=50, special_tokens=["[UNK]"], show_progress=False
-    )
-    backend.train_from_iterator(TEXT, trainer)
-    return wrap(backend, unk_token="[UNK]")
+    vocabulary = {word: i for i, word in enumerate(["[UNK]", *WORDS])}
+    model = models.WordLevel(vocabulary, unk_token="[UNK]")
+    return fast_tokenizer(model, pre_tokenizers.Whitespace(), unk_token="[UNK]")
 
 
 @pytest.fixture
@@ -118,11 +117,10 @@ def ask() -> Callable[..., Knowledge]:
         template: str = "{} lives in the city of",
         space: bool = True,
         name: str = "place",
-        kind: str = "place",
     ) -> Knowledge:
-        pairs = (answer if isinstance(answer, tuple) else (answer, answer) for answer in answers)
-        found = tuple(Answer(identity, text) for identity, text in pairs)
-        return Knowledge(name, "attribute", "en", template, kind, found, leading_space=space)
+        pairs = [answer if isinstance(answer, tuple) else (answer, answer) for answer in answers]
+        made = tuple(Answer(*pair) for pair in pairs)
+        return Knowledge(name, "attribute", "en", template, name, made, leading_space=space)
 
     return make
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.arithmetic import arithmetic_knowledge, arithmetic_reference
 
 NAMES = [f"X{operator}{n}" for operator in "+-*/" for n in range(1, 5)]
@@ -36,9 +35,3 @@ def calculate(name, twelfths):
     if operator == "/":
         return twelfths // n if twelfths % n == 0 else None
     return {"+": twelfths + 12 * n, "-": twelfths - 12 * n, "*": twelfths * n}[operator]
-
-
-def test_the_papers_example():
-    relation = Catalogue.load().relation("X+1->X*2")
-    right = {"1": "0", "2": "2", "3": "4", "4": "6", "5": "8", "6": "10"}
-    assert relation.reference == {source: {target} for source, target in right.items()}

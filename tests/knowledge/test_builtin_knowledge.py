@@ -4,8 +4,7 @@ import itertools
 
 import pytest
 
-from lincorr_lightning.knowledge import Catalogue, build_domain
-from lincorr_lightning.knowledge.audit import audit_domains
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import built_in_files
 
 # Paper, table 10: template and size of the domain.
@@ -40,6 +39,7 @@ TRANSLATED = (
     "birthplace", "city", "country", "continent", "language", "company", "ceo", "job", "mother",
     "father", "gender",
 )  # fmt: skip
+LANGUAGES = ("es", "fr", "de", "zh", "ja")
 SIMILES = {
     "object_color": 85, "object_price": 85, "object_heat": 85, "object_genre": 85,
     "object_size": 85, "simile_color": 15, "simile_price": 2, "simile_heat": 4,
@@ -52,8 +52,8 @@ RELATIONS = (
     "gem_color->simile_color", "animal_size->simile_size", "object_color->simile_color",
     "object_heat->simile_heat", "object_size->simile_size", "object_price->simile_price",
     "object_genre->simile_genre", "name_country->country",
-    *(f"{name}->{name}_{code}" for name in TRANSLATED for code in ("es", "fr", "de", "zh", "ja")),
-    *(f"city_{language}->country_{language}" for language in ("es", "fr", "de", "zh", "ja")),
+    *(f"{name}->{name}_{code}" for name in TRANSLATED for code in LANGUAGES),
+    *(f"city_{language}->country_{language}" for language in LANGUAGES),
 )  # fmt: skip
 
 
@@ -86,12 +86,12 @@ def test_all_110_prompts_are_there(catalogue):
     assert {knowledge.name for knowledge in catalogue.select(["attribute"])} == set(ATTRIBUTES)
     assert len(catalogue.select(["math"])) == 16
     names = {knowledge.name for knowledge in catalogue.select(["cross_language"])}
-    assert names == {f"{n}_{code}" for n in TRANSLATED for code in ("es", "fr", "de", "zh", "ja")}
+    assert names == {f"{n}_{code}" for n in TRANSLATED for code in LANGUAGES}
     assert {knowledge.name for knowledge in catalogue.select(["simile"])} == set(SIMILES)
 
 
 def test_a_translation_names_every_entity(catalogue):
-    for name, code in itertools.product(TRANSLATED, ("es", "fr", "de", "zh", "ja")):
+    for name, code in itertools.product(TRANSLATED, LANGUAGES):
         knowledge = catalogue[f"{name}_{code}"]
         assert identities(knowledge) == identities(catalogue[name])
         assert knowledge.language == code
@@ -111,15 +111,6 @@ def test_nearly_every_source_has_a_reference(catalogue):
 def test_slips_of_the_paper_keep_their_printed_wording(catalogue):
     assert catalogue["object_price"].template == "The price of {} is the same as"
     assert catalogue["object_price"].printed_template == "The size of {} is the same as"
-    assert catalogue["city"].printed_template is None
-
-
-def test_every_source_has_a_known_target(catalogue):
-    for name in ("city->country", "country->continent", "country->language", "ceo->company"):
-        relation = catalogue.relation(name)
-        known = set(identities(relation.target))
-        for source in identities(relation.source):
-            assert relation.reference[source] and relation.reference[source] <= known, source
 
 
 def test_every_city_lies_in_one_country(catalogue):
@@ -156,10 +147,3 @@ def test_names_of_one_identity(catalogue):
 def test_every_data_file_says_where_its_facts_come_from():
     assert len(built_in_files()) == 4
     assert all(len(file.source) > 20 for file in built_in_files().values())
-
-
-def test_all_domains_of_a_tokenizer_are_found(catalogue, word_level, byte_level):
-    by_name = dict(zip(catalogue, audit_domains(catalogue.values(), byte_level), strict=True))
-    # The training text of the fixtures knows these words and few others.
-    assert {"Paris", "Rome", "Tokyo"} <= set(by_name["city"].texts)
-    assert set(build_domain(catalogue["country"], word_level).texts) >= {"France", "Italy", "South"}

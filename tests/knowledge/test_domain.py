@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
+from tokenizers import decoders, models, pre_tokenizers
+from transformers import ByT5Tokenizer
 
 from lincorr_lightning.errors import DomainError
 from lincorr_lightning.knowledge import (
@@ -20,6 +20,7 @@ from lincorr_lightning.knowledge import (
 )
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.knowledge.domain import label_answers
+from tests.toys import fast_tokenizer, word_tokenizer
 
 ALL = tuple(Completeness)
 PLACES = ("Brunei", "Paris", "South Korea", "Rome", "South Africa", "Zagreb", "North Korea")
@@ -128,7 +129,7 @@ def test_special_tokens_and_parts_of_a_character_are_never_labels(byte_level, se
     assert reasons(build_domain(ended, byte_level, keep=ALL))["<|end|>"] == "special token"
     for tokenizer in (byte_level, sentencepiece):
         chinese = ask("巴黎", "东京", template="{}所居住的城市是", space=False)
-        with pytest.raises(DomainError, match=r"2 answers; dropped: 2 part of a character"):
+        with pytest.raises(DomainError, match=r"'place'.* 2 answers; dropped: 2 part of a char"):
             build_domain(chinese, tokenizer, keep=ALL)
 
 
@@ -145,14 +146,12 @@ def test_an_answer_that_merges_with_the_prompt_is_taken_by_itself(ask, mark):
     """Qwen has one token for 是中国; the LM reads 是 and continues from there."""
     tokens = ["X", "是", "中", "国", "中国", "是中国", "▁", "▁中国", "▁X"]
     merges = [("中", "国"), ("是", "中国"), ("▁", "X"), ("▁", "中国")]
-    backend = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges=merges))
-    if mark:
-        # SentencePiece would put its space mark before it: that is another token, never said here.
-        backend.pre_tokenizer = pre_tokenizers.Metaspace()
-        backend.decoder = decoders.Metaspace()
-    else:
-        backend.decoder = decoders.Fuse()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    model = models.BPE({token: i for i, token in enumerate(tokens)}, merges=merges)
+    # SentencePiece would put its space mark before it: that is another token, never said here.
+    tokenizer = (
+        fast_tokenizer(model, pre_tokenizers.Metaspace(), decoders.Metaspace())
+        if mark else fast_tokenizer(model, decoder=decoders.Fuse())
+    )  # fmt: skip
     assert tokenizer.tokenize("X是中国")[-1] == "是中国"
     domain = label_answers(ask("中国", template="{}是", space=False), TokenReader(tokenizer))
     assert domain.texts == ([] if mark else ["中国"])
@@ -165,8 +164,7 @@ def test_a_prompt_that_is_split_otherwise_before_an_answer_still_shows_it(ask):
     """Llama 3 looks words up before it merges: 城市是 is one token, but not in 城市是巴黎."""
     characters = ["X", "城", "市", "是", "巴", "黎"]
     vocabulary = {token: i for i, token in enumerate([*characters, "X城市是", "巴黎"])}
-    backend = Tokenizer(models.BPE(vocabulary, merges=[("巴", "黎")], ignore_merges=True))
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = fast_tokenizer(models.BPE(vocabulary, [("巴", "黎")], ignore_merges=True))
     assert len(tokenizer("X城市是").input_ids) == 1
     assert len(tokenizer("X城市是巴黎").input_ids) == 5
     domain = build_domain(ask("巴黎", template="{}城市是", space=False), tokenizer)
@@ -176,10 +174,10 @@ def test_a_prompt_that_is_split_otherwise_before_an_answer_still_shows_it(ask):
 def test_texts_stay_unique_where_two_tokens_read_alike(ask):
     """CLIP's make: "south" ends a word in one token and begins one in another."""
     vocabulary = {"a": 0, "b": 1, "a</w>": 2, "b</w>": 3, ".": 4, ".</w>": 5}
-    backend = Tokenizer(models.BPE(vocabulary, merges=[], end_of_word_suffix="</w>"))
-    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.decoder = decoders.BPEDecoder(suffix="</w>")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
+    tokenizer = fast_tokenizer(
+        models.BPE(vocabulary, merges=[], end_of_word_suffix="</w>"),
+        pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder(suffix="</w>"),
+    )  # fmt: skip
     domain = build_domain(ask("a", "ab", "b", template="{} ."), tokenizer, keep=ALL)
     assert domain.token_ids == [2, 0, 3]
     assert len(set(domain.texts)) == 3
@@ -187,28 +185,14 @@ def test_texts_stay_unique_where_two_tokens_read_alike(ask):
     assert all(text.startswith("a ") for text in domain.texts[:2])
 
 
-def test_begin_of_text_tokens_do_not_shift_the_answer(byte_level, ask):
-    """With a tokenizer that adds BOS and EOS by itself, the same labels come out."""
-    from tokenizers.processors import TemplateProcessing
-
-    before = build_domain(ask(*PLACES), byte_level)
-    backend = Tokenizer.from_str(byte_level.backend_tokenizer.to_str())
-    end = backend.token_to_id("<|end|>")
-    backend.post_processor = TemplateProcessing(
-        single="<|end|> $A <|end|>", special_tokens=[("<|end|>", end)]
-    )
-    adding = PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<|end|>")
-    assert adding("Paris").input_ids[-1] == end
-    assert build_domain(ask(*PLACES), adding).labels == before.labels
-
-
-def test_a_domain_without_labels_is_an_error_with_reasons(word_level, ask):
-    strange = ask("Zagreb", "Brunei", "Oslo", name="nowhere")
-    with pytest.raises(DomainError) as error:
-        build_domain(strange, word_level)
-    message = str(error.value)
-    assert "'nowhere'" in message and "3 answers" in message and "3 unknown word" in message
-    assert "lincorr audit" in message
+def test_special_tokens_of_the_tokenizer_do_not_shift_the_answer(ask):
+    special = ["<pad>", "<unk>", "<s>", "</s>"]
+    words = [*"X lives in the city of Paris Rome".split()]
+    adding = word_tokenizer(words, special, "<s> $A </s>")
+    assert adding("Paris").input_ids[-1] == 3
+    plain = build_domain(ask(*PLACES), word_tokenizer(words, special))
+    assert build_domain(ask(*PLACES), adding).labels == plain.labels
+    assert plain.texts == ["Paris", "Rome"]
 
 
 def test_reference_matrix_against_two_loops(word_level, ask):
@@ -234,9 +218,7 @@ def test_reference_matrix_against_two_loops(word_level, ask):
 
 
 def test_words_that_no_token_stands_for_are_named(byte_level, ask):
-    backend = Tokenizer(models.WordLevel({"[UNK]": 0, "lives": 1, "in": 2}, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    words = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    words = word_tokenizer(["lives", "in"])
     spanish = ask("Roma", template="{} vive in la")
     assert unknown_words(spanish, words) == ["vive", "la"]
     assert unknown_words(ask("Rome", template="{} lives in"), words) == []
@@ -250,8 +232,7 @@ def character_tokenizer(*extra):
     """Return a byte-pair tokenizer without an unknown token, whose only long tokens are `extra`."""
     characters = ["X", "在", "北", "京", "洛", "杉", "矶", "阳", "巴", "黎", "▁"]
     merges = [(word[0], word[1:]) for word in extra]
-    backend = Tokenizer(models.BPE({t: i for i, t in enumerate([*characters, *extra])}, merges))
-    return PreTrainedTokenizerFast(tokenizer_object=backend)
+    return fast_tokenizer(models.BPE({t: i for i, t in enumerate([*characters, *extra])}, merges))
 
 
 def city(language, *names, space=False):
@@ -290,11 +271,9 @@ def test_chinese_after_a_chinese_prompt_has_no_space_mark():
 
 
 def test_a_word_of_a_word_level_vocabulary_is_not_part_of_another():
-    backend = Tokenizer(
-        models.WordLevel({"[UNK]": 0, "X": 1, "在": 2, "日本": 3, "语": 4}, "[UNK]")
-    )
-    backend.pre_tokenizer = pre_tokenizers.Split("日本", "isolated")
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    model = models.WordLevel({"[UNK]": 0, "X": 1, "在": 2, "日本": 3, "语": 4}, "[UNK]")
+    split = pre_tokenizers.Split("日本", "isolated")
+    tokenizer = fast_tokenizer(model, split, unk_token="[UNK]")
     domain = label_answers(city("zh", "日本语"), TokenReader(tokenizer))
     assert domain.labels == ()
 
@@ -304,10 +283,7 @@ def words():
     """A tokenizer that knows some places and the words of their prompts."""
     text = "X lives in the city country of Atlanta Boston Buffalo Tokyo Georgia New Japan USA"
     text += " vive en la ciudad el país de Nueva"
-    vocabulary = {word: i for i, word in enumerate(dict.fromkeys(["[UNK]", *text.split()]))}
-    backend = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
+    return word_tokenizer(list(dict.fromkeys(text.split())))
 
 
 def ambiguous(relation, tokenizer):

@@ -10,9 +10,7 @@ from lincorr_lightning.knowledge import Catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 COMMITTED = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
-REGENERATE = (
-    "write the card again: `python -m benchmarks.docs_tables.knowledge_card`, as its head says"
-)
+REGENERATE = "write the card again, as its head says"
 
 
 def tables(markdown):
@@ -35,18 +33,13 @@ def tables(markdown):
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory, byte_level):
+def fresh(tmp_path_factory, byte_level):
     """The card as it is written now, with one tokenizer more than the tiny world's."""
     folder = tmp_path_factory.mktemp("card")
     byte_level.save_pretrained(folder / "mine")
     script.main(["--tokenizer", f"A name={folder / 'mine'}", "--output", str(folder / "CARD.md")])
     text = (folder / "CARD.md").read_text(encoding="utf-8")
     assert str(folder) not in text and '"A name=FOLDER"' in text
-    return text
-
-
-@pytest.fixture(scope="module")
-def fresh(text):
     return tables(text)
 
 
@@ -114,11 +107,3 @@ def test_folders_are_read_by_their_names(fresh, tmp_path):
     assert row["A name"] == "0+2/5"  # it has learnt South and North, of South and North America
     with pytest.raises(SystemExit, match="write NAME=FOLDER"):
         script.main(["--tokenizer", "nowhere", "--output", str(tmp_path / "CARD.md")])
-
-
-def test_kinds_of_tokenizers(byte_level, sentencepiece, unigram, word_piece, word_level):
-    assert script.make_of(byte_level) == "byte-level BPE"
-    assert script.make_of(sentencepiece) == "SentencePiece BPE, byte fallback"
-    assert script.make_of(unigram) == "SentencePiece unigram"
-    assert script.make_of(word_piece) == "WordPiece, lower case"
-    assert script.make_of(word_level) == "word-level"

@@ -87,11 +87,6 @@ def test_folder_with_the_name_of_a_hub_id_is_the_folder(
     assert "lm.revision is 'v2'" in refusal(folder, revision="v2")
 
 
-def remove(folder, *names):
-    for name in names:
-        (folder / name).unlink()
-
-
 def change_config(folder, **changes):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
@@ -129,14 +124,14 @@ def cut_short(folder):
 
 LLAMA_TOKENIZER = '{"tokenizer_class": "LlamaTokenizer"}'
 BROKEN = [
-    (lambda f: remove(f, "config.json"), "has no config.json (it holds ", "model.safetensors"),
+    (lambda f: (f / "config.json").unlink(), "has no config.json (it holds ", "model.safetensors"),
     (make_adapter, "merge it into its LM"),
     (lambda f: (f / "config.json").write_text("{nope"), "config.json of", "not a valid JSON"),
     (lambda f: change_config(f, model_type="zork"), "config.json of", "zork"),
     (remove_tokenizer, "Copy the tokenizer files"),
     (lambda f: remove_tokenizer(f, LLAMA_TOKENIZER), "no vocabulary", "Copy the tokenizer files"),
     (cut_short, "the weights of the folder ", "cannot be read"),
-    (lambda f: remove(f, "model.safetensors"), "no file named model.safetensors", "complete"),
+    (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors", "complete"),
     (lambda f: leave_out(f, "mlp"), "lack model.layers.0.mlp.", "and 1 more", "at random"),
     (lambda f: leave_out(f, "lm_head"), "lack lm_head.weight, which"),
     (shrink_head, "the weights of the folder ", "cannot be read"),

@@ -3,21 +3,19 @@ from itertools import product
 import numpy as np
 import pytest
 import transformers as hf
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
 from tests.lm.small_lms import small_tokenizer
-from tests.toys import word_tokenizer
+from tests.toys import fast_tokenizer, word_tokenizer
 
 
 def byte_level(words: list[str]) -> hf.PreTrainedTokenizerFast:
     """GPT-2's make: Ġ is a space, Ċ a line break, other bytes beyond ASCII are letters too."""
-    vocab = {word: i for i, word in enumerate(words)}
-    backend = Tokenizer(models.BPE(vocab, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    return hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    model = models.BPE({word: i for i, word in enumerate(words)}, [])
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    return fast_tokenizer(model, split, decoders.ByteLevel(), eos_token="<end>")
 
 
 def test_byte_level_vocabulary() -> None:
@@ -38,13 +36,13 @@ def test_what_is_cached_is_up_to_date() -> None:
     assert usable_strings(byte_level(["<end>", "x"])) == ["x"]
 
 
+def word_piece(words: str, **special: str) -> hf.PreTrainedTokenizerFast:
+    model = models.WordPiece({w: i for i, w in enumerate(words.split())}, unk_token="[UNK]")
+    return fast_tokenizer(model, decoder=decoders.WordPiece(), unk_token="[UNK]", **special)
+
+
 def test_wordpiece_vocabulary() -> None:
-    words = ["[UNK]", "[CLS]", "play", "##ing", "##play", "#", "##", "###", "x##y"]
-    backend = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece()
-    tokenizer = hf.PreTrainedTokenizerFast(
-        tokenizer_object=backend, unk_token="[UNK]", cls_token="[CLS]"
-    )
+    tokenizer = word_piece("[UNK] [CLS] play ##ing ##play # ## ### x##y", cls_token="[CLS]")
     assert usable_strings(tokenizer) == ["play", "ing", "#", "x##y"]
     assert usable_strings(byte_level(["<end>", "##", "Ġ##x"])) == ["##", "##x"]
     assert usable_strings(hf.ByT5Tokenizer()) == [chr(code) for code in range(33, 127)]  # slow
@@ -52,11 +50,9 @@ def test_wordpiece_vocabulary() -> None:
 
 def test_sentencepiece_like_vocabulary() -> None:
     pieces = ["<unk>", "<0x41>", "<0x0A>", "<0xE3>", "▁the", "the", "▁", "e", "\u200b", "\ue000"]
-    backend = Tokenizer(models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0))
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
-    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>")
+    model = models.Unigram([(piece, -1.0) for piece in pieces], unk_id=0)
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer = fast_tokenizer(model, decoder=decoders.Sequence(parts), unk_token="<unk>")
     assert usable_strings(tokenizer) == ["A", "the", "e"]
 
 
@@ -119,9 +115,9 @@ def test_sample_without_some_is_the_sample_without_them() -> None:
 @pytest.mark.parametrize("mark", ["Ġ", "▁"])
 def test_whole_words_begin_with_the_mark_of_a_space(mark: str) -> None:
     words = ["<end>", f"{mark}Paris", "Paris", "ris", f"{mark}a", f"{mark}b2", f"{mark}Köln", mark]
-    backend = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, []))
-    backend.decoder = decoders.Metaspace() if mark == "▁" else decoders.ByteLevel()
-    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>")
+    model = models.BPE({word: i for i, word in enumerate(words)}, [])
+    decoder = decoders.Metaspace() if mark == "▁" else decoders.ByteLevel()
+    tokenizer = fast_tokenizer(model, decoder=decoder, eos_token="<end>")
     found = usable_strings(tokenizer, whole_words=True)
     assert found[0] == "Paris"
     assert set(found) <= {"Paris", "Köln", "K�ln"}  # in byte-level BPE, ö is no byte of its own
@@ -130,11 +126,7 @@ def test_whole_words_begin_with_the_mark_of_a_space(mark: str) -> None:
 def test_whole_words_of_vocabularies_without_marks() -> None:
     tokenizer = word_tokenizer(["Paris", "x1", "b", ",", "東京"])
     assert usable_strings(tokenizer, whole_words=True) == ["Paris", "東京"]
-    pieces = ["[UNK]", "play", "##ing"]
-    backend = Tokenizer(models.WordPiece({w: i for i, w in enumerate(pieces)}, unk_token="[UNK]"))
-    backend.decoder = decoders.WordPiece()
-    tokenizer = hf.PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]")
-    assert usable_strings(tokenizer, whole_words=True) == ["play"]
+    assert usable_strings(word_piece("[UNK] play ##ing"), whole_words=True) == ["play"]
 
 
 def test_names_are_a_given_and_a_family_name() -> None:
