@@ -30,11 +30,6 @@ class EncodedStatement:
     subject: int
 
     @property
-    def prompt(self) -> list[int]:
-        """Token ids of the prompt."""
-        return self.tokens[: self.n_prompt]
-
-    @property
     def answer(self) -> int:
         """Token id of the answer."""
         return self.tokens[self.n_prompt]
@@ -131,8 +126,7 @@ def _choose_withheld(
     statements: Sequence[Statement], pair: tuple[str, str], cooccurrence: float, seed: int
 ) -> set[tuple[str, str]]:
     """Return (subject, knowledge) of each statement that is never made."""
-    known = {statement.knowledge.name for statement in statements}
-    missing = [name for name in pair if name not in known]
+    missing = [name for name in pair if all(s.knowledge.name != name for s in statements)]
     if missing:
         raise ConfigError(
             f"data.pair is {'->'.join(pair)}, but {missing[0]} is not stated; "

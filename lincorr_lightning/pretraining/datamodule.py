@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -160,7 +160,7 @@ def recall_prompts(corpus: Corpus) -> list[RecallBatch]:
     batches = []
     for index, name in enumerate(corpus.knowledge):
         members = [s for s in corpus.encoded if s.knowledge == index]
-        prompts = torch.tensor([s.prompt for s in members])
+        prompts = torch.tensor([s.tokens[: s.n_prompt] for s in members])
         batches.append(RecallBatch(name, prompts, torch.tensor([s.answer for s in members])))
     return batches
 
@@ -254,11 +254,12 @@ class CorpusDataModule(StudyData):
         self.world_config = as_settings(WorldConfig, world or WorldConfig())
         self.knowledge, self.repeats = knowledge or ["attribute", "math"], repeats or {}
         self.pair, self.cooccurrence, self.seed = pair, cooccurrence, seed
-        self._packing: dict[str, Any] = {
-            "batch_size": batch_size, "row_length": row_length, "seed": seed,
-            "full_loss_fraction": full_loss_fraction, "mixup_fraction": mixup_fraction,
-            "second_home_repeats": second_home_repeats,
-        }  # fmt: skip
+        self.row_length = row_length
+        self._statements = partial(
+            PackedStatements, batch_size=batch_size, row_length=row_length, seed=seed,
+            full_loss_fraction=full_loss_fraction, mixup_fraction=mixup_fraction,
+            second_home_repeats=second_home_repeats,
+        )  # fmt: skip
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self.corpus: Corpus | None = None
 
@@ -272,7 +273,7 @@ class CorpusDataModule(StudyData):
             self.seed,
         )  # fmt: skip
         longest = max(len(statement.tokens) for statement in corpus.encoded)
-        require("data.row_length", self._packing["row_length"], at_least=longest)  # a statement
+        require("data.row_length", self.row_length, at_least=longest)  # a statement
         self._repeats = _repeats(self.repeats, corpus.knowledge, self._catalogue)
         self.corpus = corpus
 
@@ -280,8 +281,8 @@ class CorpusDataModule(StudyData):
         """Return the packed statements of each epoch."""
         assert self.corpus is not None, "setup generates it"
         shard = data_shard(self.trainer)
-        statements = PackedStatements(
-            self.corpus, repeats=self._repeats, rank=shard.number, n_shards=shard.n, **self._packing
+        statements = self._statements(
+            self.corpus, repeats=self._repeats, rank=shard.number, n_shards=shard.n
         )
         return ResumableLoader(statements, self.trainer)
 

@@ -123,22 +123,17 @@ class PlainWords:
         several words.
         """
         knowledge = self._knowledge[name]
-        spoken = {k.language: k for k in self._knowledge.values() if k.kind == knowledge.kind}
-        names = {
-            language: {identity: answer.text for identity, answer in one.canonical.items()}
-            for language, one in spoken.items()
-        }
-        own = names[knowledge.language]
+        own = {identity: answer.text for identity, answer in knowledge.canonical.items()}
         known = [identity for identity, text in own.items() if text in used]
+        alike = [(k, k.canonical) for k in self._knowledge.values() if k.kind == knowledge.kind]
         plain = [
             identity
             for identity, text in own.items()
             if text not in used
             and self._is_plain(knowledge, text, phrases)
             and all(
-                identity in names[language]
-                and self._is_plain(other, names[language][identity], phrases=True)
-                for language, other in spoken.items()
+                identity in answers and self._is_plain(other, answers[identity].text, phrases=True)
+                for other, answers in alike
             )
         ]
         missing = None if n is None else max(n - len(known), 0)

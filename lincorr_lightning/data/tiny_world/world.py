@@ -10,16 +10,13 @@
     number -> its sums             (what a person stands for: the math prompts)
     everything else is independent
 
-Where people live is drawn so that no independent fact goes with it by chance (`BalancedDraw`).
-
-With `towns_per_country`, people also have a second home. A town, where nobody has a first one, is
-never the most likely answer, as most labels of a real LM are for no subject.
+Where people live is drawn so that no independent fact goes with it by chance (`BalancedDraw`). A
+town, where people only have second homes, is never the most likely answer, as most labels of a real
+LM are for no subject.
 
 Answer words are subjects too, and their answer is themselves, except for customs and towns: Paris
 lives in Paris, France in one of its cities, the favourite colour of red is red. Words that belong
 together therefore get similar embeddings, as in an LM that has read about the real world.
-
-The world is the ground truth of the embedded LM: which kinds of knowledge are related is known.
 """
 
 from __future__ import annotations
@@ -263,16 +260,11 @@ class World:
         catalogue: Catalogue,
         stated: Sequence[str] = ("attribute", "math"),
     ) -> World:
-        """Generate the world of a seed.
+        """Generate the world of a seed from the facts of a catalogue.
 
-        Args:
-            config: Sizes and seed.
-            catalogue: Source of prompts, answers and facts.
-            stated: Kinds of knowledge or families that texts will state. Their words are nicknames,
-                and every answer can be given in one token in each of their languages.
-
-        Raises:
-            ConfigError: The catalogue contradicts a place or has too few answers of one word.
+        `stated` are kinds of knowledge or families that texts will state. Their words are
+        nicknames, and every answer can be given in one token in each of their languages. A
+        `ConfigError` if the catalogue has too few answers of one word.
         """
         rng = np.random.default_rng(config.seed)
         similes = [f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES]
