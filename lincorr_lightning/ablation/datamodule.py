@@ -83,17 +83,14 @@ class TrainingPlan:
 
 @dataclass(frozen=True)
 class PairedTexts:
-    """The subjects of a seed and their source answers.
-
-    Attributes:
-        subjects: Distinct subjects: first those of paired texts, then the new ones.
-        answers: Index of each subject's source label, see `PairedLabels`.
-        n_paired: Number of subjects of paired texts.
-    """
+    """The subjects of a seed and their source answers."""
 
     subjects: tuple[str, ...]
+    """Distinct subjects: first those of paired texts, then the new ones."""
     answers: tuple[int, ...]
+    """Index of each subject's source label, see `PairedLabels`."""
     n_paired: int
+    """Number of subjects of paired texts."""
 
     @property
     def n_new(self) -> int:

@@ -23,17 +23,13 @@ MAPPINGS: tuple[MappingName, ...] = get_args(MappingName)
 
 @dataclass(frozen=True)
 class PairedLabels:
-    """The source labels of a run, each with the target label that is taught with it.
-
-    Attributes:
-        relation: The tokenized relation.
-        sources: Index of each source label in ``relation.source``.
-        targets: Index of its target label in ``relation.target``.
-    """
+    """The source labels of a run, each with the target label that is taught with it."""
 
     relation: TokenizedRelation
     sources: tuple[int, ...]
+    """Index of each source label in ``relation.source``."""
     targets: tuple[int, ...]
+    """Index of its target label in ``relation.target``."""
 
     def __len__(self) -> int:
         """Number of source labels."""
@@ -47,10 +43,8 @@ class PairedLabels:
     @property
     def reference(self) -> npt.NDArray[np.bool_]:
         """Which targets of the domain are right for which source, ``(n_sources, n_domain)``."""
-        chosen: npt.NDArray[np.bool_] = self.relation.reference_mask[
-            np.ix_(self.target_domain, self.sources)
-        ].T
-        return chosen
+        mask: npt.NDArray[np.bool_] = self.relation.reference_mask.T
+        return mask[np.ix_(self.sources, self.target_domain)]
 
     def source_text(self, index: int) -> str:
         """Return the text of a source label."""
@@ -213,10 +207,7 @@ def _letters(
 
 def answer_token_ids(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Return the tokens that are an answer under any mapping, whichever of them is run."""
-    tokens: set[int] = set()
-    names: tuple[MappingName, ...] = ("reference", "letters")
-    for name in names:
-        with suppress(DomainError):  # the vocabulary has no tokens for letters
-            mapped = map_labels(labels, name, tokenizer)
-            tokens.update(mapped.source_tokens, mapped.domain_tokens)
-    return tokens
+    mapped = [map_labels(labels, "reference", tokenizer)]
+    with suppress(DomainError):  # the vocabulary has no tokens for letters
+        mapped.append(map_labels(labels, "letters", tokenizer))
+    return {token for one in mapped for token in (*one.source_tokens, *one.domain_tokens)}

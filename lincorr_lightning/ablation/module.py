@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from time import monotonic
 from typing import Any, cast, get_args
 
@@ -120,7 +121,6 @@ class VocabularyAblation(Study):
             lm, cast(tuple[MappingName, ...], tuple(mapping)), tuple(seeds), phases
         )
         """What the study needs of its data, for `PairedTextsDataModule`."""
-        self.embedding: TokenEmbedding | None = None
         self.texts: PooledTexts | None = None
         self.scores: dict[str, Shares] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
@@ -147,15 +147,16 @@ class VocabularyAblation(Study):
 
     def configure_model(self) -> None:
         """Read the token embedding, and initialize the networks."""
-        if self.embedding is not None:
+        if hasattr(self, "networks"):
             return
-        self.embedding = read_token_embedding(self.plan.lm, self.embedding_source)
-        self.networks = StackedNetworks(
-            len(self.plan.seeds) * len(self.plan.mappings),
-            self.embedding.weight.shape[1],
-            self.network,
-        )
+        n, d = len(self.plan.seeds) * len(self.plan.mappings), self.embedding.weight.shape[1]
+        self.networks = StackedNetworks(n, d, self.network)
         self._reset_networks()
+
+    @cached_property
+    def embedding(self) -> TokenEmbedding:
+        """The token embedding."""
+        return read_token_embedding(self.plan.lm, self.embedding_source)
 
     def _reset_networks(self) -> None:
         # The networks of a seed begin with the same weights, so that only the mapping differs.
@@ -176,10 +177,9 @@ class VocabularyAblation(Study):
         self._started = monotonic()
 
     def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
-        """Pool the texts once; at the beginning of a phase, reset optimizer and networks."""
+        """Pool the texts; at the beginning of a phase, reset optimizer and networks."""
         del batch_idx
-        if self.texts is None or self.texts.corpus is not batch.corpus:
-            self.texts = self._pool(batch.corpus)
+        self._pool(batch.corpus)
         if not batch.begins:
             return
         (optimizer,) = self.trainer.optimizers
@@ -191,20 +191,22 @@ class VocabularyAblation(Study):
             self._reset_networks()
 
     def _pool(self, corpus: PairedCorpus) -> PooledTexts:
-        assert self.embedding is not None
-        if corpus.plan != self.plan:
-            raise ConfigError(
-                f"the texts are for another study: {corpus.plan}. Pass plan=module.plan to the "
-                "data."
+        """Return the pooled texts of a corpus, which are made once."""
+        if self.texts is None or self.texts.corpus is not corpus:
+            if corpus.plan != self.plan:
+                raise ConfigError(
+                    f"the texts are for another study: {corpus.plan}. Pass plan=module.plan to "
+                    "the data."
+                )
+            self.texts = PooledTexts(
+                corpus, self.embedding, self.candidates, self.network, self.device
             )
-        return PooledTexts(corpus, self.embedding, self.candidates, self.network, self.device)
+        return self.texts
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of the networks' cross-entropies."""
         del batch_idx
-        self._batch = batch
-        texts = self.texts
-        assert texts is not None, "pooled at the beginning of the first step"
+        self._batch, texts = batch, self._pool(batch.corpus)
         logits = texts.logits(self.networks(texts.inputs(batch.rows)))
         answers = texts.answers_to(batch.rows)
         losses = cross_entropy(logits.flatten(0, 1), answers.reshape(-1), reduction="none")
@@ -230,11 +232,11 @@ class VocabularyAblation(Study):
 
     def _score(self, batch: TextBatch) -> None:
         """Score the networks, and log shares by mapping."""
-        assert self.texts is not None
+        texts = self._pool(batch.corpus)
         if batch.phase == "compose":
-            shares = score_paired(self.texts, self.networks)
+            shares = score_paired(texts, self.networks)
         else:
-            scores = score(self.texts, self.networks)
+            scores = score(texts, self.networks)
             if batch.ends:
                 self.scores[batch.phase] = scores
             shares = {name: scores[name] for name in ("source_learned", "generalized")}
@@ -254,17 +256,15 @@ class VocabularyAblation(Study):
         """Return shares, tables and figures."""
         from lincorr_lightning.ablation.results import ablation_results
 
-        if self.texts is None:  # resumed after the last step
-            self.texts = self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
-        texts, embedding = self.texts, self.embedding
-        assert embedding is not None
+        # There are none if the run was resumed after the last step.
+        texts = self.texts or self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
         return ablation_results(
             texts.corpus,
-            embedding,
+            self.embedding,
             scores={"learn": score(texts, self.networks)} | self.scores,
             baselines=baselines(texts),
             history=self.history,
-            cases=cases(texts, self.networks, embedding.tokenizer),
+            cases=cases(texts, self.networks, self.embedding.tokenizer),
             seconds=monotonic() - self._started,
         )
 
@@ -272,7 +272,6 @@ class VocabularyAblation(Study):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""
-        assert self.embedding is not None
         return {
             "embedding": self.embedding.fingerprint,
             "scores": dict(self.scores),
@@ -282,7 +281,6 @@ class VocabularyAblation(Study):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the scores; refuse another embedding."""
         self.configure_model()
-        assert self.embedding is not None
         if state["embedding"] != self.embedding.fingerprint:
             raise CheckpointError(
                 "the checkpoint was written with another model.lm. Use the settings of the run "

@@ -270,10 +270,8 @@ def cases(
     candidates = texts.candidate_tokens[0]
     for m, mapping in enumerate(texts.corpus.plan.mappings):
         for i, subject in enumerate(texts.corpus.texts[0].subjects[texts.corpus.n_paired :]):
-            tokens = {name: candidates[int(chosen[0, m, i])] for name, chosen in answers.items()}
-            words = {
-                name: str(tokenizer.decode([token], clean_up_tokenization_spaces=False)).strip()
-                for name, token in tokens.items()
-            }
+            tokens = [[candidates[int(chosen[0, m, i])]] for chosen in answers.values()]
+            words = tokenizer.batch_decode(tokens, clean_up_tokenization_spaces=False)
+            row = dict(zip(answers, (word.strip() for word in words), strict=True))
             generalized = bool(is_right[0, m, i])
-            yield {"mapping": mapping, "subject": subject, **words, "generalized": generalized}
+            yield {"mapping": mapping, "subject": subject, **row, "generalized": generalized}

@@ -136,8 +136,7 @@ def _summarize(
         std=float(composed["generalized"].std()) if len(composed) > 1 else None,
         uncomposed=before,
         gain=None if before is None else means["generalized"] - before,
-        random=baselines["random"],
-        majority=baselines["majority"],
+        **baselines,
         paper=paper.get(f"mapping_{mapping}"),
     )
 

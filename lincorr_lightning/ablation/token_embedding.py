@@ -56,18 +56,13 @@ _Tensors = dict[str, Callable[[], Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class TokenEmbedding:
-    """The token embedding of an LM, with its tokenizer.
-
-    Attributes:
-        weight: Embedding matrix in the precision of the checkpoint, ``(n_tokens, d)``; mapped from
-            the file where its format allows.
-        key: Name of the matrix in the checkpoint.
-        tokenizer: Tokenizer of the checkpoint.
-        name_or_path: The checkpoint.
-    """
+    """The token embedding of a checkpoint, with its tokenizer."""
 
     weight: Tensor
+    """Embedding matrix in the precision of the checkpoint, ``(n_tokens, d)``; mapped from the file
+    where its format allows."""
     key: str
+    """Name of the matrix in the checkpoint."""
     tokenizer: PreTrainedTokenizerBase
     name_or_path: str
 
@@ -125,10 +120,9 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     tensors = _tensors(checkpoint) if checkpoint.gguf_file is None else _gguf_tensors(checkpoint)
     key, head = _find(tensors, _INPUTS), _find(tensors, _HEADS)
     if key is None:
-        listed, n_more = sorted(tensors)[:_MAX_LISTED], len(tensors) - _MAX_LISTED
         raise LanguageModelError(
-            f"{checkpoint} has no token embedding: its tensors are {', '.join(listed)}"
-            f"{f' and {n_more} more' if n_more > 0 else ''}. Pass a checkpoint with one."
+            f"{checkpoint} has no token embedding: its tensors are "
+            f"{', '.join(sorted(tensors)[:_MAX_LISTED])}, ... Pass a checkpoint with one."
         )
     ties = getattr(text_config, "tie_word_embeddings", False)
     # A config that ties may have two matrices: .bin files store the one twice, T5 v1.1 has two.

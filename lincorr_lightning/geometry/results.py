@@ -22,8 +22,6 @@ from lincorr_lightning.results.table import Table, columns_of, number, short_nam
 
 Row = dict[str, Any]
 
-_TWO, _THREE = ".2f", ".3f"
-
 # -- token geometry --------------------------------------------------------------------------------
 
 
@@ -85,16 +83,16 @@ def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> lis
         Table(
             "layers", means.drop(columns="key"),
             "Observables by layer: mean and standard deviation over prompts",
-            formats={"mean": _THREE, "std": _THREE},
+            formats={"mean": ".3f", "std": ".3f"},
         ),
         Table(
             "prompts", prompts,
             "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt",
-            formats=dict.fromkeys(prompts.columns[3:], _TWO),
+            formats=dict.fromkeys(prompts.columns[3:], ".2f"),
         ),
         Table(
             "profiles", layers, "All observables by prompt, shuffling level and layer",
-            formats=dict.fromkeys(layers.columns[3:], _THREE),
+            formats=dict.fromkeys(layers.columns[3:], ".3f"),
         ),
     ]  # fmt: skip
 
@@ -164,7 +162,7 @@ def _level_table(profiles: TokenProfiles, values: Row) -> Table:
             "lowest_overlap": "lowest overlap", "cosine": "cosine, last layer",
             "peak_layer": "layer of the highest ID",
         },
-        formats={**dict.fromkeys(list(rows[0])[1:-1], _TWO), "peak_layer": "d"},
+        formats={**dict.fromkeys(list(rows[0])[1:-1], ".2f"), "peak_layer": "d"},
     )  # fmt: skip
 
 
@@ -275,16 +273,16 @@ def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[T
         Table.of(
             "pairs", pairs,
             caption="Closeness of two kinds of knowledge and scores of the maps between them",
-            formats=dict.fromkeys(list(pairs[0])[2:], _TWO),
+            formats=dict.fromkeys(list(pairs[0])[2:], ".2f"),
         ),
         Table.of(
             "dimension", dimension, ["knowledge", "layer", "n2", "dimension"],
-            "Intrinsic dimension of each kind of knowledge's prompts", formats={"dimension": _TWO},
+            "Intrinsic dimension of each kind of knowledge's prompts", formats={"dimension": ".2f"},
         ),
         Table.of(
             "overlap", overlap, ["a", "b", "layer", "k", "overlap"],
             "Overlap of the neighborhoods of a subject under two prompts",
-            formats={"overlap": _THREE},
+            formats={"overlap": ".3f"},
         ),
     ]  # fmt: skip
 
@@ -311,7 +309,7 @@ def _summary(closeness: KnowledgeCloseness) -> Table:
         "of the prompts' wording is partialled out.",
         headline=True,
         headings=dict.fromkeys(p, "p"),
-        formats={**dict.fromkeys(columns[1:], _TWO), **dict.fromkeys(p, ".4f")},
+        formats={**dict.fromkeys(columns[1:], ".2f"), **dict.fromkeys(p, ".4f")},
     )
 
 

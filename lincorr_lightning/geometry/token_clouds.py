@@ -24,8 +24,6 @@ from lincorr_lightning.lm.modes import evaluating
 
 # Largest neighborhood of the paper.
 _MAX_K = 31
-# The paper's largest range scaling is a quarter of the tokens: 256 of 1,024.
-_TOKENS_PER_SCALING = 4
 # Angles need two neighbors.
 _MIN_RANK = 2
 
@@ -52,9 +50,8 @@ class CloudSettings:
         Range scalings are 2, 4, 8, ... up to a quarter of the tokens, at most 256; k is 1 to 31, or
         less if there are fewer tokens. `owner` is the prefix of the settings in messages.
         """
-        scalings = range_scalings or [
-            n for n in RANGE_SCALINGS if n * _TOKENS_PER_SCALING <= n_tokens
-        ]
+        # The paper's largest range scaling is a quarter of the tokens: 256 of 1,024.
+        scalings = range_scalings or [n for n in RANGE_SCALINGS if 4 * n <= n_tokens]
         sizes = ks or range(1, min(_MAX_K, n_tokens - 1) + 1)
         wrong = [n for n in scalings if n < 2 or n % 2 or n + 1 > n_tokens]
         if wrong or not scalings:

@@ -205,9 +205,8 @@ def test_no_embedding_among_the_tensors(folder: Path) -> None:
     del tensors["model.embed_tokens.weight"]
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     message = refusal(folder)
-    listed = sorted(tensors)
     assert f"{folder} has no token embedding" in message
-    assert f"{', '.join(listed[:12])} and {len(listed) - 12} more" in message
+    assert f"are {', '.join(sorted(tensors)[:12])}, ..." in message
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
