@@ -9,7 +9,6 @@ import threading
 import warnings
 from argparse import ArgumentError
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
@@ -107,6 +106,7 @@ class LincorrCLI(LightningCLI):
         self.is_safe = SAFE in args
         self.args = [argument for argument in args if argument != SAFE]
         options = {"description": _CONFIGS_ARE_CODE, "exit_on_error": False}
+        writers = [PredictionWriter()] if self.args[:1] == ["predict"] else []
         try:
             super().__init__(
                 L.LightningModule,
@@ -115,6 +115,10 @@ class LincorrCLI(LightningCLI):
                 subclass_mode_data=True,
                 auto_configure_optimizers=False,
                 seed_everything_default=0,
+                trainer_defaults={
+                    "default_root_dir": "runs",
+                    "callbacks": [SignalCheckpoint(), *writers],
+                },
                 save_config_callback=SaveConfig,
                 save_config_kwargs={"save_to_log_dir": False},
                 parser_kwargs={"prog": "lincorr", "exit_on_error": False}
@@ -150,7 +154,6 @@ class LincorrCLI(LightningCLI):
             "GPUs) or medium (bfloat16 factors, on GPUs and CPUs that have them); null leaves "
             "torch's own, highest.",
         )
-        parser.set_defaults({"trainer.default_root_dir": "runs"})
         for argument, (attribute, default) in _FROM_STUDY.items():
             parser.link_arguments(
                 "model",
@@ -167,10 +170,8 @@ class LincorrCLI(LightningCLI):
             parser = self._subcommand_parsers.get(self.args[0], parser)
             raise ConfigError(explain(error, self.args, parser)) from error
         for key, value in _leaves(self.config[self.config.subcommand]):
-            if key.rpartition(".")[2] in ("seed", "seeds", "seed_everything"):
-                for seed in value if isinstance(value, list) else [value]:
-                    if type(seed) is int:
-                        require(key, seed, at_least=0, at_most=2**32 - 1)
+            if key.rpartition(".")[2] in ("seed", "seed_everything") and type(value) is int:
+                require(key, value, at_least=0, at_most=2**32 - 1)
 
     def _parse_ckpt_path(self) -> None:
         """Do not let the checkpoint's hyper-parameters override the config.
@@ -220,10 +221,6 @@ class LincorrCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
-        given = config["callbacks"] or []
-        config["callbacks"] = [*(given if isinstance(given, list) else [given]), SignalCheckpoint()]
-        if self.subcommand == "predict":
-            config["callbacks"].append(PredictionWriter())
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
         check_writable(root)
         name = self._get(self.config_init, "name") or study_name(self.model)
@@ -237,9 +234,10 @@ class LincorrCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the study, and describe its folder; errors say what the user can do."""
         is_first = self.trainer.global_rank == 0
+        if not is_first:
+            exit_with_parent()
         try:
-            with nullcontext() if is_first else exit_with_parent():
-                super()._run_subcommand(subcommand)
+            super()._run_subcommand(subcommand)
         except Exception as error:
             path = self.trainer.ckpt_path or self._get(self.config, "ckpt_path")
             explained = run_error(error, path, self.model, self.datamodule)
@@ -252,18 +250,14 @@ class LincorrCLI(LightningCLI):
 
 def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
     """Refuse a study without the step of the subcommand; Lightning does so for other modules."""
-    steps = {
-        name: step
-        for name, step in _STEPS.items()
-        if getattr(module, step) is not getattr(L.LightningModule, step)
-    }
-    if subcommand in steps or not issubclass(module, Study):
-        return
-    others = " or ".join(f"`lincorr {name}`" for name in steps)
-    raise ConfigError(
-        f"{module.__name__} has no {_STEPS[subcommand]}, which `lincorr {subcommand}` runs. Use "
-        f"{others}."
-    )
+    has = {name: getattr(module, step) is not getattr(L.LightningModule, step)
+           for name, step in _STEPS.items()}  # fmt: skip
+    if issubclass(module, Study) and not has[subcommand]:
+        others = " or ".join(f"`lincorr {name}`" for name in has if has[name])
+        raise ConfigError(
+            f"{module.__name__} has no {_STEPS[subcommand]}, which `lincorr {subcommand}` runs. "
+            f"Use {others}."
+        )
 
 
 def check_datamodule(

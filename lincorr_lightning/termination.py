@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shlex
 import signal
@@ -9,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 
@@ -20,7 +21,7 @@ _STEP_S = 2.0
 # Then saving has this long, before the process ends even in one long operation of torch.
 _SAVE_S = 2.0
 _OUTCOMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
-_CHECK_EVERY_S = 1.0
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
@@ -140,22 +141,10 @@ def exit_at_signals() -> Iterator[None]:
         sys.exit(current.report())
 
 
-@contextmanager
-def exit_with_parent() -> Iterator[None]:
-    """Exit when the process that started this one is gone, if that is in the ``with`` block.
+def exit_with_parent() -> None:
+    """Let SIGTERM end this process when the one that started it is gone, where the system is Linux.
 
     For the ranks that a Trainer starts: with NCCL, they would wait for the first one for minutes.
     """
-    is_done, parent = threading.Event(), os.getppid()
-
-    def watch() -> None:
-        while not is_done.wait(_CHECK_EVERY_S):
-            if os.getppid() != parent:
-                os.write(2, b"lincorr: error: the process that started this rank is gone.\n")
-                os._exit(1)  # another thread may hang in a collective operation
-
-    threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    finally:
-        is_done.set()
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
