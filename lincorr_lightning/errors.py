@@ -63,11 +63,6 @@ class OutputError(LincorrError):
     """A file or folder cannot be written."""
 
 
-_HOLDS = {
-    "at least": operator.ge, "above": operator.gt, "at most": operator.le, "below": operator.lt,
-}  # fmt: skip
-
-
 def require(
     name: str,
     value: float | None,
@@ -94,11 +89,14 @@ def require(
         ...
         lincorr_lightning.errors.ConfigError: data.n_edits is 0; it must be at least 1.
     """
-    bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}
-    given = {words: bound for words, bound in bounds.items() if bound is not None}
+    bounds = [
+        ("at least", at_least, operator.ge), ("above", above, operator.gt),
+        ("at most", at_most, operator.le), ("below", below, operator.lt),
+    ]  # fmt: skip
     number = math.nan if value is None else value
-    if math.isfinite(number) and all(_HOLDS[words](number, given[words]) for words in given):
+    given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
+    if math.isfinite(number) and all(holds(number, bound) for _, bound, holds in given):
         return
-    allowed = " and ".join(f"{words} {bound}" for words, bound in given.items()) or "finite"
+    allowed = " and ".join(f"{words} {bound}" for words, bound, _ in given) or "finite"
     shown = "null" if value is None else value
     raise ConfigError(f"{name} is {shown}; it must be {allowed}.")

@@ -207,8 +207,6 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, Mapping):
         return {str(key): member for key, member in value.items()}
-    if isinstance(value, Sequence):
-        return list(value)
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"JSON has no form for a {type(value).__name__}")
