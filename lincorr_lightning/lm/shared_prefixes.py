@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.batching import MicroBatches, RowsContext, oom_reason
+from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.encoding import PAD_ID
 from lincorr_lightning.lm.head import (
     UnusableHeadError,
@@ -214,25 +214,19 @@ def prefix_sharing_error(
     # Like the prompts of one subject: several ends, one prompt within another, other beginnings.
     ids = list(probe)
     rows = [ids, ids[:-1], [*ids[:2], ids[0]], [*ids[:2], ids[0], *ids[2:]][: len(ids)], ids[1:]]
+    trees = [*grow_trees(dict(enumerate(rows)))]
+    # A second tree of another shape, so that padding and separate masks are tested too.
+    rows.append([*ids[:1], *ids[2:]])
+    trees += grow_trees({len(rows) - 1: rows[-1]})
     tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
-    device = model.device
     singles = [
-        (torch.tensor([row], device=device), None, torch.tensor([len(row) - 1], device=device))
+        (torch.tensor([row], device=model.device), None, torch.tensor([len(row) - 1]))
         for row in rows
     ]
     plain = torch.cat([read_logits(model, *single, tokens, by_rows=True) for single in singles])
-    (tree,) = grow_trees(dict(enumerate(rows)))
-    # A second tree of another shape, so that padding and separate masks are tested too.
-    (other,) = grow_trees({0: [*ids[:1], *ids[2:]]})
-    batch = pack_trees([other, tree], model.dtype, device)
-    length = batch["input_ids"].shape[1]
-    nodes = torch.tensor([node for _, node in sorted(tree.ends)]) + length
     try:
-        blocks = [(nodes.to(device), tokens.to(device))]
-        (shared,) = read_positions(model, blocks=blocks, **batch)
+        shared = logits_of_trees(model, trees, len(rows), [tokens], MicroBatches())
     except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
-        if oom_reason(error):
-            raise
         return f"its forward does not take custom masks ({type(error).__name__})"
     spread = (plain - plain.mean(0)).norm()
     tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
