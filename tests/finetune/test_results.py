@@ -23,7 +23,7 @@ from lincorr_lightning.finetune.results import (
 )
 from lincorr_lightning.results.plots import to_png
 from lincorr_lightning.results.results import Results
-from tests.results.conftest import make_table
+from lincorr_lightning.results.table import Table
 
 COLUMNS = (
     "subject source_answer reference answer_before answer_after outcome source_learned "
@@ -140,7 +140,7 @@ def test_the_run_s_own_relation_stands_at_the_top():
         Results(
             "gradient_correlation_2",
             {"relation": "city->country", "gradient_correlation": 0.9, "logit_correlation": 0.8},
-            tables=[make_table("gradient_correlation_2", ["step"], [])],
+            tables=[Table.of("gradient_correlation_2", [], ["step"])],
         ),
         Results("resilience", {"before": 1.0}),
     ]
@@ -185,7 +185,7 @@ def test_forecasts_of_other_edits_are_not_scored(what):
         "fewer": measured.tables[0].frame[:3].values,
         "others": measured.tables[0].frame[::-1].values,
     }
-    measured.tables = [make_table("cases", measured.tables[0].keys, rows[what])]
+    measured.tables = [Table.of("cases", rows[what], measured.tables[0].keys)]
     results = build([measured], forecasts())
     assert results.values["forecast"] is None
     shares = results.values["predicted_outcomes"]["map_auto"]

@@ -1,8 +1,8 @@
 """What Lightning's loggers get of a study's results."""
 
 import csv
+import inspect
 import io
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,9 +10,8 @@ from typing import Any
 import lightning as L
 import numpy as np
 import pytest
-from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.demos.boring_classes import BoringModel
-from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 from lightning.pytorch.loggers.logger import DummyLogger
 from matplotlib.figure import Figure as MatplotlibFigure
 from PIL import Image
@@ -21,18 +20,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lincorr_lightning.results import run_folder as module
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.run_folder import (
-    log_scalars,
     run_folder,
     write_results,
 )
-from tests.results.conftest import Column, make_table
+from lincorr_lightning.results.table import Table
 
 
 def results(n_rows: int = 2) -> Results:
-    table = make_table(
-        "pairs", ["pair", Column("r", format=".2f")], [[f"p{i}", i / 4] for i in range(n_rows)],
-        "Pairs.", "Read me.",
-    )  # fmt: skip
+    rows = [[f"p{i}", i / 4] for i in range(n_rows)]
+    table = Table.of("pairs", rows, ["pair", "r"], "Pairs.", "Read me.", formats={"r": ".2f"})
     figure = Figure("matrix", "All pairs.", lambda: MatplotlibFigure((3, 2), dpi=60))
     return Results(
         "study", {"n": 1}, {"test/r": 0.5, "test/none": float("nan")}, [table], [figure]
@@ -109,15 +105,9 @@ class WandbStandIn(DummyLogger):
 
 
 def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import inspect
-
-    from lightning.pytorch.loggers import WandbLogger
-
     for name in "log_table", "log_image":
-        ours, theirs = (getattr(kind, name) for kind in (WandbStandIn, WandbLogger))
-        assert list(inspect.signature(ours).parameters) == list(
-            inspect.signature(theirs).parameters
-        )
+        own, real = (inspect.signature(getattr(one, name)) for one in (WandbStandIn, WandbLogger))
+        assert list(own.parameters) == list(real.parameters)
     monkeypatch.setattr(module, "MAX_TABLE_ROWS", 3)
     logger = WandbStandIn()
     run(logger, tmp_path, results(5))
@@ -158,28 +148,6 @@ def test_mlflow(tmp_path: Path) -> None:
     assert logger.scalars["test/r"] == 0.5
     assert logger.client.texts == {"tables/pairs.csv": "pair,r\np0,0.0\np1,0.25\n"}
     assert isinstance(logger.client.images["figures/matrix.png"], Image.Image)
-
-
-@pytest.mark.parametrize("make", [lambda path: False, CSVLogger, TensorBoardLogger])
-def test_scalars_can_be_monitored_with_and_without_a_logger(
-    tmp_path: Path, make: Callable[[Path], Any]
-) -> None:
-    class Falling(L.Callback):
-        def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-            values = [0.5, 0.4, 0.45, 0.3]
-            value = values[trainer.current_epoch]
-            log_scalars(trainer, {"mine/value": value, "mine/nothing": None})
-
-    stop = EarlyStopping("mine/value", mode="min", patience=1, check_on_train_epoch_end=True)
-    trainer = L.Trainer(
-        accelerator="cpu", logger=make(tmp_path), default_root_dir=tmp_path, max_epochs=4,
-        limit_train_batches=1, limit_val_batches=0, callbacks=[Falling(), stop],
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-    )  # fmt: skip
-    trainer.fit(BoringModel())
-    assert trainer.current_epoch == 3, "stopped after the epoch that rose"
-    assert float(trainer.callback_metrics["mine/value"]) == pytest.approx(0.45)
-    assert "mine/nothing" not in trainer.callback_metrics
 
 
 def test_a_dry_run_leaves_nothing_but_numbers_to_monitor(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Callable
+from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,18 +16,59 @@ from lincorr_lightning.errors import ReportError
 from lincorr_lightning.results import report
 from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.results import Results
-from tests.results.conftest import Column, make_table
+from lincorr_lightning.results.table import Table
 
 Make = Callable[..., Path]
 
 
+class Page(HTMLParser):
+    """A page's tables by caption and its text; fails on tags that are not closed in their order."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, Any]]] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "wbr"):
+            self.open.append(tag)
+        if tag == "table":
+            self._caption, self._rows = "", []
+        elif tag == "tr":
+            self._rows.append([])
+        elif tag in ("td", "th"):
+            self._rows[-1].append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag == "table":
+            self.tables.setdefault(self._caption, self._rows)
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self.open:
+            self.text += data
+        if "caption" in self.open:
+            self._caption += data
+        elif {"td", "th"} & {*self.open}:
+            self._rows[-1][-1] += data
+
+    def all(self, tag: str) -> list[dict[str, Any]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
 @pytest.fixture
-def page_of(read_page: Callable[[Path], Any], tmp_path: Path) -> Callable[..., Any]:
+def page_of(tmp_path: Path) -> Callable[..., Page]:
     """Reads the page of some runs."""
-    return lambda *runs: read_page(write_report(runs, tmp_path / "out"))
+    return lambda *runs: Page(write_report(runs, tmp_path / "out"))
 
 
-def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Any]) -> None:
+def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Page]) -> None:
     run = probe("/data/hub/some-lm", r=0.876)
     page = page_of(run)
     assert page.tables["Pairs and their r."] == [
@@ -62,7 +104,7 @@ def test_headline_tables_come_before_figures_and_others_are_folded(
 
 
 def test_the_paper_s_numbers_are_beside_its_lms(
-    probe: Make, finetune: Make, ablation: Make, tmp_path: Path, read_page: Callable[[Path], Any]
+    probe: Make, finetune: Make, ablation: Make, tmp_path: Path
 ) -> None:
     text = write_report(
         [
@@ -75,7 +117,7 @@ def test_the_paper_s_numbers_are_beside_its_lms(
     found = {}
     for number, part in enumerate(text.split('<section id="study-')[1:]):
         (tmp_path / f"{number}.html").write_text(f'<section id="{part}'.split("</main>")[0])
-        for row in read_page(tmp_path / f"{number}.html").tables["Beside the paper"][1:]:
+        for row in Page(tmp_path / f"{number}.html").tables["Beside the paper"][1:]:
             found[row[0], row[1]] = row[2:]
     lm = "Meta-Llama-3-8B"
     notebook = "published notebook, 1,000 subjects"
@@ -92,7 +134,7 @@ def test_the_paper_s_numbers_are_beside_its_lms(
     assert mapping == ["75.00%", "97.66%", "−22.66 points", "Table 7", "Llama-3.2-1B"]
 
 
-def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Any]) -> None:
+def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Page]) -> None:
     runs = [
         probe("some/LM-13B", r=0.9, n_parameters=13_000_000_000, ridge=1.0),
         probe("me/LM-1B", r=0.5, n_parameters=1_240_000_000, ridge=2.0),
@@ -111,7 +153,7 @@ def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Any])
     assert figure["alt"] == "Hit@N of W by LM (paper, Figure 4)."
 
 
-def test_runs_of_one_lm_have_different_names(probe: Make, page_of: Callable[..., Any]) -> None:
+def test_runs_of_one_lm_have_different_names(probe: Make, page_of: Callable[..., Page]) -> None:
     page = page_of(probe(ridge=1.0), probe(ridge=2.0))
     groups = page.tables["Pairs and their r: by run"][0]
     assert groups == ["", "tiny-world, version_0", "tiny-world, version_1"]
@@ -120,15 +162,15 @@ def test_runs_of_one_lm_have_different_names(probe: Make, page_of: Callable[...,
 
 
 def test_rows_are_joined_by_the_columns_that_identify_them(
-    tmp_path: Path, page_of: Callable[..., Any]
+    tmp_path: Path, page_of: Callable[..., Page]
 ) -> None:
-    columns = ["relation", "mapping", Column("share", format=".0%"), "comment"]
-    rows = [["a", "x", 0.5, "one"], ["a", "y", 0.25, "two"]]
-    table = make_table("t", columns, rows, "Shares.", headline=True)
-    rows = [["a", "y", 0.75, "three"], ["b", "x", 1.0, "four"]]
-    changed = make_table("t", columns, rows, "Shares.", headline=True)
-    for name, one in (("one", table), ("two", changed)):
-        Results("s", tables=[one], lm={"name_or_path": name}).write(tmp_path / name)
+    columns = ["relation", "mapping", "share", "comment"]
+    for name, rows in (
+        ("one", [["a", "x", 0.5, "one"], ["a", "y", 0.25, "two"]]),
+        ("two", [["a", "y", 0.75, "three"], ["b", "x", 1.0, "four"]]),
+    ):
+        table = Table.of("t", rows, columns, "Shares.", "", True, formats={"share": ".0%"})
+        Results("s", tables=[table], lm={"name_or_path": name}).write(tmp_path / name)
     page = page_of(tmp_path / "one", tmp_path / "two")
     assert page.tables["Shares: by run"] == [
         ["", "one", "two"], ["relation", "mapping", "share", "share"], ["a", "x", "50%", ""],
@@ -136,7 +178,7 @@ def test_rows_are_joined_by_the_columns_that_identify_them(
     ]  # fmt: skip
 
 
-def test_any_study_is_shown(geometry: Make, probe: Make, page_of: Callable[..., Any]) -> None:
+def test_any_study_is_shown(geometry: Make, probe: Make, page_of: Callable[..., Page]) -> None:
     page = page_of(geometry(), probe())
     assert page.tables["Closeness."] == [
         ["layer", "spearman", "p"], ["all", "0.00", "0.0123"], ["1", "", "1.0000"],
@@ -148,11 +190,11 @@ def test_any_study_is_shown(geometry: Make, probe: Make, page_of: Callable[..., 
 
 
 def test_the_page_needs_nothing_but_itself(
-    probe: Make, finetune: Make, geometry: Make, tmp_path: Path, read_page: Callable[[Path], Any]
+    probe: Make, finetune: Make, geometry: Make, tmp_path: Path
 ) -> None:
     run = probe()
     path = write_report([run, finetune(), geometry()], tmp_path / "out")
-    page, text = read_page(path), path.read_text()
+    page, text = Page(path), path.read_text()
     for _, attributes in page.tags:
         for name in "src", "href", "srcset", "action", "data", "poster":
             value = attributes.get(name)
@@ -166,7 +208,7 @@ def test_the_page_needs_nothing_but_itself(
 
 
 def test_the_page_can_be_read_aloud(
-    probe: Make, finetune: Make, page_of: Callable[..., Any]
+    probe: Make, finetune: Make, page_of: Callable[..., Page]
 ) -> None:
     page = page_of(probe(), probe("b", ridge=1.0), finetune())
     assert page.all("html")[0]["lang"] == "en"
@@ -222,9 +264,7 @@ def test_the_command(probe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.slow
-def test_a_real_run_from_the_command_line(
-    small_lm: str, tmp_path: Path, read_page: Callable[[Path], Any]
-) -> None:
+def test_a_real_run_from_the_command_line(small_lm: str, tmp_path: Path) -> None:
     cli = main(
         [
             "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
@@ -234,7 +274,7 @@ def test_a_real_run_from_the_command_line(
     )  # fmt: skip
     run = Path(cli.trainer.log_dir)
     main(["report", str(run), "--output", str(tmp_path / "out")])
-    page = read_page(tmp_path / "out" / "report.html")
+    page = Page(tmp_path / "out" / "report.html")
     results = json.loads((run / "results.json").read_text())
     headline = [table for table in results["tables"] if table["headline"]]
     assert headline and all(table["caption"] in page.tables for table in headline)

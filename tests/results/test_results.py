@@ -13,7 +13,6 @@ from lincorr_lightning.results import results as module
 from lincorr_lightning.results.results import SCHEMA, Figure, Results, versions
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table, show
-from tests.results.conftest import Column, make_table
 
 
 def draw() -> MatplotlibFigure:
@@ -21,13 +20,13 @@ def draw() -> MatplotlibFigure:
 
 
 def small_results() -> Results:
-    columns = ["pair", Column("r", "label-wise r", ".2f"), Column("n", format=",")]
-    table = make_table(
-        "pairs", columns, [["city->country", 0.98765, 1650], ["a|b", None, 3]], "Pairs.",
-        "Read me.", headline=True,
+    rows = [["city->country", 0.98765, 1650], ["a|b", None, 3]]
+    table = Table.of(
+        "pairs", rows, ["pair", "r", "n"], "Pairs.", "Read me.", True, {"r": "label-wise r"},
+        {"r": ".2f", "n": ","},
     )  # fmt: skip
     callback = Results(
-        "generalization", {"generalized": 0.5}, {}, [make_table("edits", ["a"], [[1]])],
+        "generalization", {"generalized": 0.5}, {}, [Table.of("edits", [[1]], ["a"])],
         [Figure("edits", "Edits.", draw)],
     )  # fmt: skip
     return Results(
@@ -141,7 +140,7 @@ def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
 
 
 def test_nothing_is_written_twice() -> None:
-    table, figure = make_table("t", ["a"], []), Figure("f", "", draw)
+    table, figure = Table.of("t", [], ["a"]), Figure("f", "", draw)
     for results, name in (
         (Results("a", {"settings": {}}), "settings"),
         (Results("a", {"b": 1}, included=[Results("b", {"c": 1})]), "b"),

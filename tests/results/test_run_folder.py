@@ -25,12 +25,11 @@ from lincorr_lightning.results.run_folder import (
     prepare_run_folder,
     run_folder,
     set_run_name,
-    study_name,
     write_parts,
     write_results,
 )
 from lincorr_lightning.results.saved_run import SavedRun
-from tests.results.conftest import make_table
+from lincorr_lightning.results.table import Table
 
 
 class SmallStudy(BoringModel):
@@ -52,6 +51,9 @@ def test_without_logger_each_trainer_gets_one_new_folder(tmp_path: Path) -> None
     (tmp_path / "small_study" / "version_9").write_text("a file of somebody's")
     assert run_folder(second) == tmp_path / "small_study" / "version_10"
     assert run_folder(first) == tmp_path / "small_study" / "version_0"
+    named = make_trainer(tmp_path)
+    set_run_name(named, "mine")
+    assert run_folder(named) == tmp_path / "mine" / "version_0"
 
 
 @pytest.mark.parametrize("kind", [TensorBoardLogger, CSVLogger])
@@ -86,14 +88,6 @@ def test_all_ranks_take_the_folder_or_the_refusal_of_rank_0(
     monkeypatch.setattr(other.strategy, "broadcast", lambda obj, src=0: next(choices))
     assert run_folder(other) == tmp_path / "chosen"
     assert everything(tmp_path) == ["small_study"]
-
-
-def test_names_of_studies_and_runs(tmp_path: Path) -> None:
-    assert study_name(SmallStudy()) == "small_study"
-    assert study_name(make_trainer) == "function"
-    trainer = make_trainer(tmp_path)
-    set_run_name(trainer, "mine")
-    assert run_folder(trainer) == tmp_path / "mine" / "version_0"
 
 
 def everything(folder: Path) -> list[str]:
@@ -137,7 +131,7 @@ def test_the_logger_claims_its_folder_once_and_on_rank_0_alone(
 
 class Watching(L.Callback):
     def __init__(self, name: str, value: float) -> None:
-        table = make_table(name, ["value"], [[value]])
+        table = Table.of(name, [[value]], ["value"])
         figure = Figure(name, "", lambda: MatplotlibFigure((1, 1), dpi=50))
         self.output = Results(name, {"value": value}, {f"{name}/value": value}, [table], [figure])
 

@@ -1,6 +1,5 @@
 """Reading folders of runs: what is there, and why a folder is refused."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from pandas import isna
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.results.results import SCHEMA, Results
 from lincorr_lightning.results.saved_run import MAX_CONSOLE_ROWS, SavedRun, describe_run
-from tests.results.conftest import Column, make_table
+from lincorr_lightning.results.table import Table
 
 Make = Callable[..., Path]
 
@@ -22,7 +21,7 @@ def refused(folder: Path, match: str) -> str:
     return str(caught.value)
 
 
-def test_a_run_is_read_as_it_was_written(probe: Make) -> None:
+def test_a_run_is_read_as_it_was_written(probe: Make, geometry: Make) -> None:
     folder = probe("org/lm", r=0.9, ridge=3.0)
     run = SavedRun.read(folder)
     assert SavedRun.read(folder / "results.json").folder == folder
@@ -31,6 +30,7 @@ def test_a_run_is_read_as_it_was_written(probe: Make) -> None:
     assert run.values["settings"]["ridge"] == 3.0 and run.values["n_test"] == 501
     assert "torch" in run.values["versions"]
     assert run.command == f"lincorr fit --config {folder}/config.yaml"
+    assert SavedRun.read(geometry()).command.startswith("lincorr test --config")  # type: ignore
     pairs, influences = run.tables
     assert (pairs.name, pairs.headline, pairs.caption) == ("pairs", True, "Pairs and their r.")
     assert list(pairs.frame.iloc[0]) == ["city->country", 0.9, 0.9 - 0.95, 0.5]
@@ -40,22 +40,13 @@ def test_a_run_is_read_as_it_was_written(probe: Make) -> None:
     assert figure.png == (folder / "figures" / "matrix.png").read_bytes()
 
 
-def test_a_run_without_config_has_no_command(probe: Make) -> None:
-    folder = probe()
-    (folder / "config.yaml").unlink()
-    run = SavedRun.read(folder)
-    assert run.command is None
-
-
-def test_the_verb_of_the_command(geometry: Make) -> None:
-    assert SavedRun.read(geometry()).command.startswith("lincorr test --config")  # type: ignore
-
-
 def test_files_that_were_deleted_are_left_out(probe: Make) -> None:
     folder = probe()
     (folder / "tables" / "influences.csv").unlink()
     (folder / "figures" / "matrix.png").unlink()
+    (folder / "config.yaml").unlink()
     run = SavedRun.read(folder)
+    assert run.command is None
     assert [table.name for table in run.tables] == ["pairs"] and run.figures == []
 
 
@@ -86,30 +77,18 @@ def test_damaged_results(text: str, match: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "match"),
-    [
-        ({"tables": [{"columns": []}]}, "'name'"),
-        ({"tables": 3}, "key 'tables' is missing"),
-    ],
-)
-def test_changed_results(probe: Make, values: dict[str, Any], match: str) -> None:
-    path = probe() / "results.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    assert str(path.parent) in refused(path.parent, match=match)
-
-
-@pytest.mark.parametrize(
     ("name", "content", "match"),
     [
         ("tables/pairs.csv", b"pair,r,execss,hit\n", "its columns are not pair, r, excess, hit"),
         ("tables/pairs.csv", b"\xff\xfe", "cannot be read as a table.*delete the file"),
-        ("tables/pairs.csv", b"", "cannot be read as a table"),
         ("tables/pairs.csv", b"pair,r,excess,hit\na,high,1,1\n", "cannot be read as a table"),
         ("config.yaml", b"\xff\xfe", "cannot be read"),
+        ("results.json", lambda text: text.replace('"name": "pairs",', ""), "was changed: 'name'"),
     ],
 )
-def test_damaged_files(probe: Make, name: str, content: bytes, match: str) -> None:
+def test_damaged_files(probe: Make, name: str, content: Any, match: str) -> None:
     run = probe()
+    content = content((run / name).read_text()).encode() if callable(content) else content
     (run / name).write_bytes(content)
     assert str(run / name) in refused(run, match=match)
 
@@ -145,7 +124,7 @@ def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
 
 def test_a_long_table_is_cut_and_markup_is_text(tmp_path: Path) -> None:
     rows = [[f"[red]p{i}[/red]", i] for i in range(MAX_CONSOLE_ROWS + 5)]
-    table = make_table("t", ["name", Column("n", format=",")], rows, "Names.", headline=True)
+    table = Table.of("t", rows, ["name", "n"], "Names.", headline=True, formats={"n": ","})
     Results("study", tables=[table]).write(tmp_path)
     text = describe_run(tmp_path)
     assert f"The first {MAX_CONSOLE_ROWS} of {MAX_CONSOLE_ROWS + 5} rows." in text

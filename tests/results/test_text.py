@@ -11,18 +11,17 @@ from pandas import DataFrame, MultiIndex
 from lincorr_lightning.results.report import to_latex, to_markdown, write_report
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
-from tests.results.conftest import Column, draw, lm_info, make_table
+from tests.results.conftest import draw, lm_info
 
 NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eabc ]]> </script>"
 
 
 def write_nasty(folder: Path, name: str) -> Path:
     """A run whose every text is this name."""
-    columns = [name, Column("n", name, ".2f")]
-    table = make_table("t", columns, [[name, 0.5], ["[a]", -0.5]], name, name,
-                  headline=True)  # fmt: skip
+    rows, formats = [[name, 0.5], ["[a]", -0.5]], {"n": ".2f"}
+    table = Table.of("t", rows, [name, "n"], name, name, True, {"n": name}, formats)
     Results(
-        name, {name: name}, tables=[table, make_table("u", [name], [[name]], name)],
+        name, {name: name}, tables=[table, Table.of("u", [[name]], [name], name)],
         figures=[Figure("f", name, draw())], lm=lm_info(name), settings={name: name},
     ).write(folder)  # fmt: skip
     return folder
@@ -48,7 +47,7 @@ def test_characters_that_no_text_file_can_hold(tmp_path: Path) -> None:
         text = path.read_text(encoding="utf-8")
         assert "nul \ufffd and bell \ufffd" in text, path
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
-    table = make_table("half", ["a"], [["b"]], "half \ud800")
+    table = Table.of("half", [["b"]], ["a"], "half \ud800")
     assert "half \ufffd" in to_markdown("s", [table]) and "half \ufffd" in to_latex("s", [table])
 
 
@@ -122,7 +121,7 @@ def read_latex(text: str) -> list[list[list[str]]]:
 
 def test_a_long_table_in_latex_goes_over_pages() -> None:
     rows = [[f"k_{i}", i / 100] for i in range(80)]
-    table = make_table("long", ["key", Column("r", format=".2f")], rows, "Long", "Note.")
+    table = Table.of("long", rows, ["key", "r"], "Long", "Note.", formats={"r": ".2f"})
     text = to_latex("x", [table])
     assert read_latex(text) == []
     assert text.count("\\begin{longtable}{lr}") == 1 and "\\begin{table}" not in text
