@@ -85,13 +85,9 @@ def test_a_test_on_all_reads_the_fit_half_first(small_lm: str) -> None:
 
 def test_subjects_of_a_file(small_lm: str, tmp_path: Path) -> None:
     path = tmp_path / "subjects.txt"
-    path.write_text(
-        "\ufeffAda Lovelace\n\nAlan Turing\nGrace Hopper\n  Emmy Noether \n", encoding="utf-8"
-    )
+    path.write_text("\ufeffAda Lovelace\n\nAlan Turing\nGrace\n  Emmy \n", encoding="utf-8")
     data = _set_up(small_lm, subjects_file=str(path))
-    assert set(_everything(data)) == {
-        "Ada Lovelace", "Alan Turing", "Grace Hopper", "Emmy Noether"
-    }  # fmt: skip
+    assert set(_everything(data)) == {"Ada Lovelace", "Alan Turing", "Grace", "Emmy"}
     path.write_text("Ada\nAda\nAlan\nGrace\n", encoding="utf-8")
     with pytest.raises(SubjectsError, match=r"subjects_file .*line 2: 'Ada' is there twice"):
         _set_up(small_lm, subjects_file=str(path))

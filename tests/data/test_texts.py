@@ -35,6 +35,14 @@ def _data(lm: LanguageModel, file: str, **changes: Any) -> TextsDataModule:
     return data
 
 
+def _texts_of(batches: Any) -> list[tuple[int, ...]]:
+    return [
+        tuple(row[mask.bool()].tolist())
+        for batch in batches
+        for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
+    ]
+
+
 def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(lm, file):
     data = _data(lm, file)
     words = {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
@@ -49,11 +57,7 @@ def test_blocks_hold_every_text_once_an_epoch_and_enough_tokens(lm, file):
     for block in range(5):
         sizes = [len(row) for row in data.blocks().rows(block)]
         assert sum(sizes) >= 120 > sum(sizes[:-1])
-    held_out = [
-        tuple(row[m.bool()].tolist())
-        for batch in data.val_dataloader()
-        for row, m in zip(batch.input_ids, batch.attention_mask, strict=True)
-    ]
+    held_out = _texts_of(data.val_dataloader())
     assert len(held_out) == 10
     assert set(held_out) == words - set(trained)
 
@@ -137,12 +141,8 @@ def test_a_study_that_trains_nothing_may_read_all_texts(lm, file, monkeypatch):
     data.setup("test")
     (message,) = messages
     assert message.startswith("70 texts are asked for, but there are 60 different ones")
-    read = {
-        tuple(row[mask.bool()].tolist())
-        for batch in data.test_dataloader()
-        for row, mask in zip(batch.input_ids, batch.attention_mask, strict=True)
-    }
-    assert read == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
+    read = _texts_of(data.test_dataloader())
+    assert set(read) == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
     with pytest.raises(SubjectsError, match="0 tokens are left to train on"):
         data.setup("fit")
 

@@ -48,13 +48,8 @@ def test_rho_dimension_and_overlap_by_layer() -> None:
     results = knowledge_geometry_results(closeness, "some-lm")
     (curve,) = {tuple(line) for line in curves(draw(results, "rho_by_layer").axes[0])
                 if len(line) == 3}  # fmt: skip
-    expected = [
-        test.spearman
-        for test in closeness.tests
-        if (test.closeness, test.setting, test.given) == ("overlap", "k=2", None)
-        and test.layer != "all"
-    ]
-    assert curve == pytest.approx(expected) and len(expected) == 3
+    tests = [t for t in closeness.tests if (t.setting, t.given) == ("k=2", None)]
+    assert curve == pytest.approx([t.spearman for t in tests if t.layer != "all"])
     panels = draw(results, "dimension").axes
     for name, last, by_layer in zip(NAMES, curves(panels[0]), curves(panels[1]), strict=True):
         assert last == pytest.approx(closeness.dimension[name][-1])

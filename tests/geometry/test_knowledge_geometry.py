@@ -54,8 +54,9 @@ def finished(small_lm, tmp_path_factory):
     return cli, Path(cli.trainer.log_dir)
 
 
-def states(small_lm, prompts):
+def states(small_lm, name, subjects):
     """Last tokens' hidden states, ``(n_layers, n_prompts, d)``, and logits; one by one."""
+    prompts = [TEMPLATES[name].format(subject) for subject in subjects]
     rows = AutoTokenizer.from_pretrained(small_lm)(prompts)["input_ids"]
     hidden, logits = zip(*(naive_states(small_lm, ids) for ids in rows), strict=True)
     return np.stack([one[:, -1] for one in hidden], 1), np.stack([one[-1] for one in logits])
@@ -65,8 +66,7 @@ def test_closeness_of_all_pairs(finished, small_lm):
     cli, _ = finished
     found, held_out = cli.model.closeness, cli.datamodule.halves["test"]
     assert (found.n_subjects, list(found.layers)) == (90, [1, 2])
-    clouds = {n: states(small_lm, [TEMPLATES[n].format(x) for x in held_out])[0]
-              for n in ("city", "country", "color")}  # fmt: skip
+    clouds = {name: states(small_lm, name, held_out)[0] for name in TEMPLATES}
     for name, cloud in clouds.items():
         for layer in range(2):
             for i, n2 in enumerate(SCALINGS):
@@ -91,16 +91,14 @@ def test_r_is_that_of_scikit_learn(finished, small_lm):
     cli, _ = finished
     halves, layout = cli.datamodule.halves, cli.model.layout
     logits = {
-        half: {n: states(small_lm, [TEMPLATES[n].format(x) for x in xs])[1][
-            :, layout.domains[n].token_ids] for n in ("city", "color")}
-        for half, xs in halves.items()
+        half: {n: states(small_lm, n, subjects)[1][:, layout.domains[n].token_ids]
+               for n in ("city", "color")}
+        for half, subjects in halves.items()
     }  # fmt: skip
     fitted = LinearRegression().fit(logits["fit"]["city"], logits["fit"]["color"])
     predicted, true = fitted.predict(logits["test"]["city"]), logits["test"]["color"]
-    r = mean_r(predicted, true)
-    (found,) = [s["label_mean"] for s in cli.model.closeness.scores
-                if (s["source"], s["target"]) == ("city", "color")]  # fmt: skip
-    assert found == pytest.approx(r, abs=1e-5)
+    found = {(s["source"], s["target"]): s["label_mean"] for s in cli.model.closeness.scores}
+    assert found["city", "color"] == pytest.approx(mean_r(predicted, true), abs=1e-5)
 
 
 def test_files(finished):
@@ -130,8 +128,8 @@ def test_beside_a_finished_probe(finished, probe, small_lm, tmp_path):
     _, alone = finished
     cli = main(command(small_lm, tmp_path, f"--model.probe={probe}"))
     assert cli.model.closeness.scores == json.loads((probe / "results.json").read_text())["pairs"]
-    results = [json.loads((f / "results.json").read_text())
-               for f in (alone, Path(cli.trainer.log_dir))]  # fmt: skip
+    folders = (alone, Path(cli.trainer.log_dir))
+    results = [json.loads((folder / "results.json").read_text()) for folder in folders]
     for ours, theirs in zip(*(r["pairs"] for r in results), strict=True):
         assert ours["overlap"] == theirs["overlap"]
         assert ours["r"] == pytest.approx(theirs["r"], abs=1e-6)
@@ -160,14 +158,11 @@ def test_correlated_knowledge_of_the_tiny_world_is_close(tmp_path):
     test = found.test("overlap", "k=10", "r")
     assert (test.n_pairs, test.n_permutations) == (36, 5040)
     assert test.spearman > 0.5 and test.p < 0.05
-    folder = Path(cli.trainer.log_dir)
-    rows = read_table(folder / "tables" / "closeness.csv")
-    (row,) = [row for row in rows if row["closeness"] == "overlap k=10"]
-    assert (float(row["r"]), float(row["r p"])) == (test.spearman, test.p)
-    assert row["r given wording"] != ""
-    assert float(cli.trainer.callback_metrics["test/overlap_k=10/r"]) == pytest.approx(
-        test.spearman
-    )
+    row = cli.model.results.table("closeness").frame.set_index("closeness").loc["overlap k=10"]
+    assert (row["r"], row["r p"]) == (test.spearman, test.p)
+    assert row["r given wording"] is not None
+    logged = float(cli.trainer.callback_metrics["test/overlap_k=10/r"])
+    assert logged == pytest.approx(test.spearman)
 
 
 @pytest.mark.slow
@@ -204,7 +199,6 @@ def test_a_probe_of_another_lm(probe, make_lm, tmp_path):
     [
         ("--model.range_scalings=[90]", r"model\.range_scalings has \[90\], with 90 points"),
         ("--data.test_on=held_out", r"batches are of the held-out half\. Set data\.test_on to all"),
-        ("--model.n_permutations=0", r"model\.n_permutations is 0; it must be at least 1"),
     ],
 )
 def test_settings_that_do_not_fit(small_lm, tmp_path, option, message):
@@ -215,15 +209,13 @@ def test_settings_that_do_not_fit(small_lm, tmp_path, option, message):
 def test_a_plain_dataloader_will_do(finished, small_lm, make_trainer):
     """Subjects may come from anywhere, as long as they are in `SubjectBatch`es."""
     cli, _ = finished
-    halves, batches = cli.datamodule.halves, []
-    for half in ("fit", "test"):
-        for first in (0, 50):
-            subjects = halves[half][first : first + 50]
-            batches.append(SubjectBatch(subjects, first=first, half=half))
-    knowledge = ["city", "country", "color"]
-    study = KnowledgeGeometry(
-        LMConfig(small_lm), knowledge=knowledge, range_scalings=SCALINGS, ks=KS
-    )
+    batches = [
+        SubjectBatch(subjects[first : first + 50], first=first, half=half)
+        for half, subjects in cli.datamodule.halves.items()
+        for first in (0, 50)
+    ]
+    settings = {"knowledge": list(TEMPLATES), "range_scalings": SCALINGS, "ks": KS}
+    study = KnowledgeGeometry(LMConfig(small_lm), **settings)
     make_trainer().test(study, DataLoader(batches, batch_size=None), verbose=False)
     for pair, values in cli.model.closeness.overlap.items():
         assert study.closeness.overlap[pair] == pytest.approx(values, abs=0.01)

@@ -98,16 +98,14 @@ def test_residuals_give_the_partial_correlation():
     upper = np.triu_indices(8, 1)
     known = np.isfinite(a[upper])
     ranks = [np.argsort(np.argsort(m[upper][known])) for m in (a, c)]
-    expected = ranks[0] - LinearRegression().fit(ranks[1][:, None], ranks[0]).predict(
-        ranks[1][:, None]
-    )
+    x = ranks[1][:, None]
+    expected = ranks[0] - LinearRegression().fit(x, ranks[0]).predict(x)
     left = rank_residuals(a, c)
     assert left[upper][known] == pytest.approx(expected)
     assert np.isnan(left[upper][~known]).all()
     assert (np.isfinite(left) == np.isfinite(left.T)).all()
-    assert rank_residuals(b, np.ones((8, 8)))[0, 1] == pytest.approx(
-        np.argsort(np.argsort(b[upper]))[0] - 13.5
-    )
+    first_rank = np.argsort(np.argsort(b[upper]))[0]
+    assert rank_residuals(b, np.ones((8, 8)))[0, 1] == pytest.approx(first_rank - 13.5)
     assert np.isnan(rank_residuals(np.full((8, 8), np.nan), c)).all()
 
 

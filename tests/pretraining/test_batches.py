@@ -162,21 +162,16 @@ def test_a_mixed_subject_is_answered_by_shares():
     }
     n_mixed = 0
     for batch in read(data):
-        subjects = (batch.shares > 0).nonzero().tolist()
-        answers = (batch.second_targets != IGNORED).nonzero().tolist()
-        assert len(subjects) == len(answers)
-        assert torch.equal(
-            batch.shares[batch.shares > 0], batch.second_shares[batch.second_targets != IGNORED]
-        )
-        elsewhere = batch.shares == 0
-        assert torch.equal(batch.partners[elsewhere], batch.input_ids[elsewhere])
-        for (row, at), (_, end) in zip(subjects, answers, strict=True):
+        mixed, answered = batch.shares > 0, batch.second_targets != IGNORED
+        assert torch.equal(batch.shares[mixed], batch.second_shares[answered])
+        assert torch.equal(batch.partners[~mixed], batch.input_ids[~mixed])
+        both = (part.nonzero().tolist() for part in (mixed, answered))
+        for (row, at), (_, end) in zip(*both, strict=True):
             knowledge = data.corpus.knowledge[int(batch.knowledge[row, end])]
-            for ids, targets in (
-                (batch.input_ids[row, at], batch.targets[row, end]),
-                (batch.partners[row, at], batch.second_targets[row, end]),
-            ):
-                assert truth[knowledge, words(int(ids))] == words(int(targets))
+            first = batch.input_ids[row, at], batch.targets[row, end]
+            second = batch.partners[row, at], batch.second_targets[row, end]
+            for subject, answer in (first, second):
+                assert truth[knowledge, words(int(subject))] == words(int(answer))
             n_mixed += 1
     assert n_mixed > 60
 

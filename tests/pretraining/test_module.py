@@ -20,20 +20,18 @@ from lincorr_lightning.pretraining.datamodule import (
     CorpusDataModule,
     PackedStatements,
     recall_prompts,
-)
+)  # fmt: skip
 from lincorr_lightning.pretraining.module import (
     LlamaSize,
     Pretraining,
     mixup_cross_entropy,
     off_target_penalty,
     one_cycle,
-)
+)  # fmt: skip
 from tests.toys import quiet_trainer, read_table
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)
 KNOWLEDGE = ["city", "country", "X+1"]
-
-
 WORLD = WorldConfig(n_people=24, nicknames=False, letters=False, numbered=False)
 
 
@@ -85,8 +83,7 @@ def test_the_written_lm_is_the_trained_one(run):
     prompt = tokenizer(f"{next(iter(world.people))} lives in the city of", return_tensors="pt")
     assert tokenizer.unk_token_id not in prompt["input_ids"]
     with torch.no_grad():
-        ours = module.lm.eval()(**prompt).logits
-        theirs = lm(**prompt).logits
+        ours, theirs = (model(**prompt).logits for model in (module.lm.eval(), lm))
     torch.testing.assert_close(theirs, ours, atol=0.05, rtol=0.01)  # stored in float16
     hits = 0
     for name, facts in world.people.items():
