@@ -43,11 +43,3 @@ def test_weights_are_restored_also_after_an_error() -> None:
         assert parameter.dtype == torch.bfloat16
         assert parameter.data_ptr() == addresses[name]
         assert torch.equal(parameter, before[name])
-
-
-def test_float32_models_are_left_alone() -> None:
-    model = toy_model("llama")
-    with torch.no_grad():
-        expected = model(input_ids=IDS).logits
-        with float32_forward(model):
-            assert torch.equal(model(input_ids=IDS).logits, expected)
