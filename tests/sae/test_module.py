@@ -17,14 +17,16 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TextsDataModule, TokenRows, TokenStep, pad_rows
 from lincorr_lightning.errors import CheckpointError, ConfigError, SparseAutoencoderError
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.formats import load_saes
 from lincorr_lightning.sae.forwards import BlockActivations
 from lincorr_lightning.sae.hooks import captured, find_hook_points
 from lincorr_lightning.sae.module import SparseAutoencoders
-from lincorr_lightning.sae.stacked import SAESettings
+from lincorr_lightning.sae.stacked import SAESettings, train_saes
 from tests.launching import run_in_two
-from tests.toys import replaced_output
+from tests.toys import NO_FILES, quiet_trainer, replaced_output
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 3)}name{(7 * i) % 90}" for i in range(200)]
 SAE = SAESettings(n_features=48, k=6, dead_after_steps=10, aux_k=8)
@@ -285,6 +287,49 @@ def test_invalid_hook_points_and_data_are_refused(make: Callable[..., Any]) -> N
     trainer.fit_loop.max_epochs = 3
     with pytest.raises(ConfigError, match=r"max_epochs is 3, but a run is one epoch"):
         trainer.fit(module, datamodule=data)
+
+
+def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
+    small_lm: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(f"name{i} lives in the city of Paris" for i in range(90)))
+    sizes = {"texts": [str(path)], "n_texts": 20, "n_tokens": 64, "batch_tokens": 16,
+             "block_steps": 2}  # fmt: skip
+    settings = SAESettings(n_features=24, k=3)
+    lm = LanguageModel.from_pretrained(small_lm)
+    fingerprint = lm.fingerprint
+    data = TextsDataModule(lm, training_tokens=192, **sizes)
+    data.setup("test")
+    (steps,), texts = data.test_dataloader()
+    assert len(steps) == 12
+    found = train_saes(lm, steps, settings, seed=3)
+    assert lm.fingerprint == fingerprint
+    assert sum(len(batch.input_ids) for batch in texts) == 20
+
+    study = SparseAutoencoders(LMConfig(name_or_path=small_lm), sae=settings, seed=3)
+    trainer = quiet_trainer(tmp_path, limit_val_batches=0, **NO_FILES)
+    trainer.fit(study, DataLoader(steps, batch_size=None))
+    assert trainer.global_step == 12
+    for hook_point, expected in study.trained().items():
+        for name, tensor in expected.state_dict().items():
+            assert torch.equal(found[hook_point].state_dict()[name], tensor), name
+    few = TextsDataModule(lm, training_tokens=8, **sizes)
+    with pytest.raises(ConfigError, match=r"0 blocks of 32.*model\.training_tokens"):
+        few.test_dataloader()
+
+
+def test_training_texts_are_all_that_the_study_does_not_read() -> None:
+    """Also where the study reads some kinds of knowledge and training reads all."""
+    lm = LanguageModel(LMConfig())
+    sizes = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3}
+    data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, training_tokens=600, **sizes)
+    read, trained_on = data.read_texts(), data.other_blocks()._rows
+    assert len(read) == 4000
+    rows = {tuple(lm.tokenizer(text)["input_ids"]) for text in read}
+    assert not rows & set(map(tuple, trained_on))
+    everything = TextsDataModule(lm, n_texts=10**6, **sizes).read_texts()
+    assert len(trained_on) + len(read) == len(everything) - 1  # one is held out
 
 
 @pytest.mark.slow
