@@ -16,7 +16,7 @@ from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.finder import target_layers
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, trained_in_half_precision
-from lincorr_lightning.study import LMStudy
+from lincorr_lightning.study import LMStudy, as_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,7 +53,7 @@ class TrainedLMStudy(LMStudy):
     trains_lm = True
 
     def __init__(
-        self, lm: Any, method: str, learning_rate: float, weight_decay: float = 0.0
+        self, lm: Any, method: str, learning_rate: float, adapter: Any, weight_decay: float = 0.0
     ) -> None:
         super().__init__(lm)
         if method not in ("full", "lora"):
@@ -61,6 +61,7 @@ class TrainedLMStudy(LMStudy):
         require("model.learning_rate", learning_rate, at_least=0)
         require("model.weight_decay", weight_decay, at_least=0)
         self.method, self.learning_rate, self.weight_decay = method, learning_rate, weight_decay
+        self.adapter_settings = as_settings(AdapterSettings, adapter)
 
     def setup(self, stage: str) -> None:
         """Refuse to train in half precision, before the LM is loaded."""
@@ -70,6 +71,13 @@ class TrainedLMStudy(LMStudy):
     def prepare_lm(self) -> None:
         """Refuse an LM whose own dtype, which may be known only now, is a half precision."""
         self._require_float32()
+
+    def train_lm(self) -> None:
+        """Choose all weights of the LM to be trained, or add an adapter to it."""
+        if self.method == "lora":
+            add_adapter(self.lm.model, self.adapter_settings)
+        else:
+            self.lm.model.requires_grad_(True)
 
     def _require_float32(self) -> None:
         """Refuse to train half-precision weights, which round small updates away."""

@@ -82,19 +82,14 @@ def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
 class EditBatch(LabelledTokens):
     """The edits of one optimizer step, whose answers' tokens alone have a loss.
 
-    Attributes:
-        edits: The edits, one per row of the tensors. Empty for a padding batch, which keeps a rank
-            in step with the others: its single row has no loss.
-        ids: Position of each edit in the run, from 0.
-        step: For independent edits, which of their steps this is; step 0 starts from the base
-            weights.
-        n_steps: For independent edits, the number of their steps; 0 under the joint protocol.
+    There is one for each row of the tensors. A padding batch, which keeps a rank in step with the
+    others, has none: its single row has no loss.
     """
 
     edits: list[Edit]
-    ids: list[int]
-    step: int = 0
-    n_steps: int = 0
+    ids: list[int]  #: Position of each edit in the run, from 0.
+    step: int = 0  #: Of independent edits: which of their steps this is, from 0.
+    n_steps: int = 0  #: Of independent edits: the number of their steps; 0 of joint ones.
 
     @property
     def first(self) -> bool:
@@ -178,31 +173,20 @@ class EditDataset(Dataset[EditBatch]):
     """The steps of one rank over all epochs; each follows from the seed and its own number.
 
     It holds no state, so a resumed run continues at any step with exactly the batches of an
-    uninterrupted one.
-
-    Attributes:
-        edits: All edits of the run, the same on every rank.
-        prompts: Token ids of the source prompt of each edit.
-        seed: Seed of the order of joint edits.
-        rank: Index of this rank's data shard, of `n_shards`.
-        catalogue: All knowledge of the run, for other relations of the same run.
-        subwords: Whether beginnings of words are target labels too, see `TokenizedRelation.of`.
-        left_out: Rows of the table ``left_out``: edits that are not trained.
-        max_risk: Probability of a hallucination above which a forecast marks an edit; None marks
-            none.
+    uninterrupted one. `catalogue` and `subwords` are for other relations of the same run.
     """
 
-    edits: list[Edit]
+    edits: list[Edit]  #: All edits of the run, the same on every rank.
     relation: TokenizedRelation
-    prompts: Sequence[Sequence[int]]
+    prompts: Sequence[Sequence[int]]  #: Token ids of the source prompt of each edit.
     training: EditTraining
-    seed: int = 0
-    rank: int = 0
+    seed: int = 0  #: Seed of the order of joint edits.
+    rank: int = 0  #: Index of this rank's data shard, of `n_shards`.
     n_shards: int = 1
     catalogue: Catalogue = field(default_factory=Catalogue.load)
-    subwords: bool = False
-    left_out: Sequence[Mapping[str, Any]] = ()
-    max_risk: float | None = None
+    subwords: bool = False  #: See `TokenizedRelation.of`.
+    left_out: Sequence[Mapping[str, Any]] = ()  #: Rows of the table of edits that are not trained.
+    max_risk: float | None = None  #: Above it, a forecast marks edits that may hallucinate.
 
     @property
     def determined_by(self) -> dict[str, Any]:

@@ -26,26 +26,16 @@ from lincorr_lightning.results.table import column, number
 class EditCase:
     """What one edit did, a row of the table ``cases``; numbers are None where they do not exist.
 
-    Attributes:
-        source_answer: The source answer that was taught, or, without edits, the LM's own answer;
-            `source_learned` is whether its label leads after training.
-        reference: Target labels that are right for the source answer, joined by ``|``.
-        weight_reference: Highest weight of a reference label in W's column of the source answer.
-        weight_answer: Weight of `answer_after` in that column, whose maximum is `weight_max`.
-        prior_reference: Highest target logit of a reference label before training.
-        prior_winner: Target logit of `answer_after` before training.
-        probability_reference_before: Probability of the reference labels before training, in a
-            softmax over the target labels; `probability_reference_after` is that after it.
-        cause: A value of `Cause` for a hallucination, else empty.
-        completeness: How much of the reference its label spells: ``whole``, ``phrase`` or
-            ``subword``, the most complete one of several labels. Empty without a reference.
-        ambiguous: Whether `answer_after` counts as wrong, but its label may also stand for another
-            fact about the source answer: " Georgia" may be the state of Atlanta.
+    Weights stand in W's column of the source answer, priors are target logits before training, and
+    probabilities are those of the reference in a softmax over the target labels. Of several labels
+    in the reference, the highest weight and prior count, and the most complete one.
+    `answer_after` is ambiguous if it counts as wrong, but its label may also stand for another fact
+    about the source answer: " Georgia" may be the state of Atlanta.
     """
 
     subject: str
-    source_answer: str
-    reference: str
+    source_answer: str  #: The answer that was taught, or, without edits, the LM's own.
+    reference: str  #: Target labels that are right for the source answer, joined by ``|``.
     answer_before: str = column("before")
     answer_after: str = column("after")
     outcome: str
@@ -57,8 +47,8 @@ class EditCase:
     prior_winner: float | None = column("logit of answer before", ".2f")
     probability_reference_before: float | None = column("p of reference before", ".1%")
     probability_reference_after: float | None = column("p of reference after", ".1%")
-    cause: str
-    completeness: str = ""
+    cause: str  #: A value of `Cause` for a hallucination, else empty.
+    completeness: str = ""  #: A value of `Completeness`; empty without a reference.
     ambiguous: bool = False
 
 

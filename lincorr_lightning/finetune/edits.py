@@ -50,25 +50,15 @@ class SourceAnswer(NamedTuple):
 
 
 class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses inside a batch
-    """A subject and the new source answer that the LM is taught about it.
-
-    Attributes:
-        subject: The subject, as it stands in the prompts.
-        answer: The whole text of the new source answer.
-        tokens: Token ids of the answer after the prompt; the first is its label's.
-        label: Index of the answer's label in the source domain.
-        reference: Indices of the target labels that are right for the new answer.
-        source_before: Index of the source label that leads before training.
-        target_before: Index of the target label that leads before training.
-    """
+    """A subject and the new source answer that the LM is taught about it."""
 
     subject: str
     answer: str
-    tokens: tuple[int, ...]
-    label: int
-    reference: tuple[int, ...]
-    source_before: int
-    target_before: int
+    tokens: tuple[int, ...]  #: Token ids of the answer after the prompt; the first is its label's.
+    label: int  #: Index of the answer's label in the source domain.
+    reference: tuple[int, ...]  #: Indices of the target labels that are right for the new answer.
+    source_before: int  #: Index of the source label that leads before training.
+    target_before: int  #: Index of the target label that leads before training.
 
 
 Named = TypeVar("Named", str, RawEdit)

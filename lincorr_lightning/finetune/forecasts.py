@@ -52,33 +52,25 @@ DEFAULT_FORECASTERS = ("optimizer_step", "in_context")
 class Forecasts:
     """What each forecaster predicts for the target of each edit.
 
-    Attributes:
-        references: Target labels of each edit's reference, joined by ``|``.
-        labels: The n_target target labels.
-        before: Target logits before the edits, ``(n, n_target)``.
-        reference_mask: Target labels in each edit's reference, ``(n, n_target)`` bool.
-        predicted: Target logits by forecaster, ``(n, n_target)``: ``map_0``, ``map_auto``, ... by W
-            of that ridge (``map`` for a given W); ``in_context`` by the LM as it is, with the new
-            answer stated before the target prompt; ``optimizer_step`` after a step along the first
-            update of the edit's optimizer.
-        probabilities: Probability of each `Outcome`, ``(n, 3)``, by an `OutcomeModel` from
-            ``optimizer_step``; None without it.
-        probabilities_from: What that model was fitted on, and how these edits differ.
-        causes: Why an edit is not expected to generalize: ``imprecise W`` or ``low prior``, see
-            `Cause`, or ``ambiguous reference`` if the expected answer may mean something right.
-            Empty text if it is expected to generalize; no texts without a map.
+    The forecasters are ``map_0``, ``map_auto``, ...: W of that ridge (``map`` for a given W);
+    ``in_context``: the LM as it is, with the new answer stated before the target prompt; and
+    ``optimizer_step``: the LM after a step along the first update of the edit's optimizer.
+
+    A cause is why an edit is not expected to generalize: ``imprecise W`` or ``low prior``, see
+    `Cause`, or ``ambiguous reference`` if the expected answer may mean something right; empty if it
+    is expected to generalize. Without a map there are none.
     """
 
     relation: str
     subjects: Sequence[str]
     source_answers: Sequence[str]
-    references: Sequence[str]
-    labels: Sequence[str]
-    before: Tensor
-    reference_mask: Tensor
-    predicted: Mapping[str, Tensor]
-    probabilities: Tensor | None = None
-    probabilities_from: str = ""
+    references: Sequence[str]  #: Target labels of each edit's reference, joined by ``|``.
+    labels: Sequence[str]  #: The n_target target labels.
+    before: Tensor  #: Target logits before the edits, ``(n, n_target)``.
+    reference_mask: Tensor  #: Target labels in each edit's reference, ``(n, n_target)`` bool.
+    predicted: Mapping[str, Tensor]  #: Target logits by forecaster, ``(n, n_target)``.
+    probabilities: Tensor | None = None  #: Of each `Outcome`, ``(n, 3)``, by an `OutcomeModel`.
+    probabilities_from: str = ""  #: What that was fitted on, and how these edits differ.
     causes: Sequence[str] = ()
 
     @property
@@ -230,21 +222,15 @@ class OutcomeModel:
     A multinomial logistic regression, fitted on edits of several pretrained LMs
     (``benchmarks.real_lms.forecast --fit true``, which writes ``outcome_model.json``). Its inputs
     are probabilities, which mean the same on every LM and for every relation, where logits do not.
-
-    Attributes:
-        coefficients: A row of 2 for each outcome, in the order of `Outcome`.
-        intercepts: One for each outcome.
-        training: How its edits were trained, see `EditTraining.summary`.
-        step_scale: Length of the step, see `STEP_SCALE`.
     """
 
-    coefficients: Sequence[Sequence[float]]
+    coefficients: Sequence[Sequence[float]]  #: A row of 2 for each outcome.
     intercepts: Sequence[float]
     n_edits: int
     lms: Sequence[str]
     relations: Sequence[str]
-    training: str
-    step_scale: float
+    training: str  #: How its edits were trained, see `EditTraining.summary`.
+    step_scale: float  #: Length of the step, see `STEP_SCALE`.
 
     def probabilities(self, features: Tensor) -> Tensor:
         """Return the probability of each outcome, ``(n, 3)``, from `outcome_features`."""

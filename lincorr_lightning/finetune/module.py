@@ -19,7 +19,6 @@ from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteErro
 from lincorr_lightning.finetune.adapters import (
     AdapterSettings,
     TrainedLMStudy,
-    add_adapter,
     save_merged,
 )
 from lincorr_lightning.finetune.batches import (
@@ -70,9 +69,6 @@ class SourceFinetune(TrainedLMStudy):
             gradient, and to score the forecasts afterwards. It needs an `EditDataset`.
         save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
             in ``model/`` of the run's folder; under ``joint`` only.
-
-    Attributes:
-        edit_training: How the edits are trained; `EditsDataModule` takes it as ``training``.
     """
 
     study = "source_finetune"
@@ -93,7 +89,7 @@ class SourceFinetune(TrainedLMStudy):
         forecast: bool = True,
         save_model: bool = False,
     ) -> None:
-        super().__init__(lm, method, learning_rate, weight_decay)
+        super().__init__(lm, method, learning_rate, adapter, weight_decay)
         require("model.edits_per_step", edits_per_step, at_least=1)
         if save_model and protocol == "independent":
             raise ConfigError(
@@ -101,9 +97,9 @@ class SourceFinetune(TrainedLMStudy):
                 "Set model.protocol to joint, or model.save_model to false."
             )
         self.save_hyperparameters(logger=False)
-        self.adapter_settings = as_settings(AdapterSettings, adapter)
         self.is_independent = protocol == "independent"
         one_at_a_time = self.is_independent and method == "full"
+        #: How the edits are trained; `EditsDataModule` takes it as ``training``.
         self.edit_training = EditTraining(
             method, learning_rate, steps_per_edit, self.adapter_settings, protocol,
             1 if one_at_a_time else edits_per_step,
@@ -153,10 +149,8 @@ class SourceFinetune(TrainedLMStudy):
         if self.is_independent and self.method == "lora":
             size = self.edit_training.edits_per_step
             self.adapters = StackedLoRA(model, size, self.adapter_settings)
-        elif self.method == "lora":
-            add_adapter(model, self.adapter_settings)
         else:
-            model.requires_grad_(True)
+            self.train_lm()
             if self.is_independent:
                 self._base = [p.detach().clone() for p in model.parameters()]
 
@@ -365,10 +359,6 @@ class EditForecast(LMStudy):
         adapter: Rank, alpha, target modules and seed of the adapters.
         steps_per_edit: Optimizer steps of each edit.
         learning_rate: Learning rate of AdamW.
-
-    Attributes:
-        edit_training: How the edits are to be trained.
-        forecasts: The forecasts, after a prediction.
     """
 
     study = "forecast"
@@ -398,7 +388,7 @@ class EditForecast(LMStudy):
         )
         self.ridges, self.linear_map, self.n_subjects = ridges, linear_map, n_subjects
         self._stepped = self.edit_training if optimizer_step else None
-        self.forecasts: Forecasts | None = None
+        self.forecasts: Forecasts | None = None  #: The forecasts, after a prediction.
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
         """Do nothing: the forecast of all edits is at the end. Lightning warns of a None."""

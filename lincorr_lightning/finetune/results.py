@@ -26,10 +26,6 @@ _CORRELATIONS = {
     "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
     "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
 }  # fmt: skip
-_FORECAST_HEADINGS = {
-    "source_answer": "new answer", "answer_before": "before", "answer_after": "after",
-    "above_max_risk": "above max_risk",
-}  # fmt: skip
 _OUTCOMES = [outcome.value for outcome in Outcome]
 
 
@@ -84,7 +80,11 @@ def forecast_table(
         "answer_before": forecasts.leading(forecasts.before),
         "expected_answer": forecasts.leading(forecasts.predicted[forecasts.default]),
     }
-    headings, formats = dict(_FORECAST_HEADINGS), {}
+    headings = {
+        "source_answer": "new answer", "answer_before": "before", "answer_after": "after",
+        "above_max_risk": "above max_risk", "answer": "expected answer",
+    }  # fmt: skip
+    formats = {}
     for name, logits in forecasts.predicted.items():
         cells[f"{name}_answer"] = forecasts.leading(logits)
         cells[f"{name}_risk"] = [number(risk) for risk in forecasts.risks(name)]
@@ -115,14 +115,11 @@ def _riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
     frame = every.frame.sort_values("p_hallucinated", ascending=False, kind="stable").head(n)
     frame = frame.rename(columns={"expected_answer": "answer"})
     frame = frame if "cause" in frame else frame.assign(cause="")
-    return Table(
-        "riskiest",
-        frame[[name for name in names if name in frame]],
-        f"The edits of {forecasts.relation} that are most likely to hallucinate.",
-        headline=True,
-        headings={**_FORECAST_HEADINGS, "answer": "expected answer"},
-        formats={"p_hallucinated": ".0%"},
-    )
+    return replace(
+        every, name="riskiest", frame=frame[[name for name in names if name in frame]],
+        caption=f"The edits of {forecasts.relation} that are most likely to hallucinate.",
+        note="", headline=True,
+    )  # fmt: skip
 
 
 def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Results:

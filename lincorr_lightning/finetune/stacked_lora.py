@@ -58,12 +58,6 @@ class StackedLoRA(nn.Module):
         n: Number of adapters.
         settings: Rank, alpha and target modules of each; its seed is left to `reset`.
 
-    Attributes:
-        targets: Full names of the layers that have adapters.
-        lora_A: Per layer, the factors that read its input, ``(n, rank, n_inputs)``. Keys are full
-            names with ``/`` for ``.``.
-        lora_B: Per layer, the factors that add to its output, ``(n, n_outputs, rank)``.
-
     Example:
         >>> from lincorr_lightning import LanguageModel
         >>> from lincorr_lightning.finetune.adapters import AdapterSettings
@@ -81,9 +75,10 @@ class StackedLoRA(nn.Module):
         require("StackedLoRA.n", n, at_least=1)
         self.n, self.scaling, rank = n, settings.alpha / settings.rank, settings.rank
         layers = target_layers(model, settings.target_modules)
-        self.targets = tuple(layers)
-        self.lora_A = nn.ParameterDict()
-        self.lora_B = nn.ParameterDict()
+        self.targets = tuple(layers)  #: Full names of the layers that have adapters.
+        # By layer, whose name has / for . here; A reads its input, and B adds to its output.
+        self.lora_A = nn.ParameterDict()  #: ``(n, rank, n_inputs)``
+        self.lora_B = nn.ParameterDict()  #: ``(n, n_outputs, rank)``
         for name, layer in layers.items():
             n_in, n_out = features_of(layer)
             # As in peft: the layer's own dtype, but at least float32.

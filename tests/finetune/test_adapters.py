@@ -5,6 +5,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from lincorr_lightning.errors import CheckpointError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
 
 NUMBERS = (
@@ -34,6 +35,30 @@ def test_a_checkpoint_holds_the_adapter_alone(finetune, tmp_path, protocol):
     n_layers = 2 * 7  # q, k, v, o, gate, up, down
     assert len(stored["state_dict"]) == 2 * n_layers
     assert stored["lm"]["name_or_path"] == run.module.lm.config.name_or_path
+
+
+def test_a_checkpoint_of_another_lm_or_adapter_is_refused(finetune, make_lm, tmp_path):
+    options = {"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "end")]}
+    finetune(trainer=options, protocol="joint", method="lora")
+    options = {"ckpt_path": tmp_path / "end.ckpt", "max_epochs": 2}
+    other = str(make_lm(tmp_path / "other", seed=7))
+    for changed, message in (
+        ({"lm": other}, "whose weights differs from that of"),
+        ({"adapter": AdapterSettings(rank=3)}, r"written with model.adapter .*'rank': 8"),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            finetune(trainer=dict(options), protocol="joint", method="lora", **changed)
+
+
+def test_independent_edits_on_several_ranks_are_not_resumed(finetune):
+    """The checkpoint has the edits of rank 0 alone: the others would be lost silently."""
+    run = finetune()
+    state = run.module.checkpoint_state()
+    assert state["n_ranks"] == 1
+    run.module.restore(state)
+    state["n_ranks"] = 2
+    with pytest.raises(CheckpointError, match="2 ranks cannot be resumed"):
+        run.module.restore(state)
 
 
 def test_the_merged_lm_is_the_trained_one(finetune, small_lm):

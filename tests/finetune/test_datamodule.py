@@ -195,37 +195,26 @@ def test_a_failed_run_resumes_where_it_stopped(small_lm, tmp_path, schedule, sav
     assert torch.equal(weights(resumed), weights(whole))
 
 
-@pytest.fixture
-def stopped_run(small_lm, tmp_path):
-    """A checkpoint of the middle of an epoch."""
-    callback = OnExceptionCheckpoint(tmp_path, "broken")
-    run = trainer(callbacks=[callback], enable_checkpointing=True)
-    with pytest.raises(RuntimeError):
-        module = Taught(small_lm, fails_at=3)
-        run.fit(module, edits_for(module, SCHEDULES["joint"], n_edits=22))
-    return tmp_path / "broken.ckpt"
-
-
-MORE = {"knowledge_files": ["more.yaml"]}
-
-
-@pytest.mark.parametrize(("training", "options", "message"), [
-    (EditTraining(protocol="joint", edits_per_step=5), {},
-     "with .*edits_per_step 4.*this run has .*edits_per_step 5"),
-    (SCHEDULES["joint"], {"n_edits": 23}, "with data.n_edits 22, this run has 23"),
-    (SCHEDULES["joint"], MORE, r"with data.knowledge_files None, this run has \['more.yaml'\]"),
-])  # fmt: skip
-def test_a_run_is_not_resumed_with_other_edits(
-    small_lm, stopped_run, tmp_path, monkeypatch, training, options, message
-):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "more.yaml").write_text(
+def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
+    more = tmp_path / "more.yaml"
+    more.write_text(
         'version: 1\nsource: "made up"\nentities: {city: {name399: {country: France}}}\n'
     )
-    module = Taught(small_lm)
-    data = edits_for(module, training, **{"n_edits": 22} | options)
-    with pytest.raises((CheckpointError, ConfigError), match=message):
-        trainer().fit(module, data, ckpt_path=stopped_run)
+    data = EditsDataModule(lm, n_edits=22)
+    data.prepare_edits()
+    for changed, message in (
+        ({"n_edits": 23}, "with data.n_edits 22, this run has 23"),
+        ({"knowledge_files": [str(more)]}, r"with data.knowledge_files None, this run has \["),
+    ):
+        with pytest.raises(CheckpointError, match=message):
+            EditsDataModule(lm, **{"n_edits": 22} | changed).load_state_dict(data.state_dict())
+    broken, again = Taught(small_lm, fails_at=3), Taught(small_lm)
+    run = trainer(callbacks=[OnExceptionCheckpoint(tmp_path, "b")], enable_checkpointing=True)
+    with pytest.raises(RuntimeError):
+        run.fit(broken, edits_for(broken, SCHEDULES["joint"], n_edits=22))
+    other = EditTraining(protocol="joint", edits_per_step=5)
+    with pytest.raises(ConfigError, match=r"with .*edits_per_step 4.*this run has .*_per_step 5"):
+        trainer().fit(again, edits_for(again, other, n_edits=22), ckpt_path=tmp_path / "b.ckpt")
 
 
 def test_edits_of_words(lm):

@@ -67,31 +67,20 @@ class DomainPrompts(NamedTuple):
 class RepairBatch:
     """Edits, and the prompts that they are evaluated on.
 
-    Attributes:
-        part: ``shown`` or ``held_out``, see `RepairDataModule`.
-        edits: The edits, and their source prompts with the answers.
-        source: The source prompts, with the source labels.
-        target: The target prompts, with the n_target target labels.
-        in_context: The target prompts after the statement of the new answer.
-        others: Prompts of other kinds of knowledge, which must not change.
-        reference_mask: Target labels in each edit's reference, ``(n, n_target)`` bool.
-        target_shown: Whether an example has a target label of each edit's reference, ``(n,)`` bool.
-        before: Logits before the repair, after the prompts of ``source``, of ``target`` and of each
-            of `others`, ``(n, n_labels)``; empty for edits that are only measured.
-        texts: Token ids of texts whose predictions must not change, ``(n_texts, n_tokens)``.
-        is_padding: Whether the batch only keeps a rank in step with the others.
+    `before` has the logits before the repair, ``(n, n_labels)``, after the prompts of ``source``,
+    of ``target`` and of each of `others`; it is empty for edits that are only measured.
     """
 
-    part: str
+    part: str  #: ``shown`` or ``held_out``, see `RepairDataModule`.
     edits: EditBatch
     source: DomainPrompts
     target: DomainPrompts
-    in_context: DomainPrompts
-    others: dict[str, DomainPrompts]
-    reference_mask: Tensor
-    target_shown: Tensor
+    in_context: DomainPrompts  #: The target prompts after the statement of the new answer.
+    others: dict[str, DomainPrompts]  #: Prompts of other knowledge, which must not change.
+    reference_mask: Tensor  #: Target labels in each edit's reference, ``(n, n_target)`` bool.
+    target_shown: Tensor  #: Whether an example has a label of each reference, ``(n,)`` bool.
     before: dict[str, Tensor]
-    texts: Tensor
+    texts: Tensor  #: Texts whose predictions must not change, ``(n_texts, n_tokens)``.
     is_padding: bool = False
 
 
@@ -171,11 +160,6 @@ class RepairDataModule(StudyData):
         subject_kind: Which strings subjects are, see `EditsDataModule`.
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of subjects, answers, split and order.
-
-    Attributes:
-        examples: The examples.
-        measured: The measured edits, by part.
-        split: The answers that the examples have, ``shown``, and those ``held_out``.
     """
 
     batch_type = RepairBatch
@@ -234,15 +218,15 @@ class RepairDataModule(StudyData):
         self.save_hyperparameters(ignore=["lm"])
         self.relation, self.kind, self.held_out = relation, examples, held_out
         self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
-        self.preserve, self.controls = preserve, controls
+        self.preserve, self.controls = list(preserve), list(controls)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.n_texts, self.n_preserved_texts = n_texts, n_preserved_texts
         self.texts_per_step, self.n_tokens = texts_per_step, n_tokens
         self.subject_kind, self.seed = subject_kind, seed
         self.texts, self.key, self.sample_by = texts, key, sample_by
         self.examples: list[Edit] = []
-        self.measured: dict[str, list[Edit]] = {}
-        self.split: dict[str, list[str]] = {}
+        self.measured: dict[str, list[Edit]] = {}  #: The measured edits, by part.
+        self.split: dict[str, list[str]] = {}  #: The source answers, by part.
         self._before: dict[str, Tensor] = {}
 
     # -- edits -------------------------------------------------------------------------------------
@@ -324,23 +308,20 @@ class RepairDataModule(StudyData):
         edits = [every[i] for i in ids]
         lm, relation, subjects = self.language_model, self.tokenized, [e.subject for e in edits]
         mask = reference_mask(edits, len(relation.target.labels))
-        source = lm.rows(relation.source_prompts(subjects))
 
-        def prompts(rows: Sequence[Sequence[int]], domain: Domain) -> DomainPrompts:
+        def prompts(domain: Domain, texts: Sequence[str] = ()) -> DomainPrompts:
+            rows = lm.rows(texts or [domain.knowledge.prompt(subject) for subject in subjects])
             input_ids, attention_mask = lm.pad(rows)
             tokens = torch.tensor(domain.token_ids)
             return DomainPrompts(input_ids.cpu(), attention_mask.cpu(), tokens)
 
-        def prompts_of(domain: Domain) -> DomainPrompts:
-            return prompts(lm.rows([domain.knowledge.prompt(x) for x in subjects]), domain)
-
         return RepairBatch(
             part,
-            edit_batch(edits, ids, source),
-            prompts(source, relation.source),
-            prompts_of(relation.target),
-            prompts(lm.rows(prompts_in_context(edits, relation)), relation.target),
-            {name: prompts_of(self._domains[name]) for name in others},
+            edit_batch(edits, ids, lm.rows(relation.source_prompts(subjects))),
+            prompts(relation.source),
+            prompts(relation.target),
+            prompts(relation.target, prompts_in_context(edits, relation)),
+            {name: prompts(self._domains[name]) for name in others},
             mask,
             (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1),
             {},
@@ -425,15 +406,15 @@ class RepairDataModule(StudyData):
     @cached_property
     def tokenized(self) -> TokenizedRelation:
         """The relation, with the labels that this LM has."""
-        tokenizer = self.language_model.tokenizer
-        return TokenizedRelation.of(self.relation, self._catalogue, tokenizer)
+        return TokenizedRelation.of(self.relation, self._catalogue, self.language_model.tokenizer)
 
     @cached_property
     def _domains(self) -> dict[str, Domain]:
         """The other kinds of knowledge, with the labels that this LM has."""
-        tokenizer = self.language_model.tokenizer
-        names = (*self.preserve, *self.controls)
-        return {name: build_domain(self._catalogue[name], tokenizer) for name in names}
+        known, tokenizer = self._catalogue, self.language_model.tokenizer
+        return {
+            name: build_domain(known[name], tokenizer) for name in self.preserve + self.controls
+        }
 
     # -- resuming ----------------------------------------------------------------------------------
 

@@ -21,7 +21,6 @@ from lincorr_lightning.errors import ConfigError, NonFiniteError, require
 from lincorr_lightning.finetune.adapters import (
     AdapterSettings,
     TrainedLMStudy,
-    add_adapter,
     save_merged,
     without_adapter,
 )
@@ -86,10 +85,6 @@ class Repair(TrainedLMStudy):
         save_model: Whether to save the repaired LM, its adapter merged, as a Hugging Face
             checkpoint in ``model/`` of the run's folder: the LM to make one's own edits of. Its
             config.json lists the subjects of the examples of `RepairDataModule`.
-
-    Attributes:
-        cases: What each measured edit did, ``before`` the repair and ``after`` the last validation.
-        perplexity: The perplexity of texts, likewise.
     """
 
     study = "repair"
@@ -111,13 +106,12 @@ class Repair(TrainedLMStudy):
         edits_per_step: int = 32,
         save_model: bool = False,
     ) -> None:
-        super().__init__(lm, method, learning_rate)
+        super().__init__(lm, method, learning_rate, adapter)
         require("model.preserve_weight", preserve_weight, at_least=0)
         require("model.text_weight", text_weight, at_least=0)
         require("model.edit_learning_rate", edit_learning_rate, at_least=0)
         require("model.edits_per_step", edits_per_step, at_least=1)
         self.save_hyperparameters(logger=False)
-        self.adapter_settings = as_settings(AdapterSettings, adapter)
         self.preserve_weight, self.preserve_unedited = preserve_weight, preserve_unedited
         self.text_weight, self.edits_per_step = text_weight, edits_per_step
         self.save_model = save_model
@@ -125,6 +119,7 @@ class Repair(TrainedLMStudy):
             "lora", edit_learning_rate, steps_per_edit, as_settings(AdapterSettings, edit_adapter)
         )
         self.edit_adapters: StackedLoRA | None = None
+        #: What each measured edit did, ``before`` the repair and ``after`` the last validation.
         self.cases: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
         self.perplexity: dict[str, float] = {}
         self._measured: list[dict[str, Any]] = []  # in this validation, on this rank
@@ -164,10 +159,7 @@ class Repair(TrainedLMStudy):
         self.edit_adapters = StackedLoRA(
             model, self.edits_per_step, self.edit_training.adapter
         ).requires_grad_(False)
-        if self.method == "full":
-            model.requires_grad_(True)
-        else:
-            add_adapter(model, self.adapter_settings)
+        self.train_lm()
 
     # -- training ----------------------------------------------------------------------------------
 
@@ -213,12 +205,7 @@ class Repair(TrainedLMStudy):
         with torch.no_grad(), without_adapter(before_repair):
             before = before_repair(input_ids=ids, use_cache=False).logits
         after = self.lm.model(input_ids=ids, use_cache=False).logits
-        change = kl_div(
-            log_softmax(after.float().flatten(0, 1), 1),
-            log_softmax(before.float().flatten(0, 1), 1),
-            log_target=True,
-            reduction="batchmean",
-        )
+        change = _divergence(*(logits.float().flatten(0, 1) for logits in (after, before)))
         self._log("text_kl", change)
         return self.text_weight * change
 
@@ -233,13 +220,14 @@ class Repair(TrainedLMStudy):
             loss = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
             self._log("target_loss", loss)
             others = [
-                self._change(prompts, batch.before[name]) for name, prompts in batch.others.items()
+                _divergence(self.lm(*prompts), batch.before[name])
+                for name, prompts in batch.others.items()
             ]
         changes = {"preserve_kl": others}
         if self.preserve_unedited:
             changes["unedited_kl"] = [
-                self._change(batch.source, batch.before["source"]),
-                self._change(batch.target, batch.before["target"]),
+                _divergence(self.lm(*batch.source), batch.before["source"]),
+                _divergence(self.lm(*batch.target), batch.before["target"]),
             ]
         for name, values in changes.items():
             if values:
@@ -254,11 +242,6 @@ class Repair(TrainedLMStudy):
         first_seed += self.edit_training.adapter.seed
         seeds = [first_seed + number for number in batch.edits.ids]
         return trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds)
-
-    def _change(self, prompts: DomainPrompts, before: Tensor) -> Tensor:
-        """Return the mean KL divergence of the labels' probabilities from those before (nats)."""
-        log_p, log_before = (log_softmax(x, 1) for x in (self.lm(*prompts), before))
-        return kl_div(log_p, log_before, log_target=True, reduction="batchmean")
 
     # -- measuring ---------------------------------------------------------------------------------
 
@@ -384,3 +367,9 @@ class Repair(TrainedLMStudy):
     def _kept_keys(self, keys: Iterable[str]) -> set[str]:
         # The adapters of edits are new in every step.
         return {key for key in super()._kept_keys(keys) if not key.startswith("edit_adapters.")}
+
+
+def _divergence(after: Tensor, before: Tensor) -> Tensor:
+    """Return the mean KL divergence of rows of logits from those before, in nats."""
+    log_p, log_before = log_softmax(after, 1), log_softmax(before, 1)
+    return kl_div(log_p, log_before, log_target=True, reduction="batchmean")
