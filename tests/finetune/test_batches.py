@@ -31,8 +31,7 @@ def steps_of(n, training, n_ranks, epoch=0, seed=0):
 
 def check_padding(batch):
     """A batch without edits still has a row to run, without a loss."""
-    assert batch.edits == batch.ids == []
-    assert batch.input_ids.shape == (1, 2)
+    assert batch.edits == batch.ids == [] and batch.input_ids.shape == (1, 2)
     assert (batch.labels == -100).all()
 
 

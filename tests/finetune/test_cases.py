@@ -159,8 +159,5 @@ def test_numbers_are_json_without_nan_when_a_side_is_empty():
     ):
         json.dumps(case_statistics(cases), allow_nan=False)
     found = case_statistics(nobody)["weight_reference"]
-    assert found == {
-        "generalized": {"n": 0, "median": None}, "hallucinated": {"n": 0, "median": None},
-        "rank_test_p": None,
-    }  # fmt: skip
+    assert found["generalized"] == found["hallucinated"] == {"n": 0, "median": None}
     assert (nobody[0].weight_reference, nobody[0].reference) == (None, "")

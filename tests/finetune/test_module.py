@@ -152,16 +152,13 @@ def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
 
 
 @pytest.mark.parametrize("protocol", ["independent", "joint"])
-def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
+def test_results_are_those_of_the_contract(finetune, protocol):
     run = finetune(
         {"n_edits": 6}, {"callbacks": [GradientCorrelation("city->color")]},
         protocol=protocol, forecast=True,
     )  # fmt: skip
     results = run.results
     assert set(results) >= CONTRACT
-    assert results["lm"]["n_parameters"] == sum(
-        p.numel() for p in AutoModelForCausalLM.from_pretrained(small_lm).parameters()
-    )
     assert results["settings"]["data"]["n_edits"] == results["n_edits"] == 6
     texts = {"study", "relation", "n_edits", "controls", "forecast", "forecast_default"}
     assert all(isinstance(results[name], float) for name in CONTRACT - texts)
@@ -183,9 +180,7 @@ def test_results_are_those_of_the_contract(finetune, small_lm, protocol):
         assert edit["answer"] == case["source_answer"]
         assert edit["reference"] == case["reference"]
         assert edit["target_before"] == case["answer_before"]
-    for outcome in ("generalized", "hallucinated", "unchanged"):
-        n = sum(case["outcome"] == outcome for case in cases)
-        assert results[outcome] == pytest.approx(n / 6)
+        assert row["outcome"] == case["outcome"]
     assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
         "training.png", "outcomes.png", "forecast.png", "reference_weights.png",
     }  # fmt: skip

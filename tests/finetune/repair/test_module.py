@@ -23,11 +23,8 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from tests.finetune.repair.test_datamodule import SMALL
 
 EDITS = {
-    "edit_learning_rate": 3e-3,
-    "steps_per_edit": 3,
-    "preserve_weight": 1.0,
-    "text_weight": 1.0,
-}
+    "edit_learning_rate": 3e-3, "steps_per_edit": 3, "preserve_weight": 1.0, "text_weight": 1.0,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -284,14 +281,6 @@ def test_cases_show_the_answers(repair):
         assert is_right == (row["outcome"] == "generalized")
         targets = {label for example in run.data.examples for label in example.reference}
         assert row["target_shown"] == (not targets.isdisjoint(edit.reference))
-    for stage in ("before", "after"):
-        new = [row for row in rows if row["stage"] == stage and not row["target_shown"]
-               and row["part"] == "held_out"]  # fmt: skip
-        found = run.results["held_out"][stage].get("new_targets", {"n": 0})
-        assert found["n"] == len(new)
-        if new:
-            share = sum(row["outcome"] == "hallucinated" for row in new) / len(new)
-            assert found["hallucinated"] == pytest.approx(share)
     subjects = pd.read_csv(run.folder / "tables" / "examples.csv")["subject"].tolist()
     assert subjects == [edit.subject for edit in run.data.examples]
 
