@@ -138,13 +138,6 @@ def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit)
         assert value > 1e-3
 
 
-def test_subjects_are_those_of_the_run(folder, fit):
-    watch = FeatureMovement(folder, n_watch=5)
-    fit(watch)
-    assert len(watch._watched) == 5
-    assert set(watch.results) == {hook_point.id for hook_point in HOOK_POINTS}
-
-
 def test_an_sae_of_the_heads_is_moved_to_the_lms_output(naive, small_lm, tmp_path, fit):
     """The callback holds the LM, from which the projection is taken."""
     folder = tmp_path / "heads"
