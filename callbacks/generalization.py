@@ -250,7 +250,7 @@ class Generalization(MapCallback):
             self.base.rows(ids).target,
             logits.target,
             logits.source.argmax(1) == labels,
-            self.maps.weight,
+            self.weight,
         )
         means = self._means(ids, logits)
         groups: dict[str, dict[str, Any]] = {}

@@ -156,15 +156,15 @@ class GradientCorrelation(MapCallback):
     def _correlate(self, before: DomainLogits, after: DomainLogits) -> dict[str, float]:
         """Return all correlations over some updates, one per row."""
         d_source, d_target = after.source - before.source, after.target - before.target
-        weight = self.maps.weight
+        weight = self.weight
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
         correlations = {
             "gradient_correlation": _mean_r(d_source @ weight.T, d_target),
             "permuted_gradient_correlation": _mean_r(d_source @ weight[order].T, d_target),
-            "logit_correlation": _mean_r(self.maps.predict(after.source), after.target),
+            "logit_correlation": _mean_r(self.predict(after.source), after.target),
         }
-        if "auto" in self.maps.weights:
-            auto = _mean_r(d_source @ self.maps.weights["auto"].T, d_target)
+        if "auto" in self.maps:
+            auto = _mean_r(d_source @ self.maps["auto"][0].T, d_target)
             correlations["gradient_correlation_auto"] = auto
         return correlations
 
@@ -203,11 +203,11 @@ class GradientCorrelation(MapCallback):
         parts = zip(*(logits for _, logits in by_step.values()), strict=True)
         all_before, all_after = (DomainLogits.stack(part) for part in parts)
         before, after = next(iter(by_step.values()))[1]
-        predicted = (after.source - before.source) @ self.maps.weight.T
+        predicted = (after.source - before.source) @ self.weight.T
         all_steps = self._correlate(all_before, all_after)["gradient_correlation"]
         return next(iter(numbers.values())) | {
             "gradient_correlation_error": mean_r_error(predicted, after.target - before.target),
-            "logit_correlation": _mean_r(self.maps.predict(self.base.source), self.base.target),
+            "logit_correlation": _mean_r(self.predict(self.base.source), self.base.target),
             "gradient_correlation_all_steps": all_steps,
             "n_updates": len(all_after.source),
         }

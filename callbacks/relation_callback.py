@@ -54,27 +54,6 @@ class DomainLogits(NamedTuple):
         return cls(torch.cat(source), torch.cat(target), tuple(map(torch.cat, columns)))
 
 
-class RelationMaps(NamedTuple):
-    """W and b of a relation, by the name of the map; the first is the main one.
-
-    Attributes:
-        weights: W, ``(n_target, n_source)``: ``given``, or ``plain`` and ``auto``.
-        biases: b, ``(n_target,)``.
-    """
-
-    weights: dict[str, Tensor]
-    biases: dict[str, Tensor]
-
-    @property
-    def weight(self) -> Tensor:
-        """W of the main map."""
-        return next(iter(self.weights.values()))
-
-    def predict(self, source_logits: Tensor) -> Tensor:
-        """Return the main map's target logits, ``(n, n_target)``, of ``(n, n_source)`` ones."""
-        return source_logits @ self.weight.T + next(iter(self.biases.values()))
-
-
 class RelationCallback(PeriodicCallback):
     """Evaluates one relation on the LM of any LightningModule.
 
@@ -183,7 +162,7 @@ class MapCallback(RelationCallback):
         **options: See `RelationCallback`.
     """
 
-    kept = (*RelationCallback.kept, "_maps", "_base", "_by_edit")
+    kept = (*RelationCallback.kept, "maps", "_base", "_by_edit")
 
     def __init__(
         self,
@@ -202,8 +181,9 @@ class MapCallback(RelationCallback):
     def reset(self) -> None:
         """Forget the measurements and maps of an earlier run."""
         super().reset()
-        # Tuples of what `maps` and `base` return, which a resumed run has from its start.
-        self._maps: tuple[Any, ...] | None = None
+        # A resumed run has these from its start: `base` as a tuple, and W and b by the name of the
+        # map, of which the first is the main one: ``given``, or ``plain`` and ``auto``.
+        self.maps: dict[str, tuple[Tensor, Tensor]] = {}
         self._base: tuple[Any, ...] | None = None
         # What was read of each edit that is trained from the base weights, by its own steps.
         self._by_edit: dict[int, dict[int, list[tuple[Any, ...]]]] = {}
@@ -221,16 +201,15 @@ class MapCallback(RelationCallback):
                 measured |= {*callback.measured_subjects(tokenizer, bool(self.run_edits))}
         self._held_out = frozenset(measured)
         self._layout = relation_layout(self.tokenized)
-        if self._maps is None and self.linear_map is None:
+        if not self.maps and self.linear_map is None:
             self.rows.announce(self._layout, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
         """Read or fit the maps, and measure."""
-        if self._maps is None:
+        if not self.maps:
             maps = self._fit_maps() if self.linear_map is None else self._read_maps(self.linear_map)
-            name = self.tokenized.name
-            weights = {key: each.weight(name) for key, each in maps.items()}
-            self._maps = weights, {key: each.bias(name) for key, each in maps.items()}
+            pair = self.tokenized.name
+            self.maps = {name: (one.weight(pair), one.bias(pair)) for name, one in maps.items()}
         super().start(trainer)
 
     def _fitted_subjects(self) -> list[str]:
@@ -262,10 +241,13 @@ class MapCallback(RelationCallback):
         return {"given": linear_map}
 
     @property
-    def maps(self) -> RelationMaps:
-        """The linear maps, after `start`."""
-        assert self._maps is not None
-        return RelationMaps(*self._maps)
+    def weight(self) -> Tensor:
+        """W of the main map, ``(n_target, n_source)``, after `start`."""
+        return next(iter(self.maps.values()))[0]
+
+    def predict(self, source_logits: Tensor) -> Tensor:
+        """Return the main map's target logits, ``(n, n_target)``, of ``(n, n_source)`` ones."""
+        return source_logits @ self.weight.T + next(iter(self.maps.values()))[1]
 
     def keep_base(self, subjects: Sequence[str], step: int) -> None:
         """Keep the logits before training, which a resumed run has from its start."""

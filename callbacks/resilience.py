@@ -80,7 +80,7 @@ class Resilience(MapCallback):
         """Score the map."""
         step = trainer.global_step
         logits = self.read(self._queries(), step)
-        r = summarize(labelwise_pearson(self.maps.predict(logits.source), logits.target)).mean
+        r = summarize(labelwise_pearson(self.predict(logits.source), logits.target)).mean
         self._r.append(r)
         self.log_scalars(trainer, {f"resilience/{self.tag}": r}, step)
 

@@ -207,12 +207,13 @@ def curves(
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
     figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
     panels = panels_of(figure, len(names), n_columns, share_y)
+    columns = (x, y, dashed, filled, band)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         own = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
             rows = own[own["_line"] == line].sort_values(x)
             label = legible([str(line)], _LONGEST)[0] if hue else None
-            _draw_line(axes, rows, (x, y), label, colour, dashed, filled, band)
+            _draw_line(axes, rows, columns, label, colour)
         heading = legible([str(name)], 46)[0] if panel else ""
         plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
         if ticks:
@@ -228,32 +229,26 @@ def curves(
 
 
 def _draw_line(
-    axes: Axes,
-    rows: DataFrame,
-    xy: tuple[str, str],
-    label: str | None,
-    colour: Any,
-    dashed: str | None,
-    filled: str | None,
-    band: tuple[str, str] | None,
+    axes: Axes, rows: DataFrame, columns: tuple[Any, ...], label: str | None, colour: Any
 ) -> None:
-    """Draw a line of `curves`, whose arguments these are."""
+    """Draw a line of `curves`, of whose arguments `columns` has those that name columns."""
+    x, y, dashed, filled, band = columns
     marker = "o" if len(rows) <= _MAX_MARKERS else ""
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
     for part, dash in ((rows[~dotted], "-"), (rows[dotted], ":")):
         if len(part):
-            points = (part[column] for column in xy)
-            axes.plot(*points, dash, label=label, color=colour, linewidth=1.6, marker=marker,
-                      markersize=4, markerfacecolor="white" if filled else colour)  # fmt: skip
+            axes.plot(part[x], part[y], dash, label=label, color=colour, linewidth=1.6,
+                      marker=marker, markersize=4,
+                      markerfacecolor="white" if filled else colour)  # fmt: skip
             label = None
     if filled:
         dark = rows[rows[filled].astype(bool)]
-        axes.plot(*(dark[column] for column in xy), "o", color=colour, markersize=4)
+        axes.plot(dark[x], dark[y], "o", color=colour, markersize=4)
     if band:
         # A band of one point has no width.
         edge = 4 if len(rows) == 1 else 0
         low, high = rows[list(band)].to_numpy(float).T
-        axes.fill_between(rows[xy[0]], low, high, color=colour, alpha=0.15, linewidth=edge)
+        axes.fill_between(rows[x], low, high, color=colour, alpha=0.15, linewidth=edge)
 
 
 def bars(

@@ -115,24 +115,14 @@ class Results:
         return _find(name, self.all_figures)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the content of ``results.json``.
-
-        Keys and names of tables and figures are distinct, or it raises `ValueError`.
-        """
-        callbacks = {one.study: dict(one.values) for one in self.included if one.values}
-        names = [*self.values, *callbacks, *OWN_KEYS]
-        names += [f"tables/{table.name}" for table in self.all_tables]
-        names += [f"figures/{figure.name}" for figure in self.all_figures]
-        twice = {name for name in names if names.count(name) > 1}
-        if twice:
-            raise ValueError(f"results of {self.study}: {', '.join(twice)} would be written twice")
+        """Return the content of ``results.json``."""
         return {
             "study": self.study,
             "schema": SCHEMA,
             "lm": dict(self.lm) or None,
             "versions": versions(),
             **self.values,
-            **callbacks,
+            **{one.study: dict(one.values) for one in self.included if one.values},
             "settings": dict(self.settings),
             "tables": [table.to_json() for table in self.all_tables],
             "figures": [{"name": one.name, "caption": one.caption} for one in self.all_figures],

@@ -67,8 +67,8 @@ def test_prompts_of_several_relations_are_read_once(naive, small_lm, monkeypatch
     assert {len(read) for read in passes} == {3}  # city, country and color of the same subjects
     for one in together:
         for name in ("plain", "auto"):
-            expected = alone[one.relation].maps.weights[name]
-            assert torch.allclose(one.maps.weights[name], expected, atol=1e-4)
+            expected = alone[one.relation].maps[name][0]
+            assert torch.allclose(one.maps[name][0], expected, atol=1e-4)
 
 
 def test_the_map_is_fitted_on_other_subjects_of_the_lm_as_the_run_starts(naive, small_lm, fit):
