@@ -100,7 +100,7 @@ class Cases:
     """
 
     hook_point: HookPoint
-    texts: Tensor
+    texts: Rows
     positions: Tensor
     features: Tensor
     groups: Tensor
@@ -158,10 +158,9 @@ class Outcomes(NamedTuple):
     losses: Tensor
 
 
-def _beginnings(rows: Rows, texts: Tensor, positions: Tensor) -> list[Sequence[int]]:
+def _beginnings(texts: Rows, positions: Tensor) -> Rows:
     """Return each text up to its token: the LM is causal, and what comes after is no matter."""
-    ends = zip(texts.tolist(), positions.tolist(), strict=True)
-    return [rows[text][: position + 1] for text, position in ends]
+    return [text[: end + 1] for text, end in zip(texts, positions.tolist(), strict=True)]
 
 
 @torch.no_grad()
@@ -197,8 +196,9 @@ def find_cases(
     # In the order of the texts, so that batching does not change which cases are drawn.
     order = torch.argsort(columns[0], stable=True)
     drawn = torch.randperm(len(order), generator=generator)[:n].sort().values
-    texts, positions, features, codes = (column[order[drawn]] for column in columns)
-    activations = last_activations(lm, _beginnings(rows, texts, positions), sources)
+    numbers, positions, features, codes = (column[order[drawn]] for column in columns)
+    texts = [rows[number] for number in numbers.tolist()]
+    activations = last_activations(lm, _beginnings(texts, positions), sources)
     active = {
         at: (saes[at].encode(x.to(saes[at].decoder.device)) > 0).cpu()
         for at, x in activations.items()
@@ -210,7 +210,6 @@ def find_cases(
 def run_cuts(
     lm: LanguageModel,
     saes: SAEs,
-    rows: Rows,
     cases: Cases,
     cuts: Sequence[Cut],
     n_losses: int | None = None,
@@ -237,19 +236,16 @@ def run_cuts(
             activations[i, which] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
         progress(len(which))
 
-    beginnings = _beginnings(rows, cases.texts, cases.positions)
-    run_layer(lm, beginnings, here.layer, run_cuts_of_layer)
+    run_layer(lm, _beginnings(cases.texts, cases.positions), here.layer, run_cuts_of_layer)
     n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
     followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
     for i, cut in enumerate(cuts):
-        losses[i, followed] = _losses(lm, saes, rows, cases, cut, followed)
+        losses[i, followed] = _losses(lm, saes, cases, cut, followed)
         progress(n_losses)
     return Outcomes(activations, losses)
 
 
-def _losses(
-    lm: LanguageModel, saes: SAEs, rows: Rows, cases: Cases, cut: Cut, followed: Tensor
-) -> Tensor:
+def _losses(lm: LanguageModel, saes: SAEs, cases: Cases, cut: Cut, followed: Tensor) -> Tensor:
     """Return the losses of those cases that are `followed` to the end of their text."""
     found = torch.full((len(followed),), torch.nan, dtype=torch.float64)
 
@@ -260,7 +256,7 @@ def _losses(
         found[forward.cases] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
 
     run_with_hooks(
-        lm, [rows[text] for text in cases.texts[followed].tolist()], record,
+        lm, [cases.texts[case] for case in followed.tolist()], record,
         interventions=lambda numbers: cases.interventions(saes, cut, followed[numbers]),
     )  # fmt: skip
     return found
@@ -337,7 +333,7 @@ def measure_deactivation(
         desc=f"Cutting predecessors of layer {layer}",
     ) as bar:  # fmt: skip
         every = [({}, 1.0), *cuts.values()]
-        outcomes = run_cuts(lm, saes, rows, cases, every, n_losses, bar.update)
+        outcomes = run_cuts(lm, saes, cases, every, n_losses, bar.update)
     masks = {"all": torch.ones(len(cases), dtype=torch.bool)}
     masks |= {GROUPS[code]: cases.groups == code for code in sorted(set(cases.groups.tolist()))}
     return [

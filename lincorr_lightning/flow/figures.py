@@ -281,7 +281,14 @@ def flow_figure(
         row = f"layer {layer}\n{'residual' if is_stream else 'outputs'}"
         axes.text(left + 0.05, y, row, va="center", color=GREY, fontsize=8.5)
     for edge in drawn:
-        _draw_edge(axes, edge, positions[edge.source], positions[edge.target])
+        colour = _KIND_COLOURS[edge.source.hook_point.kind]
+        (x, y), (far_x, far_y) = positions[edge.source], positions[edge.target]
+        axes.plot((x, far_x), (y, far_y), color=colour, alpha=0.7, zorder=1,
+                  linewidth=0.6 + 3 * max(edge.cosine, 0) ** 2)  # fmt: skip
+        # Near its source, where lines are apart.
+        axes.text(x + 0.45 * (far_x - x), y + 0.45 * (far_y - y), f"{edge.cosine:.2f}",
+                  fontsize=6.5, color=colour, ha="center", va="center", zorder=2,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
     for feature, (x, y) in positions.items():
         text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
         if feature.id in names:
@@ -346,15 +353,3 @@ def _strongest(starts: Collection[Feature], edges: Collection[Edge]) -> set[Feat
             kept.update(new[: max(0, _MAX_PER_HOOK_POINT - n_kept)])
             reached |= kept & best.keys()
     return kept
-
-
-def _draw_edge(
-    axes: Axes, edge: Edge, start: tuple[float, float], end: tuple[float, float]
-) -> None:
-    colour = _KIND_COLOURS[edge.source.hook_point.kind]
-    axes.plot(*zip(start, end, strict=True), color=colour, alpha=0.7, zorder=1,
-              linewidth=0.6 + 3 * max(edge.cosine, 0) ** 2)  # fmt: skip
-    # Near its source, where lines are apart.
-    x, y = (a + 0.45 * (b - a) for a, b in zip(start, end, strict=True))
-    axes.text(x, y, f"{edge.cosine:.2f}", fontsize=6.5, color=colour, ha="center", va="center",
-              zorder=2, bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip

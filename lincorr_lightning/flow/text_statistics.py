@@ -47,17 +47,13 @@ class TextStatistics:
         }
         self.activity = {at: FeatureActivity(sae.n_features) for at, sae in saes.items()}
         self.n_texts = 0
-        self._sample: dict[HookPoint, list[Tensor]] = {at: [] for at in saes}
+        self.sample = {at: torch.empty(0, sae.width) for at, sae in saes.items()}
+        """First activations at each hook point, ``(n_tokens, width)``, float32 on the CPU."""
 
     @property
     def n_tokens(self) -> int:
         """Number of tokens counted."""
         return next(iter(self.activity.values())).n_tokens
-
-    @property
-    def sample(self) -> dict[HookPoint, Tensor]:
-        """First activations at each hook point, ``(n_tokens, width)``, float32 on the CPU."""
-        return {at: torch.cat(parts) for at, parts in self._sample.items()}
 
     def update(self, rows: Rows, n_skipped: int = 0) -> None:
         """Read some texts, of which the first `n_skipped` tokens do not count."""
@@ -70,7 +66,8 @@ class TextStatistics:
                 x = forward.at[hook_point][counted]
                 features[hook_point] = sae.encode(x)
                 if missing > 0:
-                    self._sample[hook_point].append(x[:missing].float().cpu())
+                    parts = [self.sample[hook_point], x[:missing].float().cpu()]
+                    self.sample[hook_point] = torch.cat(parts)
             for groups in self.groups.values():
                 groups.update(features)
             predicted = forward.logits.argmax(-1)

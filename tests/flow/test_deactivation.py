@@ -50,41 +50,40 @@ def saes() -> dict[HookPoint, SparseAutoencoder]:
 def _cases(lm, saes, n=200, seed=0):
     flow = DecoderMatcher({at: sae.decoder for at, sae in saes.items()})
     groups = FeatureGroups(HERE, flow.match(HERE))
-    rows = lm.rows(TEXTS)
-    cases = find_cases(lm, saes, rows, groups, n, torch.Generator().manual_seed(seed))
-    return flow, rows, cases
+    generator = torch.Generator().manual_seed(seed)
+    return flow, find_cases(lm, saes, lm.rows(TEXTS), groups, n, generator)
 
 
-def run_cases(lm, saes, rows, cases, chosen=None, r=0.0):
+def run_cases(lm, saes, cases, chosen=None, r=0.0):
     """Activations and losses of one cut; without features the LM is as it is."""
-    ((activation,), (loss,)) = run_cuts(lm, saes, rows, cases, [(chosen or {}, r)])
+    ((activation,), (loss,)) = run_cuts(lm, saes, cases, [(chosen or {}, r)])
     return SimpleNamespace(activation=activation, loss=loss)
 
 
 def test_planted_predecessors_switch_features_off_and_others_do_not(passing, saes) -> None:
-    flow, rows, cases = _cases(passing, saes)
+    flow, cases = _cases(passing, saes)
     by_method = predecessors_by_method(flow, HERE)
     assert len(cases) == 200
-    before = run_cases(passing, saes, rows, cases)
+    before = run_cases(passing, saes, cases)
     assert (before.activation > 0).all()
     for method in METHODS:
         chosen = {
             hook_point: index[cases.features] for hook_point, index in by_method[method].items()
         }
-        after = run_cases(passing, saes, rows, cases, chosen)
+        after = run_cases(passing, saes, cases, chosen)
         np.testing.assert_allclose(after.activation, 0, atol=1e-6)
         control = cases.control(chosen, torch.Generator().manual_seed(0))
-        others = run_cases(passing, saes, rows, cases, control)
+        others = run_cases(passing, saes, cases, control)
         torch.testing.assert_close(others.activation, before.activation)
         # One was active and cut, so one other is.
         if method != "top-5":
             assert all((row >= 0).sum() == 1 for row in control[BELOW])
-    half = run_cases(passing, saes, rows, cases, chosen, r=0.5)
+    half = run_cases(passing, saes, cases, chosen, r=0.5)
     torch.testing.assert_close(half.activation, before.activation / 2)
 
 
 def test_a_control_draws_neither_the_chosen_nor_the_inactive(passing, saes) -> None:
-    flow, _, cases = _cases(passing, saes)
+    flow, cases = _cases(passing, saes)
     chosen = {p: i[cases.features] for p, i in predecessors_by_method(flow, HERE)["top-5"].items()}
     control = cases.control(chosen, torch.Generator().manual_seed(0))[BELOW]
     for row in range(len(cases)):
@@ -116,13 +115,13 @@ def test_drawn_at_random_among_the_active() -> None:
 
 def test_losses_are_those_of_a_naive_forward(passing, saes) -> None:
     """Of the text after the token, the edit made by a hook of the test's own."""
-    flow, rows, cases = _cases(passing, saes, n=25)
+    flow, cases = _cases(passing, saes, n=25)
     chosen = {p: i[cases.features] for p, i in predecessors_by_method(flow, HERE)["top-1"].items()}
-    found = run_cases(passing, saes, rows, cases, chosen, r=0.3)
+    found = run_cases(passing, saes, cases, chosen, r=0.3)
     order = saes[BELOW].decoder.argmax(1)
     n_last = 0
     for case in range(len(cases)):
-        ids, position = rows[int(cases.texts[case])], int(cases.positions[case])
+        ids, position = cases.texts[case], int(cases.positions[case])
         coordinate = int(order[chosen[BELOW][case, 0]])
 
         def change(x, position=position, coordinate=coordinate):
@@ -146,14 +145,14 @@ def test_activations_are_those_of_a_whole_forward(small_lm) -> None:
     generator = torch.Generator().manual_seed(0)
     points = [BELOW, HERE, HookPoint(1, "mlp_out"), HookPoint(1, "attention_out")]
     saes = {at: toy_sae(at, torch.randn(24, WIDTH, generator=generator)) for at in points}
-    flow, rows, cases = _cases(lm, saes, n=40)
+    flow, cases = _cases(lm, saes, n=40)
     chosen = {
         at: index[cases.features]
         for at, index in predecessors_by_method(flow, HERE)["top-5"].items()
     }
     assert len(chosen) == 3
     cuts = [({}, 1.0), (chosen, 0.0), *(({at: index}, 0.5) for at, index in chosen.items())]
-    found = run_cuts(lm, saes, rows, cases, cuts, n_losses=7)
+    found = run_cuts(lm, saes, cases, cuts, n_losses=7)
     assert int(found.losses.isfinite().sum(1).max()) <= 7
     for (features, r), activations in zip(cuts, found.activations, strict=True):
         for case in range(len(cases)):
@@ -162,24 +161,24 @@ def test_activations_are_those_of_a_whole_forward(small_lm) -> None:
                 at: rescale_at(saes[at], position, index[case : case + 1], r)
                 for at, index in features.items()
             }
-            ids = torch.tensor([rows[int(cases.texts[case])]])
+            ids = torch.tensor([cases.texts[case]])
             with edited(lm.model, changes), captured(lm.model, [HERE]) as at, torch.no_grad():
                 lm.model(input_ids=ids)
             x = at[HERE][0, position]
             expected = saes[HERE].encode(x)[0, cases.features[case]].detach()
             assert activations[case].item() == pytest.approx(float(expected), abs=1e-4)
-    unread = run_cuts(lm, saes, rows, cases, cuts, n_losses=0)
+    unread = run_cuts(lm, saes, cases, cuts, n_losses=0)
     assert torch.equal(unread.activations, found.activations) and unread.losses.isnan().all()
     assert all(not torch.equal(found.activations[0], other) for other in found.activations[1:])
 
 
 def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, saes) -> None:
-    _, _, one = _cases(passing, saes, n=50)
-    _, _, same = _cases(passing, saes, n=50)
-    _, _, other = _cases(passing, saes, n=50, seed=1)
+    _, one = _cases(passing, saes, n=50)
+    _, same = _cases(passing, saes, n=50)
+    _, other = _cases(passing, saes, n=50, seed=1)
 
     def rows(cases):
-        return list(zip(cases.texts.tolist(), cases.positions.tolist(), cases.features.tolist(),
+        return list(zip(map(tuple, cases.texts), cases.positions.tolist(), cases.features.tolist(),
                         strict=True))  # fmt: skip
 
     assert rows(one) == rows(same) != rows(other)
