@@ -18,6 +18,7 @@ from tqdm import tqdm
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, assign_features
 from lincorr_lightning.flow.text_statistics import FeatureGroups
+from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import (
@@ -239,13 +240,16 @@ def run_cuts(
     run_layer(lm, _beginnings(cases.texts, cases.positions), here.layer, run_cuts_of_layer)
     n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
     followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
+    batches = MicroBatches(lm.config.tokens_per_forward)
     for i, cut in enumerate(cuts):
-        losses[i, followed] = _losses(lm, saes, cases, cut, followed)
+        losses[i, followed] = _losses(lm, saes, cases, cut, followed, batches)
         progress(n_losses)
     return Outcomes(activations, losses)
 
 
-def _losses(lm: LanguageModel, saes: SAEs, cases: Cases, cut: Cut, followed: Tensor) -> Tensor:
+def _losses(
+    lm: LanguageModel, saes: SAEs, cases: Cases, cut: Cut, followed: Tensor, batches: MicroBatches
+) -> Tensor:
     """Return the losses of those cases that are `followed` to the end of their text."""
     found = torch.full((len(followed),), torch.nan, dtype=torch.float64)
 
@@ -258,6 +262,7 @@ def _losses(lm: LanguageModel, saes: SAEs, cases: Cases, cut: Cut, followed: Ten
     run_with_hooks(
         lm, [cases.texts[case] for case in followed.tolist()], record,
         interventions=lambda numbers: cases.interventions(saes, cut, followed[numbers]),
+        batches=batches,
     )  # fmt: skip
     return found
 

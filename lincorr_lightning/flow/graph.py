@@ -65,15 +65,10 @@ class Matches(NamedTuple):
 
 @torch.no_grad()
 def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
-    """Find the k sources with the highest cosine to each target.
+    """Find the k sources with the highest cosine to each target; k is 1 and 5 in the paper.
 
-    Cosines are computed in float32 for a tile of targets at a time: the whole matrix is a gibibyte
-    for 16k features against 16k.
-
-    Args:
-        targets: Decoder of the features to match, ``(n_targets, width)``.
-        sources: Decoder to search, ``(n_sources, width)``.
-        k: Number of sources per target; 1 and 5 in the paper.
+    Both are decoders, ``(n_features, width)``. Cosines are computed in float32 for a tile of
+    targets at a time: the whole matrix is a gibibyte for 16k features against 16k.
 
     Example:
         >>> matches = match_features(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1], [3, 3]]))
@@ -109,15 +104,8 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
 def assign_features(targets: Tensor, sources: Tensor) -> Matches:
     """Match features one to one with the highest sum of cosines ("SAE Match", arXiv 2410.07656).
 
-    The whole matrix of cosines is held in float64: 2 GiB for 16k features against 16k.
-
-    Args:
-        targets: Decoder of the features to match, ``(n_targets, width)``.
-        sources: Decoder to search, ``(n_sources, width)``. If there are fewer sources than targets,
-            some targets have none.
-
-    Returns:
-        One source per target, each source at most once.
+    Both are decoders, ``(n_features, width)``. A target has at most one source, and a source at
+    most one target. All cosines are held in float64: 2 GiB for 16k features against 16k.
 
     Example:
         >>> assign_features(torch.eye(2).flip(0), torch.tensor([[2.0, 1], [0, 3]])).indices.tolist()

@@ -294,14 +294,7 @@ def learning_rate_factor(step: int, n_steps: float, warmup: float, decay: float)
 def train_saes(
     lm: LanguageModel, steps: TextBlocks | Sequence[TokenStep], settings: SAESettings, seed: int
 ) -> dict[HookPoint, SparseAutoencoder]:
-    """Train SAEs at all hook points of a loaded LM with the defaults of `SparseAutoencoders`.
-
-    Args:
-        lm: The LM, loaded.
-        steps: Training steps in their order.
-        settings: Size, activation and losses of each SAE.
-        seed: Seed of the initial weights.
-    """
+    """Train SAEs at all hook points of a loaded LM with the defaults of `SparseAutoencoders`."""
     # Lightning tests in inference mode, whose tensors cannot be trained.
     with torch.inference_mode(False), torch.enable_grad():
         saes = StackedAutoencoders(find_hook_points(lm.model), width_of(lm.model), settings, seed)

@@ -326,7 +326,7 @@ def test_training_texts_are_all_that_the_study_does_not_read() -> None:
     data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, training_tokens=600, **sizes)
     read, trained_on = data.read_texts(), data.other_blocks()._rows
     assert len(read) == 4000
-    rows = {tuple(lm.tokenizer(text)["input_ids"]) for text in read}
+    rows = set(map(tuple, lm.tokenizer(read)["input_ids"]))
     assert not rows & set(map(tuple, trained_on))
     everything = TextsDataModule(lm, n_texts=10**6, **sizes).read_texts()
     assert len(trained_on) + len(read) == len(everything) - 1  # one is held out
