@@ -48,15 +48,13 @@ class MicroBatches:
             batch of its own. None starts with a size that suits the device and halves it whenever
             memory runs out.
         width: Hidden size of the LM; None if unknown.
-
-    If ranks share the LM (`shared_on` is the type of their devices), all of them must run equally
-    often.
     """
 
     def __init__(self, tokens_per_forward: int | None = None, width: int | None = None) -> None:
         self.fixed = tokens_per_forward
         self.width = width
         self.adapted: int | None = None
+        # Type of the devices of ranks that share the LM, all of which must run equally often.
         self.shared_on: str | None = None
 
     def max_over_ranks(self, own: int) -> int:

@@ -45,7 +45,15 @@ class PromptEncoder:
         self.tokenizer = tokenizer
         self.vocab_size = vocab_size
         self.max_length = max_length
-        self.prefix = _prefix(tokenizer, add_bos)
+        bos = tokenizer.bos_token_id
+        if add_bos and bos is None:
+            raise LanguageModelError(
+                f"lm.add_bos is true, but the tokenizer {tokenizer.name_or_path} has no BOS token. "
+                "Set lm.add_bos to null."
+            )
+        self.prefix = [] if add_bos is False else _own_prefix(tokenizer)
+        if add_bos and bos not in self.prefix:
+            self.prefix = [bos]
 
     def rows(self, prompts: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each prompt, unpadded."""
@@ -100,17 +108,6 @@ class PromptEncoder:
         ids = self.prefix + self.tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
         # A small vocabulary may have none of these words.
         return ids if len(ids) >= _MIN_PROBE else [*ids, 0, 1, 0][: self.max_length]
-
-
-def _prefix(tokenizer: PreTrainedTokenizerBase, add_bos: bool | None) -> list[int]:
-    bos = tokenizer.bos_token_id
-    if add_bos and bos is None:
-        raise LanguageModelError(
-            f"lm.add_bos is true, but the tokenizer {tokenizer.name_or_path} has no BOS token. "
-            "Set lm.add_bos to null."
-        )
-    prefix = [] if add_bos is False else _own_prefix(tokenizer)
-    return [bos] if add_bos and bos not in prefix else prefix
 
 
 def _own_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:

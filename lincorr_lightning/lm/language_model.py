@@ -382,7 +382,7 @@ class LanguageModel(nn.Module):
         return tokens
 
     def _test(self) -> tuple[bool, str | None]:
-        """Return whether rows of the head can be read, and why prefixes cannot be shared, if so.
+        """Return whether rows of the head can be read, and why prefixes cannot be shared, or None.
 
         Tested once for each type of its head; all ranks that share an LM must call it together.
         """

@@ -214,7 +214,7 @@ def prefix_sharing_error(
     # Like the prompts of one subject: several ends, one prompt within another, other beginnings.
     ids = list(probe)
     rows = [ids, ids[:-1], [*ids[:2], ids[0]], [*ids[:2], ids[0], *ids[2:]][: len(ids)], ids[1:]]
-    trees = [*grow_trees(dict(enumerate(rows)))]
+    trees = list(grow_trees(dict(enumerate(rows))))
     # A second tree of another shape, so that padding and separate masks are tested too.
     rows.append([*ids[:1], *ids[2:]])
     trees += grow_trees({len(rows) - 1: rows[-1]})
