@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 
 
 class LincorrError(Exception):
@@ -100,3 +101,10 @@ def require(
     allowed = " and ".join(f"{words} {bound}" for words, bound, _ in given) or "finite"
     shown = "null" if value is None else value
     raise ConfigError(f"{name} is {shown}; it must be {allowed}.")
+
+
+def require_one_of(name: str, value: str, options: Sequence[str]) -> None:
+    """Check that a setting, named as the user writes it, is one of some texts."""
+    if value not in options:
+        *others, last = options
+        raise ConfigError(f"{name} is {value!r}; it must be {', '.join(others)} or {last}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from torch.utils.data import DataLoader
@@ -13,14 +13,9 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.data.loaders import make_loader
 from lincorr_lightning.distributed import batch_edges, gather, require_items
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
 from lincorr_lightning.lm import LanguageModel
-from lincorr_lightning.lm.vocabulary import (
-    SubjectKind,
-    count_subjects,
-    require_subject_kind,
-    sample_subjects,
-)
+from lincorr_lightning.lm.vocabulary import SubjectKind, count_subjects, sample_subjects
 from lincorr_lightning.study import StudyData
 
 Half = Literal["fit", "test"]
@@ -102,9 +97,8 @@ class SubjectsDataModule(StudyData):
         require("data.fit_fraction", fit_fraction, above=0, below=1)
         # The permuted baseline pairs the subjects of a batch.
         require("data.batch_size", batch_size, at_least=MIN_BATCH_SIZE)
-        require_subject_kind(subject_kind)
-        if test_on not in ("held_out", "all"):
-            raise ConfigError(f"data.test_on is {test_on!r}; it must be held_out or all.")
+        require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
+        require_one_of("data.test_on", test_on, ("held_out", "all"))
         self.save_hyperparameters(ignore=["lm"])
         self.n_subjects, self.words_per_subject = n_subjects, words_per_subject
         self.subject_kind: SubjectKind = subject_kind

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.finder import target_layers
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -56,8 +56,7 @@ class TrainedLMStudy(LMStudy):
         self, lm: Any, method: str, learning_rate: float, adapter: Any, weight_decay: float = 0.0
     ) -> None:
         super().__init__(lm)
-        if method not in ("full", "lora"):
-            raise ConfigError(f"model.method is {method!r}; it must be full or lora.")
+        require_one_of("model.method", method, ("full", "lora"))
         require("model.learning_rate", learning_rate, at_least=0)
         require("model.weight_decay", weight_decay, at_least=0)
         self.method, self.learning_rate, self.weight_decay = method, learning_rate, weight_decay

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import require, require_one_of
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -141,12 +141,8 @@ class EditTraining:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        for name, value, options in (
-            ("method", self.method, ("full", "lora")),
-            ("protocol", self.protocol, ("joint", "independent")),
-        ):
-            if value not in options:
-                raise ConfigError(f"model.{name} is {value!r}; it must be {' or '.join(options)}.")
+        require_one_of("model.method", self.method, ("full", "lora"))
+        require_one_of("model.protocol", self.protocol, ("joint", "independent"))
         require("model.learning_rate", self.learning_rate, at_least=0)
         require("model.steps_per_edit", self.n_steps, at_least=1)
         require("model.edits_per_step", self.edits_per_step, at_least=1)

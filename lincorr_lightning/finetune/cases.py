@@ -112,12 +112,10 @@ def _max(values: Tensor) -> float | None:
 def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """Return numbers over all cases, as ``results.json`` has them.
 
-    Returns:
-        ``weight_reference``: over cases whose source was learned, number and median of W of the
-        reference among generalized and among hallucinated ones, and the two-sided p of a
-        Mann-Whitney test between them; ``causes``: number of hallucinations per cause; shares of
-        each outcome by ``completeness`` of the reference's label (paper, table 18) and
-        ``given_learned`` source; ``ambiguous_hallucinated``: share of ambiguous hallucinations.
+    Of cases whose source was learned, ``weight_reference`` has number and median of W of the
+    reference among generalized and among hallucinated ones, and the two-sided p of a Mann-Whitney
+    test between them; ``causes`` are numbers of hallucinations; shares of the outcomes come by
+    ``completeness`` of the reference's label (paper, table 18), and ``given_learned`` source.
     """
     from scipy.stats import mannwhitneyu
 

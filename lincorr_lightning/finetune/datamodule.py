@@ -5,14 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
-from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError, require
+from lincorr_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    SubjectsError,
+    require,
+    require_one_of,
+)
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
 from lincorr_lightning.finetune.edits import (
     Edit,
@@ -31,7 +37,7 @@ from lincorr_lightning.finetune.forecasts import forecast_edits
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind
+from lincorr_lightning.lm.vocabulary import SubjectKind
 from lincorr_lightning.study import StudyData, plain
 
 
@@ -91,7 +97,7 @@ class EditsDataModule(StudyData):
         require("data.seed", seed, at_least=0)
         if max_risk is not None:
             require("data.max_risk", max_risk, at_least=0, at_most=1)
-        require_subject_kind(subject_kind)
+        require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         if subjects is not None:
             if edits_file is not None:
                 raise ConfigError(

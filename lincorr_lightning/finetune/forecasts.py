@@ -107,12 +107,10 @@ class Forecasts:
     ) -> dict[str, dict[str, float | None]]:
         """Score the forecasters, and two baselines that use no forecast.
 
-        Returns:
-            By forecaster, ``accuracy`` of the predicted answer, and ``auroc`` of its risk against
-            not generalizing (None if all or no edits generalized); of ``optimizer_step`` also
-            ``brier``, the mean square error of the probabilities, summed over the outcomes. The
-            baseline ``answer_before`` predicts the answer before the edit, with the risk there;
-            ``most_frequent`` always predicts the most frequent answer.
+        By forecaster, ``accuracy`` is that of the predicted answer, and ``auroc`` that of its risk
+        against not generalizing (None if all or no edits generalized); ``brier`` is the mean square
+        error of the probabilities, summed over the outcomes. ``answer_before`` predicts the answer
+        before the edit, with the risk there; ``most_frequent`` always the most frequent answer.
         """
         failed = torch.tensor([outcome != Outcome.GENERALIZED for outcome in outcomes])
         n = len(answers_after)

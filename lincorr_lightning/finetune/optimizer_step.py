@@ -45,17 +45,11 @@ def logits_after_step(
 
     They are in float64 on the CPU. The LM's weights, gradients, random streams and modes do not
     change. If some of its weights are trained (``requires_grad``), the step is along those; else
-    along all, or along new adapters.
+    along all, or along adapters: the given ones, whose B is 0 afterwards, or new ones.
 
-    Args:
-        lm: The LM before the edits.
-        edits: The edits.
-        relation: The relation that they are about, with n_target labels.
-        training: How the edits are trained.
-        adapters: Adapters on the LM to use, whose B is 0 afterwards. None makes some for ``lora``.
-        scale: Length of the step, in units of ``loss / sum(|gradient|)``, at which the loss would
-            be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way that
-            AdamW takes if all its updates agree; twice that with adapters.
+    `scale` is the length of the step, in units of ``loss / sum(|gradient|)``, at which the loss
+    would be 0 to first order. No step is longer than ``n_steps * learning_rate``, the way that
+    AdamW takes if all its updates agree; twice that with adapters.
     """
     subjects, tokens = [edit.subject for edit in edits], relation.target.token_ids
     sources = lm.rows(relation.source_prompts(subjects))

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Collection
 from functools import lru_cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -80,12 +80,6 @@ def _is_usable(string: str) -> bool:
         and _BROKEN_CHARACTER not in string
         and _UNUSABLE.isdisjoint(map(unicodedata.category, string))
     )
-
-
-def require_subject_kind(subject_kind: str) -> None:
-    """Refuse an unknown kind of subject."""
-    if subject_kind not in get_args(SubjectKind):
-        raise ConfigError(f"data.subject_kind is {subject_kind!r}; it must be any, words or names.")
 
 
 def count_subjects(

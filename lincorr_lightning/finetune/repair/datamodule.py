@@ -17,7 +17,7 @@ from lincorr_lightning.data.files import SampleBy
 from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.texts import TokenBatch, read_prompts
 from lincorr_lightning.distributed import DataShard, data_shard, require_items
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
 from lincorr_lightning.finetune.batches import (
     EditBatch,
     LabelledTokens,
@@ -38,7 +38,7 @@ from lincorr_lightning.finetune.edits import (
 )
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation, build_domain
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import SubjectKind, require_subject_kind
+from lincorr_lightning.lm.vocabulary import SubjectKind
 from lincorr_lightning.study import StudyData, plain
 
 SHOWN, HELD_OUT = "shown", "held_out"
@@ -52,15 +52,11 @@ _TEXTS_PER_BATCH = 4
 
 
 class DomainPrompts(NamedTuple):
-    """Prompts of one kind of knowledge, as `LanguageModel.forward` takes them.
+    """Prompts of one kind of knowledge, as `LanguageModel.forward` takes them."""
 
-    Token ids, padded on the right, and their mask are ``(n, length)``; `token_ids` are those of the
-    labels, ``(n_labels,)``.
-    """
-
-    input_ids: Tensor
-    attention_mask: Tensor
-    token_ids: Tensor
+    input_ids: Tensor  #: Padded on the right, ``(n, length)``.
+    attention_mask: Tensor  #: ``(n, length)``
+    token_ids: Tensor  #: Those of the labels, ``(n_labels,)``.
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -189,10 +185,7 @@ class RepairDataModule(StudyData):
         seed: int = 0,
     ) -> None:
         super().__init__(lm)
-        if examples not in get_args(Examples):
-            raise ConfigError(
-                f"data.examples is {examples!r}; it must be {' or '.join(get_args(Examples))}."
-            )
+        require_one_of("data.examples", examples, get_args(Examples))
         for name, number in (
             ("n_examples", n_examples), ("n_edits", n_edits), ("batch_size", batch_size),
             ("eval_batch_size", eval_batch_size), ("n_texts", n_texts),
@@ -203,7 +196,7 @@ class RepairDataModule(StudyData):
         require("data.n_tokens", n_tokens, at_least=2)
         require("data.n_preserved_texts", n_preserved_texts, at_least=0)
         require("data.held_out", held_out, above=0, below=1)
-        require_subject_kind(subject_kind)
+        require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         others = [*preserve, *controls]

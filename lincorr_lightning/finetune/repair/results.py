@@ -21,15 +21,12 @@ _OUTCOMES = [outcome.value for outcome in Outcome]
 
 
 def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the shares of each part's edits, of rows of the table ``cases``.
+    """Return the shares of the edits of each part that has some, from rows of the table ``cases``.
 
-    Returns:
-        Part -> ``n``, ``source_learned`` (the taught label leads after the edit), ``generalized``,
-        ``hallucinated``, ``unchanged``, ``right_before`` (the reference leads without the edit),
-        ``in_context`` (it leads when the new answer is stated before the target prompt),
-        ``random`` (mean share of the target labels that are in the reference), ``controls``, the
-        share of unchanged answers by kind of knowledge, and ``new_targets``, the outcomes of those
-        edits whose target no example has. Parts without edits are left out.
+    ``source_learned``: the taught label leads after the edit; ``right_before``: the reference leads
+    without it; ``in_context``: it leads when the new answer is stated before the target prompt;
+    ``random``: mean share of the target labels that are in the reference; ``controls``: unchanged
+    answers by kind of knowledge; ``new_targets``: outcomes of edits whose target no example has.
     """
 
     def outcomes(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
