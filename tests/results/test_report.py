@@ -16,6 +16,7 @@ from lincorr_lightning.errors import ReportError
 from lincorr_lightning.results import report
 from lincorr_lightning.results.report import write_report
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table
 
 Make = Callable[..., Path]
@@ -103,35 +104,25 @@ def test_headline_tables_come_before_figures_and_others_are_folded(
     assert places == sorted(places)
 
 
-def test_the_paper_s_numbers_are_beside_its_lms(
-    probe: Make, finetune: Make, ablation: Make, tmp_path: Path
-) -> None:
-    text = write_report(
-        [
-            probe("meta-llama/Meta-Llama-3-8B", r=0.8),
-            finetune("meta-llama/Llama-3.2-3B", generalized=0.5),
-            ablation("/copies/Llama-3.2-1B/"),
-        ],
-        tmp_path / "out",
-    ).read_text()
-    found = {}
-    for number, part in enumerate(text.split('<section id="study-')[1:]):
-        (tmp_path / f"{number}.html").write_text(f'<section id="{part}'.split("</main>")[0])
-        for row in Page(tmp_path / f"{number}.html").tables["Beside the paper"][1:]:
-            found[row[0], row[1]] = row[2:]
-    lm = "Meta-Llama-3-8B"
-    notebook = "published notebook, 1,000 subjects"
-    assert found["city→country", "label-wise r"] == ["0.80", "0.78", "+0.02", notebook, lm]
-    hit = found["city→country", "Hit@5 influencing"]
-    assert hit == ["1.00", "0.78", "+0.22", "Table 2", lm]
-    lm = "Llama-3.2-3B"
-    shares = found["city→country", "generalized"]
-    assert shares == ["50.00%", "53.70%", "−3.70 points", "Table 5", lm]
-    assert found["city→country", "gradient r"] == ["0.84", "0.79", "+0.05", "Table 4", lm]
-    weight = found["city→country", "maximum of W, Shanghai"]
-    assert weight == ["0.51", "0.50", "+0.01", "Table 6", lm]
-    mapping = found["city→country", "generalized, mapping reference"]
-    assert mapping == ["75.00%", "97.66%", "−22.66 points", "Table 7", "Llama-3.2-1B"]
+def test_numbers_stand_beside_the_paper_s(probe: Make, finetune: Make, ablation: Make) -> None:
+    folders = [
+        probe("meta-llama/Meta-Llama-3-8B", r=0.8), probe("tiny-world"),
+        finetune("meta-llama/Llama-3.2-3B", generalized=0.5), ablation("/copies/Llama-3.2-1B/"),
+    ]  # fmt: skip
+    (table,) = report.beside_paper([SavedRun.read(folder) for folder in folders])
+    found = {tuple(row[:2]): row[2:] for row in table.texts() if row[0] == "city->country"}
+    for quantity, *cells in (
+        ("label-wise r", "0.80", "0.78", "+0.02", "published notebook, 1,000 subjects",
+         "Meta-Llama-3-8B"),
+        ("Hit@5 influencing", "1.00", "0.78", "+0.22", "Table 2", "Meta-Llama-3-8B"),
+        ("generalized", "50.00%", "53.70%", "−3.70 points", "Table 5", "Llama-3.2-3B"),
+        ("gradient r", "0.84", "0.79", "+0.05", "Table 4", "Llama-3.2-3B"),
+        ("maximum of W, Shanghai", "0.51", "0.50", "+0.01", "Table 6", "Llama-3.2-3B"),
+        ("generalized, mapping reference", "75.00%", "97.66%", "−22.66 points", "Table 7",
+         "Llama-3.2-1B"),
+    ):  # fmt: skip
+        assert found["city->country", quantity] == cells
+    assert not report.beside_paper([SavedRun.read(folders[1])])
 
 
 def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Page]) -> None:
