@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from lincorr_lightning.errors import LanguageModelError, require
+from lincorr_lightning.errors import LanguageModelError, require, require_one_of
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -65,14 +65,8 @@ class LMConfig:
         for name in ("name_or_path", "tokenizer"):
             if getattr(self, name) == "":
                 raise LanguageModelError(f"lm.{name} is empty. Pass a folder, a file or a hub id.")
-        for name, allowed in (
-            ("dtype", get_args(Dtype)),
-            ("share_prefixes", ("auto", True, False)),
-        ):
-            if getattr(self, name) not in allowed:
-                raise LanguageModelError(
-                    f"lm.{name} is {getattr(self, name)!r}; it must be one of "
-                    f"{', '.join(str(value).lower() for value in allowed)}."
-                )
+        require_one_of("lm.dtype", self.dtype, get_args(Dtype))
+        shared = str(self.share_prefixes).lower()
+        require_one_of("lm.share_prefixes", shared, ("auto", "true", "false"))
         if self.tokens_per_forward is not None:
             require("lm.tokens_per_forward", self.tokens_per_forward, at_least=1)

@@ -215,7 +215,7 @@ def test_hub_id_without_network_fails_after_one_question(monkeypatch: pytest.Mon
     ("options", "message"),
     [
         ({"name_or_path": ""}, "name_or_path is empty"),
-        ({"dtype": "int8"}, "must be one of auto, float32, bfloat16, float16"),
+        ({"dtype": "int8"}, "must be auto, float32, bfloat16 or float16"),
         ({"tokens_per_forward": 0}, "lm.tokens_per_forward is 0; it must be at least 1"),
     ],
 )

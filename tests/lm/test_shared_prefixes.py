@@ -9,7 +9,7 @@ import pytest
 import torch
 import transformers as hf
 
-from lincorr_lightning.errors import LanguageModelError, NonFiniteError
+from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.shared_prefixes import (
     grow_trees,
@@ -120,7 +120,7 @@ def test_settings(lm_folder: Folder, forwards: list[tuple[int, int]]) -> None:
     assert tokens("auto", unlike) == tokens(False, unlike)
     assert tokens(True, unlike) < tokens(False, unlike) + 2 * len(INPUTS)
     assert tokens("auto", TEMPLATES[:1]) == tokens(False, TEMPLATES[:1])
-    with pytest.raises(LanguageModelError, match=r"lm\.share_prefixes is 'yes'"):
+    with pytest.raises(ConfigError, match=r"lm\.share_prefixes is 'yes'"):
         LanguageModel.from_pretrained(folder, share_prefixes="yes")
 
 
