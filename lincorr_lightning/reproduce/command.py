@@ -42,17 +42,10 @@ CONFIG = "reproduce.yaml"
 
 
 def reproduce(args: Sequence[str]) -> Path | None:
-    """Reproduce the paper's tables and figures.
-
-    Args:
-        args: The command line behind ``lincorr reproduce``.
+    """Reproduce the paper's tables and figures, as the command line behind the name says.
 
     Returns:
         The page; None where only the plan is shown, and on ranks other than 0.
-
-    Raises:
-        ConfigError: A setting is not valid, or the folder is of other settings or LMs.
-        ReportError: All runs failed, or there are none.
     """
     changed = vars(_parser().parse_args(args))
     config, only_plan = find_config(changed.pop("config")), changed.pop("plan")

@@ -6,8 +6,7 @@ import inspect
 import io
 import math
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,28 +51,18 @@ class RunLogger(TensorBoardLogger):
     @property
     def experiment(self) -> SummaryWriter:
         """TensorBoard's writer."""
-        with self._explained():
+        with as_output_error(Path(self.log_dir)):
             return super().experiment
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log numbers."""
-        with self._explained():
+        with as_output_error(Path(self.log_dir)):
             super().log_metrics(metrics, step)
 
     def finalize(self, status: str) -> None:
         """Write what has not been written yet, and close the file."""
-        with self._explained():
-            super().finalize(status)
-
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
         with as_output_error(Path(self.log_dir)):
-            try:
-                yield
-            except ValueError as error:  # Lightning raises it whatever the cause is
-                if isinstance(error.__cause__, OSError):
-                    raise error.__cause__ from None
-                raise
+            super().finalize(status)
 
 
 def set_run_name(trainer: L.Trainer, name: str) -> None:
