@@ -124,6 +124,9 @@ def prepare_args(args: Sequence[str]) -> list[str]:
             passed += ["--config", _check_config(value)]
         elif key in ("--model.lm", "--model.before") and value.endswith((".yaml", ".yml")):
             passed.append(f"{key}={json.dumps(_lm_of(value))}")
+        elif key.startswith(("--model.lm.", "--model.before.")) and value == "null":
+            group, _, name = key.rpartition(".")  # in groups, jsonargparse takes it for a text
+            passed.append(f"{group}={json.dumps({name: None})}")
         else:
             passed.append(argument)
             continue

@@ -63,7 +63,7 @@ class LMConfig:
 
     def __post_init__(self) -> None:
         for name in ("name_or_path", "tokenizer"):
-            if getattr(self, name) == "":
+            if not self.name_or_path or getattr(self, name) == "":
                 raise LanguageModelError(f"lm.{name} is empty. Pass a folder, a file or a hub id.")
         require_one_of("lm.dtype", self.dtype, get_args(Dtype))
         shared = str(self.share_prefixes).lower()

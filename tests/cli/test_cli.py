@@ -174,6 +174,15 @@ def test_audit_of_a_tokenizer_alone(
     assert "unknown word" in alone
 
 
+def test_null_unsets_an_option_of_an_lm(capsys: pytest.CaptureFixture[str]) -> None:
+    options = "--model.lm.revision=x --model.lm.dtype=bfloat16 --model.lm.revision null"
+    with pytest.raises(SystemExit):
+        main(["fit", "--config", "linear_probe.yaml", *options.split(), "--print_config"])
+    lm = yaml.safe_load(capsys.readouterr().out)["model"]["init_args"]["lm"]
+    assert lm["revision"] is None
+    assert lm["dtype"] == "bfloat16"
+
+
 def test_an_lm_may_be_a_file(small_lm: str, tmp_path: Path) -> None:
     overlay, other = tmp_path / "lm.yaml", tmp_path / "other.yaml"
     overlay.write_text(
