@@ -74,19 +74,20 @@ class ResumableLoader(DataLoader[Any]):
     ) -> None:
         self.trainer, self._steps = trainer, cast(Any, dataset)
         # Not current_epoch, which a run resumed at the end of an epoch increments only later.
-        epoch = 0 if trainer is None else _epoch_progress(trainer).processed
+        loop: Any = None if trainer is None else trainer.fit_loop
+        epoch = 0 if loop is None else loop.epoch_progress.current.processed
         own = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
         super().__init__(dataset, **own | options)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, and how many of its steps are done."""
         assert self.trainer is not None, "a loader without a Trainer counts no steps"
-        epochs = _epoch_progress(self.trainer)
-        batches: Any = self.trainer.fit_loop.epoch_loop.batch_progress.current
+        loop: Any = self.trainer.fit_loop
+        epochs = loop.epoch_progress.current
         epoch, done = epochs.processed, 0
         if epochs.processed < epochs.started:
             # A step whose weights are updated is done, though callbacks may still work on it.
-            done = batches.processed
+            done = loop.epoch_loop.batch_progress.current.processed
             if done >= self.trainer.num_training_batches:
                 epoch, done = epoch + 1, 0
         return {"epoch": epoch, "done": done, "determined_by": self._steps.determined_by}
@@ -94,11 +95,9 @@ class ResumableLoader(DataLoader[Any]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the steps that are done; `ConfigError` if they would differ."""
         epoch, done = int(state_dict["epoch"]), int(state_dict["done"])
-        if done and state_dict["determined_by"] != self._steps.determined_by:
-            then, now = (
-                ", ".join(f"{name} {value}" for name, value in settings.items())
-                for settings in (state_dict["determined_by"], self._steps.determined_by)
-            )
+        both = (state_dict["determined_by"], self._steps.determined_by)
+        if done and both[0] != both[1]:
+            then, now = (", ".join(f"{k} {v}" for k, v in settings.items()) for settings in both)
             raise ConfigError(
                 f"the checkpoint is from the middle of an epoch, with {then}; this run has {now}, "
                 "so that some data would be trained twice or not at all. Use the settings of the "
@@ -107,8 +106,3 @@ class ResumableLoader(DataLoader[Any]):
         if isinstance(self.sampler, _ResumableSampler):
             self.sampler.done = (epoch, done)
             self.sampler.set_epoch(epoch)
-
-
-def _epoch_progress(trainer: L.Trainer) -> Any:
-    """Return how many epochs are started and done, as a checkpoint has it."""
-    return trainer.fit_loop.epoch_progress.current

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -214,7 +215,10 @@ class TextsDataModule(StudyData):
         for name, value in self.hparams.items():
             if name in least and not (value is None and name in ("n_texts", "skip_tokens")):
                 require(f"data.{name}", value, at_least=least[name])
-        self.n_tokens, self.batch_tokens, self.block_steps = n_tokens, batch_tokens, block_steps
+        self.n_tokens, self.batch_tokens = n_tokens, batch_tokens
+        self._cut = partial(
+            TextBlocks, batch_tokens=batch_tokens, block_steps=block_steps, seed=seed
+        )
         self.max_length, self.seed = max_length, seed
         self.texts, self.key, self.sample_by = texts, key, sample_by
         self.knowledge, self.knowledge_files = knowledge, knowledge_files
@@ -259,7 +263,7 @@ class TextsDataModule(StudyData):
         """
         read = set(self.read_texts())
         _, others = self._split([t for t in self._find_texts(None) if t not in read], 1)
-        return self._cut(self._training_rows(others), self.training_tokens)
+        return self._cut(self._training_rows(others), self.n_skipped, self.training_tokens)
 
     def _find_texts(self, knowledge: Sequence[str] | None) -> list[str]:
         """Return every different text, of the tiny world those about some knowledge or all."""
@@ -314,13 +318,8 @@ class TextsDataModule(StudyData):
 
     def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
-        return self._cut(self._rows, self.n_tokens, rank, world_size)
-
-    def _cut(
-        self, rows: Sequence[list[int]], n_tokens: int, rank: int = 0, world_size: int = 1
-    ) -> TextBlocks:
-        steps = self.batch_tokens, self.block_steps
-        return TextBlocks(rows, self.n_skipped, n_tokens, *steps, self.seed, rank, world_size)
+        rows, n_tokens = self._rows, self.n_tokens
+        return self._cut(rows, self.n_skipped, n_tokens, rank=rank, world_size=world_size)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return a loader of `TokenStep`."""
@@ -411,9 +410,11 @@ class TokenizedTextDataModule(StudyData):
         if n_texts is not None:
             require("data.n_texts", n_texts, at_least=1)
         self.save_hyperparameters(ignore=["lm"])
-        self.texts, self.key, self.sample_by = texts, key, sample_by
-        self.n_tokens, self.n_texts = n_tokens, n_texts
-        self.batch_size, self.seed = batch_size, seed
+        self.batch_size = batch_size
+        self._read = partial(
+            read_prompts, texts=texts, key=key, n_tokens=n_tokens, n_texts=n_texts, seed=seed,
+            sample_by=sample_by,
+        )  # fmt: skip
         self.prompts: TokenBatch | None = None
 
     def setup(self, stage: str) -> None:
@@ -421,10 +422,7 @@ class TokenizedTextDataModule(StudyData):
         del stage
         if self.prompts is not None:
             return
-        self.prompts = read_prompts(
-            self.language_model, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
-            sample_by=self.sample_by,
-        )  # fmt: skip
+        self.prompts = self._read(self.language_model)
         require_items(self.trainer, len(self.prompts.names), "texts", "give more texts")
 
     def test_dataloader(self) -> DataLoader[TokenBatch]:

@@ -59,12 +59,39 @@ class Corpus:
     @cached_property
     def encoded(self) -> list[EncodedStatement]:
         """The stated statements in tokens."""
-        return _encode(self.stated, self.tokenizer, self.knowledge)
+        return self._encode(self.stated)
 
     @cached_property
     def encoded_second_homes(self) -> list[EncodedStatement]:
         """The statements of second homes in tokens."""
-        return _encode(self.second_homes, self.tokenizer, self.knowledge)
+        return self._encode(self.second_homes)
+
+    def _encode(self, statements: Sequence[Statement]) -> list[EncodedStatement]:
+        def ids(texts: list[str]) -> list[list[int]]:
+            # Masks would take longer than the ids themselves.
+            options = {"return_attention_mask": False, "return_token_type_ids": False}
+            return list(self.tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
+
+        if not statements:
+            return []
+        kinds = {s.knowledge.name: s.knowledge for s in statements}
+        prompts = ids([one.prompt("X") for one in kinds.values()])  # a subject is one token
+        beginnings = ids([one.template.split("{}")[0] for one in kinds.values()])
+        positions = {
+            name: (len(prompt), self.knowledge.index(name), len(before))
+            for name, prompt, before in zip(kinds, prompts, beginnings, strict=True)
+        }
+        texts = ids([f"{s.text}." for s in statements])
+        if any(self.tokenizer.unk_token_id in tokens for tokens in texts):
+            raise ConfigError(
+                "the tiny world's tokenizer cannot read all its texts: words that are adjacent in "
+                "one are one word in another. Remove knowledge from data.knowledge, or change "
+                "prompts."
+            )
+        return [
+            EncodedStatement(tokens, *positions[s.knowledge.name])
+            for s, tokens in zip(statements, texts, strict=True)
+        ]
 
     @cached_property
     def answers(self) -> list[list[int]]:
@@ -136,31 +163,3 @@ def _choose_withheld(
     order = np.random.default_rng(seed).permutation(len(people))
     n_both = round(cooccurrence * len(people))
     return {(people[i], pair[rank % 2]) for rank, i in enumerate(order[n_both:].tolist())}
-
-
-def _encode(
-    statements: Sequence[Statement], tokenizer: PreTrainedTokenizerFast, names: Sequence[str]
-) -> list[EncodedStatement]:
-    def ids(texts: list[str]) -> list[list[int]]:
-        # Masks would take longer than the ids themselves.
-        options = {"return_attention_mask": False, "return_token_type_ids": False}
-        return list(tokenizer(texts, add_special_tokens=False, **options)["input_ids"])
-
-    if not statements:
-        return []
-    index = {name: i for i, name in enumerate(names)}
-    texts = ids([f"{s.text}." for s in statements])
-    if any(tokenizer.unk_token_id in tokens for tokens in texts):
-        raise ConfigError(
-            "the tiny world's tokenizer cannot read all its texts: words that are adjacent in one "
-            "are one word in another. Remove knowledge from data.knowledge, or change prompts."
-        )
-    prompts = ids([s.prompt for s in statements])
-    # A subject is one token, after the prompt's words before it.
-    knowledge = list({s.knowledge.name: s.knowledge for s in statements}.values())
-    beginnings = ids([one.template.split("{}")[0] for one in knowledge])
-    before = {one.name: len(tokens) for one, tokens in zip(knowledge, beginnings, strict=True)}
-    return [
-        EncodedStatement(text, len(prompt), index[s.knowledge.name], before[s.knowledge.name])
-        for s, text, prompt in zip(statements, texts, prompts, strict=True)
-    ]
