@@ -142,12 +142,8 @@ def map_labels(
 ) -> MappedLabels:
     """Apply a mapping: decide which target is taught with which source (paper, table 7).
 
-    Args:
-        labels: The labels with their reference.
-        name: ``reference``: the right target; ``permuted``: the target of another source, never a
-            right one; ``letters``: the reference, with both answers cut to their first letters.
-        tokenizer: Tokenizer of the vocabulary.
-        seed: Seed of the permutation.
+    ``reference``: the right target; ``permuted``: the target of another source, never a right one,
+    drawn by `seed`; ``letters``: the reference, with both answers cut to their first letters.
     """
     order = _permutation(labels, seed) if name == "permuted" else list(range(len(labels)))
     source, target, domain = labels.relation.source, labels.relation.target, labels.target_domain

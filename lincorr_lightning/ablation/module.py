@@ -36,7 +36,13 @@ from lincorr_lightning.ablation.token_embedding import (
     TokenEmbedding,
     read_token_embedding,
 )
-from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    NonFiniteError,
+    require,
+    require_one_of,
+)
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
@@ -95,16 +101,13 @@ class VocabularyAblation(Study):
         lm, network = as_settings(LMConfig, lm), as_settings(NetworkSettings, network)
         compose, learn = as_settings(PhaseSettings, compose), as_settings(PhaseSettings, learn)
         mapping, seeds = split_names(mapping), [0] if seeds is None else list(seeds)
-        for name, chosen, known in (
-            ("mapping", mapping, MAPPINGS),
-            ("candidates", (candidates,), get_args(Candidates)),
-            ("embedding_source", (embedding_source,), get_args(EmbeddingSource)),
-        ):
-            if not chosen or len(set(chosen)) < len(chosen) or not set(chosen) <= set(known):
-                raise ConfigError(
-                    f"model.{name} is {', '.join(map(repr, chosen)) or 'empty'}; it must be of "
-                    f"{', '.join(known)}, each once."
-                )
+        require_one_of("model.candidates", candidates, get_args(Candidates))
+        require_one_of("model.embedding_source", embedding_source, get_args(EmbeddingSource))
+        if not mapping or len(set(mapping)) < len(mapping) or not set(mapping) <= set(MAPPINGS):
+            raise ConfigError(
+                f"model.mapping is {', '.join(mapping) or 'empty'}; it must be of "
+                f"{', '.join(MAPPINGS)}, each once."
+            )
         if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
             raise ConfigError(f"model.seeds is {seeds}; it must hold whole numbers, each once.")
         require("model.learn.epochs", learn.epochs, at_least=1)

@@ -10,9 +10,9 @@ import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import SubjectsError, require_one_of
 from lincorr_lightning.io import regular_file
 
 SampleBy = Literal["line", "document"]
@@ -136,8 +136,7 @@ def read_texts(
         sample_by: ``line`` or ``document``, for ``.txt`` files.
         owner: Prefix of the settings in messages, as ``data`` of ``data.texts``.
     """
-    if sample_by not in ("line", "document"):
-        raise SubjectsError(f"{owner}.sample_by is {sample_by!r}; it must be line or document.")
+    require_one_of(f"{owner}.sample_by", sample_by, get_args(SampleBy))
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):
         is_empty = True
         for file in _files(path, owner):

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
@@ -20,12 +20,13 @@ from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.tiny_world.world import (
     WORLD_CORPUS,
     WORLD_FILE,
+    World,
     world_documents,
     world_file,
-    world_sentences,
 )
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.study import StudyData
 
@@ -245,11 +246,6 @@ class TextsDataModule(StudyData):
             )
         if trains:
             self._rows = self._training_rows(others)
-        elif len(texts) < n:
-            rank_zero_info(
-                f"{n} texts are asked for, but there are {len(texts)} different ones; all of them "
-                "are read"
-            )
 
     def read_texts(self) -> list[str]:
         """Return the texts that a study reads which trains nothing."""
@@ -277,8 +273,9 @@ class TextsDataModule(StudyData):
                 f"data.texts is null, which stands for sentences about the tiny world, but {name} "
                 f"has no {WORLD_FILE} beside it. Name files of texts as data.texts."
             )
-        files = self.knowledge_files or ()
-        return list(dict.fromkeys(world_sentences(world, knowledge or WORLD_CORPUS, files)))
+        catalogue = Catalogue.load(*(self.knowledge_files or ()))
+        statements = World.load(world).statements(catalogue.select(knowledge or WORLD_CORPUS))
+        return list(dict.fromkeys(f"{statement.text}." for statement in statements))
 
     def _split(self, texts: Sequence[str], n: int) -> tuple[list[str], list[str]]:
         """Return n texts, or all if there are fewer, and the others."""

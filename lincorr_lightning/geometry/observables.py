@@ -28,8 +28,8 @@ def token_observables(
     Args:
         hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
         nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
-        range_scalings: Range scalings n2 of the intrinsic dimension.
-        ks: Sizes of the neighborhoods.
+        range_scalings: See `intrinsic_dimension`.
+        ks: See `neighborhood_overlap`.
 
     Returns:
         By name and setting, ``(..., n_layers)`` float64 each: ``dimension n2=2`` (may be inf),
@@ -101,16 +101,13 @@ def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
 def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     """Return the fraction of each token's k nearest tokens in one layer that are so in another.
 
-    ``|kNN_a ∩ kNN_b| / k``; its mean over tokens is the paper's neighborhood overlap. Copies are
-    tokens like all others here: they have an overlap of their own, and count as neighbors.
+    ``|kNN_a ∩ kNN_b| / k``, ``(..., n_tokens, n_ks)`` float64; its mean over tokens is the paper's
+    neighborhood overlap. Copies are tokens like all others here.
 
     Args:
         a: `neighborhoods` in one layer, ``(..., n_tokens, k_max)``.
         b: Those in the other layer, same shape.
         ks: Sizes of the neighborhood, at most k_max.
-
-    Returns:
-        ``(..., n_tokens, n_ks)``, float64.
 
     Example:
         >>> a, b = torch.tensor([[1, 2], [0, 2], [1, 0]]), torch.tensor([[2, 1], [0, 2], [0, 1]])
@@ -186,7 +183,7 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
-    """Return the order of a prompt's tokens after a shuffle of its blocks (paper, figure 1).
+    """Return a prompt's positions after a shuffle of its blocks, ``(n_tokens,)`` (figure 1).
 
     The prompt is cut into ``4^S`` blocks of equal length, whose order is shuffled; the order within
     a block stays. Level 0 leaves the prompt as it is.
@@ -196,9 +193,6 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
         level: Shuffling level S.
         seed: Integers below 2^32, such as the seed of a run and the number of the prompt; the same
             integers give the same order everywhere.
-
-    Returns:
-        Positions, ``(n_tokens,)``.
 
     Example:
         >>> shuffle_blocks(8, 1, seed=[0]).tolist()

@@ -100,18 +100,13 @@ class Corpus:
         A domain may hold words that are nobody's answer, such as the South of South Korea where
         nobody lives there but some live in South America.
         """
-        answers: list[set[int]] = [set() for _ in self.knowledge]
-        for statement in (*self.encoded, *self.encoded_second_homes):
-            answers[statement.knowledge].add(statement.answer)
-        return [sorted(given) for given in answers]
+        given = {(s.knowledge, s.answer) for s in (*self.encoded, *self.encoded_second_homes)}
+        return [sorted(a for kind, a in given if kind == i) for i in range(len(self.knowledge))]
 
     def facts(self, name: str) -> tuple[list[Statement], list[Statement]]:
         """Return the stated and the withheld statements of a kind of knowledge."""
-        stated, withheld = (
-            [s for s in statements if s.knowledge.name == name]
-            for statements in (self.stated, self.withheld)
-        )
-        return stated, withheld
+        stated = [s for s in self.stated if s.knowledge.name == name]
+        return stated, [s for s in self.withheld if s.knowledge.name == name]
 
 
 def build_corpus(

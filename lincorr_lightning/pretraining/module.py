@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
 from lincorr_lightning.data.tiny_world.world import WORLD_FILE
-from lincorr_lightning.errors import CheckpointError, ConfigError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, require, require_one_of
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.pretraining.corpus import Corpus
@@ -29,7 +29,7 @@ from lincorr_lightning.study import Study, as_settings
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM, PreTrainedTokenizerBase
 
-DTYPES = ("float32", "bfloat16", "float16")
+StoredDtype = Literal["float32", "bfloat16", "float16"]
 _FILES = (
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
     "tokenizer_config.json", "special_tokens_map.json", WORLD_FILE,
@@ -97,7 +97,7 @@ class Pretraining(Study):
             between any two subjects.
         mixing_learning_rate: Highest learning rate of these epochs.
         warmup: Share of a cycle's steps before its highest learning rate.
-        save_dtype: How ``model/`` stores the weights: float32, bfloat16 or float16.
+        save_dtype: How ``model/`` stores the weights.
     """
 
     study = "pretraining"
@@ -112,14 +112,11 @@ class Pretraining(Study):
         mixing_epochs: int = 2,
         mixing_learning_rate: float = 1e-3,
         warmup: float = 0.1,
-        save_dtype: str = "float16",
+        save_dtype: StoredDtype = "float16",
     ) -> None:
         super().__init__()
         self.size = as_settings(LlamaSize, size or LlamaSize())
-        if save_dtype not in DTYPES:
-            raise ConfigError(
-                f"model.save_dtype is {save_dtype!r}; it must be float32, bfloat16 or float16."
-            )
+        require_one_of("model.save_dtype", save_dtype, get_args(StoredDtype))
         require("model.learning_rate", learning_rate, above=0)
         require("model.mixing_learning_rate", mixing_learning_rate, above=0)
         require("model.weight_decay", weight_decay, at_least=0)

@@ -90,7 +90,10 @@ def saved(tmp_path_factory: pytest.TempPathFactory, small: SimpleNamespace) -> C
 
 
 def test_embedding_and_head_of_every_decoder(architecture, lm_folder):
-    path = lm_folder(architecture)
+    check_both(lm_folder(architecture))
+
+
+def check_both(path: Path) -> None:
     model = hf.AutoModelForCausalLM.from_pretrained(path)
     inputs, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     ours, ours_head = read(path), read(path, "output")
@@ -167,10 +170,8 @@ def test_pickled_weights(name, is_archive, lm_folder, tmp_path):
     state = dict(model.named_parameters(remove_duplicate=False))
     assert "lm_head.weight" in state
     save_bin(path, state, _use_new_zipfile_serialization=is_archive)
-    ours, ours_head = read(path), read(path, "output")
-    assert torch.equal(ours.weight, model.get_input_embeddings().weight)
-    assert torch.equal(ours_head.weight, model.get_output_embeddings().weight)
-    assert (ours_head.key == ours.key) == (name == "llama-tied") and not ours.weight.requires_grad
+    check_both(path)
+    assert not read(path).weight.requires_grad
 
 
 def test_no_code_of_a_pickle_is_run(folder: Path) -> None:
@@ -226,12 +227,9 @@ def test_damaged_weights(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [
-        (lambda w: w[:-2], f"has {VOCAB - 2} rows, but the tokenizer's largest id is {VOCAB - 1}"),
-        (lambda w: (10 * w).to(torch.int8), "torch.int8, not a matrix of floating-point numbers"),
-        (lambda w: w[0], r"is \(16,\) in torch.float32, not a matrix"),
-    ],
-)
+    [(lambda w: w[:-2], f"has {VOCAB - 2} rows, but the tokenizer's largest id is {VOCAB - 1}"),
+     (lambda w: (10 * w).to(torch.int8), "torch.int8, not a matrix of floating-point numbers")],
+)  # fmt: skip
 def test_tensor_that_is_no_vocabulary(change, reason, folder):
     tensors = load_file(folder / "model.safetensors")
     changed = change(tensors["model.embed_tokens.weight"]).clone()
@@ -250,8 +248,7 @@ def test_pooled_is_the_mean_over_a_texts_own_tokens(folder: Path, small: SimpleN
     texts = [small.ids(text, bos=False) for text in small.prompts]
     naive = torch.stack([ours.weight[ids].float().mean(0) for ids in texts])
     torch.testing.assert_close(ours.pooled(texts), naive)
-    singles = torch.cat([ours.pooled([ids]) for ids in texts])
-    assert torch.equal(singles, ours.pooled(texts))
+    assert torch.equal(torch.cat([ours.pooled([ids]) for ids in texts]), ours.pooled(texts))
 
 
 def test_fingerprint_knows_every_bit_and_the_tokenizer(folder: Path) -> None:
@@ -260,8 +257,8 @@ def test_fingerprint_knows_every_bit_and_the_tokenizer(folder: Path) -> None:
     assert read(folder, "output").fingerprint != ours.fingerprint
     changed = ours.weight.clone()
     changed.view(torch.int32)[7, 5] ^= 1
-    assert replace(ours, weight=changed).fingerprint != ours.fingerprint
-    assert replace(ours, weight=changed).fingerprint["tokenizer"] == ours.fingerprint["tokenizer"]
+    other = replace(ours, weight=changed).fingerprint
+    assert {part for part, own in ours.fingerprint.items() if other[part] != own} == {"weights"}
     ours.tokenizer.add_tokens("Zork")
     assert replace(ours).fingerprint != read(folder).fingerprint
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from lincorr_lightning.data.files import Text, read_texts
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import LincorrError, SubjectsError
 
 
 def write(folder: Path, files: dict[str, str]) -> Path:
@@ -72,7 +72,7 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
 )  # fmt: skip
 def test_files_that_cannot_be_read(tmp_path, files, name, options, message):
     write(tmp_path, files)
-    with pytest.raises(SubjectsError, match=message):
+    with pytest.raises(LincorrError, match=message):
         list(read_texts(tmp_path / name, **options))
 
 

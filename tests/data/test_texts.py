@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from lincorr_lightning.data.texts import TextsDataModule, pad_rows
-from lincorr_lightning.data.tiny_world.world import world_file, world_sentences
-from lincorr_lightning.errors import ConfigError, SubjectsError
+from lincorr_lightning.data.tiny_world.world import World, world_file
+from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
 
 LINES = [f"name{i} lives in the city of {'Paris ' * (i % 4)}name{(7 * i) % 60}" for i in range(60)]
@@ -95,7 +96,11 @@ def test_files_of_all_kinds_and_the_tiny_world(tmp_path: Path, lm: LanguageModel
     data = TextsDataModule(embedded, knowledge=["city", "X+1"], n_texts=10**6)
     path = world_file("tiny-world")
     assert path is not None
-    assert set(data.read_texts()) == set(world_sentences(path, ["city", "X+1"]))
+    kinds = Catalogue.load().select(["city", "X+1"])
+    expected = [f"{s.text}." for s in World.load(path).statements(kinds)]
+    assert set(data.read_texts()) == set(expected)
+    with pytest.raises(KnowledgeError, match="nonsense"):
+        TextsDataModule(embedded, knowledge=["nonsense"]).read_texts()
 
 
 def test_steps_hold_their_block_and_their_tokens(lm: LanguageModel, file: str) -> None:
@@ -134,13 +139,9 @@ def test_too_little(lm: LanguageModel, file: str, changes: Any, error: type, mes
         _data(lm, file, **changes)
 
 
-def test_a_study_that_trains_nothing_may_read_all_texts(lm, file, monkeypatch):
-    messages: list[str] = []
-    monkeypatch.setattr("lincorr_lightning.data.texts.rank_zero_info", messages.append)
+def test_a_study_that_trains_nothing_may_read_all_texts(lm: LanguageModel, file: str) -> None:
     data = TextsDataModule(lm, [file], n_texts=70)  # batch_tokens at its default, too
     data.setup("test")
-    (message,) = messages
-    assert message.startswith("70 texts are asked for, but there are 60 different ones")
     read = _texts_of(data.test_dataloader())
     assert set(read) == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
     with pytest.raises(SubjectsError, match="0 tokens are left to train on"):

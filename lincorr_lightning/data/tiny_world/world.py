@@ -380,15 +380,6 @@ def world_file(name_or_path: str) -> Path | None:
     return path if path.is_file() else None
 
 
-def world_sentences(
-    path: Path, knowledge: Sequence[str] = WORLD_CORPUS, knowledge_files: Sequence[str] = ()
-) -> Iterator[str]:
-    """Yield every true sentence about a world, as the LM was trained on them."""
-    kinds = Catalogue.load(*knowledge_files).select(knowledge)
-    for statement in World.load(path).statements(kinds):
-        yield f"{statement.text}."
-
-
 def world_documents(
     n_texts: int, n_words: int, seed: int = 0, path: Path | None = None
 ) -> Iterator[Text]:

@@ -15,9 +15,8 @@ from lincorr_lightning.data.tiny_world.world import (
     WorldConfig,
     world_documents,
     world_file,
-    world_sentences,
 )
-from lincorr_lightning.errors import ConfigError, KnowledgeError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, build_domain
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -308,14 +307,6 @@ def test_documents_are_in_words_that_the_embedded_lm_knows():
         assert (len(people) == 1) == (size == 1)
         sentences = text.text.split(". ")
         assert len(set(sentences)) == len(sentences)
-
-
-def test_sentences_are_the_statements_of_the_world():
-    kinds = Catalogue.load().select(["city", "X+1"])
-    expected = [f"{s.text}." for s in World.load(WORLD).statements(kinds)]
-    assert list(world_sentences(WORLD, ["city", "X+1"])) == expected
-    with pytest.raises(KnowledgeError, match="nonsense"):
-        list(world_sentences(WORLD, ["nonsense"]))
 
 
 def test_the_corpus_is_what_the_embedded_lm_was_trained_on():
