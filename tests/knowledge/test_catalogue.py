@@ -33,16 +33,12 @@ def catalogue(write):
 
 
 def test_a_domain_is_every_name_in_its_language(catalogue):
-    assert catalogue["realm"].answers == (
-        Answer("Avalon", "Avalon"),
-        Answer("Avalon", "Isle of Apples"),
-        Answer("Camelot", "Camelot"),
-        Answer("Lyonesse", "Lyonesse"),
-    )
-    assert catalogue["realm_zh"].answers == (
-        Answer("Avalon", "阿瓦隆"),
-        Answer("Camelot", "卡美洛"),
-    )
+    def answers(name):
+        return [(answer.identity, answer.text) for answer in catalogue[name].answers]
+
+    avalon = [("Avalon", "Avalon"), ("Avalon", "Isle of Apples")]
+    assert answers("realm") == [*avalon, ("Camelot", "Camelot"), ("Lyonesse", "Lyonesse")]
+    assert answers("realm_zh") == [("Avalon", "阿瓦隆"), ("Camelot", "卡美洛")]
     assert catalogue["realm_zh"].leading_space is False
     assert catalogue["realm"].prompt("{} of {}") == "{} of {} rules over"
     assert catalogue["realm"].kind == catalogue["home"].kind == "realm"
@@ -53,7 +49,6 @@ def test_a_domain_is_every_name_in_its_language(catalogue):
     {
         "realm->region": {"Avalon": {"North", "West"}, "Camelot": {"West"}},
         "home->region": {"Avalon": {"North", "West"}, "Camelot": {"West"}},
-        "realm->coin": {"Avalon": {"Mark"}},
         # Only facts that have a name in the target's language count.
         "realm->region_zh": {"Avalon": {"West"}, "Camelot": {"West"}},
         "realm_de->region_zh": {"Avalon": {"West"}},
@@ -61,14 +56,11 @@ def test_a_domain_is_every_name_in_its_language(catalogue):
         "realm_zh->realm": {"Avalon": {"Avalon"}, "Camelot": {"Camelot"}},
         "realm_zh->realm_de": {"Avalon": {"Avalon"}},
         "region->realm": None,
-        "region->coin": None,
         "coin->region_zh": None,
         "realm->home": None,
         "realm->realm": None,
-        "home->realm_zh": None,
         "sort->region": None,
         "X+1->region": None,
-        "X+1->X+1": None,
         "X+1->X+2": {str(n): {str(n + 1)} for n in range(10)},
     }.items(),
 )

@@ -56,11 +56,10 @@ def test_a_good_file_is_read_as_written(write):
     assert avalon.texts("zh") == ("阿瓦隆", "阿瓦")
     assert avalon.texts("fr") == ()
     assert file.entities["realm"]["Lyonesse"].facts == {}
-    assert file.knowledge["realm"].leading_space is True
-    assert file.knowledge["realm_zh"].leading_space is False
+    spaced = {name: knowledge.leading_space for name, knowledge in file.knowledge.items()}
+    assert spaced == {"realm": True, "realm_zh": False, "greeting": False}
     greeting = file.knowledge["greeting"]
     assert [answer.text for answer in greeting.answers] == ["hello", "good morning"]
-    assert greeting.leading_space is False
     assert greeting.printed_template == "{} say"
 
 
