@@ -220,5 +220,4 @@ def _mean_r(prediction: Tensor, target: Tensor) -> float:
 
 
 def _mean(values: list[float]) -> float:
-    known = [value for value in values if value == value]
-    return sum(known) / len(known) if known else float("nan")
+    return torch.tensor(values, dtype=torch.float64).nanmean().item()

@@ -267,11 +267,8 @@ def test_a_second_run_begins_anew(naive, small_lm, every_callback, fit):
 
 OTHER_ARGUMENTS = [
     (Generalization, {"edits": [{"subject": "name1", "answer": "Paris"}]}),
-    (Generalization, {"controls": []}),
-    (Generalization, {"n_watch": 3}),
     (GradientCorrelation, {"subjects": ["name1", "name2", "name3"]}),
     (Resilience, {"subjects": ["name1", "name2", "name3"]}),
-    (FeatureMovement, {"saes": "others"}),
     (FeatureMovement, {"least": 0.2}),
     (Formation, {"control": None}),
     (TokenGeometryMonitor, {"ks": [3]}),

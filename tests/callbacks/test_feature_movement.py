@@ -1,12 +1,12 @@
 """Which features move, against reading them one prompt at a time."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pandas import read_csv
 from safetensors.torch import save_file
 
 from lincorr_lightning.callbacks import FeatureMovement
@@ -57,14 +57,6 @@ def _naive_features(model, tokenizer, hook_point, prompts):
     return features.double().numpy(), x.double().numpy(), rebuilt.double().numpy()
 
 
-def _expected(states, tokenizer, hook_point, what):
-    prompts = [f"{x} lives in the {what} of" for x in SUBJECTS]
-    base = [_naive_features(states[0], tokenizer, hook_point, [p])[0] for p in prompts]
-    old = np.concatenate(base)
-    new, x, rebuilt = _naive_features(states[-1], tokenizer, hook_point, prompts)
-    return old, new, 1 - ((x - rebuilt) ** 2).sum() / (x**2).sum()
-
-
 @pytest.mark.parametrize("every", [1, 3])
 def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
     module = naive.module(small_lm)
@@ -74,35 +66,33 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
     steps = [step for step, _ in watch.history["features/residual.1/source/change"]]
     assert steps == ([1, 2, 3, 4] if every == 1 else [3, 4])
     for hook_point in HOOK_POINTS:
-        typical = []
+        old_new = {}
         for side, what in (("source", "city"), ("target", "country")):
-            old, new, explained = _expected(states, module.tokenizer, hook_point, what)
-            typical.append(old)
+            prompts = [f"{x} lives in the {what} of" for x in SUBJECTS]
+            (old, *_), (new, x, rebuilt) = (
+                _naive_features(states[i], module.tokenizer, hook_point, prompts) for i in (0, -1)
+            )
+            old_new[side] = old, new
             found = watch.results[hook_point.id][side]
             moved = np.abs(new - old).mean(0)
+            explained = 1 - ((x - rebuilt) ** 2).sum() / (x**2).sum()
             assert found["change"] == pytest.approx(moved.sum() / old.mean(0).sum(), rel=1e-3)
             assert found["on"] == pytest.approx(((old <= 0) & (new > 0)).sum(1).mean())
             assert found["off"] == pytest.approx(((old > 0) & (new <= 0)).sum(1).mean())
             assert found["explained"] == pytest.approx(explained, abs=1e-3)
             best = np.argsort(-moved)[:5]
-            assert [row["feature"] for row in found["top"]] == [
-                f"{hook_point.id}.{i}" for i in best
-            ]
             for row, i in zip(found["top"], best, strict=True):
+                assert row["feature"] == f"{hook_point.id}.{i}"
                 assert row["change"] == pytest.approx(moved[i], rel=1e-3)
                 assert row["before"] == pytest.approx(old[:, i].mean(), rel=1e-3)
                 assert row["after"] == pytest.approx(new[:, i].mean(), rel=1e-3, abs=1e-5)
-        base = np.concatenate(typical)
+        base = np.concatenate([old for old, _ in old_new.values()])
         least = 0.1 * base.sum() / (base > 0).sum()
-        for side, what in (("source", "city"), ("target", "country")):
-            old, new, _ = _expected(states, module.tokenizer, hook_point, what)
+        for side, (old, new) in old_new.items():
             n_moved = (np.abs(new - old).mean(0) > least).sum()
             assert watch.results[hook_point.id][side]["moved"] == n_moved > 0
     (path,) = Path(trainer.default_root_dir).rglob("feature_movement.csv")
-    with path.open() as file:
-        rows = list(csv.DictReader(file))
-    assert {int(row["step"]) for row in rows} == set(steps)
-    assert watch.output.table("feature_movement").frame["step"][0] == max(steps)
+    assert list(read_csv(path)["step"].unique()) == steps[::-1]
     assert json.dumps(watch.results)
 
 
@@ -116,10 +106,8 @@ def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit)
             for adapter, edit in enumerate(batch.edits):
                 prompt = f"{edit.subject} lives in the country of"
                 with self.adapters.rows([adapter]):
-                    read = _naive_features(self.backbone, self.tokenizer, HOOK_POINTS[1], [prompt])[
-                        0
-                    ]
-                seen[batch.step + 1, batch.ids[adapter]] = read[0]
+                    read = _naive_features(self.backbone, self.tokenizer, HOOK_POINTS[1], [prompt])
+                seen[batch.step + 1, batch.ids[adapter]] = read[0][0]
 
     module = Stacked(small_lm)
     base = naive.module(small_lm)

@@ -1,12 +1,12 @@
 """Correlations during training, against scikit-learn and a count by hand."""
 
-import csv
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pandas import read_csv
 from scipy import stats
 from sklearn.linear_model import LinearRegression
 
@@ -17,6 +17,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
 from lincorr_lightning.pretraining.module import LlamaSize, Pretraining
+from tests.toys import quiet_trainer
 
 
 def naive_correlation(x, y):
@@ -54,9 +55,6 @@ WORLD = WorldConfig(n_people=30, nicknames=False)
 
 @pytest.fixture(scope="module")
 def formed(tmp_path_factory):
-    import lightning as L
-    from lightning.pytorch.loggers import TensorBoardLogger
-
     folder = tmp_path_factory.mktemp("runs")
     module = Pretraining(
         LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2), mixing_epochs=0
@@ -65,10 +63,9 @@ def formed(tmp_path_factory):
         WORLD, ["city", "country", "color"], batch_size=32, pair="city->country", cooccurrence=0.5
     )
     watch = Formation(["city->country", "city->color"], n_subjects=80, every_n_steps=20)
-    trainer = L.Trainer(
-        accelerator="cpu", max_epochs=15, num_sanity_val_steps=0, enable_progress_bar=False,
-        enable_model_summary=False, callbacks=[watch], check_val_every_n_epoch=15,
-        logger=TensorBoardLogger(folder, name="pretraining", default_hp_metric=False),
+    trainer = quiet_trainer(
+        folder, max_epochs=15, callbacks=[watch], check_val_every_n_epoch=15,
+        enable_checkpointing=False,
     )  # fmt: skip
     trainer.fit(module, datamodule=data)
     return watch, data, module, trainer
@@ -102,11 +99,11 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     found = json.loads((run / "results.json").read_text())["formation"]
     assert found["correlations"] == watch.correlations
     assert len(watch.correlations) == 2 * len({row["step"] for row in watch.correlations})
-    with (run / "tables" / "formation.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    frame = read_csv(run / "tables" / "formation.csv")
     by_step = sorted(watch.correlations, key=lambda point: -point["step"])
-    assert [float(row["label_mean"]) for row in rows] == [point["label_mean"] for point in by_step]
-    assert int(rows[0]["step"]) == trainer.global_step and rows[-1]["step"] == "0"
+    for name in ("step", "label_mean"):
+        assert list(frame[name]) == pytest.approx([point[name] for point in by_step])
+    assert (frame["step"].iloc[0], frame["step"].iloc[-1]) == (trainer.global_step, 0)
     assert (run / "figures" / "formation.png").stat().st_size > 20_000
 
 
