@@ -66,13 +66,8 @@ def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = N
     """Refuse a checkpoint that no run of a study can use, before the LM is loaded.
 
     Tensors are not read. Paths that only Lightning can resolve are not checked: ``last``,
-    a registry, and other URLs.
-
-    Args:
-        path: The value of ``--ckpt_path``.
-        study: Name of the study.
-        weights_only: The value of ``--weights_only``; only if it is False may the file hold other
-            objects than tensors and plain data.
+    a registry, and other URLs. Only if `weights_only` is False may the file hold other objects than
+    tensors and plain data.
     """
     if re.match(r"(last|registry)$|\w+:", str(path)) or (Path(path) / "meta.pt").is_file():
         return  # the last is a folder of shards (save_distributed_checkpoint)

@@ -96,11 +96,7 @@ class SaveConfig(SaveConfigCallback):
 
 
 class LincorrCLI(LightningCLI):
-    """One parser for every study: ``--model NAME --data NAME --trainer...``.
-
-    Args:
-        args: Command line, as `prepare_args` returns it.
-    """
+    """One parser for every study; `args` is a command line as `prepare_args` returns it."""
 
     def __init__(self, args: Sequence[str]) -> None:
         self.is_safe = SAFE in args

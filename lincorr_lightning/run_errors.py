@@ -37,14 +37,8 @@ def run_error(
 ) -> LincorrError | None:
     """Return an error that says what to do about one that ended a run.
 
-    Args:
-        error: The error.
-        ckpt_path: The checkpoint that the run began with.
-        model: The study, whose settings may be named, as may those of its data.
-        data: Its data.
-
-    Returns:
-        None if the error is none that a user can mend, or says itself what to do.
+    It may name the checkpoint that the run began with, and settings of the study and its data. None
+    if the error is none that a user can mend, or says itself what to do.
     """
     if reason := oom_reason(error):
         return _out_of_memory(reason, model, data)

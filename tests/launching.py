@@ -19,14 +19,9 @@ _PATIENCE_S = 240
 
 
 def run_in_two(*arguments: str, prepare: Callable[[int], None] | None = None) -> SimpleNamespace:
-    """Run `lincorr` in two processes of one run.
+    """Run `lincorr` in two processes of one run, in each of which `prepare` is called first.
 
-    Args:
-        arguments: Of the command line; the Trainer's must ask for two devices.
-        prepare: Called first in each process, with its rank.
-
-    Returns:
-        `returncode`, the first that is not 0; `stderr` of both processes, one after the other.
+    Returns `returncode`, the first that is not 0, and `stderr` of both processes.
     """
     store = serve_store()
     with TemporaryDirectory() as folder:
@@ -68,12 +63,7 @@ def _rank(
 def run_alone(work: Callable[..., None], *args: Any) -> int:
     """Run a function in a process of its own, with as many threads as this one.
 
-    Args:
-        work: Called with the arguments.
-        args: The arguments.
-
-    Returns:
-        The process' exit code; of one that was killed, the signal's number below 0.
+    Returns the exit code; of a process that was killed, the signal's number below 0.
     """
     process = CONTEXT.Process(target=_alone, args=(torch.get_num_threads(), work, args))
     process.start()
@@ -90,13 +80,7 @@ def _alone(n_threads: int, work: Callable[..., None], args: tuple[Any, ...]) -> 
 
 
 def launch(n: int, work: Callable[..., None], *args: Any) -> None:
-    """Run a function in several processes of one run; what one of them raises is raised here.
-
-    Args:
-        n: How many.
-        work: Called with the number of the process, and the arguments.
-        args: The arguments.
-    """
+    """Run a function of the rank in several processes; what one of them raises is raised here."""
     store = serve_store()
     multiprocessing.start_processes(
         _work, (n, store.port, work, args), nprocs=n, start_method="forkserver"

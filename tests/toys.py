@@ -61,13 +61,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def toy_config(architecture: str = "llama", vocab_size: int = 50, **changes: Any) -> Any:
-    """Return the configuration of a small LM, in transformers' common names.
-
-    Args:
-        architecture: A key of `ARCHITECTURES`, or a model type of transformers.
-        vocab_size: Number of tokens.
-        **changes: Options that replace the defaults.
-    """
+    """Return the configuration of a small LM: a key of `ARCHITECTURES`, or a model type."""
     model_type, options = ARCHITECTURES.get(architecture, (architecture, {}))
     defaults = {
         "vocab_size": vocab_size, "hidden_size": 16, "num_hidden_layers": 2,
@@ -81,15 +75,7 @@ def toy_model(
     architecture: str = "llama", vocab_size: int = 50, seed: int = 0, std: float = 0.5,
     **changes: Any,
 ) -> Any:  # fmt: skip
-    """Return an LM with large random weights everywhere, biases and norms included, in eval mode.
-
-    Args:
-        architecture: A key of `ARCHITECTURES`, or a model type of transformers.
-        vocab_size: Number of tokens.
-        seed: Seed of the weights.
-        std: Standard deviation of the matrices.
-        **changes: Options of the configuration.
-    """
+    """Return an LM of a `toy_config` with large random weights everywhere, in eval mode."""
     return randomize(
         hf.AutoModelForCausalLM.from_config(toy_config(architecture, vocab_size, **changes)),
         seed, std,
@@ -116,11 +102,7 @@ def word_tokenizer(
 ) -> hf.PreTrainedTokenizerFast:
     """Return a word-level tokenizer whose ids are the positions in special tokens + words.
 
-    Args:
-        words: The words; those with white space around them, "’s" and "," are split off.
-        special: Special tokens among ``<pad> <unk> <s> </s>``.
-        template: Template of special tokens around a text, such as ``<s> $A``.
-        **options: Arguments of `PreTrainedTokenizerFast`.
+    `special` are among ``<pad> <unk> <s> </s>``; `template` puts them around a text: ``<s> $A``.
     """
     vocab = {word: i for i, word in enumerate([*special, *words])}
     backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
@@ -172,13 +154,7 @@ def replaced_output(
 
 
 def toy_sae(hook_point: HookPoint, decoder: torch.Tensor, **changes: Any) -> SparseAutoencoder:
-    """Return an SAE whose encoder is its decoder, ``(n_features, width)``, without biases.
-
-    Args:
-        hook_point: Where it reads and writes.
-        decoder: The decoder; a feature is a row.
-        **changes: Arguments of `SparseAutoencoder` that replace the defaults.
-    """
+    """Return an SAE whose encoder is its decoder, ``(n_features, width)``, without biases."""
     n, width = decoder.shape
     defaults = {
         "encoder": decoder.clone(), "encoder_bias": torch.zeros(n),
@@ -199,15 +175,6 @@ def save_toy_lm(
     """Save a random word-level LM that has words for some cities, countries and colors.
 
     Its logits mean nothing, but obey the same algebra as those of a trained LM.
-
-    Args:
-        folder: Where to.
-        seed: Seed of the weights.
-        hidden_size: Width.
-        architecture: A key of `ARCHITECTURES`.
-        words: Vocabulary beside ``<pad>`` and ``<unk>``.
-        tokenizer: Tokenizer in place of one of these words.
-        **changes: Options of the configuration.
     """
     tokenizer = tokenizer or word_tokenizer(words)
     tokenizer.save_pretrained(folder)
@@ -226,15 +193,8 @@ def save_toy_gguf(
 ) -> Any:  # fmt: skip
     """Save a random Llama with a byte-level tokenizer as a GGUF file, as llama.cpp does.
 
-    Args:
-        path: The file.
-        quantization: Name of a `gguf.GGMLQuantizationType` for the matrices.
-        tokenizer: Whether the file has a tokenizer.
-        merges: Merges of the tokenizer beside the 256 bytes, such as ``"c i"``.
-        **fields: Options of the configuration.
-
-    Returns:
-        The model whose weights are in the file, in float32 before any quantization.
+    `quantization` is that of the matrices; `merges` are those beside the 256 bytes. Returns the
+    model whose weights are in the file, in float32 before any quantization.
     """
     import gguf
 
@@ -325,3 +285,9 @@ def mean_r(predicted: Any, true: Any) -> float:
     """Return the mean over columns of Pearson's r, by scipy."""
     columns = zip(np.asarray(predicted).T, np.asarray(true).T, strict=True)
     return float(np.mean([pearsonr(p, t)[0] for p, t in columns]))
+
+
+def assert_is_last(path: Path) -> None:
+    """Assert that a run's results.json was written after all its other files."""
+    others = [p for p in path.parent.rglob("*") if p.is_file() and "events.out" not in p.name]
+    assert max(others, key=lambda p: p.stat().st_mtime_ns) == path

@@ -11,7 +11,7 @@ import yaml
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.results.saved_run import config_verb
-from tests.run_checks import assert_is_last
+from tests.toys import assert_is_last
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]

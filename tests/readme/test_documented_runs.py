@@ -26,7 +26,7 @@ from tests.readme.commands import (
     run_folder_of,
     with_own_files,
 )
-from tests.run_checks import assert_is_last
+from tests.toys import assert_is_last
 
 PROBE = ["--data.n_subjects=400"]
 ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
