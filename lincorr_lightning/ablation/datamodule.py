@@ -39,9 +39,8 @@ if TYPE_CHECKING:
 COLUMNS = ("phase", "subject", "source", "target")
 """Columns of a file of texts; the target is for readers only."""
 
-PHASES = ("compose", "learn")
 _REQUIRED = COLUMNS[:3]
-
+PHASES = ("compose", "learn")
 PhaseName = Literal["uncomposed", "compose", "learn"]
 """``compose`` reads paired texts, ``learn`` the source texts of new subjects, and ``uncomposed``
 these too, before anything is composed."""

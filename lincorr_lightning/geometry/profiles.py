@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _PAPER_K = 2  # size of the neighborhood in the paper's figures
-MIN_CORPORA = 4
-"""Number of corpora that a correlation over corpora needs."""
+_MIN_CORPORA = 4  # for a correlation over them
 
 
 class ObservedPrompt(NamedTuple):
@@ -102,7 +101,7 @@ def _corpora(
         if one.level == 0:
             members.setdefault(one.corpus, []).append(one.geometry)
     rows: list[dict[str, object]] = []
-    for corpus, prompts in sorted(members.items()) if len(members) >= MIN_CORPORA else ():
+    for corpus, prompts in sorted(members.items()) if len(members) >= _MIN_CORPORA else ():
         last: list[Tensor] = [prompt.last for prompt in prompts if prompt.last is not None]
         dimension = settings.dimension(torch.stack(last, 1).to(device))
         loss = sum(prompt.numbers["loss"] for prompt in prompts) / len(prompts)
