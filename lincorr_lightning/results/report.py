@@ -334,7 +334,12 @@ def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
     first = tables[0]
     if any((table.keys, table.formats) != (first.keys, first.formats) for table in tables):
         return None
-    n_keys = _n_key_columns([table.frame for table in tables])
+    # The first columns that are needed to tell the rows apart.
+    n_keys = next(
+        (n for n in range(1, len(first.keys))
+         if not any(table.frame.iloc[:, :n].duplicated().any() for table in tables)),
+        len(first.keys),
+    )  # fmt: skip
     labels = first.keys[:n_keys]
     numbers = [key for key in first.keys[n_keys:] if first.formats.get(key)]
     if not numbers or not any(map(len, tables)):
@@ -345,15 +350,6 @@ def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
     same = len({table.caption for table in tables}) == 1
     caption = (same and first.caption) or first.name.replace("_", " ").capitalize()
     return replace(first, frame=frame, caption=f"{caption.rstrip('.')}: by run")
-
-
-def _n_key_columns(frames: Sequence[DataFrame]) -> int:
-    """Count the first columns that are needed to tell a table's rows apart."""
-    n_columns = len(frames[0].columns)
-    for n in range(1, n_columns):
-        if not any(frame.iloc[:, :n].duplicated().any() for frame in frames):
-            return n
-    return n_columns
 
 
 def _differences(runs: Sequence[SavedRun]) -> str:
