@@ -19,7 +19,10 @@ def test_out_of_memory_in_training(
         raise torch.OutOfMemoryError("no room. Tried to allocate 2 GiB")
 
     monkeypatch.setattr(SourceFinetune, "backward", fail)
-    message = r"does not fit the memory: no room\. Lower model\.edits_per_step \(it is 5\)"
+    message = (
+        rf"batch size {5 if protocol == 'joint' else 1} and sequence length \d+ does not fit the "
+        r"memory: no room\. Lower model\.edits_per_step \(it is 5\)"
+    )
     with pytest.raises(LanguageModelError, match=message):
         main([
             "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
