@@ -5,7 +5,7 @@ Imported at the end of a run only, since it takes pandas and matplotlib.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -93,27 +93,37 @@ def ablation_results(
             "seconds": round(seconds, 2),
             "embedding": {"key": embedding.key, "shape": list(embedding.weight.shape)},
         },
-        tables=[
-            Table.of(
-                "summary",
-                summary,
-                caption=f"{relation}: generalized from the vocabulary of {lm} alone, means over "
-                "seeds",
-                note="Std: over seeds. Most frequent answer: the right answer of most new "
-                "subjects. Paper: vocabulary of Llama-3.",
-                headline=True,
-            ),
-            Table("runs", runs, "Shares of the new subjects, by network",
-                  formats=dict.fromkeys(runs.columns[3:], ".1%")),
-            Table.of("cases", cases, caption="New subjects of the first seed"),
-            Table.of(
-                "texts", corpus.texts[0].rows(corpus.labels), COLUMNS,
-                caption="Texts of the first seed, a valid data.texts_file",
-            ),
-        ],
+        tables=list(_tables(corpus, lm, summary, runs, cases)),
         figures=_figures(relation, lm, corpus.n_new, DataFrame(summary), curves),
         lm=embedding.info,
     )  # fmt: skip
+
+
+def _tables(
+    corpus: PairedCorpus,
+    lm: str,
+    summary: Sequence[MappingScores],
+    runs: DataFrame,
+    cases: Iterable[Mapping[str, str | bool]],
+) -> Iterator[Table]:
+    yield Table.of(
+        "summary",
+        summary,
+        caption=f"{corpus.labels.relation.name}: generalized from the vocabulary of {lm} alone, "
+        "means over seeds",
+        note="Std: over seeds. Most frequent answer: the right answer of most new subjects. Paper: "
+        "vocabulary of Llama-3.",
+        headline=True,
+    )
+    formats = dict.fromkeys(runs.columns[3:], ".1%")
+    yield Table("runs", runs, "Shares of the new subjects, by network", formats=formats)
+    yield Table.of("cases", cases, caption="New subjects of the first seed")
+    yield Table.of(
+        "texts",
+        corpus.texts[0].rows(corpus.labels),
+        COLUMNS,
+        caption="Texts of the first seed, a valid data.texts_file",
+    )
 
 
 def _summarize(

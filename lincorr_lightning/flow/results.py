@@ -62,6 +62,7 @@ def feature_flow_results(
     by_method = summarize_cuts(effects.frame, "method")
     by_layer = summarize_cuts(effects.frame, "layer", "method")
     best = best_steering(points.frame)
+    explained = "Variance of a residual stream explained by the features of a predecessor."
     tables = [
         _groups_table(groups),
         _summary_table("summary", ["method"], "Features", by_method),
@@ -70,11 +71,8 @@ def feature_flow_results(
         *(() if relation is None else _relation_tables(relation)),
         _steering_table(best),
         points,
-        Table.of(
-            "transitions", transitions, Transition,
-            "Variance of a residual stream explained by the features of a predecessor.",
-        ),
-    ]  # fmt: skip
+        Table.of("transitions", transitions, Transition, explained),
+    ]
     lm = short_name(lm_name)
     frames = {table.name: table.frame for table in tables}
     return Results(

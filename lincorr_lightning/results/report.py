@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import combinations, groupby, product
+from itertools import combinations, groupby
 from pathlib import Path
 from typing import Any
 
@@ -369,20 +369,26 @@ def _differences(runs: Sequence[SavedRun]) -> str:
 
 
 def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
-    """Lay numbers of runs beside those that the paper has for the same LM, if any."""
+    """Lay numbers of runs beside those of the paper, of the same LM or else of others."""
     rows = []
-    for run, number in product(runs, paper_numbers()):
-        quantity = number.quantity
-        here = quantity.of(run, number.relation, number.answer)
-        if here is not None and number.is_about(run.lm_name):
-            numbers = [quantity.show(here), quantity.show(number.value)]
-            numbers.append(quantity.difference(here - number.value))
-            lm = short_name(run.lm_name)
-            rows.append([number.relation, number.heading, *numbers, number.place, lm])
+    for run in runs:
+        measured = [
+            (number, here)
+            for number in paper_numbers()
+            if (here := number.quantity.of(run, number.relation, number.answer)) is not None
+        ]
+        same = [(number, here) for number, here in measured if number.is_about(run.lm_name)]
+        for number, here in same or [one for one in measured if not one[0].answer]:
+            quantity = number.quantity
+            difference = quantity.difference(here - number.value) if same else ""
+            numbers = [quantity.show(here), quantity.show(number.value), difference]
+            lms = short_name(run.lm_name), number.lm
+            rows.append([number.relation, number.heading, *lms, *numbers, number.place])
     formats = dict.fromkeys(("here", "paper", "difference"), ".2f")
-    columns = ["relation", "quantity", *formats, "in the paper", "LM"]
-    caption = "Beside the paper"
-    table = Table.of("paper", rows, columns, caption, headline=True, formats=formats)
+    columns = ["relation", "quantity", "LM", "LM of the paper", *formats, "in the paper"]
+    note = "Numbers of other LMs than the paper's have no difference."
+    headline = any(difference for *_, difference, _ in rows)
+    table = Table.of("paper", rows, columns, "Beside the paper", note, headline, formats=formats)
     return [table] if rows else []
 
 

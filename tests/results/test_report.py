@@ -110,19 +110,24 @@ def test_numbers_stand_beside_the_paper_s(probe: Make, finetune: Make, ablation:
         finetune("meta-llama/Llama-3.2-3B", generalized=0.5), ablation("/copies/Llama-3.2-1B/"),
     ]  # fmt: skip
     (table,) = report.beside_paper([SavedRun.read(folder) for folder in folders])
-    found = {tuple(row[:2]): row[2:] for row in table.texts() if row[0] == "city->country"}
-    for quantity, *cells in (
-        ("label-wise r", "0.80", "0.78", "+0.02", "published notebook, 1,000 subjects",
-         "Meta-Llama-3-8B"),
-        ("Hit@5 influencing", "1.00", "0.78", "+0.22", "Table 2", "Meta-Llama-3-8B"),
-        ("generalized", "50.00%", "53.70%", "−3.70 points", "Table 5", "Llama-3.2-3B"),
-        ("gradient r", "0.84", "0.79", "+0.05", "Table 4", "Llama-3.2-3B"),
-        ("maximum of W, Shanghai", "0.51", "0.50", "+0.01", "Table 6", "Llama-3.2-3B"),
-        ("generalized, mapping reference", "75.00%", "97.66%", "−22.66 points", "Table 7",
-         "Llama-3.2-1B"),
+    found = {tuple(row[1:4]): row[4:] for row in table.texts() if row[0] == "city->country"}
+    for quantity, here, paper, *cells in (
+        ("label-wise r", "Meta-Llama-3-8B", "llama-3-8b", "0.80", "0.78", "+0.02",
+         "published notebook, 1,000 subjects"),
+        ("Hit@5 influencing", "Meta-Llama-3-8B", "llama-3-8b", "1.00", "0.78", "+0.22", "Table 2"),
+        ("Hit@1 influenced", "tiny-world", "llama-3-8b", "0.50", "0.42", "", "Table 2"),
+        ("generalized", "Llama-3.2-3B", "llama-3.2-3b", "50.00%", "53.70%", "−3.70 points",
+         "Table 5"),
+        ("gradient r", "Llama-3.2-3B", "llama-3.2-3b", "0.84", "0.79", "+0.05", "Table 4"),
+        ("maximum of W, Shanghai", "Llama-3.2-3B", "llama-3.2-3b", "0.51", "0.50", "+0.01",
+         "Table 6"),
+        ("generalized, mapping reference", "Llama-3.2-1B", "llama-3", "75.00%", "97.66%",
+         "−22.66 points", "Table 7"),
     ):  # fmt: skip
-        assert found["city->country", quantity] == cells
-    assert not report.beside_paper([SavedRun.read(folders[1])])
+        assert found[quantity, here, paper] == cells
+    (alone,) = report.beside_paper([SavedRun.read(folders[1])])
+    assert table.headline and not alone.headline
+    assert {row[6] for row in alone.texts()} == {""}
 
 
 def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Page]) -> None:
