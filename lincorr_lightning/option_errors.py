@@ -88,9 +88,9 @@ def one_line(text: object) -> str:
 def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
     """Return a question whether the nearest of the known names is meant; empty if none is near."""
     head, dot, rest = name.partition(".")
-    heads = {one.partition(".")[0] for one in known}
+    heads = {each.partition(".")[0] for each in known}
     if dot and head not in heads:  # a section that is written wrongly
-        near = [f"{one}.{rest}" for one in get_close_matches(head, heads, 1)]
+        near = [f"{near}.{rest}" for near in get_close_matches(head, heads, 1)]
     else:
         near = get_close_matches(name, known, 1)
     return f"; did you mean {prefix}{near[0]}?" if near else ""

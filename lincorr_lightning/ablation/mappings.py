@@ -42,7 +42,7 @@ class PairedLabels:
 
     @property
     def reference(self) -> npt.NDArray[np.bool_]:
-        """Which targets of the domain are right for which source, ``(n_sources, n_domain)``."""
+        """Whether each target label is right for each source, ``(n_sources, n_domain)``."""
         mask: npt.NDArray[np.bool_] = self.relation.reference_mask.T
         return mask[np.ix_(self.sources, self.target_domain)]
 
@@ -61,11 +61,11 @@ class MappedLabels:
 
     source_tokens: tuple[int, ...]
     target_tokens: tuple[int, ...]
-    """Those that are taught with the source tokens."""
+    """Target token that is taught with each source token."""
     domain_tokens: tuple[int, ...]
-    """The distinct ones of all targets."""
+    """Distinct target tokens."""
     reference: npt.NDArray[np.bool_]
-    """Which of the domain are right for which source, ``(n_sources, n_domain)``."""
+    """Whether each domain token is right for each source, ``(n_sources, n_domain)``."""
 
 
 # -- choosing the labels ---------------------------------------------------------------------
@@ -130,7 +130,9 @@ def source_positions(relation: TokenizedRelation) -> dict[str, int]:
     """Return the index of a source label by the text of its token or of an answer."""
     labels = enumerate(relation.source.labels)
     return {
-        text: i for i, label in labels for text in (label.text, *(a.text for a in label.answers))
+        text: i
+        for i, label in labels
+        for text in (label.text, *(each.text for each in label.answers))
     }
 
 
@@ -187,18 +189,22 @@ def _letters(
 ) -> list[int]:
     """Return the token of each text's first letter in the position of an answer."""
     letters = [text[0] for text in texts]
-    cut = replace(knowledge, answers=tuple(Answer(x, x) for x in dict.fromkeys(letters)))
+    cut = replace(
+        knowledge, answers=tuple(Answer(letter, letter) for letter in dict.fromkeys(letters))
+    )
     tokens = zip(cut.answers, answer_tokens(cut, tokenizer), strict=True)
     unknown = [tokenizer.unk_token_id]
-    found = {a.text: ids[0] for a, ids in tokens if ids and len(ids) == 1 and ids != unknown}
-    bad = [x for x in dict.fromkeys(letters) if x not in found]
+    token_of = {
+        answer.text: ids[0] for answer, ids in tokens if ids and len(ids) == 1 and ids != unknown
+    }
+    bad = [letter for letter in dict.fromkeys(letters) if letter not in token_of]
     if bad:
         raise DomainError(
             f"mapping letters: {', '.join(map(repr, bad))} of the answers of {knowledge.name!r} "
             "are not single tokens of this vocabulary. Remove letters from model.mapping, or "
             "choose an LM that has tokens for letters."
         )
-    return [found[x] for x in letters]
+    return [token_of[letter] for letter in letters]
 
 
 def answer_token_ids(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -206,4 +212,4 @@ def answer_token_ids(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -
     mapped = [map_labels(labels, "reference", tokenizer)]
     with suppress(DomainError):  # the vocabulary has no tokens for letters
         mapped.append(map_labels(labels, "letters", tokenizer))
-    return {token for one in mapped for token in (*one.source_tokens, *one.domain_tokens)}
+    return {token for each in mapped for token in (*each.source_tokens, *each.domain_tokens)}

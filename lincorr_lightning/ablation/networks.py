@@ -133,13 +133,13 @@ class PooledTexts:
         self.logit_mask = mask if bool(beyond.any()) else None
         index = [{token: i for i, token in enumerate(tokens)} for tokens in self.candidate_tokens]
         answers, domain, reference = [], [], []
-        for of_seed, texts, mappings in zip(index, corpus.texts, corpus.mapped, strict=True):
+        for index_of, texts, mappings in zip(index, corpus.texts, corpus.mapped, strict=True):
             new = list(texts.answers[corpus.n_paired :])
-            for one in mappings:
-                sides = (one.source_tokens, one.target_tokens)
-                answers.append([of_seed[side[i]] for side in sides for i in texts.answers])
-                domain.append(torch.tensor([of_seed[token] for token in one.domain_tokens]))
-                reference.append(torch.from_numpy(one.reference[new].T))
+            for labels in mappings:
+                sides = (labels.source_tokens, labels.target_tokens)
+                answers.append([index_of[side[i]] for side in sides for i in texts.answers])
+                domain.append(torch.tensor([index_of[token] for token in labels.domain_tokens]))
+                reference.append(torch.from_numpy(labels.reference[new].T))
         shape = (self.n_seeds, self.n_mappings)
         self.answers = torch.tensor(answers, device=device).view(*shape, -1)
         self.domain = pad_sequence(domain, True, -1).view(*shape, -1).to(device)
@@ -197,13 +197,13 @@ def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[
         domain is right.
     """
     rows = texts.rows_of("new")
-    taught, mapped = (texts.answers_to(one) for one in rows)
+    taught, mapped = (texts.answers_to(side) for side in rows)
     source, target = (
-        texts.logits(networks(texts.inputs(one))).view(*taught.shape, -1) for one in rows
+        texts.logits(networks(texts.inputs(side))).view(*taught.shape, -1) for side in rows
     )
     domain = texts.domain[:, :, None].expand(-1, -1, texts.corpus.n_new, -1)
-    among = target.gather(-1, domain.clamp(min=0)).masked_fill(domain < 0, -torch.inf)
-    best = among.argmax(-1, keepdim=True)
+    in_domain = target.gather(-1, domain.clamp(min=0)).masked_fill(domain < 0, -torch.inf)
+    best = in_domain.argmax(-1, keepdim=True)
     return {
         "source_answer": taught,
         "source_said": source.argmax(-1),
@@ -234,7 +234,7 @@ def score(texts: PooledTexts, networks: StackedNetworks) -> Shares:
         "unrestricted": answers["generalized"] & is_best,
         "says_source": answers["target_said"] == answers["source_answer"],
     }
-    return {name: one.double().mean(-1).tolist() for name, one in hits.items()}
+    return {name: hit.double().mean(-1).tolist() for name, hit in hits.items()}
 
 
 @torch.no_grad()

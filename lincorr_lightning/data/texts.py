@@ -1,4 +1,4 @@
-"""Texts that an LM reads: rows of any length for SAEs, and first tokens, equally many of each."""
+"""Datamodules of texts: rows of any length, and prompts of the first tokens of each text."""
 
 from __future__ import annotations
 
@@ -134,8 +134,8 @@ class TextBlocks(Dataset[TokenStep]):
         return self.n_blocks // self._world_size * self._block_steps
 
     def __getitem__(self, index: int) -> TokenStep:
-        own_block, step = divmod(index % len(self), self._block_steps)
-        block = own_block * self._world_size + self._rank
+        shard_block, step = divmod(index % len(self), self._block_steps)
+        block = shard_block * self._world_size + self._rank
         texts, positions = self._read(block)
         n = self._batch_tokens
         return TokenStep(block, step, texts, positions[step * n : (step + 1) * n])
@@ -177,8 +177,8 @@ class TextsDataModule(StudyData):
         skip_tokens: Number of tokens at the beginning of a row that do not count. None skips the
             tokenizer's special tokens, whose activations are unlike all others.
         n_held_out: Number of texts held out from training, for validation.
-        n_texts: Number of texts that a study reads which trains nothing; all texts if there are
-            fewer. None takes `n_held_out`.
+        n_texts: Number of texts that a study without training reads; all texts if there are fewer.
+            None takes `n_held_out`.
         eval_batch_size: Number of held-out rows per batch.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of the order and of the held-out texts.
@@ -217,7 +217,7 @@ class TextsDataModule(StudyData):
             if name in least and not (value is None and name in ("n_texts", "skip_tokens")):
                 require(f"data.{name}", value, at_least=least[name])
         self.n_tokens, self.batch_tokens = n_tokens, batch_tokens
-        self._cut = partial(
+        self._make_blocks = partial(
             TextBlocks, batch_tokens=batch_tokens, block_steps=block_steps, seed=seed
         )
         self.max_length, self.seed = max_length, seed
@@ -248,7 +248,7 @@ class TextsDataModule(StudyData):
             self._rows = self._training_rows(others)
 
     def read_texts(self) -> list[str]:
-        """Return the texts that a study reads which trains nothing."""
+        """Return the texts that a study without training reads."""
         return self._split(self._find_texts(self.knowledge), self.n_texts)[0]
 
     def other_blocks(self) -> TextBlocks:
@@ -258,14 +258,14 @@ class TextsDataModule(StudyData):
         each training, a text is held out.
         """
         read = set(self.read_texts())
-        _, others = self._split([t for t in self._find_texts(None) if t not in read], 1)
-        return self._cut(self._training_rows(others), self.n_skipped, self.training_tokens)
+        _, others = self._split([text for text in self._find_texts(None) if text not in read], 1)
+        return self._make_blocks(self._training_rows(others), self.n_skipped, self.training_tokens)
 
     def _find_texts(self, knowledge: Sequence[str] | None) -> list[str]:
-        """Return every different text, of the tiny world those about some knowledge or all."""
+        """Return the distinct texts, of the tiny world those about some knowledge (None: all)."""
         if self.texts is not None:
-            found = read_texts(self.texts, self.key, self.sample_by)
-            return list(dict.fromkeys(text.text for text in found))
+            rows = read_texts(self.texts, self.key, self.sample_by)
+            return list(dict.fromkeys(row.text for row in rows))
         name = self.language_model.config.name_or_path
         world = world_file(name)
         if world is None:
@@ -316,7 +316,7 @@ class TextsDataModule(StudyData):
     def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
         rows, n_tokens = self._rows, self.n_tokens
-        return self._cut(rows, self.n_skipped, n_tokens, rank=rank, world_size=world_size)
+        return self._make_blocks(rows, self.n_skipped, n_tokens, rank=rank, world_size=world_size)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return a loader of `TokenStep`."""
@@ -331,7 +331,7 @@ class TextsDataModule(StudyData):
         return make_loader(batches, self.trainer)
 
     def test_dataloader(self) -> DataLoader[TokenRows] | list[DataLoader[Any]]:
-        """Return a loader of the texts that a study reads which trains nothing.
+        """Return a loader of the texts that a study without training reads.
 
         With `training_tokens` a batch comes first: the `TextBlocks` of other texts.
         """
@@ -427,9 +427,10 @@ class TokenizedTextDataModule(StudyData):
         whole = self.prompts
         assert whole is not None, "setup reads the texts"
         edges = batch_edges(self.trainer, len(whole.names), self.batch_size)
+        parts = (slice(*edge) for edge in pairwise(edges))
         batches = [
-            TokenBatch(whole.tokens[a:b], whole.names[a:b], whole.corpora[a:b], a, whole.n_skipped)
-            for a, b in pairwise(edges)
+            TokenBatch(whole.tokens[i], whole.names[i], whole.corpora[i], i.start, whole.n_skipped)
+            for i in parts
         ]
         return make_loader(batches, self.trainer)
 

@@ -83,8 +83,8 @@ def predecessors_by_method(
     matches = matcher.match(hook_point, k=_TOP)
     targets = matcher.decoders[hook_point]
     return {
-        "top-1": {source: found.indices[:, :1] for source, found in matches.items()},
-        "top-5": {source: found.indices for source, found in matches.items()},
+        "top-1": {source: match.indices[:, :1] for source, match in matches.items()},
+        "top-5": {source: match.indices for source, match in matches.items()},
         "one-to-one": {
             source: assign_features(targets, matcher.decoders[source]).indices for source in matches
         },
@@ -125,9 +125,9 @@ class Cases:
         drawn = {}
         for hook_point in (at for at in self.active if at in chosen):
             index, others = chosen[hook_point], self.active[hook_point].clone()
-            known = index >= 0
-            n = (others.gather(1, index.clamp(min=0)) & known).sum(1)
-            rows, ranks = known.nonzero(as_tuple=True)
+            is_feature = index >= 0
+            n = (others.gather(1, index.clamp(min=0)) & is_feature).sum(1)
+            rows, ranks = is_feature.nonzero(as_tuple=True)
             others[rows, index[rows, ranks]] = False
             drawn[hook_point] = draw_active(others, n, generator)
         return drawn
@@ -160,7 +160,7 @@ class Outcomes(NamedTuple):
 
 
 def _beginnings(texts: Rows, positions: Tensor) -> Rows:
-    """Return each text up to its token: the LM is causal, and what comes after is no matter."""
+    """Return each text up to its token: the LM is causal, so that the rest has no effect."""
     return [text[: end + 1] for text, end in zip(texts, positions.tolist(), strict=True)]
 
 
@@ -180,7 +180,7 @@ def find_cases(
     """
     sources = list(groups.matches)
     hook_points = [groups.hook_point, *sources]
-    found: list[list[Tensor]] = []
+    candidates: list[list[Tensor]] = []
 
     def find(forward: Forward) -> None:
         counted = forward.counted(n_skipped)
@@ -190,10 +190,10 @@ def find_cases(
         token, feature = ((features[groups.hook_point] > 0) & (codes > 0)).nonzero(as_tuple=True)
         texts = torch.tensor(forward.cases, device=text.device)[text[token]]
         columns = (texts, position[token], feature, codes[token, feature])
-        found.append([column.cpu() for column in columns])
+        candidates.append([column.cpu() for column in columns])
 
     run_with_hooks(lm, rows, find, hook_points=hook_points, logits=False)
-    columns = [torch.cat(parts) for parts in zip(*found, strict=True)]
+    columns = [torch.cat(parts) for parts in zip(*candidates, strict=True)]
     # In the order of the texts, so that batching does not change which cases are drawn.
     order = torch.argsort(columns[0], stable=True)
     drawn = torch.randperm(len(order), generator=generator)[:n].sort().values
@@ -222,8 +222,8 @@ def run_cuts(
     features or enter it, so that the cuts of a case differ in this layer alone; only the losses of
     `n_losses` cases, evenly spaced, need the rest of the LM (None: of all).
     """
-    here, sae = cases.hook_point, saes[cases.hook_point]
-    below = HookPoint(here.layer - 1, "residual") if here.layer else None
+    layer, sae = cases.hook_point.layer, saes[cases.hook_point]
+    below = HookPoint(layer - 1, "residual") if layer else None
     activations, losses = torch.full((2, len(cuts), len(cases)), torch.nan, dtype=torch.float64)
 
     def run_cuts_of_layer(which: list[int], run: Callable[[Intervention | None], Tensor]) -> None:
@@ -237,7 +237,7 @@ def run_cuts(
             activations[i, which] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
         progress(len(which))
 
-    run_layer(lm, _beginnings(cases.texts, cases.positions), here.layer, run_cuts_of_layer)
+    run_layer(lm, _beginnings(cases.texts, cases.positions), layer, run_cuts_of_layer)
     n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
     followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
     batches = MicroBatches(lm.config.tokens_per_forward)
@@ -251,20 +251,20 @@ def _losses(
     lm: LanguageModel, saes: SAEs, cases: Cases, cut: Cut, followed: Tensor, batches: MicroBatches
 ) -> Tensor:
     """Return the losses of those cases that are `followed` to the end of their text."""
-    found = torch.full((len(followed),), torch.nan, dtype=torch.float64)
+    means = torch.full((len(followed),), torch.nan, dtype=torch.float64)
 
     def record(forward: Forward) -> None:
         losses, has_next = (part.cpu() for part in forward.losses())
         positions = cases.positions[followed[forward.cases], None]
         after = has_next & (torch.arange(has_next.shape[1]) >= positions)
-        found[forward.cases] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
+        means[forward.cases] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
 
     run_with_hooks(
         lm, [cases.texts[case] for case in followed.tolist()], record,
         interventions=lambda numbers: cases.interventions(saes, cut, followed[numbers]),
         batches=batches,
     )  # fmt: skip
-    return found
+    return means
 
 
 def summarize_outcomes(outcomes: Outcomes, cut: int, which: Tensor) -> dict[str, Any]:

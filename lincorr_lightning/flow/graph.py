@@ -42,7 +42,7 @@ SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_ou
 
 def _groups(names: Mapping[HookKind, str], joint: str, none: str) -> list[str]:
     kinds = ([kind for i, kind in enumerate(KINDS) if code >> i & 1] for code in range(8))
-    return [joint.join(names[kind] for kind in own) or none for own in kinds]
+    return [joint.join(names[kind] for kind in active) or none for active in kinds]
 
 
 GROUPS: tuple[str, ...] = tuple(f"From {name}" for name in _groups(SHORT, " & ", "nowhere"))
@@ -91,12 +91,13 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
         for tile in torch.split(targets, max(1, _TILE_SIZE // max(1, len(sources))))
     ]
     values, indices = (torch.cat(parts) for parts in zip(*best, strict=True))
-    known = (target_norm > 0) & values.isfinite()
+    is_match = (target_norm > 0) & values.isfinite()
     # The target's norm does not change the order: only the kept cosines are divided by it.
-    cosines = torch.where(known, values / target_norm, torch.nan).clamp_(-1, 1)
-    rest = (0, k - n_best)
+    cosines = torch.where(is_match, values / target_norm, torch.nan).clamp_(-1, 1)
+    padding = (0, k - n_best)
     return Matches(
-        pad(torch.where(known, indices, -1), rest, value=-1), pad(cosines, rest, value=torch.nan)
+        pad(torch.where(is_match, indices, -1), padding, value=-1),
+        pad(cosines, padding, value=torch.nan),
     )
 
 
@@ -113,7 +114,9 @@ def assign_features(targets: Tensor, sources: Tensor) -> Matches:
     """
     from scipy.optimize import linear_sum_assignment
 
-    target_kept, source_kept = (d.float().norm(dim=1).nonzero()[:, 0] for d in (targets, sources))
+    target_kept, source_kept = (
+        decoder.float().norm(dim=1).nonzero()[:, 0] for decoder in (targets, sources)
+    )
     cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
     rows, columns = linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
     matches = Matches(
@@ -138,9 +141,9 @@ class Edge:
 class FlowGraph:
     """Features that a feature, `start`, comes from and goes to.
 
-    `edges` are the matches above the `thresholds`, sorted; `groups` are those, such as *From RES &
-    MLP*, of residual features whose predecessors were searched: all that can have some. `zero_norm`
-    is the number of decoder rows left out at a hook point because their norm is zero.
+    `edges` are the matches above the `thresholds`, sorted. `groups` has the group, such as *From
+    RES & MLP*, of each residual feature whose predecessors were searched. `zero_norm` is the number
+    of decoder rows left out at a hook point because their norm is zero.
     """
 
     start: Feature
@@ -332,13 +335,13 @@ class DecoderMatcher:
                 others = self.predecessors(at) if backward else self.successors(at)
                 for other in others if features else ():
                     limit = limits[(other if backward else at).kind]
-                    found = self._edges(features, other, backward, limit, k)
-                    edges += found
-                    reached |= {edge.source if backward else edge.target for edge in found}
+                    new_edges = self._edges(features, other, backward, limit, k)
+                    edges += new_edges
+                    reached |= {edge.source if backward else edge.target for edge in new_edges}
                     zero_norm[other] = self.zero_norm[other]
                     if backward:
                         codes = dict.fromkeys(features, 0) | codes
-                        for target in {edge.target for edge in found}:
+                        for target in {edge.target for edge in new_edges}:
                             codes[target] += 1 << KINDS.index(other.kind)
         groups = {feature: GROUPS[code] for feature, code in codes.items()}
         return FlowGraph(start, tuple(sorted(edges)), groups, limits, zero_norm)
@@ -353,8 +356,8 @@ class DecoderMatcher:
         columns = rows, matches.indices[rows, ranks], matches.cosines[rows, ranks]
         edges = []
         for row, index, cosine in zip(*(column.tolist() for column in columns), strict=True):
-            here, there = features[row], Feature(other, index)
-            source, target = (there, here) if backward else (here, there)
+            ends = features[row], Feature(other, index)
+            source, target = reversed(ends) if backward else ends
             edges.append(Edge(source, target, cosine))
         return edges
 

@@ -137,10 +137,10 @@ class RelationFlow:
         """Return target answers that a feature carries, spread evenly over the labels.
 
         The flow of the feature is followed with one predecessor per hook point: adding many
-        features of an LM at once steers nowhere.
+        features of an LM at once does not steer it.
         """
         target = self.features["target"][self.last]
-        carried = [label for label, one in target.items() if one.auroc >= MIN_AUROC]
+        carried = [label for label, best in target.items() if best.auroc >= MIN_AUROC]
         n = min(n_answers, len(carried))
         rows = lm.rows(self.relation.target_prompts(self.subjects))
         answers, domain = self.logits.target.argmax(1), self.relation.target
@@ -173,21 +173,21 @@ def measure_relation(
     """
     n_fit = len(subjects) // 2
     logits = relation_logits(lm, relation, subjects)
-    found: dict[str, AnswerFeatures] = {}
+    answer_features: dict[str, AnswerFeatures] = {}
     n_active = {at: torch.zeros(sae.n_features) for at, sae in saes.items()}
     prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
-    for side, own, domain_logits in zip(("source", "target"), prompts, logits, strict=True):
-        activations = last_activations(lm, lm.rows(own), list(saes))
+    for side, texts, domain_logits in zip(("source", "target"), prompts, logits, strict=True):
+        activations = last_activations(lm, lm.rows(texts), list(saes))
         members = answer_members(domain_logits, n_fit, answer_share)
         by_hook_point = {}
         for at, sae in saes.items():
             features = sae.encode(activations[at].to(sae.decoder.device)).cpu()
             by_hook_point[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
-        found[side] = by_hook_point
+        answer_features[side] = by_hook_point
     pairs = compare_answers(
-        matcher, found["source"], found["target"], torch.from_numpy(relation.reference_mask),
-        thresholds, k,
+        matcher, answer_features["source"], answer_features["target"],
+        torch.from_numpy(relation.reference_mask), thresholds, k,
     )  # fmt: skip
     reference = [pair for pair in pairs if pair.is_reference]
     shared = {
@@ -205,7 +205,9 @@ def measure_relation(
         after = relation_logits(lm, relation, subjects, remove_features(saes, removed))
         scores = score_relation(relation, logits, after, n_fit)
         cuts.append(RelationCut(name, control, len(removed), **scores))
-    return RelationFlow(relation, subjects, n_fit, logits, found, matcher.last, pairs, cuts)
+    return RelationFlow(
+        relation, subjects, n_fit, logits, answer_features, matcher.last, pairs, cuts
+    )
 
 
 # -- ablation ------------------------------------------------------------------------------------
@@ -296,8 +298,8 @@ def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
     relative = logits - logits.mean(1, keepdim=True)
     members = torch.zeros_like(logits, dtype=torch.bool)
     for half in (slice(0, n_fit), slice(n_fit, None)):
-        own = relative[half]
-        highest = own.topk(max(1, round(share * len(own))), dim=0).indices
+        scores = relative[half]
+        highest = scores.topk(max(1, round(share * len(scores))), dim=0).indices
         members[half] = members[half].scatter(0, highest, True)
     return members
 
@@ -343,8 +345,8 @@ def compare_answers(
         graph = matcher.follow(start, direction="backward", thresholds=thresholds, k=k)
         return set(graph.features)
 
-    source_flows = {label: flow(one.feature) for label, one in source[last].items()}
-    target_flows = {label: flow(one.feature) for label, one in target[last].items()}
+    source_flows = {label: flow(best.feature) for label, best in source[last].items()}
+    target_flows = {label: flow(best.feature) for label, best in target[last].items()}
     pairs = []
     for s, t in product(source_flows, target_flows):
         both = ((source[at].get(s), target[at].get(t)) for at in below)

@@ -174,9 +174,9 @@ def _scalars(
         scalars[f"steering/{row['strategy']}/{name}"] = row[name]
     keys = {"r": "fixed", "r_target_only": "target_only", "r_refitted": "refitted",
             "recall": "recall"}  # fmt: skip
-    for one in () if relation is None else relation.cuts:
-        name = one.cut + ("_control" if one.control else "")
-        scalars |= {f"relation/{key}/{name}": getattr(one, what) for key, what in keys.items()}
+    for cut in () if relation is None else relation.cuts:
+        name = cut.cut + ("_control" if cut.control else "")
+        scalars |= {f"relation/{key}/{name}": getattr(cut, field) for key, field in keys.items()}
     return {key: value for key, value in scalars.items() if value is not None}
 
 
@@ -196,7 +196,7 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
     headings |= {name: f"AUROC {kind}" for kind, name in aurocs.items()}
     formats = {"n_activations": ","} | dict.fromkeys(GROUP_NAMES, ".1%")
     rows = [
-        {**each, **each["shares"], **{aurocs[kind]: one for kind, one in each["auroc"].items()}}
+        {**each, **each["shares"], **{aurocs[kind]: value for kind, value in each["auroc"].items()}}
         for each in groups
     ]
     return Table.of(
@@ -208,11 +208,11 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _summary_table(
-    name: str, by: Sequence[str], what: str, rows: Sequence[Mapping[str, Any]]
+    name: str, by: Sequence[str], features: str, rows: Sequence[Mapping[str, Any]]
 ) -> Table:
     return Table.of(
         f"deactivation_{name}", rows, [*by, *_SUMMARY],
-        f"{what} switched off when their predecessors are rescaled by r.",
+        f"{features} switched off when their predecessors are rescaled by r.",
         headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
         formats={key: form for key, (_, form) in _SUMMARY.items()},
     )  # fmt: skip
@@ -240,10 +240,10 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
     yield Table.of(
         "answer_features",
         [
-            (side, texts[label], at.id, one.feature.id, one.auroc)
+            (side, texts[label], at.id, best.feature.id, best.auroc)
             for side, texts in (("source", source), ("target", target))
             for at, answers in flow.features[side].items()
-            for label, one in answers.items()
+            for label, best in answers.items()
         ],
         ["side", "label", "hook_point", "feature", "auroc"],
         "Feature of each hook point that best predicts an answer, judged on other subjects.",

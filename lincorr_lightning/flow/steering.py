@@ -113,15 +113,15 @@ def answer_probability(
     lm: LanguageModel, rows: Rows, token_id: int, interventions: Interventions | None = None
 ) -> float:
     """Return the mean probability of a token after some prompts, over the whole vocabulary."""
-    found = torch.empty(len(rows), dtype=torch.float64)
+    probabilities = torch.empty(len(rows), dtype=torch.float64)
 
     def record(forward: Forward) -> None:
         which = torch.arange(len(forward.cases), device=forward.ids.device)
         logits = forward.logits[which, forward.last].double()
-        found[forward.cases] = logits.softmax(1)[:, token_id].cpu()
+        probabilities[forward.cases] = logits.softmax(1)[:, token_id].cpu()
 
     run_with_hooks(lm, rows, record, interventions=interventions)
-    return float(found.mean())
+    return float(probabilities.mean())
 
 
 def text_loss(lm: LanguageModel, rows: Rows, interventions: Interventions | None = None) -> float:

@@ -1,4 +1,4 @@
-"""Features on texts: their groups, their activity, and how well others stand for them.
+"""Features on texts: their groups, their activity, and the variance they explain elsewhere.
 
 The group of a feature at a token is which of its matched predecessors are active with it (arXiv
 2502.03032, figures 3 to 5, 12, 14 and 18). Transition matrices carry the features of one SAE to
@@ -190,8 +190,8 @@ class FeatureGroups:
         token, feature = (features[self.hook_point] > 0).nonzero(as_tuple=True)
         codes = self.codes(features)[token, feature]
         flat = feature * len(GROUPS) + codes
-        found = torch.bincount(flat, minlength=self.counts.numel())
-        self.counts += found.reshape(self.counts.shape).to(self.counts)
+        counts = torch.bincount(flat, minlength=self.counts.numel())
+        self.counts += counts.reshape(self.counts.shape).to(self.counts)
 
     def shares(self) -> dict[str, float]:
         """Return the share of each group among all activations; empty if there were none."""
@@ -216,10 +216,10 @@ class FeatureGroups:
         They are ``(8, n_bins)``: bins of equal width from 0 to 1; cosines below 0 are in the first.
         """
         cosines = self.matches[source].cosines[:, 0]
-        known = ~cosines.isnan()
-        binned = (cosines[known] * n_bins).floor().long().clamp(0, n_bins - 1)
-        found = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
-        return found.index_add_(0, binned, self.counts[known]).T
+        has_match = ~cosines.isnan()
+        binned = (cosines[has_match] * n_bins).floor().long().clamp(0, n_bins - 1)
+        histogram = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
+        return histogram.index_add_(0, binned, self.counts[has_match]).T
 
     def summarize(self, zero_norm: Mapping[HookPoint, int]) -> dict[str, Any]:
         """Return the counts of this layer as plain data; `DecoderMatcher.zero_norm` is added."""
@@ -308,18 +308,18 @@ def measure_transitions(
     """
     transitions = []
     for target in matcher.decoders:
-        to = saes[target]
-        x = sample[target].to(to.decoder.device)
-        own = number(explained_variance(x, to(x)))
+        target_sae = saes[target]
+        x = sample[target].to(target_sae.decoder.device)
+        own = number(explained_variance(x, target_sae(x)))
         for source in matcher.predecessors(target):
-            of = saes[source]
-            features = of.encode(sample[source].to(of.decoder.device))
+            source_sae = saes[source]
+            features = source_sae.encode(sample[source].to(source_sae.decoder.device))
             for compared in ("decoder", "encoder"):
-                weights = getattr(to, compared), getattr(of, compared)
+                weights = getattr(target_sae, compared), getattr(source_sae, compared)
                 indices = match_features(*weights, max(TRANSITION_K)).indices
                 for k in TRANSITION_K:
-                    transition = transition_matrix(indices[:, :k], of.n_features)
-                    carried = to.decode(carry_features(features, transition))
+                    transition = transition_matrix(indices[:, :k], source_sae.n_features)
+                    carried = target_sae.decode(carry_features(features, transition))
                     values = (k, number(explained_variance(x, carried)), own)
                     transitions.append(
                         Transition(str(source), str(target), source.kind, compared, *values)

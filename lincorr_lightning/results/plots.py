@@ -144,12 +144,12 @@ def _installed_fonts() -> list[str]:
 
 def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict[Any, Any]:
     """Return a colour for each name: the given one, or the next free one of the palette."""
-    given = {name: colour for name, colour in (colours or {}).items() if name in names}
-    free = [name for name in names if name not in given]
-    palette: Sequence[Any] = [one for one in _PALETTE if one not in given.values()]
+    chosen = {name: colour for name, colour in (colours or {}).items() if name in names}
+    free = [name for name in names if name not in chosen]
+    palette: Sequence[Any] = [colour for colour in _PALETTE if colour not in chosen.values()]
     if len(free) > len(palette):
         palette = [matplotlib.colormaps["tab20"](i % 20) for i in range(len(free))]
-    return {**given, **dict(zip(free, palette, strict=False))}
+    return {**chosen, **dict(zip(free, palette, strict=False))}
 
 
 def curves(
@@ -209,9 +209,9 @@ def curves(
     panels = panels_of(figure, len(names), n_columns, share_y)
     columns = (x, y, dashed, filled, band)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
-        own = frame[frame["_panel"] == name]
+        in_panel = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
-            rows = own[own["_line"] == line].sort_values(x)
+            rows = in_panel[in_panel["_line"] == line].sort_values(x)
             label = legible([str(line)], _LONGEST)[0] if hue else None
             _draw_line(axes, rows, columns, label, colour)
         heading = legible([str(name)], 46)[0] if panel else ""
@@ -223,7 +223,7 @@ def curves(
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
         if each is not None:
-            each(axes, name, own)
+            each(axes, name, in_panel)
     legend_below(figure, panels)
     return figure
 
@@ -280,7 +280,7 @@ def bars(
     axes = figure.add_subplot()
     for i, (name, colour) in enumerate(colour_of.items()):
         rows = frame[frame["_series"] == name]
-        at = np.array([groups.index(one) for one in rows[x]], dtype=float)
+        at = np.array([groups.index(value) for value in rows[x]], dtype=float)
         at += (i - (len(colour_of) - 1) / 2) * width
         drawn = axes.bar(
             at, rows[y].to_numpy(float), 0.92 * width, color=colour, label=name,
@@ -358,12 +358,12 @@ def training_curves(
     ]
     frame = DataFrame(points, columns=["group", "name", "step", "value"])
     panels = []
-    for group, own in frame.groupby("group", sort=False):
-        names = list(own["name"].unique())
+    for group, rows in frame.groupby("group", sort=False):
+        names = list(rows["name"].unique())
         panel = f"{group} ({_MAX_CURVES} of {len(names)})" if len(names) > _MAX_CURVES else group
         if len(names) == 1:  # as on TensorBoard's cards
             panel = "/".join(dict.fromkeys((str(group), *names)))
-        panels.append(own[own["name"].isin(names[:_MAX_CURVES])].assign(panel=panel))
+        panels.append(rows[rows["name"].isin(names[:_MAX_CURVES])].assign(panel=panel))
     notes = [subtitle, "x: step" if points else "nothing was logged"]
     if len(panels) > _MAX_PANELS:
         notes.append(f"{_MAX_PANELS} of {len(panels)} groups")
@@ -372,7 +372,7 @@ def training_curves(
     many = by_curve.transform("size") > _MANY
     if many.any():
         notes.append(f"smoothed ({_SMOOTHING})")
-        smooth = by_curve.transform(lambda one: one.ewm(alpha=1 - _SMOOTHING).mean())
+        smooth = by_curve.transform(lambda curve: curve.ewm(alpha=1 - _SMOOTHING).mean())
         frame["value"] = smooth.where(many, frame["value"])
     return curves(
         frame, "step", "value", "name", "panel" if points else None, title=title,

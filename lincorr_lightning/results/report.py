@@ -92,13 +92,15 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     """
     if not runs:
         raise ReportError("name the folder of a run, as in: lincorr report runs/linear_probe/*")
-    read = list({run.folder.resolve(): run for run in map(SavedRun.read, runs)}.values())
-    _check_together(read)
+    saved = list({run.folder.resolve(): run for run in map(SavedRun.read, runs)}.values())
+    _check_together(saved)
     # Studies in the order in which they are named, and in each the small LMs first.
-    studies = list(dict.fromkeys(run.study for run in read))
-    read.sort(key=lambda run: (studies.index(run.study), run.n_parameters or math.inf, run.lm_name))
-    numbered = list(enumerate(read, start=1))
-    names = [short_name(run.lm_name) for run in read]
+    studies = list(dict.fromkeys(run.study for run in saved))
+    saved.sort(
+        key=lambda run: (studies.index(run.study), run.n_parameters or math.inf, run.lm_name)
+    )
+    numbered = list(enumerate(saved, start=1))
+    names = [short_name(run.lm_name) for run in saved]
     rows = [
         [number, run.study, short_name(run.lm_name), run.size, run.version, str(run.folder)]
         for number, run in numbered
@@ -106,11 +108,11 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     columns = ["run", "study", "LM", "parameters", "version", "folder"]
     overview = Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
     sections = [
-        _section(study, *zip(*own, strict=True))
-        for study, own in groupby(numbered, key=lambda one: one[1].study)
+        _section(study, *zip(*of_study, strict=True))
+        for study, of_study in groupby(numbered, key=lambda pair: pair[1].study)
     ]
     title = f"Linear correlation in {', '.join(dict.fromkeys(names))}"
-    return write_page(output, title, [overview], sections, len(read))
+    return write_page(output, title, [overview], sections, len(saved))
 
 
 def _check_together(runs: Sequence[SavedRun]) -> None:
@@ -123,11 +125,12 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
             "again, or write a page for each version."
         )
     for one, other in combinations(runs, 2):
-        prints = [run.lm.get("fingerprint") or {} for run in (one, other)]
+        fingerprints = [run.lm.get("fingerprint") or {} for run in (one, other)]
         # Weights in another dtype have other bits.
-        same_dtype = prints[0].get("dtype") == prints[1].get("dtype")
+        same_dtype = fingerprints[0].get("dtype") == fingerprints[1].get("dtype")
         parts = ("tokenizer", "config", "weights") if same_dtype else ("tokenizer", "config")
-        differ = [part for part in parts if len({own[part] for own in prints if part in own}) > 1]
+        hashes = {part: {each[part] for each in fingerprints if part in each} for part in parts}
+        differ = [part for part in parts if len(hashes[part]) > 1]
         if differ and one.lm_name == other.lm_name:
             raise ReportError(
                 f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "
@@ -141,7 +144,7 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
 
 @dataclass(frozen=True)
 class PageRun:
-    """A run as a page shows it, under a title and the page's number of it."""
+    """A run on a page, with its number there and a title."""
 
     saved: SavedRun
     number: int
@@ -166,7 +169,7 @@ class PageRun:
 
 @dataclass(frozen=True)
 class PageSection:
-    """A study as a page shows it: what compares its runs, and the runs."""
+    """A study on a page: its runs, and tables and figures that compare them."""
 
     title: str
     name: str
@@ -223,10 +226,10 @@ def write_page(
     check_writable(folder)
     texts = {PAGE: html}
     for section in sections:
-        every = [*section.tables, *(table for run in section.runs for table in run.tables)]
-        if tables := [table for table in every if table.headline]:
-            texts[f"{section.name}.md"] = to_markdown(section.title, tables)
-            texts[f"{section.name}.tex"] = to_latex(section.name, tables)
+        tables = [*section.tables, *(table for run in section.runs for table in run.tables)]
+        if headlines := [table for table in tables if table.headline]:
+            texts[f"{section.name}.md"] = to_markdown(section.title, headlines)
+            texts[f"{section.name}.tex"] = to_latex(section.name, headlines)
     for name, text in texts.items():
         with atomic_write(folder / name) as part:
             part.write_text(text, encoding="utf-8", newline="\n")
@@ -243,7 +246,7 @@ def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield nested values by their keys, joined by dots."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from ((f"{key}.{name}", one) for name, one in _flatten(value))
+            yield from ((f"{key}.{name}", leaf) for name, leaf in _flatten(value))
         else:
             yield key, value
 
@@ -353,12 +356,12 @@ def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
 
 
 def _differences(runs: Sequence[SavedRun]) -> str:
-    """Name the settings in which runs differ besides their LM: their numbers differ for it, too."""
+    """Name the settings besides the LM in which runs differ, which also change their numbers."""
     rows = [{key: str(value) for key, value in _flatten(run.settings)} for run in runs]
     differ = [
-        f"{key} ({' / '.join(own)})"
-        for key, own in DataFrame(rows).fillna("None").items()
-        if own.nunique() > 1 and not str(key).startswith("lm.")
+        f"{key} ({' / '.join(values)})"
+        for key, values in DataFrame(rows).fillna("None").items()
+        if values.nunique() > 1 and not str(key).startswith("lm.")
     ]
     named, n_more = ", ".join(differ[:_MAX_DIFFERENCES]), len(differ) - _MAX_DIFFERENCES
     more = f" and {n_more} more" if n_more > 0 else ""
@@ -373,15 +376,15 @@ def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
     rows = []
     for run in runs:
         measured = [
-            (number, here)
+            (number, value)
             for number in paper_numbers()
-            if (here := number.quantity.of(run, number.relation, number.answer)) is not None
+            if (value := number.quantity.of(run, number.relation, number.answer)) is not None
         ]
-        same = [(number, here) for number, here in measured if number.is_about(run.lm_name)]
-        for number, here in same or [one for one in measured if not one[0].answer]:
+        same = [(number, value) for number, value in measured if number.is_about(run.lm_name)]
+        for number, value in same or [pair for pair in measured if not pair[0].answer]:
             quantity = number.quantity
-            difference = quantity.difference(here - number.value) if same else ""
-            numbers = [quantity.show(here), quantity.show(number.value), difference]
+            difference = quantity.difference(value - number.value) if same else ""
+            numbers = [quantity.show(value), quantity.show(number.value), difference]
             lms = short_name(run.lm_name), number.lm
             rows.append([number.relation, number.heading, *lms, *numbers, number.place])
     formats = dict.fromkeys(("here", "paper", "difference"), ".2f")

@@ -31,7 +31,7 @@ _KEYS: dict[str, Any] = {
     "study": str, "lm": (dict, NoneType), "versions": dict, "settings": dict, "tables": list,
     "figures": list,
 }  # fmt: skip
-# Files of others name no other folder, and formats take neither long nor fail.
+# In files of unknown origin: names stay in the folder, and formats are short and never fail.
 _NAME = re.compile(r"[^/\\\0]{1,100}")
 _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
 # A column without missing values may have got some in a file that was changed by hand.
@@ -189,13 +189,13 @@ def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
     """Return a table with the dtypes that ``results.json`` has for its columns."""
     from pandas import read_csv
 
-    kinds = {one["key"]: _NULLABLE.get(one["dtype"], one["dtype"]) for one in columns}
+    dtypes = {each["key"]: _NULLABLE.get(each["dtype"], each["dtype"]) for each in columns}
     try:
         frame = read_csv(
-            regular_file(path), dtype=kinds, keep_default_na=False, na_values=[""], index_col=False
+            regular_file(path), dtype=dtypes, keep_default_na=False, na_values=[""], index_col=False
         )
-        if list(frame.columns) != list(kinds):
-            raise ValueError(f"its columns are not {', '.join(kinds)}, as in {RESULTS_FILE}")
+        if list(frame.columns) != list(dtypes):
+            raise ValueError(f"its columns are not {', '.join(dtypes)}, as in {RESULTS_FILE}")
     except (OSError, ValueError, TypeError) as error:
         raise ReportError(f"{path} cannot be read as a table: {error}. {_WAY_OUT}") from error
     return frame

@@ -39,9 +39,9 @@ _HOOK_KINDS: dict[str, HookKind] = {
 
 @dataclass(frozen=True)
 class SAESource:
-    """A folder that holds the `files` of a format, and what the caller of `load_sae` knows besides.
+    """A folder that holds the `files` of a format, and the arguments of `load_sae`.
 
-    Of the files, the first holds settings, if there are two, and the last tensors.
+    The last file holds tensors; the first holds settings, if there are two.
     """
 
     folder: Path
@@ -70,7 +70,7 @@ class SAESource:
         """Raise the error of an SAE that is undamaged but cannot be used."""
         raise SparseAutoencoderError(f"cannot use the SAE of {self.path}: {reason}. {way_out}")
 
-    def support(self, key: str, value: object, supported: Iterable[object]) -> None:
+    def require(self, key: str, value: object, supported: Iterable[object]) -> None:
         """Refuse a setting whose value is not among the supported ones."""
         if value not in (supported := list(supported)):
             known = " or ".join(map(str, supported))
@@ -274,13 +274,13 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
     """Versions before and after 6, which has the LM's part under ``metadata``."""
     config = source.config
     config = {**config, **(config.get("metadata") or {}), **(config.get("meta") or {})}
-    source.support("hook_head_index", config.get("hook_head_index"), [None])  # one head alone
+    source.require("hook_head_index", config.get("hook_head_index"), [None])  # one head alone
     function = config.get("activation_fn", config.get("activation_fn_str", "relu"))
     architecture = config.get("architecture") or "standard"
     if function == "topk" and architecture == "standard":
         architecture = "topk"
-    source.support("architecture", architecture, _ARCHITECTURES)
-    source.support("activation_fn", function, ["relu", "topk"])
+    source.require("architecture", architecture, _ARCHITECTURES)
+    source.require("activation_fn", function, ["relu", "topk"])
     activation = _ARCHITECTURES[architecture]
     k = config.get("k", (config.get("activation_fn_kwargs") or {}).get("k"))
     parts = source.weights(_KEYS, "encoder")
@@ -316,7 +316,7 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
 def _saelens_scale(source: SAESource, normalize: object, hook: str) -> float:
     if normalize in (None, False, "none"):
         return 1.0
-    source.support("normalize_activations", normalize, ["none", True, _SCALED])
+    source.require("normalize_activations", normalize, ["none", True, _SCALED])
     scale = source.input_scale
     path = source.folder / "activation_scaler.json"
     if scale is None and path.is_file():
@@ -341,10 +341,10 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
     """
     config = source.config
     hook = str(config.get("hook_point_in", ""))
-    source.support("hook_point_out", config.get("hook_point_out"), [hook])  # else a transcoder
-    source.support("use_glu_encoder", bool(config.get("use_glu_encoder")), [False])
+    source.require("hook_point_out", config.get("hook_point_out"), [hook])  # else a transcoder
+    source.require("use_glu_encoder", bool(config.get("use_glu_encoder")), [False])
     kind = config.get("norm_activation")
-    source.support("norm_activation", kind, ["dataset-wise", "inference", None])
+    source.require("norm_activation", kind, ["dataset-wise", "inference", None])
     if not config.get("use_decoder_bias", True):
         source.tensors["decoder.bias"] = torch.zeros(len(source.tensor("decoder.weight")))
     keys = ("encoder.weight", "decoder.weight", "encoder.bias", "decoder.bias")
@@ -367,7 +367,7 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
     # A released threshold replaces the k of training.
     if activation in ("topk", "batchtopk") and level > 0:
         activation = "jumprelu"
-    source.support("act_fn without jump_relu_threshold", activation, ["relu", "topk", "jumprelu"])
+    source.require("act_fn without jump_relu_threshold", activation, ["relu", "topk", "jumprelu"])
     if activation == "jumprelu":
         threshold = torch.full((n_features,), level * scale)
         if norm is not None:  # a feature of zero norm adds nothing, whatever its threshold

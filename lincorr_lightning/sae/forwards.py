@@ -171,16 +171,16 @@ def last_activations(
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
 ) -> dict[HookPoint, Tensor]:
     """Return the activations at each text's last position, ``(n_texts, width)`` on the CPU."""
-    found: dict[HookPoint, Tensor] = {}
+    activations: dict[HookPoint, Tensor] = {}
 
     def record(forward: Forward) -> None:
         last, which = forward.last.cpu(), torch.arange(len(forward.cases))
         for at in hook_points:
             x = forward.at[at][which, last].cpu()  # a layer may be on another device
-            found.setdefault(at, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
+            activations.setdefault(at, x.new_empty(len(rows), x.shape[1]))[forward.cases] = x
 
     run_with_hooks(lm, rows, record, hook_points=hook_points, logits=False, context=context)
-    return found
+    return activations
 
 
 class BlockActivations:
@@ -255,14 +255,14 @@ def remove_features(
         check_feature(feature, at_hook_point(saes, feature.hook_point).n_features)
         indices.setdefault(feature.hook_point, []).append(feature.index)
 
-    def removing(sae: SparseAutoencoder, own: list[int]) -> Intervention:
+    def removing(sae: SparseAutoencoder, index: list[int]) -> Intervention:
         def remove(x: Tensor) -> Tensor:
-            removed = sae.encode(x)[..., own] @ sae.decoder[own] / sae.input_scale
+            removed = sae.encode(x)[..., index] @ sae.decoder[index] / sae.input_scale
             return x - removed.to(x.dtype)
 
         return remove
 
-    return {at: removing(saes[at], own) for at, own in indices.items()}
+    return {at: removing(saes[at], index) for at, index in indices.items()}
 
 
 def add_features(
