@@ -49,8 +49,8 @@ class MovedFeature:
 def _add(measurement: Measurement, other: Measurement) -> None:
     """Add the sums over other subjects of the same step."""
     for key, sums in other.items():
-        known = measurement.get(key)
-        measurement[key] = sums if known is None else {k: known[k] + sums[k] for k in sums}
+        earlier = measurement.get(key, {})
+        measurement[key] = {name: earlier.get(name, 0) + value for name, value in sums.items()}
 
 
 class FeatureMovement(RelationCallback):
@@ -130,8 +130,8 @@ class FeatureMovement(RelationCallback):
         edited = [edit.subject for edit in self.run_edits]
         chosen = self.subjects or edited[: self.n_watch] or self.sample_subjects(self.n_watch)
         self._watched = list(dict.fromkeys(chosen))
-        everybody = dict.fromkeys([*self._watched, *edited])
-        self._rows = {subject: row for row, subject in enumerate(everybody)}
+        subjects = dict.fromkeys([*self._watched, *edited])
+        self._rows = {subject: row for row, subject in enumerate(subjects)}
 
     @torch.no_grad()
     def start(self, trainer: L.Trainer) -> None:
@@ -255,8 +255,8 @@ class FeatureMovement(RelationCallback):
                 moved += top
                 if step == max(self._sums):
                     rows = [
-                        {name: getattr(one, name) for name in ("rank", "feature", *_MEANS)}
-                        for one in top
+                        {name: getattr(feature, name) for name in ("rank", "feature", *_MEANS)}
+                        for feature in top
                     ]
                     values.setdefault(point, {})[side] = {**self._scalars(key, sums), "top": rows}
         table = Table.of(

@@ -142,14 +142,14 @@ class Generalization(MapCallback):
 
     def _translate(self, dataset: EditDataset) -> list[Edit]:
         """Return the dataset's edits in this relation's labels; none if it edits another source."""
-        taught, own = dataset.relation, self.tokenized
-        if taught.source.knowledge.name != own.source.knowledge.name:
+        taught, measured = dataset.relation, self.tokenized
+        if taught.source.knowledge.name != measured.source.knowledge.name:
             return []
-        labels = [(one.source.token_ids, one.target.token_ids) for one in (taught, own)]
-        if taught.name == own.name and labels[0] == labels[1]:
+        labels = [(each.source.token_ids, each.target.token_ids) for each in (taught, measured)]
+        if taught.name == measured.name and labels[0] == labels[1]:
             return dataset.edits
         raw = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in dataset.edits]
-        return resolve_edits(raw, own, self.cache.lm)
+        return resolve_edits(raw, measured, self.cache.lm)
 
     def _find_controls(self) -> list[Domain]:
         """Return the controls that the LM's vocabulary has labels for."""
@@ -207,7 +207,7 @@ class Generalization(MapCallback):
         """Return the mean of every number of some edits, by log key."""
         base, mask = self.base.rows(ids), self._reference_mask(ids, logits)
         codes = outcome_codes(base.target.argmax(1), logits.target.argmax(1), mask)
-        values = {f"generalization/{o}": codes == i for i, o in enumerate(Outcome)}
+        values = {f"generalization/{name}": codes == i for i, name in enumerate(Outcome)}
         if self._edits:
             learned = logits.source.argmax(1) == self._labels(ids, logits)
             values["generalization/source_learned"] = learned
@@ -222,7 +222,10 @@ class Generalization(MapCallback):
         return {name: value.double().mean().item() for name, value in values.items()}
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        self.log_scalars(trainer, {f"{self._prefix}{key}": v for key, v in scalars.items()}, step)
+        self.log_scalars(trainer, self._named(scalars), step)
+
+    def _named(self, scalars: Mapping[str, float]) -> dict[str, float]:
+        return {f"{self._prefix}{key}": value for key, value in scalars.items() if value == value}
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the outcomes of all edits, with the table of cases and its figures."""
@@ -270,7 +273,7 @@ class Generalization(MapCallback):
         }
         scalars: dict[str, float] = {}
         if self._last_step is not None:  # joint edits are logged at each step
-            scalars = {f"{self._prefix}{k}": value for k, value in means.items() if value == value}
+            scalars = self._named(means)
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
         table, figures = case_results(self.cases, self.tag, random, taught, suffix)
         return Results(self.name, values, scalars, tables=[table], figures=figures)

@@ -178,7 +178,7 @@ class GradientCorrelation(MapCallback):
             scalars = {f"{key}/{self.tag}": r for key, r in numbers.items() if "correlation" in key}
         else:
             names = self._steps[0] if self._steps else {}
-            numbers = {name: _mean([one[name] for one in self._steps]) for name in names}
+            numbers = {name: _mean([step[name] for step in self._steps]) for name in names}
             numbers["n_updates"] = len(self._steps)
         values = {
             "relation": self.tokenized.name,

@@ -189,7 +189,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     def siblings(self, trainer: L.Trainer) -> list[Self]:
         """Return all callbacks of a run with the same kind of results, itself included."""
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        return [c for c in callbacks if getattr(c, "study", None) == self.study]
+        return [each for each in callbacks if getattr(each, "study", None) == self.study]
 
     def numbered(self, name: str) -> str:
         """Return a name, numbered from the second callback with the same kind of results on."""

@@ -43,7 +43,7 @@ class DomainLogits(NamedTuple):
         """Return the logits of some of the subjects."""
         chosen = list(indices)
         return DomainLogits(
-            self.source[chosen], self.target[chosen], tuple(c[chosen] for c in self.controls)
+            self.source[chosen], self.target[chosen], tuple(part[chosen] for part in self.controls)
         )
 
     @classmethod
@@ -90,7 +90,7 @@ class RelationCallback(PeriodicCallback):
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
         )
-        same = [c for c in self.siblings(trainer) if c.relation_name(trainer) == name]
+        same = [each for each in self.siblings(trainer) if each.relation_name(trainer) == name]
         index = same.index(self)
         self.tag = f"{name} ({index + 1})" if index else name
         self.domains: list[Domain] = [self.tokenized.source, self.tokenized.target]
@@ -138,7 +138,8 @@ class RelationCallback(PeriodicCallback):
         """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
         ids = adapter_ids or [None] * len(subjects)
         pairs = list(zip(subjects, ids, strict=True))
-        return [[Query(d.knowledge.prompt(x), i, x) for x, i in pairs] for d in self.domains]
+        prompts = [domain.knowledge.prompt for domain in self.domains]
+        return [[Query(prompt(subject), i, subject) for subject, i in pairs] for prompt in prompts]
 
     def prefetch(self, queries: Sequence[Sequence[Query]], step: int) -> None:
         """Announce queries that are read after the next optimizer step."""
@@ -209,7 +210,7 @@ class MapCallback(RelationCallback):
         if not self.maps:
             maps = self._fit_maps() if self.linear_map is None else self._read_maps(self.linear_map)
             pair = self.tokenized.name
-            self.maps = {name: (one.weight(pair), one.bias(pair)) for name, one in maps.items()}
+            self.maps = {name: (each.weight(pair), each.bias(pair)) for name, each in maps.items()}
         super().start(trainer)
 
     def _fitted_subjects(self) -> list[str]:

@@ -31,9 +31,9 @@ def set_up_checkpoints(trainer: L.Trainer) -> None:
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
         trainer.strategy.checkpoint_io = AtomicCheckpointIO()
     # Lightning has no public way to change its fit loop, or what it does at SIGTERM.
-    given = trainer.fit_loop
-    trainer.fit_loop = ResumableFitLoop(trainer, given.min_epochs, given.max_epochs)
-    trainer.fit_loop.epoch_loop = given.epoch_loop
+    loop = trainer.fit_loop
+    trainer.fit_loop = ResumableFitLoop(trainer, loop.min_epochs, loop.max_epochs)
+    trainer.fit_loop.epoch_loop = loop.epoch_loop
     connector: Any = trainer._signal_connector
     register = connector.register_signal_handlers
 
@@ -162,8 +162,8 @@ class SignalCheckpoint(L.Callback):
             return
         if termination.current.checkpoint is None:
             assert self._path is not None
-            own = getattr(trainer.checkpoint_callback, "dirpath", None)
-            files = Path(own or self._path.parent).glob("[!.]*.ckpt")
+            folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+            files = Path(folder or self._path.parent).glob("[!.]*.ckpt")
             last = max(files, key=lambda file: file.stat().st_mtime, default=None)
             termination.current.checkpoint = last or trainer.ckpt_path
             ended_by_signal = isinstance(exception, termination.Terminated)

@@ -43,8 +43,8 @@ def plain(value: Any) -> Any:
     if is_dataclass(value) and not isinstance(value, type):
         return asdict(value)
     if isinstance(value, Mapping):
-        return {key: plain(one) for key, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, (list, tuple)) else value
+        return {key: plain(member) for key, member in value.items()}
+    return [plain(member) for member in value] if isinstance(value, (list, tuple)) else value
 
 
 class PlainHyperparameters(HyperparametersMixin):
@@ -92,7 +92,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         prepare_run_folder(self.trainer)
 
     def build_results(self) -> Results | None:
-        """Return the results at the end of a run, if any, to which `finish` adds what all have."""
+        """Return the results at the end of a run, if any; `finish` adds settings and LM."""
         return None
 
     def write_artifacts(self, folder: Path) -> None:
@@ -239,7 +239,7 @@ class LMStudy(Study):
         super().on_save_checkpoint(checkpoint)
         kept = self._kept_keys(checkpoint["state_dict"])
         checkpoint["state_dict"] = {
-            key: one for key, one in checkpoint["state_dict"].items() if key in kept
+            key: value for key, value in checkpoint["state_dict"].items() if key in kept
         }
         checkpoint["lm"] = {
             "name_or_path": self.lm.config.name_or_path,

@@ -191,7 +191,7 @@ class PhaseDataset(Dataset[TextBatch]):
     @property
     def determined_by(self) -> dict[str, Any]:
         """What the contents of a step follow from, on all ranks together."""
-        phases = {name: [one.epochs, one.batch_size] for name, one in self.phases.items()}
+        phases = {name: [phase.epochs, phase.batch_size] for name, phase in self.phases.items()}
         return {"phases": phases, "seeds": self.corpus.plan.seeds, "texts": self.corpus.fingerprint}
 
     def __len__(self) -> int:

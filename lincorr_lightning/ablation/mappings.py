@@ -130,9 +130,7 @@ def source_positions(relation: TokenizedRelation) -> dict[str, int]:
     """Return the index of a source label by the text of its token or of an answer."""
     labels = enumerate(relation.source.labels)
     return {
-        text: i
-        for i, label in labels
-        for text in (label.text, *(each.text for each in label.answers))
+        text: i for i, label in labels for text in (label.text, *(a.text for a in label.answers))
     }
 
 
@@ -189,22 +187,18 @@ def _letters(
 ) -> list[int]:
     """Return the token of each text's first letter in the position of an answer."""
     letters = [text[0] for text in texts]
-    cut = replace(
-        knowledge, answers=tuple(Answer(letter, letter) for letter in dict.fromkeys(letters))
-    )
-    tokens = zip(cut.answers, answer_tokens(cut, tokenizer), strict=True)
-    unknown = [tokenizer.unk_token_id]
-    token_of = {
-        answer.text: ids[0] for answer, ids in tokens if ids and len(ids) == 1 and ids != unknown
-    }
-    bad = [letter for letter in dict.fromkeys(letters) if letter not in token_of]
+    distinct = list(dict.fromkeys(letters))
+    cut = replace(knowledge, answers=tuple(Answer(letter, letter) for letter in distinct))
+    tokens = zip(distinct, answer_tokens(cut, tokenizer), strict=True)
+    single = {letter: ids[0] for letter, ids in tokens if ids and len(ids) == 1}
+    bad = [letter for letter in distinct if single.get(letter) in (None, tokenizer.unk_token_id)]
     if bad:
         raise DomainError(
             f"mapping letters: {', '.join(map(repr, bad))} of the answers of {knowledge.name!r} "
             "are not single tokens of this vocabulary. Remove letters from model.mapping, or "
             "choose an LM that has tokens for letters."
         )
-    return [token_of[letter] for letter in letters]
+    return [single[letter] for letter in letters]
 
 
 def answer_token_ids(labels: PairedLabels, tokenizer: PreTrainedTokenizerBase) -> set[int]:

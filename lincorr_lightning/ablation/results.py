@@ -73,7 +73,7 @@ def ablation_results(
         _summarize(relation, mapping, runs, {name: shares[m] for name, shares in baselines.items()})
         for m, mapping in enumerate(plan.mappings)
     ]
-    of_the_table_only = ("n_seeds", "std", "says_source", "paper")
+    table_only = ("n_seeds", "std", "says_source", "paper")
     curves = {}
     for key, points in history.items():
         _, phase, quantity, mapping = key.split("/")
@@ -82,7 +82,7 @@ def ablation_results(
     return Results(
         "vocabulary_ablation",
         values={
-            **{k: v for k, v in asdict(summary[0]).items() if k not in of_the_table_only},
+            **{k: v for k, v in asdict(summary[0]).items() if k not in table_only},
             "n": corpus.n_new,
             "mappings": list(map(asdict, summary)),
             "runs": runs.to_dict("records"),
@@ -130,10 +130,10 @@ def _summarize(
     relation: str, mapping: str, runs: DataFrame, baselines: Mapping[str, float]
 ) -> MappingScores:
     """Return means and standard deviation over seeds."""
-    own = runs[runs["mapping"] == mapping]
+    runs = runs[runs["mapping"] == mapping]
     table_7 = (n for n in paper_numbers() if n.place == "Table 7" and n.relation == relation)
     paper = {number.quantity.name: number.value for number in table_7}
-    composed, uncomposed = own[own["composed"]], own[~own["composed"]]
+    composed, uncomposed = runs[runs["composed"]], runs[~runs["composed"]]
     means = {
         name: float(composed[name].mean())
         for name in ("source_learned", "generalized", "unrestricted", "says_source")

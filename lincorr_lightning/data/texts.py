@@ -427,10 +427,9 @@ class TokenizedTextDataModule(StudyData):
         whole = self.prompts
         assert whole is not None, "setup reads the texts"
         edges = batch_edges(self.trainer, len(whole.names), self.batch_size)
-        parts = (slice(*edge) for edge in pairwise(edges))
         batches = [
             TokenBatch(whole.tokens[i], whole.names[i], whole.corpora[i], i.start, whole.n_skipped)
-            for i in parts
+            for i in (slice(*edge) for edge in pairwise(edges))
         ]
         return make_loader(batches, self.trainer)
 

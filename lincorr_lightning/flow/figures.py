@@ -84,10 +84,10 @@ def cosines_figure(histograms: Mapping[HookKind, Tensor], groups: DataFrame, lm:
         auroc = groups[f"auroc_{kind}"].astype(float).mean()
         panel = KIND_NAMES[kind] + (f", AUROC {auroc:.2f}" if auroc == auroc else "")
         n_bins = counts.shape[1]
-        for group, own in zip(GROUP_NAMES.values(), counts.tolist(), strict=True):
+        for group, of_group in zip(GROUP_NAMES.values(), counts.tolist(), strict=True):
             rows += [
-                (panel, group, (i + 0.5) / n_bins, count / sum(own) * n_bins)
-                for i, count in enumerate(own if any(own) else ())
+                (panel, group, (i + 0.5) / n_bins, count / sum(of_group) * n_bins)
+                for i, count in enumerate(of_group if any(of_group) else ())
             ]
     return curves(
         make_frame(rows, ["panel", "group", "cosine", "density"]), "cosine", "density", "group",
@@ -106,11 +106,11 @@ def transitions_figure(transitions: DataFrame, lm: str) -> Figure:
     keys = ["kind", "k", "compared"]
     means = transitions.groupby(keys, sort=False)[["explained_variance", "own"]].mean()
     means = means.reset_index()
-    own = means.drop_duplicates(["kind", "k"]).assign(
+    own_sae = means.drop_duplicates(["kind", "k"]).assign(
         compared="the target’s own SAE", explained_variance=lambda rows: rows["own"]
     )
     weights = {name: f"matched by {name}s" for name in ("decoder", "encoder")}
-    points = concat([means, own])
+    points = concat([means, own_sae])
     points = points.assign(
         compared=points["compared"].replace(weights),
         kind=points["kind"].map(lambda kind: f"from {KIND_NAMES[kind]}"),
@@ -190,16 +190,16 @@ def steering_figure(points: DataFrame, lm: str) -> Figure:
     labels = list(dict.fromkeys(points["label"]))
     named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
     means = mean_steering(points).rename(columns=titles)
-    rows = means.melt(["strategy", "strength"], list(titles.values()), "what", "value")
+    rows = means.melt(["strategy", "strength"], list(titles.values()), "measure", "value")
 
-    def unsteered(axes: Axes, what: Any, own: DataFrame) -> None:
-        del what
-        for value in own[own["strength"] == 0]["value"].head(1):
+    def unsteered(axes: Axes, measure: Any, panel: DataFrame) -> None:
+        del measure
+        for value in panel[panel["strength"] == 0]["value"].head(1):
             axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
         axes.set_ylim(-0.02, 1.04)
 
     return curves(
-        rows, "strength", "value", "strategy", "what",
+        rows, "strength", "value", "strategy", "measure",
         title=f"Steering {short_name(lm)} along the flow",
         subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without steering",
         colours=_STRATEGY_COLOURS, labels=("strength (in typical activations)", ""),
@@ -256,7 +256,7 @@ def flow_figure(
     the outputs of the layer's attention and MLP. The whole graph is in the GraphML file.
     """
     starts = {graph.start for graph in graphs}
-    edges = {(e.source, e.target): e for graph in graphs for e in graph.edges}
+    edges = {(edge.source, edge.target): edge for graph in graphs for edge in graph.edges}
     kept = _strongest(starts, edges.values())
     n_left_out = len({feature for graph in graphs for feature in graph.features} - kept)
     shared = {f for f in kept if sum(f in graph.features for graph in graphs) > 1}
@@ -304,28 +304,28 @@ def _positions(
     features: Collection[Feature], edges: Sequence[Edge]
 ) -> dict[Feature, tuple[float, float]]:
     """Centre of each box: a column per kind, the streams in the middle, and a row per height."""
-    own: dict[HookPoint, list[Feature]] = {}
+    rows: dict[HookPoint, list[Feature]] = {}
     for feature in features:
-        own.setdefault(feature.hook_point, []).append(feature)
+        rows.setdefault(feature.hook_point, []).append(feature)
     # Lines from stream to stream pass between the columns of attention and MLP.
     attention, stream, mlp = (
-        max((len(row) for at, row in own.items() if at.kind == kind), default=0)
+        max((len(row) for at, row in rows.items() if at.kind == kind), default=0)
         for kind in ("attention_out", "residual", "mlp_out")
     )
     columns: dict[HookKind, float] = {
         "attention_out": -(stream + attention) / 2, "residual": 0.0, "mlp_out": (stream + mlp) / 2
     }  # fmt: skip
-    heights = sorted({_height(at) for at in own})
+    heights = sorted({_height(at) for at in rows})
     positions: dict[Feature, tuple[float, float]] = {}
 
     def order(feature: Feature) -> tuple[float, Feature]:
-        targets = [positions[e.target][0] for e in edges if e.source == feature]
+        targets = [positions[edge.target][0] for edge in edges if edge.source == feature]
         return (sum(targets) / len(targets) if targets else 0.0, feature)
 
-    for at in sorted(own, key=_height, reverse=True):
+    for at in sorted(rows, key=_height, reverse=True):
         y = (heights.index(_height(at)) + 0.5) * _ROW
-        for i, feature in enumerate(sorted(own[at], key=order)):
-            positions[feature] = (columns[at.kind] + i - (len(own[at]) - 1) / 2) * _STEP, y
+        for i, feature in enumerate(sorted(rows[at], key=order)):
+            positions[feature] = (columns[at.kind] + i - (len(rows[at]) - 1) / 2) * _STEP, y
     return positions
 
 

@@ -95,10 +95,8 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
     # The target's norm does not change the order: only the kept cosines are divided by it.
     cosines = torch.where(is_match, values / target_norm, torch.nan).clamp_(-1, 1)
     padding = (0, k - n_best)
-    return Matches(
-        pad(torch.where(is_match, indices, -1), padding, value=-1),
-        pad(cosines, padding, value=torch.nan),
-    )
+    indices = pad(torch.where(is_match, indices, -1), padding, value=-1)
+    return Matches(indices, pad(cosines, padding, value=torch.nan))
 
 
 @torch.no_grad()
@@ -114,9 +112,8 @@ def assign_features(targets: Tensor, sources: Tensor) -> Matches:
     """
     from scipy.optimize import linear_sum_assignment
 
-    target_kept, source_kept = (
-        decoder.float().norm(dim=1).nonzero()[:, 0] for decoder in (targets, sources)
-    )
+    target_kept = targets.float().norm(dim=1).nonzero()[:, 0]
+    source_kept = sources.float().norm(dim=1).nonzero()[:, 0]
     cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
     rows, columns = linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
     matches = Matches(

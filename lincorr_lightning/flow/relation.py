@@ -173,7 +173,7 @@ def measure_relation(
     """
     n_fit = len(subjects) // 2
     logits = relation_logits(lm, relation, subjects)
-    answer_features: dict[str, AnswerFeatures] = {}
+    by_side: dict[str, AnswerFeatures] = {}
     n_active = {at: torch.zeros(sae.n_features) for at, sae in saes.items()}
     prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
     for side, texts, domain_logits in zip(("source", "target"), prompts, logits, strict=True):
@@ -184,10 +184,10 @@ def measure_relation(
             features = sae.encode(activations[at].to(sae.decoder.device)).cpu()
             by_hook_point[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
-        answer_features[side] = by_hook_point
+        by_side[side] = by_hook_point
     pairs = compare_answers(
-        matcher, answer_features["source"], answer_features["target"],
-        torch.from_numpy(relation.reference_mask), thresholds, k,
+        matcher, by_side["source"], by_side["target"], torch.from_numpy(relation.reference_mask),
+        thresholds, k,
     )  # fmt: skip
     reference = [pair for pair in pairs if pair.is_reference]
     shared = {
@@ -205,9 +205,7 @@ def measure_relation(
         after = relation_logits(lm, relation, subjects, remove_features(saes, removed))
         scores = score_relation(relation, logits, after, n_fit)
         cuts.append(RelationCut(name, control, len(removed), **scores))
-    return RelationFlow(
-        relation, subjects, n_fit, logits, answer_features, matcher.last, pairs, cuts
-    )
+    return RelationFlow(relation, subjects, n_fit, logits, by_side, matcher.last, pairs, cuts)
 
 
 # -- ablation ------------------------------------------------------------------------------------

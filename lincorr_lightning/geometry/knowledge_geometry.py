@@ -61,7 +61,7 @@ class KnowledgeGeometry(LMStudy):
         n_permutations: Number of permutations of a test; all permutations if there are no more.
         seed: Seed of the permutations.
 
-    After a test, `closeness` is what was found.
+    After a test, `closeness` holds the measurements.
     """
 
     study = "knowledge_geometry"
@@ -92,7 +92,10 @@ class KnowledgeGeometry(LMStudy):
         names, pairs = split_names(knowledge), None
         if self.probed is not None:
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
-            names, pairs = [], [f"{p['source']}->{p['target']}" for p in self.probed["pairs"]]
+            names, pairs = (
+                [],
+                [f"{each['source']}->{each['target']}" for each in self.probed["pairs"]],
+            )
         self.layout = build_layout(
             self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs
         )
@@ -157,7 +160,7 @@ class KnowledgeGeometry(LMStudy):
             (a, b): neighborhood_overlap(near[a], near[b], settings.ks).mean(1).cpu().numpy()
             for a, b in combinations(near, 2)
         }
-        prompts = {name: d.knowledge.prompt(" ") for name, d in self.layout.domains.items()}
+        prompts = {name: each.knowledge.prompt(" ") for name, each in self.layout.domains.items()}
         self.closeness = KnowledgeCloseness(
             n_subjects=n,
             scores=scores,
@@ -174,9 +177,9 @@ class KnowledgeGeometry(LMStudy):
     def _fit_and_score(self) -> list[Score]:
         fit, test = self.fit_moments.gather(), self.test_moments.gather()
         return [
-            {"source": source, "target": target, "label_mean": number(summarize(one.r).mean),
-             "precision": one.precision}
-            for (source, target), one in fit_and_score(fit, test, self.layout, self.ridge).items()
+            {"source": source, "target": target, "label_mean": number(summarize(score.r).mean),
+             "precision": score.precision}
+            for (source, target), score in fit_and_score(fit, test, self.layout, self.ridge).items()
         ]  # fmt: skip
 
     def _gather_cloud(self, name: str) -> Tensor:
@@ -210,10 +213,10 @@ def wording_similarity(
 def _read_probe(folder: Path) -> dict[str, Any]:
     """Return the results of a finished probe."""
     way_out = f"model.probe {folder} holds no finished run; name the folder of one."
-    found = read_json(folder / RESULTS_FILE, ConfigError, way_out)
-    if (found.get("study"), found.get("schema")) != ("linear_probe", SCHEMA):
+    results = read_json(folder / RESULTS_FILE, ConfigError, way_out)
+    if (results.get("study"), results.get("schema")) != ("linear_probe", SCHEMA):
         raise ConfigError(
             f"model.probe {folder} is not a run of LinearProbe of this version. Name the folder of "
             "one, or run the probe again."
         )
-    return found
+    return results

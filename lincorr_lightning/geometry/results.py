@@ -119,11 +119,11 @@ def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
     """Return the means over prompts at a shuffling level."""
     row: Row = {"shuffle": int(level)}
     prompts = profiles.prompts[profiles.prompts["shuffle"] == level]
-    own = means[means["shuffle"] == level]
-    found = {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
-    found |= {key: list(map(number, own["mean"][own["key"] == key]))
-              for key in profiles.layers.columns[3:]}  # fmt: skip
-    for key, value in found.items():
+    at_level = means[means["shuffle"] == level]
+    values = {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
+    values |= {key: list(map(number, at_level["mean"][at_level["key"] == key]))
+               for key in profiles.layers.columns[3:]}  # fmt: skip
+    for key, value in values.items():
         name, _, setting = key.partition(" ")
         if setting:
             row.setdefault(name, {})[setting.partition("=")[2]] = value
@@ -137,8 +137,8 @@ def _level_table(profiles: TokenProfiles, values: Row) -> Table:
     rows = []
     for level in values["shuffles"]:
         dimension = level["dimension"][str(n2)]
-        overlap = [one for one in level["overlap"][str(k)] if one is not None]
-        peak = int(np.argmax([-np.inf if one is None else one for one in dimension]))
+        overlap = [value for value in level["overlap"][str(k)] if value is not None]
+        peak = int(np.argmax([-np.inf if value is None else value for value in dimension]))
         rows.append(
             {
                 **{key: level[key] for key in ("shuffle", "loss", "entropy")},
@@ -213,14 +213,15 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
     lm, n_subjects = short_name(lm), closeness.n_subjects
     ks, scalings = closeness.ks, closeness.range_scalings
     pairs = list(_pair_rows(closeness))
-    tables = {one.name: one for one in (_summary(closeness), *_closeness_tables(closeness, pairs))}
+    tables = [_summary(closeness), *_closeness_tables(closeness, pairs)]
+    dimension = next(table for table in tables if table.name == "dimension")
     figures = [
         Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
                partial(draw.closeness_figure, closeness, lm)),
         Figure("overlap_matrix", "Overlap of neighborhoods of all pairs",
                partial(draw.overlap_matrix_figure, closeness, lm)),
-        Figure("dimension", tables["dimension"].caption,
-               partial(draw.dimension_figure, tables["dimension"].frame, n_subjects, lm)),
+        Figure("dimension", dimension.caption,
+               partial(draw.dimension_figure, dimension.frame, n_subjects, lm)),
     ]  # fmt: skip
     if len(closeness.layers) > 1:
         figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
@@ -246,7 +247,7 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
         for test in closeness.tests
         if test.layer == "all" and test.given is None and test.spearman is not None
     }
-    filled = [table for table in tables.values() if len(table)]
+    filled = [table for table in tables if len(table)]
     return Results("knowledge_geometry", values, scalars, filled, figures)
 
 

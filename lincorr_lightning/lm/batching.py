@@ -57,13 +57,13 @@ class MicroBatches:
         # Type of the devices of ranks that share the LM, all of which must run equally often.
         self.shared_on: str | None = None
 
-    def max_over_ranks(self, own: int) -> int:
+    def max_over_ranks(self, number: int) -> int:
         """Return the maximum of a number over the ranks that share the LM."""
         if self.shared_on is None:
-            return own
-        number = torch.tensor(int(own), device=self.shared_on)
-        distributed.all_reduce(number, distributed.ReduceOp.MAX)
-        return int(number)
+            return number
+        largest = torch.tensor(int(number), device=self.shared_on)
+        distributed.all_reduce(largest, distributed.ReduceOp.MAX)
+        return int(largest)
 
     def run(
         self,
@@ -72,7 +72,7 @@ class MicroBatches:
         forward: Callable[[list[int]], None],
         equal_lengths: bool = False,
     ) -> None:
-        """See `LanguageModel.in_batches`; the longest rows come first: a lack of memory shows."""
+        """See `LanguageModel.in_batches`; the longest rows come first, to fail early."""
         rows = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 
         def split(rows: list[int], tokens: int) -> list[list[int]]:
@@ -115,12 +115,12 @@ class MicroBatches:
         return min(max(least, _START_NUMBERS_CPU // (self.width or 1)), most)
 
     def _lower(self, tokens: int, n_rows: int, length: int, error: str) -> int:
-        """Return the tokens of smaller batches, after one that did not fit; else say what to do."""
-        what = f"a forward pass of batch size {n_rows} and sequence length {length}"
+        """Return the tokens of smaller batches after one that did not fit, or raise an error."""
+        failed = f"a forward pass of batch size {n_rows} and sequence length {length}"
         # Ranks of a sharded LM that changed it on their own would wait for each other for ever.
         if n_rows > 1 and self.fixed is None and self.shared_on is None:
             self.adapted = max(1, n_rows * length // 2)
-            _log.warning("%s ran out of memory; using at most %d tokens.", what, self.adapted)
+            _log.warning("%s ran out of memory; using at most %d tokens.", failed, self.adapted)
             return self.adapted
         way_out = "Use a smaller LM, set lm.dtype to bfloat16, or use a device with more memory."
         if n_rows > 1:
@@ -128,4 +128,4 @@ class MicroBatches:
                 f"Lower lm.tokens_per_forward (it is {tokens}), or set it to null, which adapts it "
                 "to the memory unless the LM is sharded."
             )
-        raise LanguageModelError(f"{what} does not fit the memory: {error}. {way_out}")
+        raise LanguageModelError(f"{failed} does not fit the memory: {error}. {way_out}")

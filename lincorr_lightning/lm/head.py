@@ -155,8 +155,8 @@ def can_read_rows(model: PreTrainedModel, probe: Sequence[int], vocab_size: int)
     mask = torch.ones_like(ids)
     last = torch.tensor([len(probe) - 2], device=model.device)
     tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
-    own = read_logits(model, ids[:, :-1], mask[:, :-1], last, tokens, by_rows=False)
-    tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE) * own.abs().max().clamp(min=1e-3)
+    expected = read_logits(model, ids[:, :-1], mask[:, :-1], last, tokens, by_rows=False)
+    tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE) * expected.abs().max().clamp(min=1e-3)
 
     def agrees(by_rows: bool) -> bool:
         try:  # with one token more, as in a batch with longer prompts
@@ -165,9 +165,9 @@ def can_read_rows(model: PreTrainedModel, probe: Sequence[int], vocab_size: int)
             if oom_reason(error):
                 raise
             return False
-        return bool((logits - own).abs().max() <= tolerance)
+        return bool((logits - expected).abs().max() <= tolerance)
 
-    if not own.isfinite().all():
+    if not expected.isfinite().all():
         return False  # NaN is reported for the actual prompts, with their text
     if not agrees(by_rows=False):
         raise LanguageModelError(
@@ -194,14 +194,14 @@ def takes_argument(model: PreTrainedModel, name: str) -> bool:
 def call_model(
     model: PreTrainedModel,
     input_ids: Tensor,
-    wanted: Mapping[str, Any] | None = None,
+    optional: Mapping[str, Any] | None = None,
     **more: Tensor | None,
 ) -> Any:
-    """Run an LM's own forward, without the `wanted` options that it does not take."""
-    options = {"use_cache": False, "return_dict": True, **(wanted or {})}
+    """Run an LM's own forward, without the `optional` arguments that it does not take."""
+    options = {"use_cache": False, "return_dict": True, **(optional or {})}
     accepted = {name: value for name, value in options.items() if takes_argument(model, name)}
-    given = {name: value for name, value in more.items() if value is not None}
-    return model(input_ids=input_ids, **given, **accepted)
+    required = {name: value for name, value in more.items() if value is not None}
+    return model(input_ids=input_ids, **required, **accepted)
 
 
 def _is_plain(head: nn.Module) -> bool:

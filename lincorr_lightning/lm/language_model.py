@@ -323,8 +323,8 @@ class LanguageModel(nn.Module):
         flat = self.rows(list(chain.from_iterable(prompts)))
         n, n_subjects = len(prompts), len(prompts[0])
         rows = [flat[domain * n_subjects :][:n_subjects] for domain in range(n)]
-        about = enumerate(zip(*rows, strict=True))  # the prompts of each subject
-        groups = [dict(enumerate(each, subject * n)) for subject, each in about]
+        of_subjects = enumerate(zip(*rows, strict=True))  # the prompts of each subject
+        groups = [dict(enumerate(each, subject * n)) for subject, each in of_subjects]
         logits, self.reads_prompts = self._share_prefixes(groups, token_ids)
         if logits is not None:
             return logits
@@ -374,9 +374,9 @@ class LanguageModel(nn.Module):
         tokens = torch.as_tensor(token_ids, dtype=torch.long)
         unknown = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
         if tokens.dim() != 1 or len(unknown):
-            what = f"the token id {int(unknown[0])}" if len(unknown) else "a nested list of tokens"
+            bad = f"the token id {int(unknown[0])}" if len(unknown) else "a nested list of tokens"
             raise LanguageModelError(
-                f"the LM {self.config.name_or_path} does not have {what}; its tokens are 0 to "
+                f"the LM {self.config.name_or_path} does not have {bad}; its tokens are 0 to "
                 f"{self._vocab_size - 1}. Build the domain with this LM's tokenizer."
             )
         return tokens
@@ -415,13 +415,13 @@ class LanguageModel(nn.Module):
         """
         state = self._weights_state()
         is_frozen = not any(p.requires_grad for p in self.model.parameters())
-        known = self._weights_print
+        cached = self._weights_print
         # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
-        if known is None or not is_frozen or not (self.is_sharded or known[0] == state):
-            known = self._weights_print = (state, fingerprint_weights(self.model))
+        if cached is None or not is_frozen or not (self.is_sharded or cached[0] == state):
+            cached = self._weights_print = (state, fingerprint_weights(self.model))
         return {
             "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
             "config": fingerprint_config(self.model.config),
             "dtype": dtype_name(self.model.dtype),
-            "weights": known[1],
+            "weights": cached[1],
         }

@@ -89,19 +89,21 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     _check_sizes(model, plan, mesh.size(), n_groups)
     for _, layer, style in _split_layers(model, plan):
         parallelize_module(layer, mesh, _SPLIT[style](), src_data_rank=None)
-    summed = {m for name, m in model.named_modules() if plan.get(_generic(name)) == _SUMMED}
+    summed = {
+        module for name, module in model.named_modules() if plan.get(_generic(name)) == _SUMMED
+    }
     # Tied weights stay one parameter.
     whole: dict[nn.Parameter, nn.Parameter] = {}
     for module in list(model.modules()):
-        own = dict(module.named_parameters(recurse=False, remove_duplicate=False))
-        own = {name: p for name, p in own.items() if not isinstance(p, DTensor)}
-        for name, parameter in own.items():
+        plain = dict(module.named_parameters(recurse=False, remove_duplicate=False))
+        plain = {name: p for name, p in plain.items() if not isinstance(p, DTensor)}
+        for name, parameter in plain.items():
             if parameter not in whole:
                 copies = distribute_tensor(parameter, mesh, [Replicate()], src_data_rank=None)
                 whole[parameter] = nn.Parameter(copies, parameter.requires_grad)
             module.register_parameter(name, whole[parameter])
-        if own:
-            _compute_locally(module, list(own), mesh, module in summed)
+        if plain:
+            _compute_locally(module, list(plain), mesh, module in summed)
 
 
 def _plan(model: PreTrainedModel) -> dict[str, str]:

@@ -74,14 +74,14 @@ class Corpus:
 
         if not statements:
             return []
-        kinds = {s.knowledge.name: s.knowledge for s in statements}
-        prompts = ids([one.prompt("X") for one in kinds.values()])  # a subject is one token
-        beginnings = ids([one.template.split("{}")[0] for one in kinds.values()])
+        kinds = {each.knowledge.name: each.knowledge for each in statements}
+        prompts = ids([kind.prompt("X") for kind in kinds.values()])  # a subject is one token
+        beginnings = ids([kind.template.split("{}")[0] for kind in kinds.values()])
         positions = {
             name: (len(prompt), self.knowledge.index(name), len(before))
             for name, prompt, before in zip(kinds, prompts, beginnings, strict=True)
         }
-        texts = ids([f"{s.text}." for s in statements])
+        texts = ids([f"{statement.text}." for statement in statements])
         if any(self.tokenizer.unk_token_id in tokens for tokens in texts):
             raise ConfigError(
                 "the tiny world's tokenizer cannot read all its texts: words that are adjacent in "
@@ -89,24 +89,26 @@ class Corpus:
                 "prompts."
             )
         return [
-            EncodedStatement(tokens, *positions[s.knowledge.name])
-            for s, tokens in zip(statements, texts, strict=True)
+            EncodedStatement(tokens, *positions[statement.knowledge.name])
+            for statement, tokens in zip(statements, texts, strict=True)
         ]
 
     @cached_property
     def answers(self) -> list[list[int]]:
         """Token ids of the answers that are stated, for each kind of knowledge.
 
-        A domain may hold words that are nobody's answer, such as the South of South Korea where
-        nobody lives there but some live in South America.
+        A domain may hold words that are nobody's answer, such as "South" of South Korea where
+        nobody lives there.
         """
-        given = {(s.knowledge, s.answer) for s in (*self.encoded, *self.encoded_second_homes)}
-        return [sorted(a for kind, a in given if kind == i) for i in range(len(self.knowledge))]
+        answers: list[set[int]] = [set() for _ in self.knowledge]
+        for statement in (*self.encoded, *self.encoded_second_homes):
+            answers[statement.knowledge].add(statement.answer)
+        return [sorted(tokens) for tokens in answers]
 
     def facts(self, name: str) -> tuple[list[Statement], list[Statement]]:
         """Return the stated and the withheld statements of a kind of knowledge."""
-        stated = [s for s in self.stated if s.knowledge.name == name]
-        return stated, [s for s in self.withheld if s.knowledge.name == name]
+        stated = [each for each in self.stated if each.knowledge.name == name]
+        return stated, [each for each in self.withheld if each.knowledge.name == name]
 
 
 def build_corpus(
@@ -137,7 +139,7 @@ def build_corpus(
     return Corpus(
         world,
         build_tokenizer(*world.words(knowledge)),
-        tuple(one.name for one in knowledge),
+        tuple(each.name for each in knowledge),
         stated=tuple(filter(is_stated, statements)),
         withheld=tuple(filterfalse(is_stated, statements)),
         second_homes=tuple(filter(is_stated, world.second_homes(knowledge))),
@@ -148,7 +150,8 @@ def _choose_withheld(
     statements: Sequence[Statement], pair: tuple[str, str], cooccurrence: float, seed: int
 ) -> set[tuple[str, str]]:
     """Return (subject, knowledge) of each statement that is never made."""
-    missing = [name for name in pair if all(s.knowledge.name != name for s in statements)]
+    stated = {statement.knowledge.name for statement in statements}
+    missing = [name for name in pair if name not in stated]
     if missing:
         raise ConfigError(
             f"data.pair is {'->'.join(pair)}, but {missing[0]} is not stated; "

@@ -119,10 +119,10 @@ class PackedStatements(Dataset[PackedBatch]):
 
     @cached_property
     def _by_knowledge(self) -> list[list[EncodedStatement]]:
-        found: list[list[EncodedStatement]] = [[] for _ in self.corpus.knowledge]
+        statements: list[list[EncodedStatement]] = [[] for _ in self.corpus.knowledge]
         for statement in self._statements:
-            found[statement.knowledge].append(statement)
-        return found
+            statements[statement.knowledge].append(statement)
+        return statements
 
     def __len__(self) -> int:
         """Number of steps of an epoch, the same on all ranks."""
@@ -134,9 +134,9 @@ class PackedStatements(Dataset[PackedBatch]):
         if self._epoch[0] != epoch:
             self._epoch = epoch, self._draw(epoch)
         first = (step * self.n_shards + self.rank) * self.batch_size
-        own = self._epoch[1][first : first + self.batch_size]
-        packed = _pack(own or self._epoch[1][:1], self.row_length)
-        return replace(packed, is_padding=not own)
+        drawn = self._epoch[1][first : first + self.batch_size]
+        packed = _pack(drawn or self._epoch[1][:1], self.row_length)
+        return replace(packed, is_padding=not drawn)
 
     def _draw(self, epoch: int) -> list[_Drawn]:
         """Return the statements of an epoch, in its order."""
@@ -181,11 +181,11 @@ def _pack(statements: Sequence[_Drawn], row_length: int) -> PackedBatch:
         for i in range(n):
             is_answer = i == n_prompt - 1
             target = tokens[i + 1] if is_answer or (full and i > 0) else IGNORED
-            own = (tokens[i], i, target, statement.knowledge if is_answer else IGNORED)
-            here = share if i == statement.subject else 0.0
-            partner = other.tokens[other.subject] if here else tokens[i]
+            plain = (tokens[i], i, target, statement.knowledge if is_answer else IGNORED)
+            mixed = share if i == statement.subject else 0.0
+            partner = other.tokens[other.subject] if mixed else tokens[i]
             second = other.answer if is_answer and share else IGNORED
-            rows[-1].append((*own, partner, here, second, share if is_answer else 0.0))
+            rows[-1].append((*plain, partner, mixed, second, share if is_answer else 0.0))
     length = max(map(len, rows))
     # Rows are filled up with statements of one padding token and without a target.
     empty = (0, 0, IGNORED, IGNORED, 0, 0.0, IGNORED, 0.0)
@@ -294,13 +294,13 @@ class CorpusDataModule(StudyData):
 
 def _repeats(repeats: dict[str, int], stated: tuple[str, ...], catalogue: Catalogue) -> list[int]:
     """Return how often each stated kind of knowledge is repeated."""
-    found = [1] * len(stated)
+    times = [1] * len(stated)
     for name, n in repeats.items():
-        chosen = [k.name for k in catalogue.select([name]) if k.name in stated]
+        chosen = [kind.name for kind in catalogue.select([name]) if kind.name in stated]
         if not chosen:
             raise ConfigError(
                 f"data.repeats names {name!r}, which is not stated; add it to data.knowledge."
             )
         for knowledge in chosen:
-            found[stated.index(knowledge)] = n
-    return found
+            times[stated.index(knowledge)] = n
+    return times

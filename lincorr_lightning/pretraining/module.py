@@ -247,17 +247,17 @@ class Pretraining(Study):
 
     def _weights(self, batch: PackedBatch, *counts: Tensor) -> Tensor:
         """Return weights of a rank's means, by its counts; their mean over ranks is 1."""
-        own = torch.stack(counts).double() * (not batch.is_padding)
-        total = self.trainer.strategy.reduce(own.clone(), reduce_op="sum")
-        return (self.trainer.world_size * own / total.clamp(min=1)).float()
+        of_rank = torch.stack(counts).double() * (not batch.is_padding)
+        total = self.trainer.strategy.reduce(of_rank.clone(), reduce_op="sum")
+        return (self.trainer.world_size * of_rank / total.clamp(min=1)).float()
 
     def _embed(self, batch: PackedBatch, mixing: bool) -> Tensor:
         """Return the tokens' embeddings, with subjects mixed with their partners."""
         embedding = self._ready[0].get_input_embeddings()
-        own: Tensor = embedding(batch.input_ids)
+        subjects: Tensor = embedding(batch.input_ids)
         if not mixing:
-            return own
-        return torch.lerp(own, embedding(batch.partners), batch.shares[..., None])
+            return subjects
+        return torch.lerp(subjects, embedding(batch.partners), batch.shares[..., None])
 
     # -- validation ------------------------------------------------------------------------------
 
@@ -417,8 +417,8 @@ def mixup_cross_entropy(
         second_shares: Weight of the second targets, 0 to 1, ``(n,)``.
     """
     first, second = (
-        cross_entropy(logits, t, ignore_index=IGNORED, reduction="none")
-        for t in (targets, second_targets)
+        cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="none")
+        for tokens in (targets, second_targets)
     )
     return torch.lerp(first, second, second_shares).mean()
 
@@ -439,7 +439,7 @@ def off_target_penalty(
     """
     is_answer = knowledge != IGNORED
     logits, targets, second, knowledge = (
-        t[is_answer] for t in (logits, targets, second_targets, knowledge)
+        tensor[is_answer] for tensor in (logits, targets, second_targets, knowledge)
     )
     second = torch.where(second == IGNORED, targets, second)
     wrong = answers[knowledge].scatter(1, torch.stack([targets, second], 1), 0.0)

@@ -53,12 +53,12 @@ class LMRuns:
     @cached_property
     def linear_maps(self) -> dict[str, LinearMap]:
         """Maps of the probes by run, read once; those that cannot be read are left out."""
-        found = {}
+        maps = {}
         for name, run in self.runs.items():
             with suppress(LinearMapError):
                 if run.study == "linear_probe":
-                    found[name] = LinearMap.from_pretrained(run.folder / LINEAR_MAP)
-        return found
+                    maps[name] = LinearMap.from_pretrained(run.folder / LINEAR_MAP)
+        return maps
 
     def missing_reason(self, runs: Sequence[str], relation: str = "") -> str:
         """Return why runs, or the numbers of a relation in them, are missing."""
@@ -76,10 +76,10 @@ class LMRuns:
         `place` is the table of the paper that shows it: some have runs of their own.
         """
         tables = tables_served()
-        own = place if place in tables.values() else None
+        own_table = place if place in tables.values() else None
         for name, run in self.runs.items():
             value = quantities()[quantity].of(run, relation, answer)
-            if value is not None and tables.get(name) == own:
+            if value is not None and tables.get(name) == own_table:
                 return value
         return None
 
@@ -103,7 +103,7 @@ class LMRuns:
         tokenized = TokenizedRelation.of(relation, Catalogue.load(), self.plan.tokenizer)
         rates = random_hit_rates(torch.from_numpy(tokenized.reference_mask))
         ways = ("influenced", "influencing")
-        return {way: one.rates.tolist() for way, one in zip(ways, rates, strict=True)}
+        return {way: rate.rates.tolist() for way, rate in zip(ways, rates, strict=True)}
 
 
 # -- agreement -------------------------------------------------------------------------------------
@@ -116,26 +116,26 @@ def agreements(numbers: Iterable[PaperNumber], lms: Sequence[LMRuns]) -> Iterato
         if number.quantity.name != "random":  # follows from the number of labels
             by_quantity.setdefault(number.quantity.name, []).append(number)
     for lm in lms:
-        for name, own in by_quantity.items():
+        for name, printed in by_quantity.items():
             rows = [
                 (value, number.value, None if number.answer else lm.null(name, number.relation))
-                for number in own
+                for number in printed
                 if (value := lm.number(number)) is not None
             ]
             if not rows:
                 continue
-            here, paper = (np.array([row[i] for row in rows], dtype=float) for i in (0, 1))
+            measured, paper = (np.array([row[i] for row in rows], dtype=float) for i in (0, 1))
             above = [value > null for value, _, null in rows if null is not None]
-            rho, p = rank_correlation(here, paper)
+            rho, p = rank_correlation(measured, paper)
             yield {
-                "table": own[0].place,
-                "quantity": own[0].quantity.heading,
-                "LM of the paper": own[0].lm,
+                "table": printed[0].place,
+                "quantity": printed[0].quantity.heading,
+                "LM of the paper": printed[0].lm,
                 "LM here": lm.name,
                 "rows": len(rows),
                 "p of ρ": p,
                 "ρ": rho,
-                "mean difference": own[0].quantity.difference(float((here - paper).mean())),
+                "mean difference": printed[0].quantity.difference(float((measured - paper).mean())),
                 "above null": f"{sum(above)} of {len(above)}" if above else "",
             }
 
@@ -149,7 +149,7 @@ def rank_correlation(
     """
     if len(x) < _MIN_RANKED or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None, None
-    ranks, others = (rankdata(one) - (len(one) + 1) / 2 for one in (x, y))
+    ranks, others = (rankdata(each) - (len(each) + 1) / 2 for each in (x, y))
     rng = np.random.default_rng(0)
     drawn = rng.permuted(np.tile(ranks, (_N_PERMUTATIONS, 1)), axis=1) @ others
     measured = float(ranks @ others)
@@ -168,20 +168,20 @@ def shared_labels(
         here: The lists here, of labels that the paper prints, at least one.
         known: All labels that could be in a list here.
     """
-    theirs = [set(printed.labels[name]) for name in here]
-    shared = np.array([[len(set(own) & one) for one in theirs] for own in here.values()])
+    paper = [set(printed.labels[name]) for name in here]
+    shared = np.array([[len(set(labels) & each) for each in paper] for labels in here.values()])
     n = len(shared)
     mean = float(np.diag(shared).mean())
     # Labels of the paper that are missing here never match.
     share = min(printed.n / len(known), 1)
-    chance = float(np.mean([len(one & set(known)) for one in theirs]) * share)
+    chance = float(np.mean([len(labels & set(known)) for labels in paper]) * share)
     others = float((shared.sum() - np.trace(shared)) / (n * (n - 1))) if n > 1 else None
     p = None
     if n >= _MIN_RANKED:
         rng = np.random.default_rng(0)
         rows = np.arange(n)
         drawn = [shared[rows, rng.permutation(n)].mean() for _ in range(_N_PERMUTATIONS)]
-        p = (1 + sum(one >= mean for one in drawn)) / (1 + _N_PERMUTATIONS)
+        p = (1 + sum(value >= mean for value in drawn)) / (1 + _N_PERMUTATIONS)
     return {
         "table": printed.place,
         "pair": f"{printed.relation}, of {printed.n}",
@@ -195,12 +195,12 @@ def shared_labels(
     }
 
 
-def agreement_tables(found: Sequence[Row], shared: Sequence[Row], size: str) -> list[Table]:
+def agreement_tables(agreement: Sequence[Row], shared: Sequence[Row], size: str) -> list[Table]:
     """Return the overview: where do LMs agree with the paper?"""
-    tested = [one["p of ρ"] for one in found if one["p of ρ"] is not None]
+    tested = [row["p of ρ"] for row in agreement if row["p of ρ"] is not None]
     n_same = sum(p < _SIGNIFICANT for p in tested)
     tables = []
-    for (name, texts), rows in zip(plan_data("overview").items(), (found, shared), strict=True):
+    for (name, texts), rows in zip(plan_data("overview").items(), (agreement, shared), strict=True):
         note = texts["note"].format(n_same=n_same, n_tested=len(tested), size=size)
         formats = texts["formats"]
         tables.append(Table.of(name, rows, (), texts["caption"], note, True, formats=formats))

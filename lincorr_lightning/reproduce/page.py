@@ -55,11 +55,11 @@ def write_reproduction(
     items: Sequence[Item], lms: Sequence[LMRuns], settings: Settings, folder: Path
 ) -> Path:
     """Write ``report.html``, tables as ``.md`` and ``.tex``, and the influences of all pairs."""
-    found: list[Row] = []
+    agreement: list[Row] = []
     shared: list[Row] = []
-    sections = [_section(item, lms, found, shared) for item in items]
+    sections = [_section(item, lms, agreement, shared) for item in items]
     sections.append(PageSection("Runs", "runs", tables=[runs_table(lms)]))
-    overview = agreement_tables(found, shared, settings.size)
+    overview = agreement_tables(agreement, shared, settings.size)
     for lm in lms:
         for name in set(plan_data("groups")["PROBES"]) & lm.linear_maps.keys():
             write_csv(
@@ -71,8 +71,10 @@ def write_reproduction(
     return write_page(folder, title, overview, sections, sum(len(lm.runs) for lm in lms))
 
 
-def _section(item: Item, lms: Sequence[LMRuns], found: list[Row], shared: list[Row]) -> PageSection:
-    """Return the section of an item; how its tables agree is added to `found` and `shared`."""
+def _section(
+    item: Item, lms: Sequence[LMRuns], agreement: list[Row], shared: list[Row]
+) -> PageSection:
+    """Return the section of an item; how its tables agree is added to `agreement` and `shared`."""
     tables: list[Table] = []
     needed = item.lacks(any(lm.plan.after for lm in lms), len(lms))
     reason = f"it needs {needed}" if needed else _reasons(item.runs, lms)
@@ -83,8 +85,8 @@ def _section(item: Item, lms: Sequence[LMRuns], found: list[Row], shared: list[R
         for place in item.places:
             if numbers := table_numbers(place):
                 tables.append(compare(place, item, lms))
-                found += agreements(numbers, lms)
-        for printed in (one for one in paper_influences() if one.place == item.places[0]):
+                agreement += agreements(numbers, lms)
+        for printed in (each for each in paper_influences() if each.place == item.places[0]):
             for lm in lms:
                 compared = compare_influences(lm, printed)
                 if compared is not None:
@@ -99,8 +101,8 @@ def _section(item: Item, lms: Sequence[LMRuns], found: list[Row], shared: list[R
 
 def _reasons(runs: Sequence[str], lms: Sequence[LMRuns]) -> str:
     """Return why LMs lack runs."""
-    found = [(lm.name, lm.missing_reason([run])) for lm in lms for run in runs]
-    reasons = dict.fromkeys(f"{lm}: {reason}" for lm, reason in found if reason != NOT_MEASURED)
+    missing = [(lm.name, lm.missing_reason([run])) for lm in lms for run in runs]
+    reasons = dict.fromkeys(f"{lm}: {reason}" for lm, reason in missing if reason != NOT_MEASURED)
     return "; ".join(reasons) or "runs are not finished"
 
 
@@ -122,27 +124,31 @@ def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
     A row per relation (or answer) has each quantity in the paper, here, and the difference.
     """
     numbers = table_numbers(place)
-    paper = {(one.relation, one.answer, one.quantity): one for one in numbers}
-    rows = list(dict.fromkeys((one.relation, one.answer) for one in numbers))
-    kinds = list(dict.fromkeys(one.quantity for one in numbers))
+    paper = {(each.relation, each.answer, each.quantity): each for each in numbers}
+    rows = list(dict.fromkeys((each.relation, each.answer) for each in numbers))
+    kinds = list(dict.fromkeys(each.quantity for each in numbers))
     # Group and heading -> cells.
-    columns = {("", "answer" if numbers[0].answer else "relation"): [b or a for a, b in rows]}
+    columns = {
+        ("", "answer" if numbers[0].answer else "relation"): [
+            answer or relation for relation, answer in rows
+        ]
+    }
     for kind in kinds:
         printed = [paper.get((*row, kind)) for row in rows]
-        cells = [kind.show(None if one is None else one.value) for one in printed]
+        cells = [kind.show(None if each is None else each.value) for each in printed]
         columns[f"paper, {numbers[0].lm}", kind.heading] = cells
     reasons: list[list[str]] = [[] for _ in rows]
     has_gaps = False
     for lm in lms:
-        here = {key: lm.number(one) for key, one in paper.items()}
+        measured = {key: lm.number(number) for key, number in paper.items()}
         for kind in kinds:
-            cells = [_beside(here.get((*row, kind)), paper.get((*row, kind))) for row in rows]
+            cells = [_beside(measured.get((*row, kind)), paper.get((*row, kind))) for row in rows]
             columns[lm.name, kind.heading] = cells
         further = [dict(_further_cells(item, lm, relation)) for relation, _ in rows]
         for heading in dict.fromkeys(heading for cells in further for heading in cells):
-            columns[lm.name, heading] = [one.get(heading, "") for one in further]
+            columns[lm.name, heading] = [cells.get(heading, "") for cells in further]
         for row, why in zip(rows, reasons, strict=True):
-            missing = [here[*row, kind] is None for kind in kinds if (*row, kind) in here]
+            missing = [measured[*row, kind] is None for kind in kinds if (*row, kind) in measured]
             has_gaps |= any(missing) and not all(missing)
             if all(missing):
                 reason = _reason(lm, row[0], row[1], item.runs)
@@ -194,8 +200,8 @@ def _reason(lm: LMRuns, relation: str, answer: str, runs: Sequence[str]) -> str:
     """Return why an LM has no number in a row."""
     families = {Catalogue.load()[end].family for end in relation.split("->")}
     parts = (relation, *sorted(families))
-    own = [f"{kind}_{part}" for part in parts for kind in ("edits", "ablation", "probe", "after")]
-    reason = lm.missing_reason([name for name in own if name in runs], relation)
+    names = [f"{kind}_{part}" for part in parts for kind in ("edits", "ablation", "probe", "after")]
+    reason = lm.missing_reason([name for name in names if name in runs], relation)
     if answer and reason == NOT_MEASURED:
         return f"{answer} is no label of the vocabulary, or no edit is about it"
     return reason
@@ -209,10 +215,10 @@ def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequen
         name = (is_after and lm.plan.after) or lm.plan.lm
         is_same = any(number.is_about(name) for number in numbers)
         parts.append(f"{lm.name}: {'' if is_same else 'another LM than '}the paper's")
-    found = [run for lm in lms for name, run in lm.runs.items() if name in runs]
+    used = [run for lm in lms for name, run in lm.runs.items() if name in runs]
     for study in dict.fromkeys(number.quantity.study for number in numbers):
-        own = [run for run in found if run.study == study]
-        if differ := dict.fromkeys(one for run in own for one in differing_settings(run)):
+        of_study = [run for run in used if run.study == study]
+        if differ := dict.fromkeys(part for run in of_study for part in differing_settings(run)):
             parts.append(f"{study}: {', '.join(differ)}")
     return f"{'; '.join(parts)}. In brackets: here minus paper; of percentages, in points."
 
@@ -242,7 +248,7 @@ def cases_table(lm: LMRuns) -> Table | None:
         return None
     cases = run.table("cases").frame
     outcomes = (Outcome.GENERALIZED, Outcome.HALLUCINATED)
-    shown = concat([cases[cases["outcome"] == one].head(_N_CASES) for one in outcomes])
+    shown = concat([cases[cases["outcome"] == outcome].head(_N_CASES) for outcome in outcomes])
     note = f"The first {_N_CASES} edits of each outcome, of {len(cases)}."
     formats = {name: ".2f" for name in _CASES if name.startswith("weight")}
     frame = shown[list(_CASES)]
@@ -254,11 +260,12 @@ def cases_table(lm: LMRuns) -> Table | None:
 
 def _strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list[str]]]:
     """Return direction (see `Influence`) -> label -> the `n` labels with the highest weights."""
-    source, target = ([x.strip() for x in weights.labels(end)] for end in pair.split("->"))
-    found: dict[str, dict[str, list[str]]] = {}
-    for one in top_influences(weights.weight(pair).numpy(), source, target, n=n):
-        found.setdefault(one.direction, {}).setdefault(one.label, []).append(one.token)
-    return found
+    source, target = ([text.strip() for text in weights.labels(end)] for end in pair.split("->"))
+    strongest: dict[str, dict[str, list[str]]] = {}
+    for influence in top_influences(weights.weight(pair).numpy(), source, target, n=n):
+        labels = strongest.setdefault(influence.direction, {})
+        labels.setdefault(influence.label, []).append(influence.token)
+    return strongest
 
 
 def compare_influences(lm: LMRuns, printed: PaperInfluences) -> tuple[Table, Row | None] | None:
@@ -274,15 +281,15 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> tuple[Table, Row
     ends = printed.relation.split("->")
     label, token = ends if printed.direction == "influenced" else reversed(ends)
     n = printed.n
-    found = _strongest(weights, printed.relation, n)[printed.direction]
-    here = {name: found[name] for name in printed.labels if name in found}
+    strongest = _strongest(weights, printed.relation, n)[printed.direction]
+    here = {name: strongest[name] for name in printed.labels if name in strongest}
+    both = [(name, printed.labels[name], labels) for name, labels in here.items()]
     rows = [
-        [name, ", ".join(theirs), ", ".join(own), len(set(theirs) & set(own))]
-        for name, own in here.items()
-        for theirs in (printed.labels[name],)
+        [name, ", ".join(paper), ", ".join(labels), len(set(paper) & set(labels))]
+        for name, paper, labels in both
     ]
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
-    known = [x.strip() for x in weights.labels(token)]
+    known = [text.strip() for text in weights.labels(token)]
     shared = shared_labels(printed, lm.name, here, known) if here else None
     table = Table.of(
         "influences", rows, [label, f"paper, {printed.lm}", lm.name, "shared"],
@@ -295,8 +302,8 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> tuple[Table, Row
 def influence_rows(weights: LinearMap, n: int) -> Iterator[list[str]]:
     """Yield pair, direction, label, and the `n` labels with the highest weights, of all pairs."""
     for pair in weights.pairs:
-        for direction, found in _strongest(weights, pair, n).items():
-            for label, tokens in found.items():
+        for direction, labels in _strongest(weights, pair, n).items():
+            for label, tokens in labels.items():
                 yield [pair, direction, label, ", ".join(tokens)]
 
 

@@ -125,12 +125,11 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
             "again, or write a page for each version."
         )
     for one, other in combinations(runs, 2):
-        fingerprints = [run.lm.get("fingerprint") or {} for run in (one, other)]
+        both = [run.lm.get("fingerprint") or {} for run in (one, other)]
         # Weights in another dtype have other bits.
-        same_dtype = fingerprints[0].get("dtype") == fingerprints[1].get("dtype")
+        same_dtype = both[0].get("dtype") == both[1].get("dtype")
         parts = ("tokenizer", "config", "weights") if same_dtype else ("tokenizer", "config")
-        hashes = {part: {each[part] for each in fingerprints if part in each} for part in parts}
-        differ = [part for part in parts if len(hashes[part]) > 1]
+        differ = [part for part in parts if len({each[part] for each in both if part in each}) > 1]
         if differ and one.lm_name == other.lm_name:
             raise ReportError(
                 f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "

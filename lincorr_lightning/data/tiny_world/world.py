@@ -144,18 +144,18 @@ class _People:
         self.parents = {name: words.pick(name) for name in PARENTS}
         most = min(map(len, self.parents.values())) // len(self.origins)
         require("data.world.n_parent_names", config.n_parent_names, at_most=most)
-        own = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
+        elsewhere = {"city", "birthplace", *HOME, "ceo", "company", *PARENTS}
         used = {*self.cities, *self.towns, *self.things, *words.of_prompts}
         for facts in (*self.home.values(), *self.things.values()):
             used |= set(facts.values())
         self.answers = {
             knowledge.name: words.pick(knowledge.name, config.n_answers, used)
             for knowledge in catalogue.select(["attribute"])
-            if knowledge.name not in own
+            if knowledge.name not in elsewhere
         }
-        known = {name: sorted({home[name] for home in self.home.values()}) for name in HOME}
-        known["company"] = list(self.company_of.values())
-        self.customs = draw_customs(known, self.answers, rng)
+        causes = {name: sorted({home[name] for home in self.home.values()}) for name in HOME}
+        causes["company"] = list(self.company_of.values())
+        self.customs = draw_customs(causes, self.answers, rng)
         self.numbers = {str(number) for number in range(config.largest_number + 1)}
         self.draw_city, self.draw_town = BalancedDraw(rng), BalancedDraw(rng)
 
@@ -166,19 +166,19 @@ class _People:
         """Return the answers of a person, by attribute; a name that is an answer has it."""
         meant, config, rng = self.words.meanings(name), self.config, self.rng
 
-        def own_or_any(attribute: str, options: Sequence[str]) -> str:
-            own = [option for option in options if option in meant.get(attribute, ())]
-            return self._one_of(own or options)
+        def meant_or_any(attribute: str, options: Sequence[str]) -> str:
+            matching = [option for option in options if option in meant.get(attribute, ())]
+            return self._one_of(matching or options)
 
         facts = {
-            attribute: own_or_any(attribute, options)
+            attribute: meant_or_any(attribute, options)
             for attribute, options in self.answers.items()
             if attribute not in self.customs
         }
         bosses = [
-            c for c, company in self.company_of.items() if company in meant.get("company", ())
+            ceo for ceo, company in self.company_of.items() if company in meant.get("company", ())
         ]
-        facts["ceo"] = own_or_any("ceo", bosses or list(self.company_of))
+        facts["ceo"] = meant_or_any("ceo", bosses or list(self.company_of))
         drawn = self._one_of(list(self.things))
         thing = facts["object_color"] = name if name in self.things else drawn
         if config.numbered:
@@ -209,12 +209,13 @@ class _People:
         """Return where a person may live: anywhere, unless the name is of a place or language."""
         if name in self.towns:
             # A town is a subject, too, that lives in a city of its country.
-            return [c for c, home in self.home.items() if home["country"] == self.towns[name]]
+            return [city for city, home in self.home.items() if home["country"] == self.towns[name]]
         for attribute in ("city", *HOME):
-            own = meant.get(attribute, ())
-            found = [c for c, home in self.home.items() if {"city": c, **home}[attribute] in own]
-            if found:
-                return found
+            places = meant.get(attribute, ())
+            homes = self.home.items()
+            cities = [city for city, home in homes if {"city": city, **home}[attribute] in places]
+            if cities:
+                return cities
         return self.cities
 
 
@@ -267,7 +268,7 @@ class World:
         `ConfigError` if the catalogue has too few answers of one word.
         """
         rng = np.random.default_rng(config.seed)
-        similes = [f"{what}_{name}" for what in ("object", "simile") for name in PROPERTIES]
+        similes = [f"{kind}_{name}" for kind in ("object", "simile") for name in PROPERTIES]
         words = PlainWords(catalogue.select(["attribute", *similes, *stated]))
         people_drawn = _People(config, catalogue, words, rng)
         names = invent_names(config.n_people, rng, taken=words.all)
@@ -326,7 +327,7 @@ class World:
         """
         # One statement for each prompt and answer has all the words.
         statements = (*self.statements(knowledge), *self.second_homes(knowledge))
-        distinct = {(s.knowledge.name, s.answer.text): s for s in statements}
+        distinct = {(each.knowledge.name, each.answer.text): each for each in statements}
         unspaced = {first_word(text) for _, text in distinct if is_unspaced(text)}
         words = dict.fromkeys(self.people)
         for statement in distinct.values():
@@ -391,7 +392,7 @@ def world_documents(
     None that of the embedded LM.
     """
     world = World.load(path or world_file(TINY_WORLD) or Path(WORLD_FILE))
-    kinds = [k for k in Catalogue.load().select(["attribute"]) if k.language == "en"]
+    kinds = [kind for kind in Catalogue.load().select(["attribute"]) if kind.language == "en"]
     invented = set(list(world.people)[: world.config.n_people])
     statements: dict[str, list[Statement]] = {}
     for statement in world.statements(kinds):
