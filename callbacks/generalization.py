@@ -222,10 +222,7 @@ class Generalization(MapCallback):
         return {name: value.double().mean().item() for name, value in values.items()}
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        self.log_scalars(trainer, self._named(scalars), step)
-
-    def _named(self, scalars: Mapping[str, float]) -> dict[str, float]:
-        return {f"{self._prefix}{key}": value for key, value in scalars.items() if value == value}
+        self.log_scalars(trainer, {f"{self._prefix}{k}": v for k, v in scalars.items()}, step)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the outcomes of all edits, with the table of cases and its figures."""
@@ -273,7 +270,7 @@ class Generalization(MapCallback):
         }
         scalars: dict[str, float] = {}
         if self._last_step is not None:  # joint edits are logged at each step
-            scalars = self._named(means)
+            scalars = {f"{self._prefix}{k}": value for k, value in means.items() if value == value}
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
         table, figures = case_results(self.cases, self.tag, random, taught, suffix)
         return Results(self.name, values, scalars, tables=[table], figures=figures)

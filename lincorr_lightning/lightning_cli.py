@@ -31,12 +31,7 @@ from lincorr_lightning import (  # noqa: F401
 )
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.checkpoints import SignalCheckpoint, check_checkpoint, set_up_checkpoints
-from lincorr_lightning.config import (
-    SAFE,
-    allow_known_classes_only,
-    check_settings,
-    prepare_args,
-)
+from lincorr_lightning.config import SAFE, allow_known_classes_only, check_settings, prepare_args
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.option_errors import explain, one_line, subclasses
@@ -64,11 +59,9 @@ _FROM_STUDY: dict[str, tuple[str, Any]] = {
 # Trainer settings that must not be 0 or less, which Lightning does not check.
 _POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
 _STEPS = {
-    "fit": "training_step",
-    "validate": "validation_step",
-    "test": "test_step",
+    "fit": "training_step", "validate": "validation_step", "test": "test_step",
     "predict": "predict_step",
-}
+}  # fmt: skip
 _CONFIGS_ARE_CODE = (
     f"A config is code: the classes that it names are imported and instantiated. Pass {SAFE} with "
     "a config that you do not trust; it allows only classes of this package, Lightning and torch, "
@@ -131,8 +124,8 @@ class LincorrCLI(LightningCLI):
 
         Each has a parser, whose making takes a quarter of a second.
         """
-        known = LightningCLI.subcommands()
-        return {name: known[name] for name in self.args[:1] if name in known} or known
+        commands = LightningCLI.subcommands()
+        return {name: commands[name] for name in self.args[:1] if name in commands} or commands
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--name``, and give datamodules the LM of the study."""
@@ -246,10 +239,10 @@ class LincorrCLI(LightningCLI):
 
 def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
     """Refuse a study without the step of the subcommand; Lightning does so for other modules."""
-    has = {name: getattr(module, step) is not getattr(L.LightningModule, step)
-           for name, step in _STEPS.items()}  # fmt: skip
-    if issubclass(module, Study) and not has[subcommand]:
-        others = " or ".join(f"`lincorr {name}`" for name in has if has[name])
+    is_defined = {name: getattr(module, step) is not getattr(L.LightningModule, step)
+                  for name, step in _STEPS.items()}  # fmt: skip
+    if issubclass(module, Study) and not is_defined[subcommand]:
+        others = " or ".join(f"`lincorr {name}`" for name in is_defined if is_defined[name])
         raise ConfigError(
             f"{module.__name__} has no {_STEPS[subcommand]}, which `lincorr {subcommand}` runs. "
             f"Use {others}."

@@ -90,7 +90,7 @@ def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
     head, dot, rest = name.partition(".")
     heads = {each.partition(".")[0] for each in known}
     if dot and head not in heads:  # a section that is written wrongly
-        near = [f"{near}.{rest}" for near in get_close_matches(head, heads, 1)]
+        near = [f"{match}.{rest}" for match in get_close_matches(head, heads, 1)]
     else:
         near = get_close_matches(name, known, 1)
     return f"; did you mean {prefix}{near[0]}?" if near else ""

@@ -246,9 +246,7 @@ class VocabularyAblation(Study):
         scalars = {
             f"val/{batch.phase}/{name}/{mapping}": value
             for name, by_seed in shares.items()
-            for mapping, value in zip(
-                self.plan.mappings, np.mean(by_seed, axis=0).tolist(), strict=True
-            )
+            for mapping, value in zip(self.plan.mappings, np.mean(by_seed, 0).tolist(), strict=True)
         }
         step = self.global_step + 1  # Lightning counts a step after it is done
         log_scalars(self.trainer, scalars, step)

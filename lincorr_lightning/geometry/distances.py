@@ -56,9 +56,9 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
         ([[[1, 2], [0, 2], [1, 0], [0, 2]]], [[0, 1, 2, 1]])
     """
     *leading, n_tokens, width = hidden.shape
-    found = [_nearest(tokens, max_rank) for tokens in hidden.reshape(-1, n_tokens, width)]
+    layers = [_nearest(tokens, max_rank) for tokens in hidden.reshape(-1, n_tokens, width)]
     distances, indices, first = (
-        torch.stack(part).reshape(*leading, *part[0].shape) for part in zip(*found, strict=True)
+        torch.stack(part).reshape(*leading, *part[0].shape) for part in zip(*layers, strict=True)
     )
     beyond = (0, max_rank - distances.shape[-1])
     return NearestTokens(
@@ -71,14 +71,14 @@ def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
     squared, norms = _squared_distances(tokens)
     if not bool(norms.isfinite().all()):
         raise ValueError("hidden states are NaN, infinite or too large to be squared")
-    own = torch.arange(len(tokens), device=tokens.device)
-    first = own.clone()
+    position = torch.arange(len(tokens), device=tokens.device)
+    first = position.clone()
     suspects = (squared.amin(1) <= _CLOSE * norms).nonzero().flatten()
     if len(suspects):
         _, group = torch.unique(tokens[suspects], dim=0, return_inverse=True)
         earliest = suspects.scatter_reduce(0, group, suspects, "amin", include_self=False)
         first[suspects] = earliest[group]
-        squared[:, first != own] = torch.inf
+        squared[:, first != position] = torch.inf
     max_rank = min(max_rank, len(tokens))
     values, indices = squared.topk(max_rank, largest=False)
     # Rounding might decide which tokens are neighbors.

@@ -92,10 +92,8 @@ class KnowledgeGeometry(LMStudy):
         names, pairs = split_names(knowledge), None
         if self.probed is not None:
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
-            names, pairs = (
-                [],
-                [f"{each['source']}->{each['target']}" for each in self.probed["pairs"]],
-            )
+            pairs = ["{source}->{target}".format(**pair) for pair in self.probed["pairs"]]
+            names = []
         self.layout = build_layout(
             self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs
         )

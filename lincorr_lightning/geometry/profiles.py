@@ -31,7 +31,7 @@ class ObservedPrompt(NamedTuple):
 
 @dataclass(frozen=True)
 class TokenProfiles:
-    """What is observed of all prompts at all shuffling levels.
+    """Observables of all prompts at all shuffling levels.
 
     Columns of a range scaling or of a size of neighborhoods are named as ``dimension n2=2`` and
     ``overlap k=10``; what is not finite is NaN.
@@ -75,17 +75,17 @@ def tabulate_prompts(
     n_skipped: int,
     device: torch.device,
 ) -> TokenProfiles:
-    """Put what was observed of each prompt at each level into tables, in the prompts' order."""
+    """Make tables of the observed prompts at each level, in the prompts' order."""
     from pandas import DataFrame
 
-    observed = sorted(observed, key=lambda one: one[:2])
+    observed = sorted(observed, key=lambda prompt: prompt[:2])
     prompts, layers = [], []
     for _, level, name, corpus, (columns, numbers, _) in observed:
         prompts.append({"prompt": name, "corpus": corpus, "shuffle": level, **numbers})
         values = {key: by_layer.tolist() for key, by_layer in columns.items()}
         for i, layer in enumerate(settings.layers(len(columns["cosine_mean"]))):
             # The last layer has no next one to overlap with.
-            cells = {key: one[i] if i < len(one) else math.nan for key, one in values.items()}
+            cells = {key: row[i] if i < len(row) else math.nan for key, row in values.items()}
             layers.append({"prompt": name, "shuffle": level, "layer": layer, **cells})
     tables = (prompts, layers, _corpora(observed, settings, device))
     frames = (DataFrame(rows).replace([math.inf, -math.inf], math.nan) for rows in tables)
@@ -97,9 +97,9 @@ def _corpora(
 ) -> list[dict[str, object]]:
     """Return the rows of `TokenProfiles.corpora`."""
     members: dict[str, list[PromptGeometry]] = {}
-    for one in observed:
-        if one.level == 0:
-            members.setdefault(one.corpus, []).append(one.geometry)
+    for prompt in observed:
+        if prompt.level == 0:
+            members.setdefault(prompt.corpus, []).append(prompt.geometry)
     rows: list[dict[str, object]] = []
     for corpus, prompts in sorted(members.items()) if len(members) >= _MIN_CORPORA else ():
         last: list[Tensor] = [prompt.last for prompt in prompts if prompt.last is not None]

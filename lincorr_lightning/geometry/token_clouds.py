@@ -30,7 +30,7 @@ _MIN_RANK = 2
 
 @dataclass(frozen=True)
 class CloudSettings:
-    """What is observed of clouds of tokens."""
+    """Settings of the observables of clouds of tokens."""
 
     range_scalings: tuple[int, ...]
     ks: tuple[int, ...]
@@ -96,7 +96,7 @@ class CloudSettings:
 
 
 class PromptGeometry(NamedTuple):
-    """What is observed of one prompt; tensors are on the CPU."""
+    """Observables of one prompt; tensors are on the CPU."""
 
     layers: dict[str, Tensor]
     """Its `token_observables`, by layer."""

@@ -256,7 +256,7 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
     entities: dict[str, dict[str, Entity]] = {}
     math = arithmetic_knowledge()
     entries: dict[str, Knowledge] = {}
-    owners = dict.fromkeys((one.name for one in math), "the built-in math family")
+    owners = dict.fromkeys((each.name for each in math), "the built-in math family")
     for file in files:
         for kind, members in file.entities.items():
             known = entities.setdefault(kind, {})
@@ -297,8 +297,8 @@ def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
             reason = f"{other_kind!r} is neither a kind nor a language ({languages}).{hint}"
             fail(entity.origin, key, reason)
         known = entities[other_kind]
-        for identity in (one for one in identities if one not in known):
-            aliases = {text: name for name, one in known.items() for text in one.texts("en")}
+        for identity in (each for each in identities if each not in known):
+            aliases = {text: name for name, each in known.items() for text in each.texts("en")}
             hint = suggest(aliases.get(identity, identity), known)
             fail(entity.origin, key, f"there is no {other_kind} {identity!r}.{hint}")
 

@@ -89,9 +89,7 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     _check_sizes(model, plan, mesh.size(), n_groups)
     for _, layer, style in _split_layers(model, plan):
         parallelize_module(layer, mesh, _SPLIT[style](), src_data_rank=None)
-    summed = {
-        module for name, module in model.named_modules() if plan.get(_generic(name)) == _SUMMED
-    }
+    summed = {m for name, m in model.named_modules() if plan.get(_generic(name)) == _SUMMED}
     # Tied weights stay one parameter.
     whole: dict[nn.Parameter, nn.Parameter] = {}
     for module in list(model.modules()):

@@ -111,11 +111,11 @@ def sample_subjects(
     parts = _parts(tokenizer, words_per_subject, kind)
     available = _count(parts)
     if n > available:
-        what = f"the vocabulary has {available} subjects of {words_per_subject} string(s)"
+        limit = f"the vocabulary has {available} subjects of {words_per_subject} string(s)"
         more = " or raise words_per_subject"
         if kind == "names":
-            what, more = f"there are {available} names", ""
-        raise SubjectsError(f"n_subjects is {n}, but {what}. Lower n_subjects{more}.")
+            limit, more = f"there are {available} names", ""
+        raise SubjectsError(f"n_subjects is {n}, but {limit}. Lower n_subjects{more}.")
     return _draw(parts, n, seed)
 
 
@@ -156,8 +156,8 @@ def _parts(
                 "which are a given name and a family name each. Leave it at 1."
             )
         text = (files(__package__) / "names.txt").read_text(encoding="utf-8")
-        given, family = text.split("# family")
-        return [given.split("# given")[1].split(), family.split()]
+        given_names, family_names = text.split("# family")
+        return [given_names.split("# given")[1].split(), family_names.split()]
     return [usable_strings(tokenizer, kind == "words")] * words_per_subject
 
 

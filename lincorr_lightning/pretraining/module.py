@@ -177,10 +177,7 @@ class Pretraining(Study):
             betas=(0.9, 0.95),
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
     def _rate(self, step: int) -> float:
         """Return the learning rate relative to the highest: a cycle, then that of the mixing."""

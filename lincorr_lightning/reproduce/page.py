@@ -128,11 +128,8 @@ def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
     rows = list(dict.fromkeys((each.relation, each.answer) for each in numbers))
     kinds = list(dict.fromkeys(each.quantity for each in numbers))
     # Group and heading -> cells.
-    columns = {
-        ("", "answer" if numbers[0].answer else "relation"): [
-            answer or relation for relation, answer in rows
-        ]
-    }
+    labels = [answer or relation for relation, answer in rows]
+    columns = {("", "answer" if numbers[0].answer else "relation"): labels}
     for kind in kinds:
         printed = [paper.get((*row, kind)) for row in rows]
         cells = [kind.show(None if each is None else each.value) for each in printed]
@@ -283,11 +280,10 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> tuple[Table, Row
     n = printed.n
     strongest = _strongest(weights, printed.relation, n)[printed.direction]
     here = {name: strongest[name] for name in printed.labels if name in strongest}
-    both = [(name, printed.labels[name], labels) for name, labels in here.items()]
-    rows = [
-        [name, ", ".join(paper), ", ".join(labels), len(set(paper) & set(labels))]
-        for name, paper, labels in both
-    ]
+    rows = []
+    for name, labels in here.items():
+        paper = printed.labels[name]
+        rows.append([name, ", ".join(paper), ", ".join(labels), len({*paper} & {*labels})])
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
     known = [text.strip() for text in weights.labels(token)]
     shared = shared_labels(printed, lm.name, here, known) if here else None

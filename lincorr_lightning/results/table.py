@@ -127,7 +127,7 @@ class Table:
         """Heading and number of columns of each group of columns, from the left."""
         columns = self.frame.columns
         upper = columns.get_level_values(0) if columns.nlevels > 1 else ()
-        return [(str(name), len(list(own))) for name, own in groupby(upper)]
+        return [(str(name), len(list(columns))) for name, columns in groupby(upper)]
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -154,7 +154,7 @@ class Table:
     def markdown(self) -> str:
         """Return the table as Markdown; headings name the group of columns, too."""
         groups = [name for name, n in self.groups for _ in range(n)] or [""] * len(self.keys)
-        heads = [f"{one} {title}".strip() for one, title in zip(groups, self.titles, strict=True)]
+        heads = [" ".join(filter(None, pair)) for pair in zip(groups, self.titles, strict=True)]
         rule = ["---:" if is_number else "---" for is_number in self.is_number]
         cells = [[escape_markdown(cell) for cell in row] for row in (heads, *self.texts())]
         return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))

@@ -22,12 +22,7 @@ from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.metrics import ReconstructionQuality
-from lincorr_lightning.sae.hook_points import (
-    Feature,
-    HookPoint,
-    at_hook_point,
-    check_feature,
-)
+from lincorr_lightning.sae.hook_points import Feature, HookPoint, at_hook_point, check_feature
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 

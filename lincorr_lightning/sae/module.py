@@ -202,9 +202,9 @@ class SparseAutoencoders(LMStudy):
             curves["l0"] = losses.l0  # k for the other activations
         elif saes.settings.activation == "batchtopk":
             curves["threshold"] = saes.threshold
-        for what, values in curves.items():
+        for name, values in curves.items():
             for hook_point, value in zip(saes.hook_points, values.tolist(), strict=True):
-                tag = f"{what}/{hook_point.id}"
+                tag = f"{name}/{hook_point.id}"
                 self.history.setdefault(tag, []).append((self.global_step, value))
                 self.log(f"train/{tag}", value, batch_size=1)
         self.log("train/loss", losses.total.detach(), prog_bar=True, batch_size=1)
@@ -251,10 +251,10 @@ class SparseAutoencoders(LMStudy):
         """Score every hook point, over all ranks."""
         self._reconstruction = self._quality.gather()
         for score in score_hook_points(self._sizes, self._reconstruction):
-            for what in SCORES:
-                value = getattr(score, what)
+            for name in SCORES:
+                value = getattr(score, name)
                 if value is not None:
-                    self.log(f"val/{what}/{score.hook_point}", value)
+                    self.log(f"val/{name}/{score.hook_point}", value)
 
     # -- results and checkpoints -----------------------------------------------------------------
 
