@@ -29,13 +29,13 @@ def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
     """
     shard = data_shard(trainer)
     n_steps = -(-len(batches) // shard.n)
-    own: list[Any] = list(batches[shard.number :: shard.n])
+    of_rank: list[Any] = list(batches[shard.number :: shard.n])
     if not shard.counts:
-        own = [replace(batch, is_padding=True) for batch in own]
-    if len(own) < n_steps:
-        own.append(replace(batches[0], is_padding=True))  # type: ignore[type-var]
+        of_rank = [replace(batch, is_padding=True) for batch in of_rank]
+    if len(of_rank) < n_steps:
+        of_rank.append(replace(batches[0], is_padding=True))  # type: ignore[type-var]
     # Lightning replaces any other sampler by one that distributes the batches again.
-    dataset = cast("Dataset[Batch]", own)
+    dataset = cast("Dataset[Batch]", of_rank)
     sampler = DistributedSampler[Batch](dataset, num_replicas=1, rank=0, shuffle=False)
     return DataLoader(dataset, batch_size=None, sampler=sampler)
 

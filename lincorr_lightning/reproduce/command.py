@@ -50,16 +50,16 @@ def reproduce(args: Sequence[str]) -> Path | None:
     changed = vars(_parser().parse_args(args))
     config, only_plan = find_config(changed.pop("config")), changed.pop("plan")
     if changed["only"] is not None:
-        changed["only"] = [one for part in changed["only"] for one in part.split(",") if one]
+        changed["only"] = [key for part in changed["only"] for key in part.split(",") if key]
         if not changed["only"]:
             raise ConfigError("--only names no table or figure; leave it out for all.")
     options = dict(map(_option, changed.pop("option") or ()))
     settings = read_settings(config, changed, options)
-    asked = select_items(settings.only)
+    chosen = select_items(settings.only)
     folder = Path(settings.output)
     state = State(folder)
     # Tables of earlier calls stay on the page, and need their runs.
-    items = [item for item in all_items() if item in asked or item.keys[0] in state.tables]
+    items = [item for item in all_items() if item in chosen or item.keys[0] in state.tables]
     state.tables = [item.keys[0] for item in items]
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
@@ -69,8 +69,8 @@ def reproduce(args: Sequence[str]) -> Path | None:
         for plan in plans:
             finished = {run.name for run in plan.runs if saved_run(run) is not None}
             print_line("\n".join(describe(plan, items, settings, finished)))
-        if len(items) > len(asked):
-            print_line(f"{len(items) - len(asked)} more tables or figures were asked for earlier.")
+        if len(items) > len(chosen):
+            print_line(f"{len(items) - len(chosen)} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
             raise ReportError(
                 "there is nothing to run; the plan says why all that was asked for is left out."
@@ -134,8 +134,8 @@ def _lm_config(path: str, settings: Settings) -> LMConfig:
 def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict[str, Any]:
     """Return the fingerprint of a tuned LM, whose tokenizer must be that of the LM."""
     after = LanguageModel(_lm_config(path, settings))
-    prints = [fingerprint_tokenizer(one.tokenizer, one.prefix) for one in (lm, after)]
-    if prints[0] != prints[1]:
+    before, tuned = (fingerprint_tokenizer(each.tokenizer, each.prefix) for each in (lm, after))
+    if before != tuned:
         raise ConfigError(
             f"{after.config.name_or_path} has another tokenizer than {lm.config.name_or_path}, so "
             "that maps of one have no meaning for the other. Pass the tuned version of the same LM "

@@ -149,7 +149,7 @@ class _LeftOutError(Exception):
 def plan_runs(
     plan: LMPlan, lm: LanguageModel, items: Iterable[Item], settings: Settings, folder: Path
 ) -> None:
-    """Add the runs that tables and figures need to the plan of an LM; `folder` is theirs."""
+    """Add the runs that tables and figures need to the plan of an LM, in folders below `folder`."""
     plan.tokenizer = lm.tokenizer
     words = settings.option("probe", "data.words_per_subject") or 1
     kind: Any = settings.option("probe", "data.subject_kind") or "any"

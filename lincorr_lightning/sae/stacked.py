@@ -14,7 +14,7 @@ from torch.nn.functional import embedding_bag
 from tqdm import tqdm
 
 from lincorr_lightning.data.texts import TextBlocks, TokenStep
-from lincorr_lightning.errors import ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require, require_one_of
 from lincorr_lightning.functional.geometric_median import geometric_median
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import BlockActivations
@@ -58,12 +58,8 @@ class SAESettings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        for name, known in (("activation", TrainedActivation), ("center", Center)):
-            if getattr(self, name) not in get_args(known):
-                raise ConfigError(
-                    f"model.sae.{name} is {getattr(self, name)!r}; it must be one of "
-                    f"{', '.join(get_args(known))}."
-                )
+        for name, options in (("activation", TrainedActivation), ("center", Center)):
+            require_one_of(f"model.sae.{name}", getattr(self, name), get_args(options))
         for name in ("n_features", "k", "dead_after_steps", "aux_k"):
             require(f"model.sae.{name}", getattr(self, name), at_least=1)
         for name in ("l1_coef", "aux_loss_coef"):

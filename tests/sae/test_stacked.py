@@ -218,7 +218,7 @@ def test_a_planted_dictionary_is_found(activation: str) -> None:
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(ConfigError, match="activation is 'softmax'; it must be one of topk"):
+    with pytest.raises(ConfigError, match="activation is 'softmax'; it must be topk"):
         SAESettings(activation="softmax")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="k is 30, but there are 20 features"):
         SAESettings(n_features=20, k=30)
