@@ -142,7 +142,7 @@ class Formation(RelationCallback):
         numbers: dict[str, dict[str, float | None]] = {}
         for pair in layout.pairs:
             score = scores[pair]
-            control_r, hits = score.control_r, score.precision
+            control_r, hits = score.null_r.get("control"), score.precision
             control = None if control_r is None else number(summarize(control_r).mean)
             numbers["->".join(pair)] = {
                 "label_mean": number(summarize(score.r).mean),

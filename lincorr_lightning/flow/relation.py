@@ -274,7 +274,7 @@ def score_relation(
 def _fit(logits: RelationLogits, n_fit: int) -> Solution:
     moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
     columns, n_source = torch.arange(len(moments.mean)), logits.source.shape[1]
-    return RidgeSolver(moments, columns[:n_source], columns[n_source:]).solve(0.0)
+    return RidgeSolver(moments, columns[:n_source], y=columns[n_source:]).solve(0.0)
 
 
 def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float | None:

@@ -8,32 +8,40 @@ variances", 1979) over batches and over ranks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+Block = tuple[slice, slice]
+"""Rows and columns of a part of a scatter matrix."""
+
 
 class Moments(NamedTuple):
     """Sufficient statistics of rows ``z`` with ``n_columns`` columns.
 
+    The scatter is the sum over rows of ``(z - mean)(z - mean)^T``. Only blocks of it are kept, as
+    the nulls of many pairs have far more columns than pairs of columns that are ever compared.
+
     Attributes:
         n: Number of rows, a float64 scalar.
         mean: Mean of each column, ``(n_columns,)``.
-        scatter: Sum over rows of ``(z - mean)(z - mean)^T``, ``(n_columns, n_columns)``.
-        shuffled: Sum over rows i of ``(z_i - mean)(z_p(i) - mean)^T`` of the first ``n_shuffled``
-            columns, ``(n_shuffled, n_shuffled)``, where p(i) is another row of the same batch:
-            the scatter of sources and targets that are permuted against each other.
+        square: Diagonal of the scatter, ``(n_columns,)``.
         low: Smallest value of each column, ``(n_columns,)``.
         high: Largest value of each column, ``(n_columns,)``.
+        products: The entries of all blocks, one after another, ``(n_entries,)``.
+        blocks: The blocks.
     """
 
     n: Tensor
     mean: Tensor
-    scatter: Tensor
-    shuffled: Tensor
+    square: Tensor
     low: Tensor
     high: Tensor
+    products: Tensor
+    blocks: tuple[Block, ...]
 
     @property
     def constant(self) -> Tensor:
@@ -41,42 +49,72 @@ class Moments(NamedTuple):
         return self.low >= self.high
 
     @property
-    def n_shuffled(self) -> int:
-        """Number of leading columns with a permuted scatter."""
-        return self.shuffled.shape[0]
+    def scatter(self) -> Tensor:
+        """The whole scatter, ``(n_columns, n_columns)``, of moments that keep all of it."""
+        return self.products.view(len(self.mean), -1)
+
+    def between(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the scatter between columns x and y, ``(len(x), len(y))``.
+
+        Raises:
+            KeyError: They are in no block that is kept.
+        """
+        x, y = x.to(self.mean.device), y.to(self.mean.device)
+        ends = accumulate((_size(block) for block in self.blocks), initial=0)
+        for (rows, columns), (start, end) in zip(self.blocks, pairwise(ends), strict=True):
+            block = self.products[start:end].view(rows.stop - rows.start, -1)
+            if _holds(rows, x) and _holds(columns, y):
+                return block[x - rows.start][:, y - columns.start]
+            if _holds(rows, y) and _holds(columns, x):
+                return block[y - rows.start][:, x - columns.start].T
+        raise KeyError("no block of the scatter has these columns")
+
+
+def _size(block: Block) -> int:
+    return (block[0].stop - block[0].start) * (block[1].stop - block[1].start)
+
+
+def _holds(part: slice, columns: Tensor) -> bool:
+    return len(columns) == 0 or bool(part.start <= columns.min() and columns.max() < part.stop)
+
+
+def _blocks(blocks: Sequence[Block], n_columns: int) -> tuple[Block, ...]:
+    """Return blocks to keep; without any, the whole scatter."""
+    return tuple(blocks) or ((slice(0, n_columns), slice(0, n_columns)),)
 
 
 def no_moments(
-    n_columns: int, n_shuffled: int = 0, device: torch.device | str | None = None
+    n_columns: int, blocks: Sequence[Block] = (), device: torch.device | str | None = None
 ) -> Moments:
     """Return the moments of no rows, the neutral element of `merge_moments`.
 
     Args:
         n_columns: Number of columns.
-        n_shuffled: Number of leading columns whose permuted scatter is kept.
+        blocks: Blocks of the scatter that are kept; none keeps all of it.
         device: Device of the statistics.
     """
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=device)
 
+    kept = _blocks(blocks, n_columns)
     return Moments(
         n=zeros(),
         mean=zeros(n_columns),
-        scatter=zeros(n_columns, n_columns),
-        shuffled=zeros(n_shuffled, n_shuffled),
+        square=zeros(n_columns),
         low=zeros(n_columns) + torch.inf,
         high=zeros(n_columns) - torch.inf,
+        products=zeros(sum(map(_size, kept))),
+        blocks=kept,
     )
 
 
-def moments_of(rows: Tensor, n_shuffled: int = 0) -> Moments:
+def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
     """Return the moments of one batch.
 
     Args:
         rows: ``(n_rows, n_columns)``, of any floating type; converted to float64.
-        n_shuffled: Number of leading columns whose permuted scatter is kept. Each row's partner is
-            the row before it, so the pairing is as random as the order of the rows.
+        blocks: Blocks of the scatter to keep; none keeps all of it.
 
     Example:
         >>> m = moments_of(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
@@ -84,23 +122,24 @@ def moments_of(rows: Tensor, n_shuffled: int = 0) -> Moments:
         ([2.0, 4.0], [[2.0, 4.0], [4.0, 8.0]])
     """
     if len(rows) == 0:
-        return no_moments(rows.shape[1], n_shuffled, rows.device)
+        return no_moments(rows.shape[1], blocks, rows.device)
     rows = rows.double()
     mean = rows.mean(0)
     centred = rows - mean
-    head = centred[:, :n_shuffled]
+    kept = _blocks(blocks, len(mean))
     return Moments(
         n=torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device),
         mean=mean,
-        scatter=centred.T @ centred,
-        shuffled=head.T @ head.roll(1, 0),
+        square=centred.square().sum(0),
         low=rows.amin(0),
         high=rows.amax(0),
+        products=torch.cat([(centred[:, x].T @ centred[:, y]).reshape(-1) for x, y in kept]),
+        blocks=kept,
     )
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Return the moments of the rows of `a` and `b` together.
+    """Return the moments of the rows of `a` and `b` together, which have the same blocks.
 
     Example:
         >>> rows = torch.arange(12.0).reshape(6, 2) ** 2
@@ -111,14 +150,13 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     n = a.n + b.n
     share = b.n / n.clamp(min=1)
     step = b.mean - a.mean
-    # A permutation within a batch keeps the batch's mean: both scatters have the same correction.
-    outer = (a.n * share) * torch.outer(step, step)
-    k = a.n_shuffled
+    outer = torch.cat([torch.outer(step[x], step[y]).reshape(-1) for x, y in a.blocks])
     return Moments(
         n=n,
         mean=a.mean + share * step,
-        scatter=a.scatter + b.scatter + outer,
-        shuffled=a.shuffled + b.shuffled + outer[:k, :k],
+        square=a.square + b.square + a.n * share * step.square(),
         low=torch.minimum(a.low, b.low),
         high=torch.maximum(a.high, b.high),
+        products=a.products + b.products + (a.n * share) * outer,
+        blocks=a.blocks,
     )

@@ -130,26 +130,25 @@ def partial_correlation(
     """
     x, y, removed = (columns.to(fit.mean.device) for columns in (x, y, removed))
     free = torch.cat([x, y])
-    predictors = fit.scatter[removed]
-    known = LeastSquares(predictors[:, removed], predictors[:, free]).weight(0.0)
-    rest_fit, rest = (_residual(m.scatter, free, removed, known) for m in (fit, test))
+    known = LeastSquares(fit.between(removed, removed), fit.between(removed, free)).weight(0.0)
+    rest_fit, rest = (_residual(moments, free, removed, known) for moments in (fit, test))
     n = len(x)
     # Where nothing remains, the subtraction leaves rounding noise relative to the original size.
-    largest = torch.linalg.matrix_norm(fit.scatter[x][:, x], 2)
+    largest = torch.linalg.matrix_norm(fit.between(x, x), 2)
     left = torch.linalg.matrix_norm(rest_fit[:n, :n], 2)
     rtol = 16 * n * torch.finfo(rest_fit.dtype).eps * float(largest / left.clamp(min=1e-300))
     weight = LeastSquares(rest_fit[:n, :n], rest_fit[:n, n:], rtol).weight(ridge)
-    remaining, whole = rest.diagonal()[n:], test.scatter.diagonal()[y]
+    remaining, whole = rest.diagonal()[n:], test.square[y]
     gone = test.constant[y] | (remaining <= 1e-12 * whole)
     r = labelwise_pearson_from_moments(weight, rest[:n, :n], rest[:n, n:], remaining, gone)
     return PartialCorrelation(r, r.square() * remaining / whole)
 
 
-def _residual(scatter: Tensor, free: Tensor, removed: Tensor, known: Tensor) -> Tensor:
-    """Return the scatter of ``free - known removed`` on the rows behind `scatter`."""
-    both, other = scatter[free][:, removed], scatter[removed][:, removed]
-    cross = both @ known.T
-    return scatter[free][:, free] - cross - cross.T + known @ other @ known.T
+def _residual(moments: Moments, free: Tensor, removed: Tensor, known: Tensor) -> Tensor:
+    """Return the scatter of ``free - known removed`` on the rows behind the moments."""
+    cross = moments.between(free, removed) @ known.T
+    whole, other = moments.between(free, free), moments.between(removed, removed)
+    return whole - cross - cross.T + known @ other @ known.T
 
 
 def weight_cosine(a: Tensor, b: Tensor) -> float:

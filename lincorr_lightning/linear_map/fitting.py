@@ -115,7 +115,7 @@ def maps_of_rows(
     """
     ((source, target),) = layout.pairs
     pair = source, target
-    solver = RidgeSolver(moments_of(rows), layout.columns(source), layout.columns(target))
+    solver = RidgeSolver(moments_of(rows), layout.columns(source), y=layout.columns(target))
     maps = []
     for ridge in ridges:
         if ridge == "auto":

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
+from lincorr_lightning.functional.moments import Block
 from lincorr_lightning.knowledge import (
     WHOLE_WORDS,
     Catalogue,
@@ -26,6 +27,10 @@ from lincorr_lightning.knowledge import (
     reference_matrix,
     unknown_words,
 )
+from lincorr_lightning.knowledge.answer_tokens import TokenReader
+from lincorr_lightning.knowledge.domain import label_answers
+from lincorr_lightning.knowledge.schema import Answer
+from lincorr_lightning.lm.vocabulary import sample_up_to
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +40,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Subjects that are read between two steps of a progress bar.
 _CHUNK = 256
+# Random words are at least this many draws of as many as are compared with labels.
+_DRAWS_AT_ONCE = 5
+_WORDS_SEED = 1
 
 T = TypeVar("T")
 
@@ -44,20 +52,39 @@ Pair = tuple[str, str]
 _Prompt = tuple[str, tuple[int, ...]]  # template and token ids
 
 
+class View(NamedTuple):
+    """What is read after one prompt; its columns lie side by side.
+
+    Attributes:
+        kind: ``labels`` of a kind of knowledge after its own prompt; ``control``: the labels of all
+            kinds after the control prompt; ``words``: random words after its prompt; ``targets``:
+            the labels of its targets after its prompt.
+        name: Name of the kind of knowledge whose prompt is read; empty for the control prompt.
+    """
+
+    kind: str
+    name: str
+
+
 @dataclass(frozen=True)
 class JointLayout:
-    """Columns of the joint rows: the domains of all kinds of knowledge, then the control prompt's.
+    """Columns of the joint rows: the domains of all kinds of knowledge, then what nulls need.
 
-    A joint row holds the domain logits of every knowledge prompt for one subject, side by side. The
-    control prompt is about no kind of knowledge; its columns are the tokens of all source domains.
+    A joint row holds the domain logits of every knowledge prompt for one subject, side by side.
+    Nulls compare them with the logits of the same labels after other prompts, and of random words
+    after the same prompts (see `View`), and with those of another subject.
 
     Attributes:
         domains: Domain of each kind of knowledge, in the order of the columns.
         pairs: Ordered pairs of names.
-        control: The control prompt, with ``{}`` for the subject; None without one.
+        control: The control prompt, about no kind of knowledge, with ``{}`` for the subject; None
+            without one.
         references: Which label pairs the reference has, ``(n_target, n_source)`` bool; None where
             there is no reference.
         left_out: Kinds of knowledge of a family that this LM lacks words for, and which.
+        permuted: Whether rows end with the labels' logits of another subject.
+        words: Token ids of random words for each kind of knowledge of a pair; empty leaves them
+            and the targets' labels after the source prompt out.
     """
 
     domains: dict[str, Domain]
@@ -65,6 +92,8 @@ class JointLayout:
     control: str | None = None
     references: dict[Pair, np.ndarray | None] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
+    permuted: bool = False
+    words: dict[str, list[int]] = field(default_factory=dict)
 
     # Cached: each is used once per pair and more.
 
@@ -72,12 +101,6 @@ class JointLayout:
     def sizes(self) -> dict[str, int]:
         """Number of labels of each kind of knowledge."""
         return {name: len(domain.labels) for name, domain in self.domains.items()}
-
-    @cached_property
-    def _starts(self) -> dict[str, int]:
-        """First column of each kind of knowledge."""
-        ends = accumulate(self.sizes.values(), initial=0)
-        return dict(zip(self.sizes, ends, strict=False))
 
     @cached_property
     def _targets(self) -> dict[str, list[str]]:
@@ -91,13 +114,29 @@ class JointLayout:
         }
 
     @cached_property
-    def control_token_ids(self) -> list[int]:
-        """Tokens read off the control prompt; empty without one."""
-        if self.control is None:
-            return []
-        sources = dict.fromkeys(source for source, _ in self.pairs)
-        tokens = (token for source in sources for token in self.domains[source].token_ids)
+    def views(self) -> dict[View, list[int]]:
+        """Tokens of each view, in the order of the columns."""
+        views = {View("labels", name): one.token_ids for name, one in self.domains.items()}
+        if self.control is not None:
+            # The map from the control prompt to itself needs the targets' labels, too.
+            names = [name for pair in zip(*self.pairs, strict=True) for name in pair]
+            read = names if self.words else self.sources
+            views[View("control", "")] = self._tokens(read)
+        views |= {View("words", name): tokens for name, tokens in self.words.items()}
+        for source in self.sources if self.words else ():
+            views[View("targets", source)] = self._tokens(self.targets(source))
+        return views
+
+    def _tokens(self, names: Iterable[str]) -> list[int]:
+        """Return the different tokens of some domains."""
+        tokens = (token for name in names for token in self.domains[name].token_ids)
         return list(dict.fromkeys(tokens))
+
+    @cached_property
+    def _spans(self) -> dict[View, slice]:
+        """Columns of each view."""
+        ends = accumulate((len(tokens) for tokens in self.views.values()), initial=0)
+        return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
 
     @property
     def n_labels(self) -> int:
@@ -105,9 +144,34 @@ class JointLayout:
         return sum(self.sizes.values())
 
     @property
+    def n_scored(self) -> int:
+        """Number of the first columns, those of labels after their own and the control prompt."""
+        kinds = ("labels", "control")
+        return sum(len(tokens) for view, tokens in self.views.items() if view.kind in kinds)
+
+    @property
+    def n_read(self) -> int:
+        """Number of columns that the LM is read for: all but those of another subject."""
+        return sum(map(len, self.views.values()))
+
+    @property
     def n_columns(self) -> int:
-        """Number of all columns, the control prompt's included."""
-        return self.n_labels + len(self.control_token_ids)
+        """Number of all columns."""
+        return self.n_read + self.permuted * self.n_labels
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The blocks of the joint scatter that maps and nulls need."""
+        labels = slice(0, self.n_labels)
+        blocks = [(labels, labels)]
+        for view, span in self._spans.items():
+            if view.kind == "targets":
+                blocks.append((self._spans[View("labels", view.name)], span))
+            elif view.kind != "labels":
+                blocks += [(labels, span), (span, span)]
+        if self.permuted:
+            blocks.append((labels, slice(self.n_read, self.n_columns)))
+        return blocks
 
     @property
     def sources(self) -> list[str]:
@@ -120,18 +184,44 @@ class JointLayout:
 
     def columns(self, name: str) -> Tensor:
         """Return the columns of one kind of knowledge, ``(n_labels,)``."""
-        start = self._starts[name]
-        return torch.arange(start, start + self.sizes[name])
+        return self._all(View("labels", name))
+
+    def word_columns(self, name: str) -> Tensor:
+        """Return the columns of random words after the prompt of a kind of knowledge."""
+        return self._all(View("words", name))
 
     def target_columns(self, source: str) -> Tensor:
         """Return the columns of all targets of a source, side by side."""
         return torch.cat([self.columns(target) for target in self.targets(source)])
 
-    def control_columns(self, source: str) -> Tensor:
-        """Return the control prompt's columns that hold the tokens of a source's domain."""
-        position = {token: i for i, token in enumerate(self.control_token_ids)}
-        tokens = self.domains[source].token_ids
-        return torch.tensor([self.n_labels + position[token] for token in tokens])
+    def permuted_columns(self, source: str) -> Tensor:
+        """Return the columns of all targets of a source, those of another subject."""
+        return self.n_read + self.target_columns(source)
+
+    def control_columns(self, *names: str) -> Tensor:
+        """Return the columns of the labels of some kinds of knowledge after the control prompt."""
+        return self._find(View("control", ""), names)
+
+    def columns_at(self, source: str) -> Tensor:
+        """Return the columns of the labels of all targets of a source after the source's prompt."""
+        return self._find(View("targets", source), self.targets(source))
+
+    def _all(self, view: View) -> Tensor:
+        return torch.arange(self._spans[view].start, self._spans[view].stop)
+
+    def _find(self, view: View, names: Iterable[str]) -> Tensor:
+        """Return the columns of a view that hold the tokens of some domains, side by side."""
+        position = {token: i for i, token in enumerate(self.views[view])}
+        tokens = [token for name in names for token in self.domains[name].token_ids]
+        return torch.tensor([self._spans[view].start + position[token] for token in tokens])
+
+    def with_permuted(self, rows: Tensor) -> Tensor:
+        """Return rows as they are read with the columns of another subject, that of the row before.
+
+        ``(n_subjects, n_read)`` becomes ``(n_subjects, n_columns)``; the pairing is as random as
+        the order of the subjects.
+        """
+        return torch.cat([rows, rows[:, : self.n_labels].roll(1, 0)], 1) if self.permuted else rows
 
 
 # -- reading ----------------------------------------------------------------------------------
@@ -150,14 +240,30 @@ def _progress(items: list[T], doing: str, n_few: int, **options: Any) -> Iterabl
 
 @torch.no_grad()
 def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
-    """Return the joint rows of some subjects, ``(n_subjects, n_columns)``, float64."""
-    domains = layout.domains.values()
-    prompts = [[domain.knowledge.prompt(x) for x in subjects] for domain in domains]
-    tokens = [domain.token_ids for domain in domains]
-    if layout.control is not None:
-        prompts.append([layout.control.format(x) for x in subjects])
-        tokens.append(layout.control_token_ids)
-    return lm.joint_logits(prompts, tokens)
+    """Return the joint rows of some subjects as they are read, ``(n_subjects, n_read)``, float64.
+
+    Each prompt is read once, at all the tokens that are needed of it.
+    """
+    positions: dict[str, dict[int, int]] = {}  # by prompt, of each token
+    for view, tokens in layout.views.items():
+        known = positions.setdefault(view.name, {})
+        for token in tokens:
+            known.setdefault(token, len(known))
+    prompts = [
+        [layout.domains[name].knowledge.prompt(x) for x in subjects]
+        if name
+        else [str(layout.control).replace("{}", x, 1) for x in subjects]
+        for name in positions
+    ]
+    logits = lm.joint_logits(prompts, [list(tokens) for tokens in positions.values()])
+    starts = accumulate(map(len, positions.values()), initial=0)
+    first = dict(zip(positions, starts, strict=False))
+    columns = [
+        first[view.name] + positions[view.name][token]
+        for view, tokens in layout.views.items()
+        for token in tokens
+    ]
+    return logits[:, columns]
 
 
 def read_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
@@ -214,6 +320,8 @@ def build_layout(
     control: str | None = None,
     partial_out: Sequence[str] = (),
     subwords: bool = False,
+    permuted: bool = False,
+    n_random: int = 0,
 ) -> JointLayout:
     """Turn names from a config into domains, ordered pairs and references.
 
@@ -226,6 +334,8 @@ def build_layout(
         control: The control prompt, with ``{}`` for the subject; None for no control columns.
         partial_out: Kinds of knowledge that are read too, whether or not a pair has them.
         subwords: Whether beginnings of words are labels too.
+        permuted: Whether rows end with the labels' logits of another subject.
+        n_random: Number of labels that are compared with as many random words; 0 reads none.
     """
     selected = {k.name: k for k in catalogue.select(knowledge)}
     by_name = set(knowledge)
@@ -257,7 +367,30 @@ def build_layout(
         references[source, target] = matrix if matrix.any() else None
     for name in require_reference:
         _check_reference(name, references)
-    return JointLayout(domains, tuple(chosen), control or None, references, left_out)
+    in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
+    words = _random_words(tokenizer, in_pairs, n_random) if n_random else {}
+    return JointLayout(
+        domains, tuple(chosen), control or None, references, left_out, permuted, words
+    )
+
+
+def _random_words(
+    tokenizer: PreTrainedTokenizerBase, domains: Mapping[str, Domain], n_random: int
+) -> dict[str, list[int]]:
+    """Return whole words of the vocabulary that are labels of no domain, as tokens by domain.
+
+    There are twice as many as labels, and several draws of `n_random`, if the vocabulary has them.
+    """
+    labels = {text for domain in domains.values() for text in domain.texts}
+    words = {}
+    for name, domain in domains.items():
+        n = max(2 * len(domain.labels), _DRAWS_AT_ONCE * n_random)
+        # Some merge with the prompt or are several tokens after a space.
+        drawn = sample_up_to(tokenizer, 2 * n, excluding=labels, seed=_WORDS_SEED, kind="words")
+        knowledge = replace(domain.knowledge, answers=tuple(Answer(word, word) for word in drawn))
+        found = label_answers(knowledge, TokenReader(tokenizer), {Completeness.WHOLE}).token_ids
+        words[name] = [token for token in found if token not in set(domain.token_ids)][:n]
+    return words
 
 
 def _domains(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise, starmap
 from typing import NamedTuple
 
 import torch
@@ -93,50 +94,45 @@ class AffineMap(nn.Module):
 class RidgeSolver:
     """Least squares from one source to all its targets, for any ridge strength.
 
-    One eigendecomposition serves all of them, and the permuted problem too (the null of no
-    relation, for which `moments` must have the permuted scatter): its right-hand side alone
-    differs. `x` and `y` are the columns of the source and of the targets.
+    One eigendecomposition serves all of them, and problems of other targets too, such as the null
+    of no relation: the right-hand side alone differs.
+
+    Args:
+        moments: Moments of the joint rows.
+        x: Columns of the source.
+        targets: Columns of the targets of each problem.
     """
 
-    def __init__(self, moments: Moments, x: Tensor, y: Tensor, permuted: bool = False) -> None:
-        x, y = x.to(moments.mean.device), y.to(moments.mean.device)
-        self._mean_x, self._mean_y = moments.mean[x], moments.mean[y]
-        sides = [moments.scatter[x][:, y]]
-        if permuted:
-            sides.append(moments.shuffled[x][:, y])
-        self._squares = LeastSquares(moments.scatter[x][:, x], torch.cat(sides, dim=1))
+    def __init__(self, moments: Moments, x: Tensor, **targets: Tensor) -> None:
+        device = moments.mean.device
+        self._mean_x = moments.mean[x.to(device)]
+        self._means = {problem: moments.mean[y.to(device)] for problem, y in targets.items()}
+        ends = accumulate(map(len, targets.values()), initial=0)
+        self._parts = dict(zip(targets, starmap(slice, pairwise(ends)), strict=True))
+        sides = [moments.between(x, y) for y in targets.values()]
+        self._squares = LeastSquares(moments.between(x, x), torch.cat(sides, dim=1))
 
-    def solve(self, ridge: float | Tensor, permuted: bool = False) -> Solution:
-        """Return the map from the source to its targets, or that of the permuted problem.
+    def solve(self, ridge: float | Tensor, problem: str = "y") -> Solution:
+        """Return the map from the source to the targets of a problem.
 
         The ridge is the penalty on ``|W|^2``, a number or one per target, ``(n_target,)``.
         """
-        n = len(self._mean_y)
-        weight = self._squares.weight(ridge, slice(n, None) if permuted else slice(n))
-        return Solution(weight, self._mean_x, self._mean_y)
+        weight = self._squares.weight(ridge, self._parts[problem])
+        return Solution(weight, self._mean_x, self._means[problem])
 
 
-def label_r(
-    moments: Moments,
-    weight: Tensor,
-    source_columns: Tensor,
-    target_columns: Tensor,
-    *,
-    shuffled: bool = False,
-) -> Tensor:
+def label_r(moments: Moments, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the label-wise r of ``W x + b`` on the rows behind `moments`, ``(n_target,)``.
 
-    It is NaN where a label or its prediction is constant. W is ``(n_target, n_source)``; with
-    `shuffled`, targets are the permuted ones.
+    It is NaN where a label or its prediction is constant. W is ``(n_target, n_source)``; `x` and
+    `y` are columns.
     """
-    x = source_columns.to(moments.mean.device)
-    y = target_columns.to(moments.mean.device)
-    scatter = moments.shuffled if shuffled else moments.scatter
+    y = y.to(moments.mean.device)
     return labelwise_pearson_from_moments(
         weight,
-        xx=moments.scatter[x][:, x],
-        xy=scatter[x][:, y],
-        yy=moments.scatter.diagonal()[y],
+        xx=moments.between(x, x),
+        xy=moments.between(x, y),
+        yy=moments.square[y],
         constant=moments.constant[y],
     )
 
@@ -157,8 +153,7 @@ class FittedMaps:
     Attributes:
         ridges: Ridge strength of each pair.
         maps: The maps.
-        permuted: Maps fitted with the targets' rows permuted; empty without that null.
-        control: Maps from the control prompt, read at the source's tokens; empty without it.
+        nulls: Maps of each null, see `null_columns`; without the ones that the layout lacks.
         n: Number of subjects they were fitted on.
         moments: Moments of the joint rows they were fitted on; None for stored maps.
         solvers: Solver of each source, for other ridge strengths; empty for stored maps.
@@ -166,32 +161,59 @@ class FittedMaps:
 
     ridges: Mapping[Pair, float]
     maps: Mapping[str, Solution]
-    permuted: Mapping[str, Solution]
-    control: Mapping[str, Solution]
+    nulls: Mapping[str, Mapping[str, Solution]]
     n: int
     moments: Moments | None = None
     solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
 
 
+_FROM_CONTROL = ("control", "same_prompt")
+
+
+def null_columns(layout: JointLayout, source: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the columns x and y that the maps of each null are fitted on.
+
+    ``permuted``: targets of another subject. ``vocabulary``: to the targets' labels after the
+    source's own prompt, the map of Gaussian states with the covariance of the LM's states there.
+    ``control``: from the source's labels after the control prompt. ``same_prompt``: between both
+    label sets after the control prompt.
+    """
+    x, y = layout.columns(source), layout.target_columns(source)
+    nulls = {}
+    if layout.permuted:
+        nulls["permuted"] = x, layout.permuted_columns(source)
+    if layout.words:
+        nulls["vocabulary"] = x, layout.columns_at(source)
+    if layout.control is not None:
+        x = layout.control_columns(source)
+        nulls["control"] = x, y
+        if layout.words:
+            nulls["same_prompt"] = x, layout.control_columns(*layout.targets(source))
+    return nulls
+
+
 def fit_layout(
     moments: Moments, layout: JointLayout, ridges: Mapping[Pair, float] | float
 ) -> FittedMaps:
-    """Solve for W and b of every pair, and of its nulls; the permuted one needs its scatter."""
+    """Solve for W and b of every pair, and of its nulls, whose columns the moments must have."""
     if isinstance(ridges, (int, float)):
         ridges = dict.fromkeys(layout.pairs, float(ridges))
-    solvers, maps, permuted, control = {}, {}, {}, {}
+    solvers, maps = {}, {}
+    nulls: dict[str, dict[str, Solution]] = {}
     for source in source_progress(layout, "solving"):
-        y = layout.target_columns(source)
         ridge = per_target_ridge(layout, source, ridges)
-        with_null = moments.n_shuffled > 0
-        solver = solvers[source] = RidgeSolver(moments, layout.columns(source), y, with_null)
+        targets = {null: y for null, (_, y) in null_columns(layout, source).items()}
+        control = {null: targets.pop(null) for null in _FROM_CONTROL if null in targets}
+        y, x = layout.target_columns(source), layout.columns(source)
+        solver = solvers[source] = RidgeSolver(moments, x, y=y, **targets)
         maps[source] = solver.solve(ridge)
-        if with_null:
-            permuted[source] = solver.solve(ridge, permuted=True)
-        if layout.control is not None:
-            columns = layout.control_columns(source)
-            control[source] = RidgeSolver(moments, columns, y).solve(ridge)
-    return FittedMaps(dict(ridges), maps, permuted, control, int(moments.n), moments, solvers)
+        for null in targets:
+            nulls.setdefault(null, {})[source] = solver.solve(ridge, null)
+        if control:
+            solver = RidgeSolver(moments, layout.control_columns(source), **control)
+            for null in control:
+                nulls.setdefault(null, {})[source] = solver.solve(ridge, null)
+    return FittedMaps(dict(ridges), maps, nulls, int(moments.n), moments, solvers)
 
 
 def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:
@@ -216,7 +238,7 @@ def choose_ridges(
     chosen = {}
     for source in layout.sources:
         x, y = layout.columns(source), layout.target_columns(source)
-        solver = RidgeSolver(fit, x, y)
+        solver = RidgeSolver(fit, x, y=y)
         scores = [label_r(tune, solver.solve(ridge).weight, x, y).cpu() for ridge in grid]
         for target, r in split_targets(layout, source, torch.stack(scores)):
             means = r.double().nanmean(1)  # as `summarize` does, for all strengths at once
@@ -234,18 +256,19 @@ def weights_by_pair(layout: JointLayout, maps: Mapping[str, Solution]) -> dict[P
 
 
 def label_r_by_pair(
-    test: Moments, layout: JointLayout, weights: Mapping[str, Tensor], null: str | None = None
+    test: Moments, layout: JointLayout, weights: Mapping[str, Tensor], null: str = ""
 ) -> dict[Pair, Tensor]:
     """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)`` on the CPU.
 
-    `weights` are W of each source to all of its targets. The null ``permuted`` scores against
-    permuted targets, ``control`` from the control prompt.
+    `weights` are W of each source to all of its targets, or those of a null: it is scored on the
+    columns that it was fitted on, but for ``vocabulary``, which is to predict the targets.
     """
     by_pair: dict[Pair, Tensor] = {}
     for source, weight in weights.items():
-        x = layout.control_columns(source) if null == "control" else layout.columns(source)
-        y = layout.target_columns(source)
-        r = label_r(test, weight, x, y, shuffled=null == "permuted").cpu()
+        x, y = layout.columns(source), layout.target_columns(source)
+        if null not in ("", "vocabulary"):
+            x, y = null_columns(layout, source)[null]
+        r = label_r(test, weight, x, y).cpu()
         by_pair |= {(source, target): part for target, part in split_targets(layout, source, r)}
     return by_pair
 
@@ -257,28 +280,22 @@ class MapScore:
     Attributes:
         weight: W, ``(n_target, n_source)``.
         r: Label-wise r on held-out rows, ``(n_target,)``; NaN where constant.
-        permuted_r: That of the map fitted on permuted targets; None without one.
-        control_r: That of the map from the control prompt; None without one.
+        null_r: That of the map of each null that there is.
         precision: Hit@N (`HitRates.by_rank`) under ``influenced`` and ``influencing``; None without
             a reference.
     """
 
     weight: Tensor
     r: Tensor
-    permuted_r: Tensor | None
-    control_r: Tensor | None
+    null_r: dict[str, Tensor]
     precision: dict[str, dict[str, float]] | None
 
 
 def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[Pair, MapScore]:
     """Score the map of every pair and those of its nulls on the held-out rows behind `test`."""
-    r, permuted, control = (
+    r, *null_r = (
         label_r_by_pair(test, layout, {s: each.weight for s, each in maps.items()}, null)
-        for maps, null in (
-            (fitted.maps, None),
-            (fitted.permuted, "permuted"),
-            (fitted.control, "control"),
-        )
+        for null, maps in {"": fitted.maps, **fitted.nulls}.items()
     )
     scores = {}
     for pair, weight in weights_by_pair(layout, fitted.maps).items():
@@ -288,7 +305,8 @@ def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[P
             hits = hit_rates(weight, torch.from_numpy(reference))
             ways = ("influenced", "influencing")
             precision = {way: rates.by_rank() for way, rates in zip(ways, hits, strict=True)}
-        scores[pair] = MapScore(weight, r[pair], permuted.get(pair), control.get(pair), precision)
+        nulls = {name: each[pair] for name, each in zip(fitted.nulls, null_r, strict=True)}
+        scores[pair] = MapScore(weight, r[pair], nulls, precision)
     return scores
 
 

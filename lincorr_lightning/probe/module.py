@@ -136,18 +136,19 @@ class LinearProbe(LMStudy):
         self.layout = build_layout(
             self.lm.tokenizer, Catalogue.load(*knowledge_files), split_names(knowledge),
             None if pairs is None else split_names(pairs), require_reference, control, partial_out,
-            subwords,
+            subwords, permuted,
         )  # fmt: skip
         # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
-        self.permuted_maps = self._new_maps() if permuted else nn.ModuleDict()
-        self.control_maps = self._new_maps() if control is not None else nn.ModuleDict()
-        n, n_shuffled = self.layout.n_columns, self.layout.n_labels if permuted else 0
-        self.fit_moments = JointMoments(n, n_shuffled)
+        self.null_maps = nn.ModuleDict()
+        if permuted:
+            self.null_maps["permuted"] = self._new_maps()
+        if control is not None:
+            self.null_maps["control"] = self._new_maps()
+        self.fit_moments, self.test_moments = self._new_moments(), self._new_moments()
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
-        self.tune_moments = JointMoments(tuned * n, tuned * n_shuffled)
-        self.test_moments = JointMoments(n, n_shuffled)
+        self.tune_moments = self._new_moments() if tuned else JointMoments(0)
         self.instancewise = nn.ModuleDict(
             {
                 source: InstancewisePearson([self.layout.sizes[t] for t in targets])
@@ -168,6 +169,9 @@ class LinearProbe(LMStudy):
                  for s in self.layout.sources}  # fmt: skip
         return nn.ModuleDict({s: AffineMap(*size, trainable) for s, size in sizes.items()})
 
+    def _new_moments(self) -> JointMoments:
+        return JointMoments(self.layout.n_columns, self.layout.blocks)
+
     # -- setup -------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -187,7 +191,7 @@ class LinearProbe(LMStudy):
         if self.solver == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
         halves = 3 if self.ridge == "auto" else 2
-        numbers = self.layout.n_columns**2 + self.fit_moments.shuffled.numel()
+        numbers = self.fit_moments.products.numel()
         rank_zero_info(
             f"{len(self.layout.domains)} kinds of knowledge, {len(self.layout.pairs)} pairs, "
             f"{self.layout.n_labels} labels; statistics of {halves * numbers * 8 / 2**30:.2f} GiB"
@@ -197,7 +201,7 @@ class LinearProbe(LMStudy):
 
     @torch.no_grad()
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
-        """Return the joint rows of `layout`, ``(n_subjects, n_columns)``, float64."""
+        """Return the joint rows of `layout` as they are read, ``(n_subjects, n_read)``."""
         return domain_rows(self.lm, self.layout, subjects)
 
     def _gather_subjects(self, half: Half) -> list[str]:
@@ -239,10 +243,10 @@ class LinearProbe(LMStudy):
             self._read["fit"].append(batch)
             if self.ridge == "auto":
                 judge = tuning_rows(len(rows), batch.first).to(rows.device)
-                self.tune_moments.update(rows[judge])
-                self.fit_moments.update(rows[~judge])
+                self.tune_moments.update(self.layout.with_permuted(rows[judge]))
+                self.fit_moments.update(self.layout.with_permuted(rows[~judge]))
             else:
-                self.fit_moments.update(rows)
+                self.fit_moments.update(self.layout.with_permuted(rows))
         if self.solver == "sgd":
             self._descend(rows, batch)
         if self.trainer.is_last_batch:
@@ -267,10 +271,9 @@ class LinearProbe(LMStudy):
             optimizer = cast(LightningOptimizer, self.optimizers())
             optimizer.step()
             optimizer.zero_grad()
-        for source, module in _modules(self.permuted_maps):
-            module.assign(self._fit.permuted[source])
-        for source, module in _modules(self.control_maps):
-            module.assign(self._fit.control[source])
+        for null, maps in self.null_maps.items():
+            for source, module in _modules(maps):
+                module.assign(self._fit.nulls[null][source])
 
     def _warn_of_few_subjects(self) -> None:
         plain = {source for (source, _), ridge in self.ridges.items() if ridge == 0}
@@ -317,7 +320,7 @@ class LinearProbe(LMStudy):
         for source, module in _modules(self.maps):
             x = self.layout.columns(source).to(step.mean.device)
             module.center.copy_(step.mean[x])
-            largest = torch.linalg.matrix_norm(step.scatter[x][:, x] / step.n, ord=2)
+            largest = torch.linalg.matrix_norm(step.between(x, x) / step.n, ord=2)
             curvature[source] = max(largest.item(), torch.finfo(torch.float64).tiny)
         # With momentum m a step goes 1 / (1 - m) times as far.
         unit = self.learning_rate * (1 - self.momentum)
@@ -358,12 +361,12 @@ class LinearProbe(LMStudy):
         if batch.is_padding:
             return
         self._read["test"].append(batch)
-        self.test_moments.update(rows)
+        self.test_moments.update(self.layout.with_permuted(rows))
         for source, x, y, module in self._by_source(rows):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
         room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, self._kept))
         if room > 0:
-            self._kept.append(rows[:room].float().cpu())
+            self._kept.append(rows[:room, : self.layout.n_scored].float().cpu())
 
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add held-out subjects to the scores."""
@@ -404,7 +407,7 @@ class LinearProbe(LMStudy):
             for source, metric in self.instancewise.items()
         }
         layout, scores = self.layout, score_pairs(fitted, test, self.layout, instance)
-        none = test.mean.new_zeros(0, layout.n_columns).float()
+        none = test.mean.new_zeros(0, layout.n_scored).float()
         kept = torch.cat([none.cpu(), *chain(*gather(self._kept))])
         self._kept = []
         scores = with_numbers(scores, standard_errors(fitted, test, layout, kept))
@@ -414,12 +417,14 @@ class LinearProbe(LMStudy):
 
     def _fitted_maps(self) -> FittedMaps:
         """Return the maps as plain tensors, with the moments of this run's fit if it had one."""
-        maps, permuted, control = (
-            {source: module.solution for source, module in _modules(modules)}
-            for modules in (self.maps, self.permuted_maps, self.control_maps)
-        )
-        stored = FittedMaps(self.ridges, maps, permuted, control, self.n_fit)
-        return stored if self._fit is None else replace(self._fit, maps=maps)
+        maps = {source: module.solution for source, module in _modules(self.maps)}
+        if self._fit is not None:
+            return replace(self._fit, maps=maps)
+        nulls = {
+            null: {source: module.solution for source, module in _modules(modules)}
+            for null, modules in self.null_maps.items()
+        }
+        return FittedMaps(self.ridges, maps, nulls, self.n_fit)
 
     def on_predict_start(self) -> None:
         """Refuse to predict without maps."""
@@ -479,10 +484,10 @@ class LinearProbe(LMStudy):
         }
 
     def _fitted_on(self) -> dict[str, tuple[str | None, list[int]]]:
-        """Return each prompt, the control included, and the tokens that are read after it."""
+        """Return each prompt, the control included, and the labels that are read after it."""
         domains = self.layout.domains
         own = {name: (d.knowledge.template, d.token_ids) for name, d in domains.items()}
-        return {**own, "control": (self.layout.control, self.layout.control_token_ids)}
+        return {**own, "control": (self.layout.control, [])}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse to resume a fit from the middle of an epoch or after its end."""
@@ -527,7 +532,7 @@ class LinearProbe(LMStudy):
         self.n_fit = state["n_fit"]
 
 
-def _modules(maps: nn.ModuleDict) -> Iterator[tuple[str, AffineMap]]:
+def _modules(maps: nn.Module) -> Iterator[tuple[str, AffineMap]]:
     """Yield the map of each source."""
-    for source, module in maps.items():
+    for source, module in cast(nn.ModuleDict, maps).items():
         yield source, cast(AffineMap, module)

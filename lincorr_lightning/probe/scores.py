@@ -187,7 +187,8 @@ def score_pairs(
     scores = []
     for pair in layout.pairs:
         one, reference = measured[pair], layout.references[pair]
-        summary, r, control = summarize(one.r), mean_r(one.r), mean_r(one.control_r)
+        summary, r = summarize(one.r), mean_r(one.r)
+        control = mean_r(one.null_r.get("control"))
         completeness = layout.domains[pair[1]].completeness
         scores.append(
             PairScore(
@@ -195,7 +196,7 @@ def score_pairs(
                 label_mean=r,
                 label_std=number(summary.std),
                 instance_mean=number(instance_means[pair]),
-                permuted_label_mean=mean_r(one.permuted_r),
+                permuted_label_mean=mean_r(one.null_r.get("permuted")),
                 control_label_mean=control,
                 excess=None if r is None or control is None else r - control,
                 ridge=number(fitted.ridges[pair]),
@@ -270,7 +271,7 @@ def ridge_paths(
     for source in source_progress(layout, "ridge path") if fitted.solvers else ():
         for ridge in grid:
             maps = {source: fitted.solvers[source].solve(ridge)}
-            alone = replace(fitted, maps=maps, permuted={}, control={})
+            alone = replace(fitted, maps=maps, nulls={})
             for pair, one in score_maps(alone, test, layout).items():
                 hits = _as_json(one.precision) or dict.fromkeys(_WAYS)
                 point = {"ridge": float(ridge), "label_mean": mean_r(one.r), **hits}

@@ -53,7 +53,7 @@ def standard_errors(
         fitted: Maps of all pairs, and those from the control prompt.
         test: Moments of the joint rows of all held-out subjects.
         layout: Columns of the rows.
-        rows: Joint rows of some held-out subjects, ``(n, n_columns)``.
+        rows: First columns of the joint rows of some held-out subjects, ``(n, n_scored)``.
     """
     errors: dict[Pair, dict[str, float | None]] = {}
     if len(rows) < 2:
@@ -62,7 +62,7 @@ def standard_errors(
     for source in layout.sources:
         y = layout.target_columns(source)
         r = _influences(fitted.maps[source], layout.columns(source), y, test, rows)
-        excess, control = r, fitted.control.get(source)
+        excess, control = r, fitted.nulls.get("control", {}).get(source)
         if control is not None:
             columns = layout.control_columns(source)
             excess = r - _influences(control, columns, y, test, rows)
@@ -79,9 +79,9 @@ def standard_errors(
 
 def _influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: Tensor) -> Tensor:
     """Return the influence of each row on each label's r, ``(n, n_target)``; NaN where r is."""
-    predicted = ((solution.weight @ test.scatter[x][:, x]) * solution.weight).sum(1)
+    predicted = ((solution.weight @ test.between(x, x)) * solution.weight).sum(1)
     u = (solution(rows[:, x]) - solution(test.mean[x])) / (predicted / test.n).sqrt()
-    v = (rows[:, y] - test.mean[y]) / (test.scatter.diagonal()[y] / test.n).sqrt()
+    v = (rows[:, y] - test.mean[y]) / (test.square[y] / test.n).sqrt()
     return pearson_influence(u, v, label_r(test, solution.weight, x, y).to(u))
 
 

@@ -37,15 +37,17 @@ def test_float32_rows_are_taken_in_float64() -> None:
     np.testing.assert_allclose(scatter, np.cov(rows.numpy().astype(float).T, ddof=0) * 300)
 
 
-def test_shuffled_scatter_is_that_of_permuted_rows() -> None:
-    batches = [_rows(10, 4, seed) for seed in range(3)]
-    total = no_moments(4, n_shuffled=3)
-    for batch in batches:
-        total = merge_moments(total, moments_of(batch, n_shuffled=3))
-    rows = torch.cat(batches)[:, :3].numpy()
-    partner = torch.cat([b.roll(1, 0) for b in batches])[:, :3].numpy()
-    naive = (rows - rows.mean(0)).T @ (partner - partner.mean(0))
-    np.testing.assert_allclose(total.shuffled, naive, atol=1e-12)
+def test_blocks_are_parts_of_the_scatter() -> None:
+    rows = _rows(40, 7)
+    blocks = [(slice(0, 3), slice(0, 5)), (slice(4, 7), slice(5, 7))]
+    kept = merge_moments(moments_of(rows[:9], blocks), moments_of(rows[9:], blocks))
+    scatter = np.cov(rows.numpy().T, ddof=0) * 40
+    np.testing.assert_allclose(kept.square, scatter.diagonal(), atol=1e-12)
+    for x, y in (([2, 0], [4, 1]), ([3, 1], [0, 2]), ([6, 4], [5]), ([5, 6], [6, 5])):
+        found = kept.between(torch.tensor(x), torch.tensor(y))
+        np.testing.assert_allclose(found, scatter[np.ix_(x, y)], atol=1e-12)
+    with pytest.raises(KeyError, match="no block"):
+        kept.between(torch.tensor([0]), torch.tensor([6]))
 
 
 def test_constant_columns_are_told_by_value() -> None:
