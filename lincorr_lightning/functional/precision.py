@@ -28,15 +28,79 @@ class HitRates(NamedTuple):
         return {**rates, "n": self.n}
 
 
-def _hit_rates(weight: Tensor, right: Tensor) -> HitRates:
-    """Return the fraction of rows that have a right entry among their N highest."""
+def _is_hit(weight: Tensor, right: Tensor) -> Tensor:
+    """Return which rows that have a right entry have one among their N highest."""
     judged = right.any(-1)
     weight, right = weight[..., judged, :], right[judged]
     best = weight.masked_fill(~right, -torch.inf).amax(-1, keepdim=True)
     # A wrong entry equal to the best right one counts as ahead: a row of zeros is no hit.
     ahead = ((weight >= best) & ~right).sum(-1)
-    rates = [(ahead < n).double().mean(-1) for n in HIT_RANKS]
-    return HitRates(torch.stack(rates, -1), int(judged.sum()))
+    return torch.stack([ahead < n for n in HIT_RANKS])
+
+
+def _hit_rates(weight: Tensor, right: Tensor) -> HitRates:
+    """Return the fraction of rows that have a right entry among their N highest."""
+    return HitRates(
+        _is_hit(weight, right).double().mean(-1).movedim(0, -1), int(right.any(-1).sum())
+    )
+
+
+def is_hit(weight: Tensor, reference_mask: Tensor) -> Tensor:
+    """Return for which source labels a right target label is among those with the highest weight.
+
+    Args:
+        weight: A map, ``(n_target, n_source)``.
+        reference_mask: Which target labels are right for each source label, likewise, bool.
+
+    Returns:
+        ``(n_ranks, n_judged)`` bool, of the source labels with a reference, for N = 1, 3 and 5.
+    """
+    return _is_hit(weight.T, reference_mask.T)
+
+
+def macro_rates(hits: Tensor, reference_mask: Tensor) -> tuple[Tensor, int]:
+    """Return the mean over distinct reference sets of the mean of their source labels.
+
+    Half of all cities may be in one country, whose label a constant answer gives: each set of right
+    labels counts once here.
+
+    Args:
+        hits: Of the source labels with a reference, ``(..., n_judged)``.
+        reference_mask: Which target labels are right for each source label,
+            ``(n_target, n_source)`` bool.
+
+    Returns:
+        The mean, ``(...)``, and the number of sets.
+
+    Example:
+        >>> reference = torch.tensor([[True, True, True, False], [False, False, False, True]])
+        >>> rate, n = macro_rates(torch.tensor([1, 1, 1, 0]), reference)
+        >>> rate.item(), n
+        (0.5, 2)
+    """
+    judged = reference_mask[:, reference_mask.any(0)]
+    sets, group = torch.unique(judged, dim=1, return_inverse=True)
+    means = torch.nn.functional.one_hot(group, sets.shape[1]).double()
+    return (hits.double() @ (means / means.sum(0))).mean(-1), sets.shape[1]
+
+
+def neighbor_weights(source_rows: Tensor, target_rows: Tensor) -> Tensor:
+    """Return cosines between the rows of an LM's head, each side centred on its own mean.
+
+    As weights, they pair each source label with the nearest target label of the vocabulary.
+
+    Args:
+        source_rows: Rows of the source labels, ``(n_source, hidden_size)``.
+        target_rows: Rows of the target labels, ``(n_target, hidden_size)``.
+
+    Returns:
+        ``(n_target, n_source)`` like W, float64.
+    """
+    source, target = (
+        torch.nn.functional.normalize(rows.double() - rows.double().mean(0), dim=1)
+        for rows in (source_rows, target_rows)
+    )
+    return target @ source.T
 
 
 def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:

@@ -97,6 +97,25 @@ def adjust_for_many(p: Tensor) -> Tensor:
     return adjusted
 
 
+def bootstrap_interval(values: Tensor, n_draws: int = 2000, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile interval of a mean, by drawing values with replacement.
+
+    Args:
+        values: The values, ``(n,)``, such as differences between two hits on the same labels.
+        n_draws: Number of samples.
+        seed: Seed of the samples.
+
+    Example:
+        >>> bootstrap_interval(torch.ones(5))
+        (1.0, 1.0)
+    """
+    generator = torch.Generator().manual_seed(seed)
+    drawn = torch.randint(len(values), (n_draws, len(values)), generator=generator)
+    means = values.double().cpu()[drawn].mean(1)
+    low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
+    return low, high
+
+
 class PartialCorrelation(NamedTuple):
     """Correlation by target label after removing other knowledge from both sides.
 

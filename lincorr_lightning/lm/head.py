@@ -16,7 +16,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +113,7 @@ def read_positions(
     there, ``(n_tokens,)``; its logits are ``(n_positions, n_tokens)``, float64.
     """
     head = head_of(model)
-    if head is None or not _is_plain(head):
+    if head is None or not is_plain(head):
         raise UnusableHeadError
 
     def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -123,7 +123,7 @@ def read_positions(
         states = hidden.flatten(0, 1)
         products = [
             _rows_product(
-                cast(nn.Linear, head),
+                head,
                 states.index_select(0, positions.to(states.device)),
                 tokens.to(states.device),
             ).flatten()
@@ -204,7 +204,8 @@ def call_model(
     return model(input_ids=input_ids, **required, **accepted)
 
 
-def _is_plain(head: nn.Module) -> bool:
+def is_plain(head: nn.Module | None) -> TypeGuard[nn.Linear]:
+    """Return whether a head multiplies by its weight alone."""
     # A LoRA, quantized or patched layer multiplies by more than its `weight`.
     return (
         isinstance(head, nn.Linear)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
@@ -19,7 +20,14 @@ from lincorr_lightning.lm.fingerprint import (
     fingerprint_tokenizer,
     fingerprint_weights,
 )
-from lincorr_lightning.lm.head import can_read_rows, head_of, pad_right, read_logits, to_device
+from lincorr_lightning.lm.head import (
+    can_read_rows,
+    head_of,
+    is_plain,
+    pad_right,
+    read_logits,
+    to_device,
+)
 from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_config, read_tokenizer
 from lincorr_lightning.lm.modes import (
     dtype_name,
@@ -299,6 +307,19 @@ class LanguageModel(nn.Module):
         # The rows of the head are read in float64 anyway.
         with float32_forward(self.model, head_of(self.model) if by_rows else None):
             return self.logits_of_rows(rows, token_ids, context)
+
+    def head_rows(self, token_ids: Sequence[int]) -> Tensor | None:
+        """Return the rows of the output head for some tokens, ``(n_labels, hidden_size)``.
+
+        They are None for a head that multiplies by more than its weight, such as a quantized one.
+        All ranks that share an LM must call it together.
+        """
+        head = head_of(self.model)
+        if not is_plain(head):
+            return None
+        weight = head.weight.detach()
+        whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
+        return whole[torch.as_tensor(token_ids, device=whole.device)].double().cpu()
 
     def joint_logits(
         self,

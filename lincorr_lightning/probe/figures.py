@@ -10,8 +10,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
+from lincorr_lightning.probe.scores import PairScore
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results.plots import (
     BLUE,
@@ -127,10 +128,11 @@ _PATHS = {
 }
 
 
-def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, float], lm: str) -> Figure:
+def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, PairScore], lm: str) -> Figure:
     """Draw r and Hit@1 along the ridge, one panel per pair, from the ``ridge_path`` table.
 
-    `chosen` has the pairs to draw, and the ridge that the run has for each.
+    `chosen` has the scores of the pairs to draw, at the ridge of the run; Hit@1 of the strongest
+    baseline is drawn beside them.
     """
     n_pairs = frame["pair"].nunique()
     order = {name: i for i, name in enumerate(chosen)}
@@ -147,11 +149,15 @@ def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, float], lm: str) ->
         del rows
         if 0 in strengths:
             axes.axvline(0, label="ridge 0: the paper’s map", color=GREY, linestyle=":")
-        axes.axvline(chosen[pair], label="ridge of this run", color=INK, linestyle="--",
+        ridge, baseline = chosen[pair].ridge or 0.0, chosen[pair].best_baseline_1
+        axes.axvline(ridge, label="ridge of this run", color=INK, linestyle="--",
                      linewidth=1, zorder=0)  # fmt: skip
+        if baseline is not None:
+            axes.axhline(baseline, label="strongest baseline of the top-1 target", color=ORANGE,
+                         linestyle=":", linewidth=1.4, zorder=0)  # fmt: skip
         # Linear below the smallest strength, so that it has a 0.
         axes.set_xscale("symlog", linthresh=10.0**first)
-        axes.set_xlim(strengths[0] - 10.0**first / 4, 2 * max(strengths[-1], chosen[pair]))
+        axes.set_xlim(strengths[0] - 10.0**first / 4, 2 * max(strengths[-1], ridge))
         axes.minorticks_off()
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
 
@@ -162,6 +168,32 @@ def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, float], lm: str) ->
         title=f"Correlation and precision along the ridge in {lm}",
         subtitle=_cut_note(len(chosen), n_pairs, "pairs", "ridge_path"),
         colours=dict(_PATHS.values()), labels=("ridge", ""),
+    )  # fmt: skip
+
+
+def random_words_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figure:
+    """Draw r by the number of source labels, beside as many random words, one panel per pair.
+
+    `frame` is the ``random_words`` table, `pairs` are the ones to draw.
+    """
+    n_pairs = frame["pair"].nunique()
+    frame = frame[frame["pair"].isin(pairs)]
+    sides = []
+    for side, words in (("label", "labels of the source"), ("random", "random words")):
+        mean, std = (frame[f"{side}_{part}"].astype(float) for part in ("mean", "std"))
+        sides.append(
+            frame[["pair", "n_source_labels"]].assign(
+                words=words, r=mean, low=mean - std, high=mean + std
+            )
+        )
+    subtitle = "bands: standard deviation over draws"
+    note = _cut_note(len(pairs), n_pairs, "pairs", "random_words")
+    return curves(
+        concat(sides), "n_source_labels", "r", "words", "pair", band=("low", "high"),
+        title=f"Correlation of labels and of random words in {lm}",
+        subtitle="; ".join(filter(None, [subtitle, note])), share_y=True,
+        colours={"labels of the source": BLUE, "random words": GREY},
+        labels=("words that the map reads", "label-wise r"),
     )  # fmt: skip
 
 
@@ -217,10 +249,11 @@ def _dot_plot(
 def nulls_figure(frame: DataFrame, lm: str) -> Figure:
     """Draw r of the pairs with the highest r beside their nulls, from the ``pairs`` table.
 
-    Only r above the control is evidence.
+    Only r above all of them is evidence.
     """
     dots = [
         _Dots("permuted_label_mean", "permuted baseline", "x", GREY),
+        _Dots("random_label_mean", "random words as source labels", "s", GREEN, "white"),
         _Dots("control_label_mean", "control prompt as the source", "D", ORANGE, "white"),
         _Dots("label_mean", "this pair", "o", BLUE),
     ]

@@ -35,6 +35,7 @@ from lincorr_lightning.linear_map.solver import (
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
+from lincorr_lightning.probe.baselines import LabelCount, random_words, vocabulary_baselines
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
 from lincorr_lightning.probe.scores import (
     PairScore,
@@ -86,6 +87,8 @@ class LinearProbe(LMStudy):
         subwords: Whether answers whose first token is only the beginning of a word (" Br" of
             Brunei) are labels, too; scores are then also reported by completeness (appendix K).
         permuted: Whether to fit each map a second time on permuted targets, as a null.
+        random_labels: Number of source labels whose r is compared with that of as many random
+            words. 0 leaves out random words, and the pairings that the vocabulary alone gives.
         solver: ``closed_form``, or ``sgd`` for gradient descent over ``trainer.max_epochs``.
         learning_rate: Learning rate of ``sgd``, in units of the inverse of the source's largest
             curvature.
@@ -110,6 +113,7 @@ class LinearProbe(LMStudy):
         partial_out: list[str] = [],  # noqa: B006
         subwords: bool = False,
         permuted: bool = True,
+        random_labels: int = 20,
         solver: Literal["closed_form", "sgd"] = "closed_form",
         learning_rate: float = 0.5,
         momentum: float = 0.9,
@@ -123,6 +127,7 @@ class LinearProbe(LMStudy):
             if not ridge_grid or sorted(set(ridge_grid)) != list(ridge_grid):
                 raise ConfigError("model.ridge_grid must be increasing numbers.")
         require("model.ridge_tolerance", ridge_tolerance, at_least=0)
+        require("model.random_labels", random_labels, at_least=0)
         require("model.learning_rate", learning_rate, above=0)
         require("model.momentum", momentum, at_least=0, below=1)
         if control is not None and control.count("{}") != 1:
@@ -131,12 +136,13 @@ class LinearProbe(LMStudy):
         self.save_hyperparameters()
         self.ridge, self.ridge_tolerance, self.partial_out = ridge, ridge_tolerance, partial_out
         self.solver, self.learning_rate, self.momentum = solver, learning_rate, momentum
+        self.random_labels = random_labels
         self.automatic_optimization = False
         self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(
             self.lm.tokenizer, Catalogue.load(*knowledge_files), split_names(knowledge),
             None if pairs is None else split_names(pairs), require_reference, control, partial_out,
-            subwords, permuted,
+            subwords, permuted, random_labels,
         )  # fmt: skip
         # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
@@ -378,7 +384,7 @@ class LinearProbe(LMStudy):
             return
         test, fitted = self.test_moments.gather(), self._fitted_maps()
         self._fit = None  # its solvers and moments take memory
-        scores = self._score(fitted, test)
+        scores, label_counts = self._score(fitted, test)
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
         phase = "test" if self.trainer.testing else "val"
@@ -391,6 +397,7 @@ class LinearProbe(LMStudy):
             layout=self.layout,
             paths=ridge_paths(fitted, test, self.layout, self.ridge_grid),
             compositions=compose_maps(scores, fitted.maps, test, self.layout),
+            label_counts=label_counts,
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
             n_fit=self.n_fit,
             n_test=int(test.n),
@@ -400,7 +407,7 @@ class LinearProbe(LMStudy):
         """Score all pairs."""
         self.on_validation_epoch_end()
 
-    def _score(self, fitted: FittedMaps, test: Moments) -> list[PairScore]:
+    def _score(self, fitted: FittedMaps, test: Moments) -> tuple[list[PairScore], list[LabelCount]]:
         instance = {
             # torchmetrics squeezes the result of a source with a single target
             source: cast(InstancewisePearson, metric).compute().reshape(-1)
@@ -413,7 +420,13 @@ class LinearProbe(LMStudy):
         scores = with_numbers(scores, standard_errors(fitted, test, layout, kept))
         scores = with_numbers(scores, p_values(scores))
         partial = partial_correlations(scores, fitted, test, layout, self.partial_out)
-        return with_numbers(scores, partial)
+        scores = with_numbers(scores, partial)
+        words, label_counts = random_words(scores, fitted, test, layout, self.random_labels)
+        scores = with_numbers(scores, words)
+        if layout.words:
+            hits = vocabulary_baselines(scores, fitted, layout, self.lm.head_rows)
+            scores = with_numbers(scores, hits)
+        return scores, label_counts
 
     def _fitted_maps(self) -> FittedMaps:
         """Return the maps as plain tensors, with the moments of this run's fit if it had one."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.probe.baselines import LabelCount
 from lincorr_lightning.probe.scores import (
     PairMatrix,
     PairScore,
@@ -34,7 +35,7 @@ _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600
 # A tree over fewer kinds of knowledge shows nothing that the matrix does not.
 _MIN_CLUSTERED = 4
-_HIT1 = {"influenced_1": "top-1 target of a source", "influencing_1": "top-1 source of a target"}
+_HIT1 = {"influenced_1": "top-1 target of a source", "best_baseline_1": "strongest baseline"}
 _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
     "excess_error", "p", "q", "partial_label_mean", "through_given",
@@ -54,6 +55,7 @@ class ProbeFindings:
     paths: Mapping[Pair, Sequence[Mapping[str, Any]]]
     """Ridge path of each pair; empty when stored maps were scored."""
     compositions: Sequence[Composition]
+    label_counts: Sequence[LabelCount]
     subjects: Mapping[str, Sequence[str]]
     """Subjects of each half."""
     n_fit: int
@@ -135,7 +137,7 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
 def _tables(found: ProbeFindings) -> Iterator[Table]:
     scores = found.scores
     ranked = [{"rank": i, **s.row()} for i, s in enumerate(rank_pairs(scores), start=1)]
-    yield _summary([*ranked, *(s.row() for s in scores if s.evidence is None)], found.n_test)
+    yield _summary([*ranked, *(s.row() for s in scores if s.evidence is None)], found)
     rows = [score.row() for score in scores]
     yield Table.of("pairs", rows, list(rows[0])[1:], "Every score of every pair")
     labels = (
@@ -172,25 +174,39 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
     if found.compositions:
         caption = "Composed maps beside the map of the pair"
         yield Table.of("transitivity", found.compositions, caption=caption)
+    if found.label_counts:
+        yield Table.of(
+            "random_words", found.label_counts, LabelCount._fields,
+            "Label-wise r of maps from some source labels, and from as many random words",
+            "Means and standard deviations over draws, for the targets' held-out logits.",
+        )  # fmt: skip
     yield _influences(found)
     yield subjects_table(found.subjects)
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], n_test: int) -> Table:
+def _summary(rows: Sequence[Mapping[str, Any]], found: ProbeFindings) -> Table:
     """Return the headline table: numbers of `PairScore` that have a heading, and Hit@1."""
     _, headings, formats = columns_of(PairScore)
     return Table.of(
         "summary",
         rows,
         ["pair", *headings, *_HIT1],
-        f"Label-wise r on {n_test:,} held-out subjects",
-        "By r minus that of the control prompt. Top-1: the share of labels whose highest weight in "
-        "W leads to a label of the reference. An r of random words at the same prompts may be as "
-        "high: see docs/concepts.md.",
+        f"Label-wise r on {found.n_test:,} held-out subjects",
+        "By r minus that of the control prompt. Random words: r of as many random words in place "
+        f"of the source labels; r above them is that of {_compared(found.scores)}. Top-1: the "
+        "share of labels whose highest weight in W leads to a label of the reference, and that of "
+        "the strongest baseline, which knows the vocabulary alone. See docs/concepts.md.",
         headline=True,
         headings=headings | _HIT1,
         formats=formats | dict.fromkeys(_HIT1, ".2f"),
     )
+
+
+def _compared(scores: Sequence[PairScore]) -> str:
+    """Return how many labels are compared with random words, in words."""
+    counts = [s.excess_over_random_labels["n_source_labels"] for s in scores
+              if s.excess_over_random_labels]  # fmt: skip
+    return f"{max(counts, default=0)} source labels at most"
 
 
 def _influences(found: ProbeFindings) -> Table:
@@ -284,7 +300,8 @@ def _figures(
         return Figure(name, caption, partial(draw, *arguments))
 
     matrices = {matrix.name: matrix for matrix in found.matrices}
-    for name, matrix in matrices.items():
+    # The first picture is of what no other words have.
+    for name, matrix in sorted(matrices.items(), key=lambda one: one[0] != "random_words_matrix"):
         if name != "control_matrix":
             caption = f"{matrix.caption} of every ordered pair, source to target."
             yield figure(name, caption, matrix.draw, f"{matrix.caption} in {lm}", note)
@@ -294,7 +311,7 @@ def _figures(
             "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
         )
         yield figure("clusters", caption, figures.cluster_heatmap, r, lm, note)
-    caption = "Label-wise r of each pair beside the permuted baseline and the control prompt."
+    caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
     yield figure("nulls", caption, figures.nulls_figure, frames["pairs"], lm)
     if "ranking" in frames:
         caption = "Label-wise r above its control, with 95 % intervals over subjects."
@@ -305,9 +322,14 @@ def _figures(
             "transitivity", caption, figures.transitivity_figure, frames["transitivity"], lm
         )
     shown = found.notable(_MAX_WEIGHT_FIGURES)
+    if found.label_counts and shown:
+        names = [score.name for score in shown]
+        draw = partial(figures.random_words_figure, frames["random_words"], names, lm)
+        caption = "Label-wise r by the number of source labels, beside as many random words."
+        yield Figure("random_words", caption, draw)
     if found.paths and shown:
         caption = "Label-wise r and Hit@1 along the ridge."
-        chosen = {score.name: score.ridge or 0.0 for score in shown}
+        chosen = {score.name: score for score in shown}
         yield figure(
             "ridge_path", caption, figures.ridge_path_figure, frames["ridge_path"], chosen, lm
         )

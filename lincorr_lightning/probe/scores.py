@@ -25,6 +25,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
+_NESTED = (
+    "precision", "completeness", "baselines", "excess_over_random_labels",
+    "excess_over_unembedding", "decomposition",
+)  # fmt: skip
+_BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
+# Columns of tables, and where they lie in an entry of ``results.json``.
+_COLUMNS = {
+    "random_target_label_mean": ("baselines", "random_target_labels", "mean"),
+    "same_prompt_label_mean": ("baselines", "same_prompt_map"),
+    "excess_over_random_low": ("excess_over_random_labels", "low"),
+    "excess_over_random_high": ("excess_over_random_labels", "high"),
+    "excess_over_random_target": ("excess_over_random_labels", "target", "mean"),
+    "macro_1": ("precision", "macro", "1"),
+    **{f"{name}_1": ("precision", "baselines", name, "1") for name in _BASELINES},
+    **{f"{name}_macro_1": ("precision", "baselines", name, "macro_1") for name in _BASELINES},
+    "excess_over_unembedding": ("excess_over_unembedding", "mean"),
+    "excess_over_unembedding_low": ("excess_over_unembedding", "low"),
+    "excess_over_unembedding_high": ("excess_over_unembedding", "high"),
+    "cosine_same_prompt": ("decomposition", "cosine"),
+    "rest_hit_1": ("decomposition", "hit_1"),
+}
 _WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
 
 Numbers = Mapping[Pair, Mapping[str, Any]]
@@ -72,14 +93,14 @@ class PairScore:
         "r", ".2f", matrix="correlation", shows="Label-wise correlation", logged=True
     )
     label_std: float | None = pair_number(
-        "std", ".2f", matrix="std", shows="Standard deviation of label-wise r over labels",
+        matrix="std", shows="Standard deviation of label-wise r over labels",
         unit="standard deviation of r", is_signed=False,
     )  # fmt: skip
     instance_mean: float | None = pair_number(
         matrix="instance", shows="Instance-wise correlation", logged=True
     )
     permuted_label_mean: float | None = pair_number(
-        "r, permuted", ".2f", matrix="permuted", shows="Label-wise correlation, permuted targets",
+        matrix="permuted", shows="Label-wise correlation, permuted targets",
         logged=True,
     )  # fmt: skip
     control_label_mean: float | None = pair_number(
@@ -88,6 +109,16 @@ class PairScore:
     )  # fmt: skip
     excess: float | None = pair_number("r above the control", ".2f", logged=True)
     """`label_mean` minus `control_label_mean`."""
+    random_label_mean: float | None = pair_number("r, random words", ".2f", logged=True)
+    """R of maps from as many random words as there are source labels."""
+    excess_over_random: float | None = pair_number(
+        "r above random words", ".2f", matrix="random_words",
+        shows="Label-wise correlation above that of random words", unit="difference of r",
+        logged=True,
+    )  # fmt: skip
+    """The mean of `excess_over_random_labels`."""
+    best_baseline_1: float | None = None
+    """Hit@1 of the strongest of the baselines of `precision`."""
     label_error: float | None = None
     """Standard error of `label_mean` over subjects."""
     excess_error: float | None = None
@@ -106,8 +137,19 @@ class PairScore:
     """Number of target labels."""
     n_constant_labels: int = 0
     """Number of target labels without r because they never change."""
-    precision: Mapping[str, Rates] | None = None
-    """Hit@N under ``influenced`` and ``influencing``; None without a reference."""
+    precision: Mapping[str, Any] | None = None
+    """Hit@N under ``influenced`` and ``influencing``, and that of ``baselines``, see
+    `vocabulary_baselines`; ``macro``: means over distinct reference sets. None without a
+    reference."""
+    baselines: Mapping[str, Any] | None = None
+    """R with random words as source labels and as target labels, and that of W₀."""
+    excess_over_random_labels: Mapping[str, Any] | None = None
+    """R from some source labels above that from as many random words, with its interval over draws;
+    ``target``: r of the target labels above that of random words after the target prompt."""
+    excess_over_unembedding: Mapping[str, Any] | None = None
+    """Hit@1 above the strongest baseline, with its interval over source labels."""
+    decomposition: Mapping[str, Any] | None = None
+    """W beside W₀, the map of the vocabulary: their cosine, and size and Hit@1 of W - W₀."""
     completeness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Scores by completeness of the target labels, where these differ, see `by_completeness`."""
     label_r: npt.NDArray[np.floating[Any]] = field(
@@ -136,9 +178,14 @@ class PairScore:
 
     def row(self) -> dict[str, Any]:
         """Return the scores as a row of a table, with the pair's name and Hit@N in columns."""
-        nested = ("precision", "completeness")
-        plain = {key: value for key, value in self.to_json().items() if key not in nested}
-        return {"pair": self.name, **plain, **hit_columns(self.precision)}
+        scores = self.to_json()
+        columns = {name: value for name, value in scores.items() if name not in _NESTED}
+        for name, path in _COLUMNS.items():
+            value: Any = scores
+            for key in path:
+                value = (value or {}).get(key)
+            columns[name] = value
+        return {"pair": self.name, **columns, **hit_columns(self.precision)}
 
 
 def hit_columns(precision: Mapping[str, Rates | None] | None) -> dict[str, float | None]:
