@@ -1,0 +1,215 @@
+"""Baselines of r and of Hit@N: on states whose right excess is known, and by other libraries."""
+
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import Ridge
+
+from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.functional import moments_of
+from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.solver import fit_layout
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.probe.baselines import random_words, vocabulary_baselines
+from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.probe.scores import score_pairs, with_numbers
+from tests.toys import quiet_trainer, read_table
+
+WIDTH, N_SOURCE, N_TARGET, RIDGE = 48, 30, 6, 20.0
+SOURCE, TARGET, WORDS = range(30), range(30, 36), range(36, 66)
+ANSWERS = np.arange(N_SOURCE) % N_TARGET
+ANSWERS[12:18] = 0  # the constant answer
+PAIRING = (np.arange(N_TARGET)[:, None] == ANSWERS).astype(float)
+
+
+class World:
+    """States after three prompts, a head, and all scores of the map of the pair."""
+
+    def __init__(self, kind: str) -> None:
+        rng = np.random.default_rng(0)
+        self.head = rng.normal(size=(66, WIDTH))
+        change = np.eye(WIDTH)
+        if kind == "vocabulary":  # states do not change, and rows of pairs are alike
+            self.head[30:36] = PAIRING @ self.head[:30] / 2 + rng.normal(size=(6, WIDTH)) / 9
+        elif kind == "composed":  # target logits are those of the source labels, paired
+            change = np.linalg.pinv(self.head[30:36]) @ PAIRING @ self.head[:30]
+        states = rng.normal(size=(600, WIDTH)) @ np.diag(np.linspace(0.3, 1.5, WIDTH))
+        noise = rng.normal(size=(2, 600, WIDTH)) / 4
+        self.states = {"a": states, "b": states @ change.T + noise[0], "": states[::-1] + noise[1]}
+        domains: Any = {
+            name: SimpleNamespace(labels=tokens, token_ids=list(tokens), completeness=[])
+            for name, tokens in (("a", SOURCE), ("b", TARGET))
+        }
+        self.layout = JointLayout(
+            domains, (("a", "b"),), "One day, {} saw a", {("a", "b"): PAIRING > 0}, permuted=True,
+            words={"a": list(WORDS), "b": list(WORDS)},
+        )  # fmt: skip
+        views = self.layout.views.items()
+        rows = np.hstack([self.logits(view.name, tokens) for view, tokens in views])
+        fit, test = (
+            moments_of(self.layout.with_permuted(torch.from_numpy(part)), self.layout.blocks)
+            for part in (rows[:400], rows[400:])
+        )
+        fitted = fit_layout(fit, self.layout, RIDGE)
+        self.weight = fitted.maps["a"].weight.numpy()
+        scores = score_pairs(fitted, test, self.layout, {"a": torch.zeros(1)})
+        numbers, self.curve = random_words(scores, fitted, test, self.layout, N_SOURCE)
+        scores = with_numbers(scores, numbers)
+        hits = vocabulary_baselines(
+            scores, fitted, self.layout, lambda tokens: torch.from_numpy(self.head[list(tokens)])
+        )
+        (self.score,) = with_numbers(scores, hits)
+
+    def logits(self, prompt: str, tokens: Any) -> np.ndarray:
+        return self.states[prompt] @ self.head[list(tokens)].T
+
+    def map_between(self, x: tuple[str, Any], y: tuple[str, Any]) -> Ridge:
+        return Ridge(alpha=RIDGE).fit(self.logits(*x)[:400], self.logits(*y)[:400])
+
+    def r(self, x: tuple[str, Any], y: tuple[str, Any]) -> np.ndarray:
+        predicted = self.map_between(x, y).predict(self.logits(*x)[400:])
+        true = self.logits(*y)[400:]
+        return np.array([stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, true.T, strict=True)])
+
+
+@pytest.fixture(scope="module", params=["random", "vocabulary", "composed"])
+def world(request: pytest.FixtureRequest) -> World:
+    return World(request.param)
+
+
+def _hits(weight: np.ndarray) -> list[bool]:
+    return [bool(weight[:, i].argmax() == ANSWERS[i]) for i in range(N_SOURCE)]
+
+
+def _macro(hits: list[bool]) -> float:
+    by_answer = defaultdict(list)
+    for answer, hit in zip(ANSWERS, hits, strict=True):
+        by_answer[answer].append(hit)
+    return float(np.mean([np.mean(each) for each in by_answer.values()]))
+
+
+def test_hits_of_the_baselines(world: World) -> None:
+    """By scikit-learn's ridge, a neighbour search and the most common answer."""
+    rows = world.head[:30] - world.head[:30].mean(0), world.head[30:36] - world.head[30:36].mean(0)
+    near = np.array(
+        [[s @ t / np.linalg.norm(s) / np.linalg.norm(t) for s in rows[0]] for t in rows[1]]
+    )
+    most = Counter(ANSWERS.tolist()).most_common(1)[0][0]
+    hits = {
+        "constant": [bool(answer == most) for answer in ANSWERS],
+        "unembedding": _hits(near),
+        "same_prompt": _hits(world.map_between(("", SOURCE), ("", TARGET)).coef_),
+        "gaussian_states": _hits(world.map_between(("a", SOURCE), ("a", TARGET)).coef_),
+    }
+    precision = world.score.precision
+    assert precision is not None and set(precision["baselines"]) == set(hits)
+    for name, each in hits.items():
+        expected = {"1": np.mean(each), "macro_1": _macro(each)}
+        assert precision["baselines"][name] == pytest.approx(expected)
+    own = _hits(world.weight)
+    assert precision["influenced"]["1"] == pytest.approx(np.mean(own))
+    assert precision["macro"]["1"] == pytest.approx(_macro(own))
+    assert precision["macro"]["n_references"] == N_TARGET
+    excess = world.score.excess_over_unembedding
+    assert excess is not None
+    best = max(np.mean(each) for each in hits.values())
+    assert excess["mean"] == pytest.approx(np.mean(own) - best)
+    assert np.mean(hits[excess["baseline"]]) == best == world.score.best_baseline_1
+    difference = np.array(own, float) - np.array(hits[excess["baseline"]], float)
+    if difference.any():
+        interval = stats.bootstrap((difference,), np.mean, rng=0).confidence_interval
+        assert excess["low"] == pytest.approx(interval.low, abs=0.05)
+        assert excess["high"] == pytest.approx(interval.high, abs=0.05)
+
+
+def test_r_of_random_words(world: World) -> None:
+    """There are as many words as source labels, so that nothing is left to chance."""
+    baselines = world.score.baselines
+    assert baselines is not None
+    words, labels = world.r(("a", WORDS), ("b", TARGET)), world.r(("a", SOURCE), ("b", TARGET))
+    assert baselines["random_source_labels"]["mean"] == pytest.approx(words.mean(), abs=1e-9)
+    assert world.score.label_mean == pytest.approx(labels.mean(), abs=1e-9)
+    excess = world.score.excess_over_random_labels
+    assert excess is not None and excess["n_source_labels"] == N_SOURCE
+    assert excess["mean"] == pytest.approx(labels.mean() - words.mean(), abs=1e-9)
+    at_target = world.r(("a", SOURCE), ("b", WORDS))
+    assert baselines["random_target_labels"]["mean"] == pytest.approx(at_target.mean(), abs=0.05)
+    welch = stats.ttest_ind(labels, at_target, equal_var=False).confidence_interval(0.95)
+    assert excess["target"]["mean"] == pytest.approx(labels.mean() - at_target.mean(), abs=1e-9)
+    assert excess["target"]["low"] == pytest.approx(welch.low, abs=0.03)
+    assert [one.n_source_labels for one in world.curve] == [5, 10, 20, 30]
+    assert world.curve[-1].label_mean == pytest.approx(labels.mean(), abs=1e-9)
+    assert world.curve[-1].label_std == 0 < (world.curve[0].label_std or 0)
+
+
+def test_the_map_of_the_vocabulary(world: World) -> None:
+    other = world.map_between(("a", SOURCE), ("a", TARGET))
+    predicted = other.predict(world.logits("a", SOURCE)[400:])
+    true = world.logits("b", TARGET)[400:]
+    r = [stats.pearsonr(p, t)[0] for p, t in zip(predicted.T, true.T, strict=True)]
+    assert world.score.baselines is not None and world.score.decomposition is not None
+    assert world.score.baselines["same_prompt_map"] == pytest.approx(np.mean(r), abs=1e-9)
+    own, rest = world.weight.ravel(), world.weight - other.coef_
+    cosine = own @ other.coef_.ravel() / np.linalg.norm(own) / np.linalg.norm(other.coef_)
+    assert world.score.decomposition == pytest.approx(
+        {
+            "cosine": cosine, "norm_share": np.linalg.norm(rest) / np.linalg.norm(own),
+            "hit_1": np.mean(_hits(rest)),
+        }
+    )  # fmt: skip
+
+
+def test_excess_is_that_of_what_the_lm_computes() -> None:
+    """None where states do not change, whatever the head; large for what the head does not say."""
+    for kind in ("random", "vocabulary"):
+        excess = World(kind).score.excess_over_unembedding
+        assert excess is not None and excess["low"] <= 0
+    composed = World("composed").score
+    assert composed.excess_over_unembedding is not None
+    assert composed.excess_over_unembedding["low"] > 0.3
+    assert composed.decomposition is not None and composed.decomposition["hit_1"] > 0.9
+    precision = World("vocabulary").score.precision
+    assert precision is not None and precision["influenced"]["1"] > 0.9
+
+
+def test_random_words_are_whole_words_and_no_labels(small_lm: str, tmp_path: Path) -> None:
+    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), pairs=["city->country"])
+    words, domains = probe.layout.words, probe.layout.domains
+    labels = {token for domain in domains.values() for token in domain.token_ids}
+    texts = probe.lm.tokenizer.batch_decode([[token] for token in words["city"]])
+    assert set(words) == {"city", "country"} and not labels & set(words["city"])
+    assert len(set(texts)) == len(texts) > 20 and all(text.strip().isalpha() for text in texts)
+    trainer = quiet_trainer(tmp_path)
+    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
+    run = Path(trainer.log_dir or "")
+    (pair,) = json.loads((run / "results.json").read_text())["pairs"]
+    assert pair["baselines"]["random_source_labels"]["draws"] == 10
+    (row,) = read_table(run / "tables" / "pairs.csv")
+    baselines = pair["precision"]["baselines"]
+    assert float(row["gaussian_states_1"]) == pytest.approx(baselines["gaussian_states"]["1"])
+    assert float(row["excess_over_random"]) == pytest.approx(
+        pair["excess_over_random_labels"]["mean"]
+    )
+
+
+def test_without_random_labels_the_rest_is_the_same(small_lm: str, tmp_path: Path) -> None:
+    found = []
+    for n in (20, 0):
+        probe = LinearProbe(
+            lm=LMConfig(name_or_path=small_lm), pairs=["city->country"], random_labels=n
+        )
+        trainer = quiet_trainer(tmp_path / str(n))
+        trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
+        results = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())
+        found.append(results["pairs"][0])
+    whole, plain = found
+    assert plain["baselines"] is plain["decomposition"] is plain["excess_over_unembedding"] is None
+    for key in ("label_mean", "control_label_mean", "permuted_label_mean", "excess_error"):
+        assert plain[key] == pytest.approx(whole[key], rel=1e-9)
