@@ -1,11 +1,12 @@
-"""Search for the causal LM inside any LightningModule, and for linear layers inside an LM."""
+"""Search for the causal LM inside any LightningModule, and for layers inside an LM."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.head import head_of
@@ -52,6 +53,59 @@ def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
 def _predicts(model: PreTrainedModel) -> bool:
     is_decoder = not getattr(model.config, "is_encoder_decoder", False)
     return is_decoder and model.can_generate() and head_of(model) is not None
+
+
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    """Return an LM's layers, from the bottom up."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else None
+    n_layers = getattr(text, "num_hidden_layers", None)
+    get_decoder = getattr(model, "get_decoder", None)
+    decoder = get_decoder() if callable(get_decoder) else None
+    # The outermost list: a mixture of experts inside a layer may have as many members.
+    for module in (decoder if isinstance(decoder, nn.Module) else model).modules():
+        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
+            return module
+    raise LanguageModelError(
+        f"{type(model).__name__} has no list of {n_layers} layers, so that its activations cannot "
+        "be captured. Take a Hugging Face causal LM whose layers lie in one torch.nn.ModuleList."
+    )
+
+
+@contextmanager
+def logit_lens(model: nn.Module, layer: int) -> Iterator[None]:
+    """Let an LM's head read the states after a layer inside a ``with`` block.
+
+    What the last layer returns is replaced; all that follows it, such as the final norm, runs as it
+    is (nostalgebraist, "interpreting GPT: the logit lens", 2020).
+
+    Args:
+        model: A Hugging Face causal LM.
+        layer: Index of the layer, from 0.
+
+    Raises:
+        LanguageModelError: The LM has no such layer.
+    """
+    layers = layers_of(model)
+    if not 0 <= layer < len(layers):
+        raise LanguageModelError(
+            f"{type(model).__name__} has no layer {layer}: its {len(layers)} layers are counted "
+            f"from 0 to {len(layers) - 1}."
+        )
+    states: list[Tensor] = []
+
+    def keep(module: nn.Module, args: Any, output: Any) -> None:
+        states[:] = [output if isinstance(output, Tensor) else output[0]]
+
+    def replace(module: nn.Module, args: Any, output: Any) -> Any:
+        return states[0] if isinstance(output, Tensor) else (states[0], *output[1:])
+
+    handles = [layers[layer].register_forward_hook(keep), layers[-1].register_forward_hook(replace)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def target_layers(

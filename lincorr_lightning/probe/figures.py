@@ -197,6 +197,30 @@ def random_words_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figu
     )  # fmt: skip
 
 
+_BY_LAYER = {
+    "label_mean": ("label-wise r", BLUE),
+    "random_label_mean": ("r, random words", GREY),
+    "influenced_1": ("top-1 target of a source", ORANGE),
+    "best_baseline_1": ("its strongest baseline", GREEN),
+}
+
+
+def layers_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figure:
+    """Draw r and Hit@1 of the logit lens by layer beside their baselines, one panel per pair.
+
+    `frame` is the ``layers`` table, `pairs` are the ones to draw.
+    """
+    n_pairs = frame["pair"].nunique()
+    points = frame[frame["pair"].isin(pairs)].melt(["pair", "layer"], list(_BY_LAYER), "score")
+    return curves(
+        points.assign(score=points["score"].map(lambda key: _BY_LAYER[key][0])),
+        "layer", "value", "score", "pair", share_y=True,
+        title=f"Correlation and precision by layer in {lm}",
+        subtitle=_cut_note(len(pairs), n_pairs, "pairs", "layers"),
+        colours=dict(_BY_LAYER.values()), labels=("layer", ""),
+    )  # fmt: skip
+
+
 # -- nulls and rankings ----------------------------------------------------------------------
 
 

@@ -33,6 +33,7 @@ from lincorr_lightning.linear_map.solver import (
     weights_by_pair,
 )
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.finder import logit_lens
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
 from lincorr_lightning.probe.baselines import LabelCount, random_words, vocabulary_baselines
@@ -89,6 +90,8 @@ class LinearProbe(LMStudy):
         permuted: Whether to fit each map a second time on permuted targets, as a null.
         random_labels: Number of source labels whose r is compared with that of as many random
             words. 0 leaves out random words, and the pairings that the vocabulary alone gives.
+        layers: Layers, from 0, whose logit lens (final norm and head on the states after the
+            layer) is probed, too, with the ridges of the last one. Each takes as long again.
         solver: ``closed_form``, or ``sgd`` for gradient descent over ``trainer.max_epochs``.
         learning_rate: Learning rate of ``sgd``, in units of the inverse of the source's largest
             curvature.
@@ -114,6 +117,7 @@ class LinearProbe(LMStudy):
         subwords: bool = False,
         permuted: bool = True,
         random_labels: int = 20,
+        layers: list[int] = [],  # noqa: B006
         solver: Literal["closed_form", "sgd"] = "closed_form",
         learning_rate: float = 0.5,
         momentum: float = 0.9,
@@ -155,6 +159,12 @@ class LinearProbe(LMStudy):
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
         self.tune_moments = self._new_moments() if tuned else JointMoments(0)
+        self.lens_moments = nn.ModuleDict(
+            {
+                str(layer): nn.ModuleDict({h: self._new_moments() for h in ("fit", "test")})
+                for layer in layers
+            }
+        )
         self.instancewise = nn.ModuleDict(
             {
                 source: InstancewisePearson([self.layout.sizes[t] for t in targets])
@@ -237,6 +247,20 @@ class LinearProbe(LMStudy):
         self._read["fit"].clear()
         self.fit_moments.reset()
         self.tune_moments.reset()
+        self._reset_lens("fit")
+
+    def _reset_lens(self, half: Half) -> None:
+        for halves in self.lens_moments.values():
+            cast(JointMoments, cast(nn.ModuleDict, halves)[half]).reset()
+
+    def _read_lens(self, batch: SubjectBatch, half: Half) -> None:
+        """Add a batch to the moments of each layer."""
+        for layer, halves in self.lens_moments.items():
+            with logit_lens(self.lm.model, int(layer)):
+                rows = self.joint_rows(batch.subjects)
+            if not batch.is_padding:
+                moments = cast(JointMoments, cast(nn.ModuleDict, halves)[half])
+                moments.update(self.layout.with_permuted(rows))
 
     def training_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add a batch to the moments, and solve after the last one.
@@ -245,6 +269,7 @@ class LinearProbe(LMStudy):
         """
         del batch_idx
         rows = self.joint_rows(batch.subjects)
+        self._read_lens(batch, "fit")
         if not batch.is_padding:
             self._read["fit"].append(batch)
             if self.ridge == "auto":
@@ -348,6 +373,7 @@ class LinearProbe(LMStudy):
         """Forget earlier scores."""
         self._check_fitted()
         self.test_moments.reset()
+        self._reset_lens("test")
         for metric in self.instancewise.values():
             cast(InstancewisePearson, metric).reset()
         self._read["test"].clear()
@@ -364,6 +390,7 @@ class LinearProbe(LMStudy):
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
         rows = self.joint_rows(batch.subjects)
+        self._read_lens(batch, "test")
         if batch.is_padding:
             return
         self._read["test"].append(batch)
@@ -398,6 +425,7 @@ class LinearProbe(LMStudy):
             paths=ridge_paths(fitted, test, self.layout, self.ridge_grid),
             compositions=compose_maps(scores, fitted.maps, test, self.layout),
             label_counts=label_counts,
+            layers=self._score_layers(),
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
             n_fit=self.n_fit,
             n_test=int(test.n),
@@ -420,11 +448,29 @@ class LinearProbe(LMStudy):
         scores = with_numbers(scores, standard_errors(fitted, test, layout, kept))
         scores = with_numbers(scores, p_values(scores))
         partial = partial_correlations(scores, fitted, test, layout, self.partial_out)
-        scores = with_numbers(scores, partial)
-        words, label_counts = random_words(scores, fitted, test, layout, self.random_labels)
+        return self._beside_baselines(with_numbers(scores, partial), fitted, test)
+
+    def _score_layers(self) -> dict[int, list[PairScore]]:
+        """Return the scores of each layer's logit lens; none where stored maps are scored."""
+        scores: dict[int, list[PairScore]] = {}
+        for layer, halves in self.lens_moments.items():
+            fit, test = (
+                cast(JointMoments, cast(nn.ModuleDict, halves)[half]).gather()
+                for half in ("fit", "test")
+            )
+            if fit.n > 0:
+                fitted = fit_layout(fit, self.layout, self.ridges)
+                own = score_pairs(fitted, test, self.layout)
+                scores[int(layer)], _ = self._beside_baselines(own, fitted, test)
+        return scores
+
+    def _beside_baselines(
+        self, scores: list[PairScore], fitted: FittedMaps, test: Moments
+    ) -> tuple[list[PairScore], list[LabelCount]]:
+        words, label_counts = random_words(scores, fitted, test, self.layout, self.random_labels)
         scores = with_numbers(scores, words)
-        if layout.words:
-            hits = vocabulary_baselines(scores, fitted, layout, self.lm.head_rows)
+        if self.layout.words:
+            hits = vocabulary_baselines(scores, fitted, self.layout, self.lm.head_rows)
             scores = with_numbers(scores, hits)
         return scores, label_counts
 

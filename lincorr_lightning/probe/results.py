@@ -40,6 +40,12 @@ _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
     "excess_error", "p", "q", "partial_label_mean", "through_given",
 )  # fmt: skip
+_LAYER_COLUMNS = (
+    "pair", "layer", "label_mean", "control_label_mean", "random_label_mean", "excess_over_random",
+    "excess_over_random_low", "excess_over_random_high", "influenced_1", "macro_1", "constant_1",
+    "unembedding_1", "same_prompt_1", "gaussian_states_1", "best_baseline_1",
+    "excess_over_unembedding", "excess_over_unembedding_low", "excess_over_unembedding_high",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,8 @@ class ProbeFindings:
     """Ridge path of each pair; empty when stored maps were scored."""
     compositions: Sequence[Composition]
     label_counts: Sequence[LabelCount]
+    layers: Mapping[int, Sequence[PairScore]]
+    """Scores of the logit lens of each layer."""
     subjects: Mapping[str, Sequence[str]]
     """Subjects of each half."""
     n_fit: int
@@ -99,6 +107,11 @@ def probe_results(
             for (source, target), path in found.paths.items()
         ],
         "left_out": dict(found.layout.left_out),
+        "layers": [
+            {"layer": layer, **score.to_json()}
+            for layer, scores in found.layers.items()
+            for score in scores
+        ],
         "transitivity": [asdict(one) for one in found.compositions],
     }
     values |= {key: value for key, value in known_for_some.items() if value}
@@ -180,6 +193,14 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
             "Label-wise r of maps from some source labels, and from as many random words",
             "Means and standard deviations over draws, for the targets' held-out logits.",
         )  # fmt: skip
+    if found.layers:
+        rows = [
+            {"layer": layer, **score.row()}
+            for layer, scores in found.layers.items()
+            for score in scores
+        ]
+        caption = "Maps between the logit lenses of each layer, beside their baselines"
+        yield Table.of("layers", rows, _LAYER_COLUMNS, caption)
     yield _influences(found)
     yield subjects_table(found.subjects)
 
@@ -327,6 +348,10 @@ def _figures(
         draw = partial(figures.random_words_figure, frames["random_words"], names, lm)
         caption = "Label-wise r by the number of source labels, beside as many random words."
         yield Figure("random_words", caption, draw)
+    if found.layers and shown:
+        names = [score.name for score in shown]
+        caption = "Label-wise r and Hit@1 of the logit lens by layer, beside their baselines."
+        yield figure("layers", caption, figures.layers_figure, frames["layers"], names, lm)
     if found.paths and shown:
         caption = "Label-wise r and Hit@1 along the ridge."
         chosen = {score.name: score for score in shown}

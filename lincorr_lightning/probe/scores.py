@@ -217,7 +217,10 @@ def rank_pairs(scores: Sequence[PairScore]) -> list[PairScore]:
 
 
 def score_pairs(
-    fitted: FittedMaps, test: Moments, layout: JointLayout, instance: Mapping[str, Tensor]
+    fitted: FittedMaps,
+    test: Moments,
+    layout: JointLayout,
+    instance: Mapping[str, Tensor] | None = None,
 ) -> list[PairScore]:
     """Score the map of every pair, and the maps of its nulls.
 
@@ -227,7 +230,7 @@ def score_pairs(
     """
     instance_means = {
         (source, target): mean
-        for source, means in instance.items()
+        for source, means in (instance or {}).items()
         for target, mean in zip(layout.targets(source), means.tolist(), strict=True)
     }
     measured = score_maps(fitted, test, layout)
@@ -242,7 +245,7 @@ def score_pairs(
                 *pair,
                 label_mean=r,
                 label_std=number(summary.std),
-                instance_mean=number(instance_means[pair]),
+                instance_mean=number(instance_means.get(pair)),
                 permuted_label_mean=mean_r(one.null_r.get("permuted")),
                 control_label_mean=control,
                 excess=None if r is None or control is None else r - control,

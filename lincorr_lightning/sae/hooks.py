@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.lm.finder import layers_of
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
@@ -215,21 +216,6 @@ def _from_config(model: nn.Module, name: str) -> int:
             "LM."
         )
     return value
-
-
-def layers_of(model: nn.Module) -> nn.ModuleList:
-    """Return an LM's layers, from the bottom up."""
-    n_layers = _from_config(model, "num_hidden_layers")
-    get_decoder = getattr(model, "get_decoder", None)
-    decoder = get_decoder() if callable(get_decoder) else None
-    # The outermost list: a mixture of experts inside a layer may have as many members.
-    for module in (decoder if isinstance(decoder, nn.Module) else model).modules():
-        if isinstance(module, nn.ModuleList) and len(module) == n_layers:
-            return module
-    raise SparseAutoencoderError(
-        f"{type(model).__name__} has no list of its {n_layers} layers, so that its activations "
-        "cannot be captured. Take an LM whose layers lie in one torch.nn.ModuleList."
-    )
 
 
 def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:

@@ -213,3 +213,18 @@ def test_without_random_labels_the_rest_is_the_same(small_lm: str, tmp_path: Pat
     assert plain["baselines"] is plain["decomposition"] is plain["excess_over_unembedding"] is None
     for key in ("label_mean", "control_label_mean", "permuted_label_mean", "excess_error"):
         assert plain[key] == pytest.approx(whole[key], rel=1e-9)
+
+
+def test_the_last_layer_is_the_lm(small_lm: str, tmp_path: Path) -> None:
+    probe = LinearProbe(
+        lm=LMConfig(name_or_path=small_lm), pairs=["city->country"], layers=[0, 1], ridge=3.0
+    )
+    trainer = quiet_trainer(tmp_path)
+    trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
+    results = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())
+    (pair,), (first, last) = results["pairs"], results["layers"]
+    assert (first["layer"], last["layer"]) == (0, 1)
+    for key in ("label_mean", "control_label_mean", "random_label_mean", "excess_over_random"):
+        assert last[key] == pytest.approx(pair[key], rel=1e-9) != first[key]
+    assert last["precision"]["influenced"] == pair["precision"]["influenced"]
+    assert (Path(trainer.log_dir or "") / "figures" / "layers.png").stat().st_size > 10_000
