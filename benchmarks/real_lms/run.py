@@ -51,7 +51,13 @@ PAPER_PAIRS = (
 )  # fmt: skip
 PAIR_KEYS = (
     "source", "target", "label_mean", "permuted_label_mean", "control_label_mean", "excess_error",
-    "q", "partial_label_mean", "n_labels", "precision",
+    "q", "partial_label_mean", "n_labels", "ridge", "precision", "baselines",
+    "excess_over_random_labels", "excess_over_unembedding", "decomposition",
+)  # fmt: skip
+# Pairs with a reference, whose precision is compared with what the vocabulary gives.
+RELATIONS = (
+    "city->country", "country->continent", "country->language", "landmark->country",
+    "birthplace->country", "ceo->company", "X+1->X+2", "city->city_es",
 )  # fmt: skip
 
 
@@ -70,7 +76,8 @@ class Size:
 
     Attributes:
         n_parameters: Largest number of parameters that this is for.
-        n_subjects: Subjects of the probe.
+        n_subjects: Subjects of the probe of all pairs.
+        n_probed: Subjects of the probe of some relations.
         n_ridge: Subjects of the ridge path.
         n_edits: Edits of city->country with LoRA, measured at each step; of the other relations, 32
             at most.
@@ -84,6 +91,7 @@ class Size:
 
     n_parameters: float
     n_subjects: int
+    n_probed: int
     n_ridge: int
     n_edits: int
     n_full: int
@@ -95,19 +103,19 @@ class Size:
 
 SIZES = (
     Size(
-        2e8, n_subjects=2000, n_ridge=6000, n_edits=150, n_full=40, n_outcomes=150,
+        2e8, n_subjects=2000, n_probed=2000, n_ridge=6000, n_edits=150, n_full=40, n_outcomes=150,
         n_full_outcomes=150, geometry=100, sae_tokens=393_216,
     ),
     Size(
-        4e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=20, n_outcomes=150,
+        4e8, n_subjects=1000, n_probed=2000, n_ridge=2000, n_edits=64, n_full=20, n_outcomes=150,
         n_full_outcomes=64, geometry=50,
     ),
     Size(
-        8e8, n_subjects=1000, n_ridge=2000, n_edits=64, n_full=0, n_outcomes=150,
+        8e8, n_subjects=1000, n_probed=2000, n_ridge=2000, n_edits=64, n_full=0, n_outcomes=150,
         n_full_outcomes=32, geometry=20,
     ),
     Size(
-        1e11, n_subjects=500, n_ridge=1000, n_edits=32, n_full=0, n_outcomes=64,
+        1e11, n_subjects=1000, n_probed=1000, n_ridge=1000, n_edits=32, n_full=0, n_outcomes=64,
         n_full_outcomes=0, geometry=10,
     ),
 )  # fmt: skip
@@ -146,6 +154,15 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
         ("n_fit", "n_test", "control", "pairs"),
         ("correlation_matrix", "nulls", "ridge_path"),
     )  # fmt: skip
+    for ridge in ("0", "auto"):
+        yield Run(
+            f"relations_{ridge}",
+            ("fit", "--config", "configs/linear_probe.yaml", f"--model.ridge={ridge}",
+             f"--model.pairs={json.dumps(RELATIONS)}", f"--data.n_subjects={size.n_probed}",
+             "--data.batch_size=128"),
+            ("n_fit", "n_test", "control", "pairs"),
+            ("random_words", "ridge_path"),
+        )  # fmt: skip
     names = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
     yield Run(
         "paper_pairs",
