@@ -26,9 +26,10 @@ NOT_MEASURED = "not measured"
 Row = dict[str, Any]
 """Cells of a row of the overview, by heading."""
 _NULLS = {
-    "label_mean": "control_label_mean",
-    "gradient_correlation": "permuted_gradient_correlation",
-    "generalized": "random",
+    "label_mean": ("control_label_mean", "random_label_mean"),
+    "influenced_1": ("best_baseline_1",),
+    "gradient_correlation": ("permuted_gradient_correlation",),
+    "generalized": ("random",),
 }
 _RANKS = ("1", "3", "5")
 _MIN_RANKED = 5
@@ -88,9 +89,10 @@ class LMRuns:
         return self.find(number.quantity.name, number.relation, number.answer, number.place)
 
     def null(self, quantity: str, relation: str) -> float | None:
-        """Return the null of a quantity as measured here; None if it has none."""
+        """Return the strongest null of a quantity as measured here; None if it has none."""
         if quantity in _NULLS:
-            return self.find(_NULLS[quantity], relation)
+            values = [self.find(null, relation) for null in _NULLS[quantity]]
+            return max((value for value in values if value is not None), default=None)
         # Of Hit@N, it is that of weights in random order.
         direction, _, rank = quantity.rpartition("_")
         hits = self.random_hits(relation).get(direction)
