@@ -11,6 +11,7 @@ from benchmarks.common import RESULTS, arrow, markdown_table, percent, read_numb
 
 REAL_LMS = RESULTS / "real_lms"
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
+BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
 RISK_RELATION, RISK_LIMITS = "landmark->country", (None, 0.5)
 
 
@@ -219,7 +220,61 @@ def closeness_table(lms: list[str], results: Path) -> str:
     return markdown_table(heads, rows)
 
 
+def precision_table(lms: list[str], results: Path) -> str:
+    """Return Hit@1 of W and of what knows the vocabulary alone, and the excess over the best."""
+    rows = []
+    for lm, found in made(lms, "relations_auto", results):
+        plain = load(lm, "relations_0", results) or {"pairs": []}
+        hits = {(p["source"], p["target"]): p["precision"] for p in plain["pairs"]}
+        for pair in found["pairs"]:
+            precision, excess = pair["precision"], pair["excess_over_unembedding"]
+            own = hits.get((pair["source"], pair["target"]), precision)
+            baselines = precision["baselines"]
+            best = max(one["macro_1"] for one in baselines.values())
+            rows.append(
+                [lm, arrow(f"{pair['source']}->{pair['target']}"), precision["influenced"]["n"],
+                 two(own["influenced"]["1"]), two(precision["influenced"]["1"]),
+                 *(two(baselines[name]["1"]) for name in BASELINES),
+                 f"{two(excess['mean'])} ({two(excess['low'])} to {two(excess['high'])})",
+                 two(precision["macro"]["1"]), two(best)]
+            )  # fmt: skip
+    columns = (
+        "LM", "pair", "labels", "W, ridge 0", "W, auto", "constant", "unembedding", "same prompt",
+        "Gaussian states", "auto above the best (95 %)", "macro: W, auto", "macro: best baseline",
+    )  # fmt: skip
+    return markdown_table(columns, rows)
+
+
+def random_words_table(lms: list[str], results: Path) -> str:
+    """Return r above that of random words at 20 labels, over pairs with and without a reference."""
+    rows = []
+    for lm, found in made(lms, "probe", results):
+        for kind in ("with a reference", "without"):
+            pairs = [
+                pair for pair in found["pairs"]
+                if (pair["precision"] is not None) == (kind == "with a reference")
+                and pair["excess_over_random_labels"]
+            ]  # fmt: skip
+            if not pairs:
+                continue
+            excess = [pair["excess_over_random_labels"] for pair in pairs]
+            rows.append(
+                [lm, kind, len(pairs), two(mean(pair["label_mean"] for pair in pairs)),
+                 two(mean(p["baselines"]["random_source_labels"]["mean"] for p in pairs)),
+                 two(mean(p["baselines"]["random_target_labels"]["mean"] for p in pairs)),
+                 two(mean(one["mean"] for one in excess)),
+                 f"{sum(one['low'] > 0 for one in excess)} above, "
+                 f"{sum(one['high'] < 0 for one in excess)} below"]
+            )  # fmt: skip
+    columns = (
+        "LM", "pairs", "number", "r", "r, random source words", "r, random target words",
+        "r above random words, 20 labels", "intervals without 0",
+    )  # fmt: skip
+    return markdown_table(columns, rows)
+
+
 TABLES = (
+    precision_table, random_words_table,
     ablation_table, geometry_table, shuffling_table, sae_table, deactivation_table, flow_cut_table,
     flow_pair_table, steering_table, closeness_table,
 )  # fmt: skip
