@@ -159,11 +159,8 @@ class LinearProbe(LMStudy):
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
         self.tune_moments = self._new_moments() if tuned else JointMoments(0)
-        self.lens_moments = nn.ModuleDict(
-            {
-                str(layer): nn.ModuleDict({h: self._new_moments() for h in ("fit", "test")})
-                for layer in layers
-            }
+        self.lens_fit, self.lens_test = (
+            nn.ModuleDict({str(layer): self._new_moments() for layer in layers}) for _ in range(2)
         )
         self.instancewise = nn.ModuleDict(
             {
@@ -247,19 +244,19 @@ class LinearProbe(LMStudy):
         self._read["fit"].clear()
         self.fit_moments.reset()
         self.tune_moments.reset()
-        self._reset_lens("fit")
+        for _, moments in self._lens_moments("fit"):
+            moments.reset()
 
-    def _reset_lens(self, half: Half) -> None:
-        for halves in self.lens_moments.values():
-            cast(JointMoments, cast(nn.ModuleDict, halves)[half]).reset()
+    def _lens_moments(self, half: Half) -> list[tuple[int, JointMoments]]:
+        """Return the moments of the logit lens of each layer."""
+        modules = self.lens_fit if half == "fit" else self.lens_test
+        return [(int(layer), cast(JointMoments, moments)) for layer, moments in modules.items()]
 
-    def _read_lens(self, batch: SubjectBatch, half: Half) -> None:
-        """Add a batch to the moments of each layer."""
-        for layer, halves in self.lens_moments.items():
-            with logit_lens(self.lm.model, int(layer)):
+    def _read_lenses(self, batch: SubjectBatch, half: Half) -> None:
+        for layer, moments in self._lens_moments(half):
+            with logit_lens(self.lm.model, layer):
                 rows = self.joint_rows(batch.subjects)
             if not batch.is_padding:
-                moments = cast(JointMoments, cast(nn.ModuleDict, halves)[half])
                 moments.update(self.layout.with_permuted(rows))
 
     def training_step(self, batch: SubjectBatch, batch_idx: int) -> None:
@@ -269,7 +266,7 @@ class LinearProbe(LMStudy):
         """
         del batch_idx
         rows = self.joint_rows(batch.subjects)
-        self._read_lens(batch, "fit")
+        self._read_lenses(batch, "fit")
         if not batch.is_padding:
             self._read["fit"].append(batch)
             if self.ridge == "auto":
@@ -373,7 +370,8 @@ class LinearProbe(LMStudy):
         """Forget earlier scores."""
         self._check_fitted()
         self.test_moments.reset()
-        self._reset_lens("test")
+        for _, moments in self._lens_moments("test"):
+            moments.reset()
         for metric in self.instancewise.values():
             cast(InstancewisePearson, metric).reset()
         self._read["test"].clear()
@@ -390,7 +388,7 @@ class LinearProbe(LMStudy):
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
         rows = self.joint_rows(batch.subjects)
-        self._read_lens(batch, "test")
+        self._read_lenses(batch, "test")
         if batch.is_padding:
             return
         self._read["test"].append(batch)
@@ -453,15 +451,14 @@ class LinearProbe(LMStudy):
     def _score_layers(self) -> dict[int, list[PairScore]]:
         """Return the scores of each layer's logit lens; none where stored maps are scored."""
         scores: dict[int, list[PairScore]] = {}
-        for layer, halves in self.lens_moments.items():
-            fit, test = (
-                cast(JointMoments, cast(nn.ModuleDict, halves)[half]).gather()
-                for half in ("fit", "test")
-            )
-            if fit.n > 0:
-                fitted = fit_layout(fit, self.layout, self.ridges)
-                own = score_pairs(fitted, test, self.layout)
-                scores[int(layer)], _ = self._beside_baselines(own, fitted, test)
+        for (layer, fit), (_, test) in zip(
+            self._lens_moments("fit"), self._lens_moments("test"), strict=True
+        ):
+            moments, held_out = fit.gather(), test.gather()
+            if moments.n > 0:
+                fitted = fit_layout(moments, self.layout, self.ridges)
+                own = score_pairs(fitted, held_out, self.layout)
+                scores[layer], _ = self._beside_baselines(own, fitted, held_out)
         return scores
 
     def _beside_baselines(
