@@ -377,16 +377,17 @@ def build_layout(
 def _random_words(
     tokenizer: PreTrainedTokenizerBase, domains: Mapping[str, Domain], n_random: int
 ) -> dict[str, list[int]]:
-    """Return whole words of the vocabulary that are labels of no domain, as tokens by domain.
+    """Return whole words of the vocabulary, as tokens by domain, of which none is a label of it.
 
     There are twice as many as labels, and several draws of `n_random`, if the vocabulary has them.
     """
-    labels = {text for domain in domains.values() for text in domain.texts}
     words = {}
     for name, domain in domains.items():
         n = max(2 * len(domain.labels), _DRAWS_AT_ONCE * n_random)
         # Some merge with the prompt or are several tokens after a space.
-        drawn = sample_up_to(tokenizer, 2 * n, excluding=labels, seed=_WORDS_SEED, kind="words")
+        drawn = sample_up_to(
+            tokenizer, 2 * n, excluding=domain.texts, seed=_WORDS_SEED, kind="words"
+        )
         knowledge = replace(domain.knowledge, answers=tuple(Answer(word, word) for word in drawn))
         found = label_answers(knowledge, TokenReader(tokenizer), {Completeness.WHOLE}).token_ids
         words[name] = [token for token in found if token not in set(domain.token_ids)][:n]

@@ -82,8 +82,8 @@ def random_words(
     if fitted.moments is None or not layout.words:
         return numbers, curve
     own_r = {score.pair: score.label_r for score in scores}
-    rng = np.random.default_rng(0)
     for source in source_progress(layout, "random words"):
+        rng = np.random.default_rng(0)
         n_labels = layout.sizes[source]
         compared = min(n_compared, n_labels)
         counts = sorted({n for n in _COUNTS if n < n_labels} | {compared, n_labels})

@@ -28,6 +28,7 @@ from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     choose_ridges,
     fit_layout,
+    null_columns,
     split_targets,
     tuning_rows,
     weights_by_pair,
@@ -150,11 +151,8 @@ class LinearProbe(LMStudy):
         )  # fmt: skip
         # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
-        self.null_maps = nn.ModuleDict()
-        if permuted:
-            self.null_maps["permuted"] = self._new_maps()
-        if control is not None:
-            self.null_maps["control"] = self._new_maps()
+        nulls = null_columns(self.layout, self.layout.sources[0])
+        self.null_maps = nn.ModuleDict({null: self._new_maps() for null in nulls})
         self.fit_moments, self.test_moments = self._new_moments(), self._new_moments()
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -61,13 +61,13 @@ class ProbeFindings:
     paths: Mapping[Pair, Sequence[Mapping[str, Any]]]
     """Ridge path of each pair; empty when stored maps were scored."""
     compositions: Sequence[Composition]
-    label_counts: Sequence[LabelCount]
-    layers: Mapping[int, Sequence[PairScore]]
-    """Scores of the logit lens of each layer."""
     subjects: Mapping[str, Sequence[str]]
     """Subjects of each half."""
     n_fit: int
     n_test: int
+    label_counts: Sequence[LabelCount] = ()
+    layers: Mapping[int, Sequence[PairScore]] = field(default_factory=dict)
+    """Scores of the logit lens of each layer."""
 
     @property
     def matrices(self) -> Iterator[PairMatrix]:

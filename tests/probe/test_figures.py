@@ -16,6 +16,7 @@ from lincorr_lightning.probe.figures import (
     ridge_path_figure,
     top_weights_figure,
 )
+from lincorr_lightning.probe.scores import PairScore
 from lincorr_lightning.results.plots import legible, to_png
 from tests.figure_checks import LONG, assert_legible, texts
 
@@ -155,7 +156,11 @@ def path_figure(grid: list[float], ridges: list[float]) -> Figure:
         for j, ridge in enumerate(grid)
     ]  # fmt: skip
     frame = DataFrame(rows)
-    return ridge_path_figure(frame, dict(zip(frame["pair"].unique(), ridges, strict=False)), LONG)
+    chosen = {
+        pair: PairScore("birthplace", "personality", ridge=ridge, best_baseline_1=0.4)
+        for pair, ridge in zip(frame["pair"].unique(), ridges, strict=False)
+    }
+    return ridge_path_figure(frame, chosen, LONG)
 
 
 @pytest.mark.parametrize("n", [1, 2, 12])
@@ -198,6 +203,7 @@ def scores(n: int) -> DataFrame:
         {
             "source": f"birthplace{i}", "target": f"personality{i}", "label_mean": math.cos(i),
             "permuted_label_mean": 0.01 * (i % 5 - 2), "control_label_mean": 0.3 * math.sin(i),
+            "random_label_mean": 0.9 * math.cos(i),
         }
         for i in range(n)
     ]  # fmt: skip
@@ -218,6 +224,7 @@ def test_nulls_are_legible(n: int) -> None:
         ("this pair", "label_mean"),
         ("control prompt as the source", "control_label_mean"),
         ("permuted baseline", "permuted_label_mean"),
+        ("random words as source labels", "random_label_mean"),
     ):
         np.testing.assert_array_equal(lines[name], best[key])
     low, high = axes.get_xlim()

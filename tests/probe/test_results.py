@@ -34,7 +34,9 @@ PAIR_KEYS = {
 }  # fmt: skip
 OTHER_KEYS = {
     "ridge", "excess", "label_error", "excess_error", "p", "q", "partial_label_mean",
-    "through_given", "completeness",
+    "through_given", "completeness", "baselines", "excess_over_random_labels",
+    "excess_over_unembedding", "decomposition", "random_label_mean", "excess_over_random",
+    "best_baseline_1",
 }  # fmt: skip
 
 
