@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
@@ -250,10 +250,17 @@ def _print_table(console: Console, table: Table) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 
+    rows, is_number = [table.titles, *table.texts()], table.is_number
+    words = [" ".join(column).split() or [""] for column in zip(*rows, strict=True)]
+    is_wide = sum(max(map(len, one)) + 3 for one in words) >= _CONSOLE_WIDTH
+    if is_wide and len(rows) < len(words):  # a column for each row, so that no heading is cut off
+        rows = [list(column) for column in zip(*rows, strict=True)]
+        is_number = [number > 0 for number in range(len(rows[0]))]
     grid = RichTable()
-    for number, (title, is_number) in enumerate(zip(table.titles, table.is_number, strict=True)):
-        grid.add_column(Text(title), justify="right" if is_number else "left", no_wrap=number == 0)
-    for row in table.texts():
+    for number, title in enumerate(rows[0]):
+        justify: Literal["left", "right"] = "right" if is_number[number] else "left"
+        grid.add_column(Text(title), justify=justify, no_wrap=number == 0)
+    for row in rows[1:]:
         grid.add_row(*map(Text, row))
     # A title of the grid's own would be broken to its width.
     console.print(Text(table.caption or table.name), grid, Text(table.note), sep="\n")

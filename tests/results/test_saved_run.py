@@ -131,6 +131,17 @@ def test_a_long_table_is_cut_and_markup_is_text(tmp_path: Path) -> None:
     assert "[red]p0[/red]" in text and f"[red]p{MAX_CONSOLE_ROWS}[/red]" not in text
 
 
+def test_a_wide_table_has_a_line_for_each_column(tmp_path: Path) -> None:
+    names = [f"a number {i} with a headingwithoutspaces" for i in range(12)]
+    rows = [["city->country", *range(11)], ["city->color", *range(11, 22)]]
+    table = Table.of("t", rows, names, "Wide.", headline=True)
+    Results("study", tables=[table]).write(tmp_path)
+    lines = describe_run(tmp_path).splitlines()
+    assert cells(lines[2]) == [names[0], "city->country", "city->color"]
+    shown = [cells(line) for line in lines if line.startswith("│")]
+    assert shown == [[name, str(i), str(i + 11)] for i, name in enumerate(names[1:])]
+
+
 def test_a_run_without_results(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("a: 1")
     assert describe_run(tmp_path) == f"Run folder:  {tmp_path}\n"
