@@ -1,6 +1,6 @@
 """Pure functions of tensors; they depend on torch and scipy only."""
 
-from lincorr_lightning.functional.auroc import auroc, class_auroc, counted_auroc
+from lincorr_lightning.functional.auroc import auroc, auroc_within, class_auroc, counted_auroc
 from lincorr_lightning.functional.correlation import (
     CorrelationSummary,
     labelwise_pearson,
@@ -19,8 +19,10 @@ from lincorr_lightning.functional.outcomes import (
     Outcome,
     attribute_causes,
     forecast_from_map,
+    macro_mean,
     outcome_codes,
     outcome_shares,
+    reference_scores,
     risk,
 )
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
@@ -34,18 +36,21 @@ __all__ = [
     "Outcome",
     "attribute_causes",
     "auroc",
+    "auroc_within",
     "class_auroc",
     "counted_auroc",
     "forecast_from_map",
     "hit_rates",
     "labelwise_pearson",
     "labelwise_pearson_from_moments",
+    "macro_mean",
     "merge_moments",
     "moments_of",
     "no_moments",
     "outcome_codes",
     "outcome_shares",
     "random_hit_rates",
+    "reference_scores",
     "risk",
     "segmented_pearson",
     "strongest_within",

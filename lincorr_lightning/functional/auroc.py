@@ -6,6 +6,8 @@ equal, and scikit-learn, a dependency of the tests only, takes one score and one
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Sequence
+
 import torch
 from torch import Tensor
 
@@ -52,6 +54,29 @@ def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
     n_pairs = n_in * (len(members) - n_in)
     u = members.double().T @ ranks - n_in * (n_in + 1) / 2
     return torch.where(n_pairs > 0, u / n_pairs, torch.nan)
+
+
+def auroc_within(scores: Tensor, positive: Tensor, groups: Sequence[Hashable]) -> float:
+    """Return the AUROC over pairs of cases of the same group only.
+
+    Args:
+        scores: Score of each case, ``(n,)``.
+        positive: Which cases are positive, ``(n,)`` bool.
+        groups: Group of each case.
+
+    Returns:
+        From 0 to 1; ties count half. NaN if no group has positive and negative cases.
+
+    Example:
+        >>> scores, positive = torch.tensor([0.4, 0.1, 0.9]), torch.tensor([True, False, False])
+        >>> auroc_within(scores, positive, ["France", "France", "Peru"])
+        1.0
+    """
+    number_of = {group: i for i, group in enumerate(dict.fromkeys(groups))}
+    group = torch.tensor([number_of[one] for one in groups], device=scores.device)
+    is_pair = positive[:, None] & ~positive & (group[:, None] == group)
+    above, below = (scores[cases] for cases in is_pair.nonzero(as_tuple=True))
+    return ((above > below).double() + (above == below).double() / 2).mean().item()
 
 
 def counted_auroc(values: Tensor, positive: Tensor, negative: Tensor) -> float:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Sequence
 from enum import StrEnum
+from math import nan
+from statistics import fmean
 
 import torch
 from torch import Tensor
@@ -34,6 +37,48 @@ def outcome_shares(outcomes: Sequence[str]) -> dict[str, float | None]:
     """
     n = len(outcomes)
     return {one.value: outcomes.count(one) / n if n else None for one in Outcome}
+
+
+def macro_mean(values: Sequence[float], groups: Sequence[Hashable]) -> float:
+    """Return the mean over distinct groups of the mean of their values; NaN without any.
+
+    Example:
+        >>> macro_mean([1, 1, 1, 0], ["France", "France", "France", "Peru"])
+        0.5
+    """
+    by_group: dict[Hashable, list[float]] = defaultdict(list)
+    for value, group in zip(values, groups, strict=True):
+        by_group[group].append(value)
+    return fmean(map(fmean, by_group.values())) if by_group else nan
+
+
+def reference_scores(
+    outcomes: Sequence[str], references: Sequence[Collection[Hashable]]
+) -> dict[str, float]:
+    """Return what the shares of outcomes are compared with where references are unequal in number.
+
+    Args:
+        outcomes: Outcome of each edit.
+        references: Target labels that are right for each edit.
+
+    Returns:
+        ``constant``, the share of the edits for which the best constant target label is right, and
+        ``macro_generalized`` and ``macro_hallucinated``, means over distinct references, but not an
+        empty one, of the share of their edits; NaN without edits.
+
+    Example:
+        >>> reference_scores(["generalized", "unchanged", "generalized"], [{1}, {1}, {2}])
+        {'constant': 0.6666666666666666, 'macro_generalized': 0.75, 'macro_hallucinated': 0.0}
+    """
+    counts = Counter(label for reference in references for label in set(reference))
+    scores = {"constant": max(counts.values(), default=0) / len(outcomes) if outcomes else nan}
+    judged = [pair for pair in zip(outcomes, references, strict=True) if pair[1]]
+    groups = [frozenset(reference) for _, reference in judged]
+    for one in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
+        scores[f"macro_{one}"] = macro_mean(
+            [float(outcome == one) for outcome, _ in judged], groups
+        )
+    return scores
 
 
 class Cause(StrEnum):

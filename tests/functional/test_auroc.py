@@ -7,7 +7,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.functional import auroc, class_auroc, counted_auroc
+from lincorr_lightning.functional import auroc, auroc_within, class_auroc, counted_auroc
 
 
 def test_counted_auroc_equals_scikit_learn_on_all_cases() -> None:
@@ -46,6 +46,23 @@ def test_auroc_equals_scikit_learn(seed: int, n_levels: int) -> None:
     score = rng.integers(n_levels, size=150) / n_levels + 0.2 * positive * (n_levels > 2)
     ours = auroc(torch.from_numpy(score), torch.from_numpy(positive))
     assert ours == pytest.approx(roc_auc_score(positive, score), abs=1e-12)
+
+
+def test_auroc_within_groups_is_the_mean_of_scikit_learn_s_over_pairs() -> None:
+    random = np.random.default_rng(2)
+    scores, positive = random.integers(0, 9, 80) / 9, random.random(80) < 0.4
+    groups = [("France", "Peru", "Italy", "Japan")[i] for i in random.integers(4, size=80)]
+    positive[[group == "Peru" for group in groups]] = True  # no pair
+    total, n_pairs = 0.0, 0
+    for group in ("France", "Italy", "Japan"):
+        own = np.array([one == group for one in groups])
+        n = int(positive[own].sum() * (~positive[own]).sum())
+        total, n_pairs = total + n * roc_auc_score(positive[own], scores[own]), n_pairs + n
+    found = auroc_within(torch.from_numpy(scores), torch.from_numpy(positive), groups)
+    assert found == pytest.approx(total / n_pairs)
+    assert found != pytest.approx(roc_auc_score(positive, scores), abs=1e-3)
+    alone = auroc_within(torch.from_numpy(scores), torch.from_numpy(positive), range(80))
+    assert math.isnan(alone)
 
 
 def test_auroc_at_its_ends() -> None:

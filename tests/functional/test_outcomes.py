@@ -1,12 +1,17 @@
+import math
+
 import pytest
 import torch
+from pandas import DataFrame
 
 from lincorr_lightning.functional import (
     Cause,
     Outcome,
     attribute_causes,
     forecast_from_map,
+    macro_mean,
     outcome_codes,
+    reference_scores,
     risk,
 )
 
@@ -116,3 +121,22 @@ def test_risk_equals_the_definition() -> None:
               for kind in (True, False)}  # fmt: skip
         assert value == max(of[False]) - max(of[True])
         assert (value > 0) == (not right[i, target[i].argmax()])
+
+
+def test_scores_by_reference_are_those_of_pandas() -> None:
+    before, after, right = random_edits(300, 4, 5)
+    outcomes = [list(Outcome)[code] for code in outcome_codes(before, after, right).tolist()]
+    references = [set(row.nonzero().flatten().tolist()) for row in right]
+    rows = DataFrame({"outcome": outcomes, "reference": [str(sorted(one)) for one in references]})
+    scores = reference_scores(outcomes, references)
+    assert scores.pop("constant") == pytest.approx(right.double().mean(0).max().item())
+    for name, score in scores.items():
+        hits = (rows["outcome"] == name.removeprefix("macro_")).groupby(rows["reference"])
+        assert score == pytest.approx(hits.mean().mean())
+        assert score != pytest.approx((rows["outcome"] == name.removeprefix("macro_")).mean())
+    # An edit without a reference counts for the best constant, which is wrong there, alone.
+    more = reference_scores([*outcomes, Outcome.UNCHANGED], [*references, set()])
+    assert {name: more[name] for name in scores} == scores
+    assert more["constant"] == pytest.approx(right.double().mean(0).max().item() * 300 / 301)
+    assert all(map(math.isnan, reference_scores([], []).values()))
+    assert math.isnan(macro_mean([], []))
