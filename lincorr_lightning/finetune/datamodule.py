@@ -23,6 +23,7 @@ from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTrain
 from lincorr_lightning.finetune.edits import (
     Edit,
     RawEdit,
+    limit_per_reference,
     read_edits,
     refuse_unknown_subjects,
     repaired_subjects,
@@ -55,6 +56,9 @@ class EditsDataModule(StudyData):
         relation: Source that is taught and target that should follow, as ``city->country``.
         n_edits: Number of sampled edits, and maximum number of those in `edits_file`; null uses
             all edits of the file.
+        max_edits_per_reference: Largest number of edits with the same reference, such as two of
+            each country, so that no frequent one dominates the outcomes; of a file, the first. null
+            sets no limit.
         subjects: Subjects of sampled edits, each used at most once; null samples some.
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
@@ -78,6 +82,7 @@ class EditsDataModule(StudyData):
         lm: LanguageModel | None = None,
         relation: str = "city->country",
         n_edits: int | None = 150,
+        max_edits_per_reference: int | None = None,
         subjects: list[str] | None = None,
         subject_kind: SubjectKind = "any",
         edits_file: str | None = None,
@@ -93,6 +98,8 @@ class EditsDataModule(StudyData):
             require("data.n_edits", n_edits, at_least=1)
         elif edits_file is None:
             raise ConfigError("data.n_edits is null; sampled edits need a number.")
+        if max_edits_per_reference is not None:
+            require("data.max_edits_per_reference", max_edits_per_reference, at_least=1)
         require("data.batch_size", batch_size, at_least=1)
         require("data.seed", seed, at_least=0)
         if max_risk is not None:
@@ -113,6 +120,7 @@ class EditsDataModule(StudyData):
         self.relation, self.subwords, self.seed = relation, subwords, seed
         self.n_edits, self.subjects, self.subject_kind = n_edits, subjects, subject_kind
         self.edits_file, self.max_risk, self.batch_size = edits_file, max_risk, batch_size
+        self.max_edits_per_reference = max_edits_per_reference
         self._training = training or EditTraining(protocol="joint", edits_per_step=batch_size)
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
@@ -162,6 +170,7 @@ class EditsDataModule(StudyData):
         """Return the edits of the file, without subjects that the LM was repaired with."""
         relation, lm = self.tokenized, self.language_model
         edits = resolve_edits(self._raw or (), relation, lm, "data.edits_file")
+        edits = limit_per_reference(edits, self.max_edits_per_reference, "data.edits_file")
         known = [edit for edit in edits if edit.target_before in edit.reference]
         if known:
             rank_zero_warn(
@@ -181,7 +190,8 @@ class EditsDataModule(StudyData):
         else:
             subjects = without_repaired(self.subjects, lm, "data.subjects")
             n = n if len(subjects) == len(self.subjects) else min(n, len(subjects))
-        return sample_edits(self.tokenized, lm, n, subjects, self.seed)
+        limit = self.max_edits_per_reference
+        return sample_edits(self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit)
 
     def _without_risky(self, edits: list[Edit]) -> list[Edit]:
         """Return the edits that are not forecast to hallucinate."""
@@ -241,7 +251,10 @@ class EditsDataModule(StudyData):
     def _determined_by(self) -> dict[str, Any]:
         """Return what the edits follow from: settings, what a file says, and the LM's labels."""
         relation = self.tokenized
-        names = ("relation", "n_edits", "subjects", "subject_kind", "seed", "max_risk", "subwords")
+        names = (
+            "relation", "n_edits", "max_edits_per_reference", "subjects", "subject_kind", "seed",
+            "max_risk", "subwords",
+        )  # fmt: skip
         values = {name: getattr(self, name) for name in names}
         values["edits_file"] = self._raw and [[*edit[1:3], edit.reference] for edit in self._raw]
         values["knowledge_files"] = [relation.source.token_ids, relation.target.token_ids]

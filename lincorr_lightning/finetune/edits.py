@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -98,6 +99,7 @@ def sample_edits(
     seed: int = 0,
     labels: Collection[int] | None = None,
     setting: str = "data.n_edits",
+    max_per_reference: int | None = None,
 ) -> list[Edit]:
     """Sample edits whose answers cover the source domain as evenly as possible.
 
@@ -107,7 +109,8 @@ def sample_edits(
     cities of that country) are kept for the first subject that they fit.
 
     `subjects` are candidates, each used at most once; None samples some. `labels` are the source
-    labels that may be taught, None allows all; `setting` is the config key of `n`, for messages.
+    labels that may be taught, None allows all; `setting` is the config key of `n`, for messages;
+    `max_per_reference` is the largest number of edits with the same reference, None for no limit.
     """
     relation.require_reference()
     pool = sample_candidates(lm, n, seed) if subjects is None else subjects
@@ -117,8 +120,16 @@ def sample_edits(
         if labels is None or label in labels
         if (taught := [answer for answer in answers if answer.reference])
     ]
+    references = {answer.reference for answers in by_label for answer in answers}
+    if max_per_reference is not None and n > max_per_reference * len(references):
+        raise SubjectsError(
+            f"{setting} asks for {n} edits, but data.max_edits_per_reference "
+            f"{max_per_reference} allows {max_per_reference * len(references)}: the answers have "
+            f"{len(references)} references. Lower {setting}, or raise the limit."
+        )
     kept: list[SourceAnswer] = []
     edits: list[Edit] = []
+    counts: Counter[tuple[int, ...]] = Counter()
     n_rounds = 0
     for first in range(0, len(pool), n):  # in chunks, so that few more prompts run than needed
         part = pool[first : first + n]
@@ -136,9 +147,16 @@ def sample_edits(
             edits.append(Edit(subject, *answer, source, target))
             if len(edits) == n:
                 return edits
+            full = answer.reference
+            counts[full] += 1
+            if counts[full] == max_per_reference:
+                kept = [one for one in kept if one.reference != full]
+                rest = ([one for one in answers if one.reference != full] for answers in by_label)
+                by_label = [answers for answers in rest if answers]
     raise SubjectsError(
         f"{setting} asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
-        f"taught something new about {relation.name}. Lower {setting}, or name more subjects."
+        f"taught something new about {relation.name}. Lower {setting}, or name more subjects"
+        f"{'' if max_per_reference is None else ', or raise data.max_edits_per_reference'}."
     )
 
 
@@ -267,6 +285,22 @@ def resolve_edits(
     subjects = [edit.subject for edit in edits]
     rows = zip(subjects, answers, *leading_labels(relation, lm, subjects), strict=True)
     return [Edit(subject, *answer, *labels) for subject, answer, *labels in rows]
+
+
+def limit_per_reference(edits: list[Edit], limit: int | None, setting: str) -> list[Edit]:
+    """Return the first edits of each reference, and warn of the others; None returns all."""
+    counts: Counter[tuple[int, ...]] = Counter()
+    kept = []
+    for edit in edits:
+        counts[edit.reference] += 1
+        if limit is None or counts[edit.reference] <= limit:
+            kept.append(edit)
+    if len(kept) < len(edits):
+        rank_zero_warn(
+            f"{len(edits) - len(kept)} of {len(edits)} edits of {setting} are left out: their "
+            f"references have more than {limit} (data.max_edits_per_reference)."
+        )
+    return kept
 
 
 def resolve_labels(

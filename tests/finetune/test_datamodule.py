@@ -1,5 +1,6 @@
 """Edits of a datamodule: sampled, from a file, distributed over steps, and resumed."""
 
+import json
 import warnings
 from collections import Counter
 
@@ -91,6 +92,56 @@ def test_answers_that_fit_no_subject_at_first_are_used_later(lm, monkeypatch):
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
+@pytest.fixture
+def mostly_red(relation, tmp_path):
+    """Options of edits of which most have the same reference."""
+    rare = {0: "blue", 1: "green"}
+    facts = {city: {"color": rare.get(i, "red")} for i, city in enumerate(relation.source.texts)}
+    file = tmp_path / "red.yaml"
+    file.write_text(json.dumps({"version": 1, "source": "made up", "entities": {"city": facts}}))
+    return {"relation": "city->color", "knowledge_files": [str(file)]}
+
+
+def test_a_limit_of_edits_per_reference(lm, mostly_red):
+    free = EditsDataModule(lm, n_edits=12, **mostly_red).prepare_edits()
+    assert max(Counter(edit.reference for edit in free).values()) > 4
+    for limit in (None, 12):
+        data = EditsDataModule(lm, n_edits=12, max_edits_per_reference=limit, **mostly_red)
+        assert data.prepare_edits() == free
+    limited = {"n_edits": 6, "max_edits_per_reference": 2, **mostly_red}
+    data = EditsDataModule(lm, **limited)
+    edits = data.prepare_edits()
+    assert sorted(Counter(edit.reference for edit in edits).values()) == [2, 2, 2]
+    assert len({edit.subject for edit in edits}) == 6
+    for edit in edits:
+        assert edit.label != edit.source_before and edit.target_before not in edit.reference
+    # Until a reference has two, they are sampled as without a limit.
+    counts = Counter()
+    for one, other in zip(free, edits, strict=False):
+        if 2 in counts.values():
+            break
+        assert one == other
+        counts[one.reference] += 1
+    assert EditsDataModule(lm, **limited).prepare_edits() == edits
+    more = EditsDataModule(lm, **limited | {"max_edits_per_reference": 3})
+    with pytest.raises(CheckpointError, match=r"data\.max_edits_per_reference 2, this run has 3"):
+        more.load_state_dict(data.state_dict())
+
+
+def test_a_limit_of_edits_of_a_file(lm, mostly_red, tmp_path):
+    free = EditsDataModule(lm, n_edits=12, **mostly_red).prepare_edits()
+    file = tmp_path / "edits.csv"
+    file.write_text("subject,answer\n" + "".join(f"{e.subject},{e.answer}\n" for e in free))
+    counts, first = Counter(), []
+    for edit in free:
+        counts[edit.reference] += 1
+        if counts[edit.reference] <= 2:
+            first.append(edit)
+    data = EditsDataModule(lm, edits_file=str(file), max_edits_per_reference=2, **mostly_red)
+    with pytest.warns(UserWarning, match=rf"{12 - len(first)} of 12 edits of data\.edits_file"):
+        assert data.prepare_edits() == first
+
+
 def test_subjects_may_be_given(lm):
     subjects = [f"name{i} name{i + 1}" for i in range(20)]
     edits = EditsDataModule(lm, n_edits=15, subjects=subjects).prepare_edits()
@@ -114,6 +165,11 @@ def test_subjects_may_be_given(lm):
     ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
     ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
     ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
+    ({"max_edits_per_reference": 0}, ConfigError, "data.max_edits_per_reference is 0"),
+    ({"n_edits": 12, "max_edits_per_reference": 1}, SubjectsError,
+     "data.n_edits asks for 12 edits, but .* 1 allows 11: .* Lower data.n_edits"),
+    ({"n_edits": 9, "max_edits_per_reference": 1, "subjects": ["name1", "name2"]},
+     SubjectsError, "only 2 can be taught .* raise data.max_edits_per_reference"),
     ({"n_edits": None}, ConfigError, r"data\.n_edits is null"),
     ({"lm": None}, ConfigError, r"Pass lm=module.lm"),
     ({"subject_kind": "dogs"}, ConfigError, "'dogs'; it must be any, words or names"),

@@ -27,6 +27,7 @@ from lincorr_lightning.finetune.batches import (
 from lincorr_lightning.finetune.datamodule import require_same_data
 from lincorr_lightning.finetune.edits import (
     Edit,
+    limit_per_reference,
     prompts_in_context,
     read_edits,
     reference_mask,
@@ -139,6 +140,8 @@ class RepairDataModule(StudyData):
         n_examples: Number of examples, each about another subject.
         held_out: Share of the source answers that the examples do not have.
         n_edits: Number of measured edits of the shown answers, and of the others.
+        max_edits_per_reference: Largest number of measured edits of either part with the same
+            reference; of a file, the first. null sets no limit.
         edits_file: JSONL or CSV file of edits to measure instead, see `EditsDataModule`. Their
             subjects are left out of the examples.
         batch_size: Examples of a step, on all ranks together; a multiple of the ranks.
@@ -168,6 +171,7 @@ class RepairDataModule(StudyData):
         n_examples: int = 200,
         held_out: float = 0.5,
         n_edits: int = 75,
+        max_edits_per_reference: int | None = None,
         edits_file: str | None = None,
         batch_size: int = 16,
         eval_batch_size: int = 32,
@@ -192,6 +196,8 @@ class RepairDataModule(StudyData):
             ("texts_per_step", texts_per_step),
         ):  # fmt: skip
             require(f"data.{name}", number, at_least=1)
+        if max_edits_per_reference is not None:
+            require("data.max_edits_per_reference", max_edits_per_reference, at_least=1)
         # One token is read, and the next one predicted.
         require("data.n_tokens", n_tokens, at_least=2)
         require("data.n_preserved_texts", n_preserved_texts, at_least=0)
@@ -211,6 +217,7 @@ class RepairDataModule(StudyData):
         self.save_hyperparameters(ignore=["lm"])
         self.relation, self.kind, self.held_out = relation, examples, held_out
         self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
+        self.max_edits_per_reference = max_edits_per_reference
         self.preserve, self.controls = list(preserve), list(controls)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.n_texts, self.n_preserved_texts = n_texts, n_preserved_texts
@@ -233,7 +240,7 @@ class RepairDataModule(StudyData):
             return
         lm, relation, file = self.language_model, self.tokenized, self.edits_file
         relation.require_reference()
-        labels = self._split(relation)
+        labels, limit = self._split(relation), self.max_edits_per_reference
         edits: list[Edit] = []
         if file is not None:
             edits = resolve_edits(read_edits(file), relation, lm, "data.edits_file")
@@ -245,7 +252,7 @@ class RepairDataModule(StudyData):
         )
         if file is None:
             measured = {
-                part: sample(self.n_edits, pool, labels=labels[part])
+                part: sample(self.n_edits, pool, labels=labels[part], max_per_reference=limit)
                 for part, pool in zip(labels, pools[1:], strict=True)
             }
         else:
@@ -253,8 +260,9 @@ class RepairDataModule(StudyData):
                 SHOWN: [edit for edit in edits if edit.label in labels[SHOWN]],
                 HELD_OUT: [edit for edit in edits if edit.label not in labels[SHOWN]],
             }
-            for part in measured:
-                if not measured[part]:
+            for part, named in measured.items():
+                measured[part] = limit_per_reference(named, limit, f"data.edits_file ({part})")
+                if not named:
                     rank_zero_warn(
                         f"data.edits_file has no edit whose answer is {part.replace('_', ' ')}. "
                         "Another data.seed or data.held_out splits the answers in another way."

@@ -40,6 +40,17 @@ def test_measured_edits_share_no_subject_with_the_repair_set(lm):
     assert data.examples != other.examples
 
 
+def test_a_limit_of_measured_edits_per_reference(lm):
+    free = prepared(lm)
+    for limit in (None, 4):
+        same = prepared(lm, max_edits_per_reference=limit)
+        assert (same.examples, same.measured) == (free.examples, free.measured)
+    for part in prepared(lm, n_edits=5, max_edits_per_reference=1).measured.values():
+        assert len({edit.reference for edit in part}) == len(part) == 5
+    with pytest.raises(SubjectsError, match=r"n_edits asks for 30 .*max_edits_per_reference 1"):
+        prepared(lm, n_edits=30, max_edits_per_reference=1)
+
+
 @pytest.mark.parametrize("share", [0.25, 0.75])
 def test_the_share_of_answers_that_is_held_out(lm, relation, share):
     split = RepairDataModule(lm, **SMALL | {"held_out": share})._split(relation)
@@ -111,6 +122,7 @@ def test_logits_of_preserved_knowledge_are_those_before(lm):
     ({"examples": "facts"}, ConfigError, r"data\.examples is 'facts'"),
     ({"held_out": 1.0}, ConfigError, r"data\.held_out"),
     ({"n_tokens": 1}, ConfigError, r"data\.n_tokens"),
+    ({"max_edits_per_reference": 0}, ConfigError, r"data\.max_edits_per_reference is 0"),
     ({"preserve": ["pet"], "controls": ["pet"]}, ConfigError, "name 'pet', but a control"),
     ({"preserve": ["country"]}, ConfigError, "name 'country', .* part of city->country"),
     ({"relation": "city->planet"}, KnowledgeError, "planet"),
