@@ -27,6 +27,7 @@ from lincorr_lightning.functional import (
     Outcome,
     attribute_causes,
     auroc,
+    auroc_within,
     forecast_from_map,
     outcome_codes,
     risk,
@@ -72,6 +73,7 @@ class Forecasts:
     probabilities: Tensor | None = None  #: Of each `Outcome`, ``(n, 3)``, by an `OutcomeModel`.
     probabilities_from: str = ""  #: What that was fitted on, and how these edits differ.
     causes: Sequence[str] = ()
+    reference_weights: Tensor | None = None  #: Of the first map, ``(n,)``, as in the table cases.
 
     @property
     def default(self) -> str:
@@ -86,6 +88,19 @@ class Forecasts:
     def risks(self, name: str) -> list[float]:
         """Return a forecaster's risk of each edit: how far a wrong label is ahead, in logits."""
         return risk(self.predicted[name], self.reference_mask).tolist()
+
+    @property
+    def baselines(self) -> dict[str, list[float]]:
+        """Risks of each edit that use no forecast.
+
+        ``same_reference`` is the number of edits that share its reference; with a map,
+        ``minus_reference_weight`` is minus W of the reference (paper, figure 5).
+        """
+        counts = Counter(self.references)
+        risks: dict[str, list[float]] = {"same_reference": [counts[one] for one in self.references]}
+        if self.reference_weights is not None:
+            risks["minus_reference_weight"] = (-self.reference_weights).tolist()
+        return risks
 
     def probability(self, outcome: Outcome) -> list[float]:
         """Return the probability of an outcome of each edit."""
@@ -105,29 +120,35 @@ class Forecasts:
     def scores(
         self, answers_after: Sequence[str], outcomes: Sequence[str]
     ) -> dict[str, dict[str, float | None]]:
-        """Score the forecasters, and two baselines that use no forecast.
+        """Score the forecasters, and baselines that use no forecast.
 
         By forecaster, ``accuracy`` is that of the predicted answer, and ``auroc`` that of its risk
-        against not generalizing (None if all or no edits generalized); ``brier`` is the mean square
-        error of the probabilities, summed over the outcomes. ``answer_before`` predicts the answer
-        before the edit, with the risk there; ``most_frequent`` always the most frequent answer.
+        against not generalizing (None if all or no edits generalized), ``auroc_within`` the same
+        among edits of one reference; ``brier`` is the mean square error of the probabilities,
+        summed over the outcomes. ``answer_before`` predicts the answer before the edit, with the
+        risk there; ``most_frequent`` always the most frequent answer; `baselines` no answer.
         """
         failed = torch.tensor([outcome != Outcome.GENERALIZED for outcome in outcomes])
         n = len(answers_after)
         scores: dict[str, dict[str, float | None]] = {}
+
+        def areas(risks: Tensor) -> dict[str, float | None]:
+            within = auroc_within(risks, failed, self.references)
+            return {"auroc": number(auroc(risks, failed)), "auroc_within": number(within)}
+
         for name, logits in {**self.predicted, "answer_before": self.before}.items():
             answers = zip(self.leading(logits), answers_after, strict=True)
             hits = sum(one == after for one, after in answers)
-            # Not torchmetrics' AUROC: its sigmoid makes large risks equal, and it returns 0 where
-            # all edits end alike.
-            area = auroc(risk(logits, self.reference_mask), failed)
-            scores[name] = {"accuracy": hits / n, "auroc": number(area)}
+            scores[name] = {"accuracy": hits / n, **areas(risk(logits, self.reference_mask))}
+        for name, risks in self.baselines.items():
+            scores[name] = {"accuracy": None, **areas(torch.tensor(risks, dtype=torch.double))}
         if self.probabilities is not None:
             codes = torch.tensor([Outcome(outcome).code for outcome in outcomes])
             errors = self.probabilities - one_hot(codes, len(Outcome))
             scores["optimizer_step"]["brier"] = number(errors.square().sum(1).mean().item())
         (_, most_frequent), *_ = Counter(answers_after).most_common(1)
-        scores["most_frequent"] = {"accuracy": most_frequent / n, "auroc": 0.5}
+        alike = areas(torch.zeros(n))
+        scores["most_frequent"] = {"accuracy": most_frequent / n, **alike, "auroc": 0.5}
         return scores
 
 
@@ -185,7 +206,12 @@ def forecast_edits(
     if weights:
         weight = weights.get("map_auto", next(iter(weights.values())))
         expected = predicted[forecasts.default].argmax(1).tolist()
-        forecasts = replace(forecasts, causes=_causes(relation, edits, weight, expected))
+        columns = next(iter(weights.values())).T[labels]
+        forecasts = replace(
+            forecasts,
+            causes=_causes(relation, edits, weight, expected),
+            reference_weights=columns.masked_fill(~mask, -torch.inf).amax(1),
+        )
     return forecasts
 
 

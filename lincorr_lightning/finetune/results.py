@@ -90,6 +90,8 @@ def forecast_table(
         cells[f"{name}_risk"] = [number(risk) for risk in forecasts.risks(name)]
         headings |= {f"{name}_answer": f"{name}: answer", f"{name}_risk": "risk"}
         formats[f"{name}_risk"] = ".2f"
+    cells |= forecasts.baselines
+    formats |= dict.fromkeys(forecasts.baselines, ".3g")
     if forecasts.probabilities is not None:
         for outcome in Outcome:
             cells[f"p_{outcome}"] = forecasts.probability(outcome)
@@ -319,14 +321,15 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
     origin = forecasts.probabilities_from
     return Table.of(
         "forecast_scores", [{"forecaster": name, **row} for name, row in scores.items()],
-        ["forecaster", "auroc", "accuracy", "brier"],
+        ["forecaster", "auroc", "auroc_within", "accuracy", "brier"],
         f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
-        "answer_before and most_frequent use no forecast."
+        "within: among edits of the same reference. same_reference (the number of edits that have "
+        "it), minus_reference_weight (of W), answer_before and most_frequent use no forecast."
         + (f" Probabilities: {origin}." if origin else ""),
         headline=True,
-        headings={"auroc": "AUROC of the risk", "accuracy": "accuracy of the answer",
-                  "brier": "Brier score"},
-        formats={"auroc": ".2f", "accuracy": ".1%", "brier": ".2f"},
+        headings={"auroc": "AUROC of the risk", "auroc_within": "within a reference",
+                  "accuracy": "accuracy of the answer", "brier": "Brier score"},
+        formats={"auroc": ".2f", "auroc_within": ".2f", "accuracy": ".1%", "brier": ".2f"},
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -76,6 +77,10 @@ def test_maps_carry_the_least_change_that_teaches_the_answer(
         moved = fit.predict(raised[None]) - fit.predict(source[None])
         expected = torch.from_numpy(target[0] + moved[0])
         torch.testing.assert_close(forecasts.predicted[name][row], expected, atol=1e-3, rtol=1e-3)
+        if name == "map_0":
+            weight = max(fit.coef_[label, edit.label] for label in edit.reference)
+            own = forecasts.baselines["minus_reference_weight"][row]
+            assert own == pytest.approx(-weight, rel=1e-3, abs=1e-4)
         mask = forecasts.reference_mask[row]
         assert set(mask.nonzero().squeeze(1).tolist()) == set(edit.reference)
 
@@ -107,6 +112,8 @@ def test_in_context_logits_are_those_after_the_statement(lm, edits, relation, fo
 
 
 def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
+    # Three edits of each reference, with different outcomes.
+    forecasts = replace(forecasts, references=[f"land{row % 4}" for row in range(12)])
     labels = list(forecasts.labels)
     after, outcomes = [], []
     for row in range(12):
@@ -117,7 +124,8 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
         after.append(labels[(right, wrong, before)[row % 3]])
         outcomes.append(("generalized", "hallucinated", "unchanged")[row % 3])
     scores = forecasts.scores(after, outcomes)
-    assert set(scores) == {*forecasts.predicted, "answer_before", "most_frequent"}
+    baselines = {"answer_before", "same_reference", "minus_reference_weight", "most_frequent"}
+    assert set(scores) == {*forecasts.predicted, *baselines}
     failed = [outcome != "generalized" for outcome in outcomes]
     for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):
         hits, risks = 0, []
@@ -130,14 +138,27 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
             risks.append(best[1] - best[0])
         assert scores[name]["accuracy"] == pytest.approx(hits / 12)
         assert scores[name]["auroc"] == pytest.approx(roc_auc_score(failed, risks))
+        wins = [
+            (risks[i] > risks[j]) + (risks[i] == risks[j]) / 2
+            for i in range(12) for j in range(12)
+            if failed[i] and not failed[j] and forecasts.references[i] == forecasts.references[j]
+        ]  # fmt: skip
+        assert scores[name]["auroc_within"] == pytest.approx(sum(wins) / len(wins))
     p = forecasts.probabilities
     errors = [sum((p[i, k].item() - (k == i % 3)) ** 2 for k in range(3)) for i in range(12)]
     assert scores["optimizer_step"]["brier"] == pytest.approx(sum(errors) / 12)
     most_frequent = max(after.count(label) for label in labels)
-    assert scores["most_frequent"] == {"accuracy": most_frequent / 12, "auroc": 0.5}
+    expected = {"accuracy": most_frequent / 12, "auroc": 0.5, "auroc_within": 0.5}
+    assert scores["most_frequent"] == expected
+    for name, risks in forecasts.baselines.items():
+        assert scores[name]["auroc"] == pytest.approx(roc_auc_score(failed, risks))
+        assert scores[name]["accuracy"] is None
     assert scores["answer_before"]["accuracy"] >= 4 / 12
     alike = forecasts.scores([labels[0]] * 12, ["hallucinated"] * 12)
-    assert alike["map_0"]["auroc"] is None
+    assert alike["map_0"]["auroc"] is None and alike["map_0"]["auroc_within"] is None
+    apart = replace(forecasts, references=list(map(str, range(12)))).scores(after, outcomes)
+    assert apart["map_0"]["auroc"] == scores["map_0"]["auroc"]
+    assert apart["map_0"]["auroc_within"] is None
     assert alike["most_frequent"]["accuracy"] == 1.0
 
 

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from matplotlib.collections import PathCollection
@@ -96,7 +97,7 @@ def test_the_table_of_forecasts():
         table.keys
         == (
             "subject source_answer reference answer_before expected_answer map_answer map_risk "
-            "first_answer first_risk answer_after outcome"
+            "first_answer first_risk same_reference answer_after outcome"
         ).split()
     )
     cells = table.frame.to_dict("list")
@@ -104,6 +105,10 @@ def test_the_table_of_forecasts():
     assert cells["map_answer"] == ["France", "Spain", "Spain", "法国"]
     assert cells["map_risk"] == [-1.5, 2.0, 0.5, -0.25]
     assert cells["first_risk"] == [None] * 4, "no infinity in tables"
+    assert cells["same_reference"] == [2, 1, 1, 2]
+    weighed = forecasts(reference_weights=torch.tensor([0.5, -0.25, 0.0, 1.0]))
+    frame = forecast_table(weighed).frame
+    assert frame["minus_reference_weight"].tolist() == [-0.5, 0.25, 0.0, -1.0]
 
 
 # -- a fine-tune -------------------------------------------------------------------------------
@@ -172,8 +177,9 @@ def test_forecasts_are_scored_on_the_edits_that_were_trained():
     table = results.table("forecast_scores")
     rows = table.frame.set_index("forecaster")
     for name, score in scores.items():
-        assert rows["accuracy"][name] == score["accuracy"]
-        assert rows["auroc"][name] == pytest.approx(score["auroc"], nan_ok=True)
+        for key in ("accuracy", "auroc", "auroc_within"):
+            shown = rows[key][name]
+            assert (None if pd.isna(shown) else shown) == score[key]
     assert results.table("forecast").keys[-2:] == ["answer_after", "outcome"]
     assert [figure.name for figure in results.figures] == ["forecast"]
 
