@@ -22,7 +22,7 @@ from lincorr_lightning.finetune.edits import (
     resolve_edits,
 )
 from lincorr_lightning.finetune.results import case_results
-from lincorr_lightning.functional import Outcome, outcome_codes
+from lincorr_lightning.functional import Outcome, outcome_codes, reference_scores
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -48,6 +48,10 @@ class Generalization(MapCallback):
 
     Logs ``generalization/generalized``, ``generalization/hallucinated``,
     ``generalization/unchanged`` and ``generalization/source_learned`` (shares of the edits),
+    ``generalization/generalized_of_learned`` and ``generalization/hallucinated_of_learned`` (of
+    those whose source is learned, if any is), ``generalization/macro_generalized`` and
+    ``generalization/macro_hallucinated`` (means over distinct references),
+    ``generalization/constant`` (for which the best constant target label is right),
     ``probability/reference``, ``probability/old_answer`` and ``control_unchanged/<knowledge>``;
     independent edits at the end of training as ``edit_step/...``, by their own steps.
 
@@ -71,7 +75,7 @@ class Generalization(MapCallback):
 
     Attributes:
         results: ``n_edits``, ``source_learned``, ``generalized``, ``hallucinated``, ``unchanged``,
-            ``random`` and more after training; shares of the edits.
+            ``random``, ``constant``, ``macro`` and more after training; shares of the edits.
         cases: What each edit did.
     """
 
@@ -204,13 +208,15 @@ class Generalization(MapCallback):
         return torch.tensor([self._edits[index].label for index in ids], dtype=torch.long)
 
     def _means(self, ids: Sequence[int], logits: DomainLogits) -> dict[str, float]:
-        """Return the mean of every number of some edits, by log key."""
+        """Return the mean of every number of some edits, by log key; NaN where there is none."""
         base, mask = self.base.rows(ids), self._reference_mask(ids, logits)
         codes = outcome_codes(base.target.argmax(1), logits.target.argmax(1), mask)
         values = {f"generalization/{name}": codes == i for i, name in enumerate(Outcome)}
         if self._edits:
             learned = logits.source.argmax(1) == self._labels(ids, logits)
             values["generalization/source_learned"] = learned
+            for one in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
+                values[f"generalization/{one}_of_learned"] = (codes == one.code)[learned]
         probability = logits.target.softmax(1)
         old = probability.gather(1, base.target.argmax(1, keepdim=True))
         values["probability/reference"] = (probability * mask).sum(1)
@@ -219,7 +225,12 @@ class Generalization(MapCallback):
         for domain, before, after in controls:
             kept = before.argmax(1) == after.argmax(1)
             values[f"control_unchanged/{domain.knowledge.name}"] = kept
-        return {name: value.double().mean().item() for name, value in values.items()}
+        means = {name: value.double().mean().item() for name, value in values.items()}
+        scores = reference_scores(
+            [list(Outcome)[code] for code in codes.tolist()],
+            [row.nonzero().flatten().tolist() for row in mask],
+        )
+        return means | {f"generalization/{name}": value for name, value in scores.items()}
 
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
         self.log_scalars(trainer, {f"{self._prefix}{k}": v for k, v in scalars.items()}, step)
@@ -259,11 +270,14 @@ class Generalization(MapCallback):
             groups.setdefault(group, {})[name] = number(value)
         unchanged = groups.get("control_unchanged", {})
         random = number(mask.double().mean().item())
+        shares = groups["generalization"]
+        macro = [name for name in shares if name.startswith("macro_")]
         values = {
             "relation": self.tokenized.name,
             "n_edits": len(ids),
             "random": random,
-            **groups["generalization"],
+            "macro": {name.removeprefix("macro_"): shares.pop(name) for name in macro},
+            **shares,
             **{f"probability_{name}": value for name, value in groups["probability"].items()},
             "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
             **case_statistics(self.cases),

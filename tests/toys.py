@@ -281,6 +281,20 @@ def read_table(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def by_reference(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The best constant answer and the means over references of rows of ``cases.csv``."""
+    references = [set(row["reference"].split("|")) for row in rows]
+    hits = [sum(label in one for one in references) for label in set().union(*references)]
+    macro = {}
+    for outcome in ("generalized", "hallucinated"):
+        shares = []
+        for one in {row["reference"] for row in rows}:
+            own = [row["outcome"] == outcome for row in rows if row["reference"] == one]
+            shares.append(sum(own) / len(own))
+        macro[outcome] = sum(shares) / len(shares)
+    return {"constant": max(hits) / len(rows), "macro": macro}
+
+
 def mean_r(predicted: Any, true: Any) -> float:
     """Return the mean over columns of Pearson's r, by scipy."""
     columns = zip(np.asarray(predicted).T, np.asarray(true).T, strict=True)

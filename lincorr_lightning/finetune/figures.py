@@ -11,8 +11,9 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
+from lincorr_lightning.finetune.edits import SEPARATOR
 from lincorr_lightning.finetune.forecasts import Forecasts
-from lincorr_lightning.functional.outcomes import Cause, Outcome, outcome_shares
+from lincorr_lightning.functional import Cause, Outcome, outcome_shares, reference_scores
 from lincorr_lightning.results.plots import (
     BLUE,
     INK,
@@ -73,21 +74,33 @@ def reference_weights_figure(
 def outcomes_figure(
     cases: Sequence[EditCase], relation: str, random: float | None = None, taught: bool = True
 ) -> Figure:
-    """Draw the share of each outcome, beside `random`: how often a random label would be right."""
+    """Draw the share of each outcome, beside `random`: how often a random label would be right.
+
+    The best constant label and the means over references are drawn, too.
+    """
     causes = Counter(case.cause for case in cases if case.cause)
     shares = outcome_shares([case.outcome for case in cases])
-    rows = [{"what": f"target {name}", "share": share} for name, share in shares.items()]
-    rows[0]["random"] = random
+    references = [case.reference.split(SEPARATOR) if case.reference else [] for case in cases]
+    scores = reference_scores([case.outcome for case in cases], references)
+    rows = [
+        {"what": f"target {name}", "share": share, "macro": scores.get(f"macro_{name}")}
+        for name, share in shares.items()
+    ]
+    rows[0] |= {"random": random, "constant": scores["constant"]}
+    best = f"the best constant label is right ({scores['constant']:.1%})"
+    marks = {"constant": best, "macro": "mean over references"} if cases else {}
+    if random is not None:
+        marks["random"] = f"a random label is right ({random:.1%})"
     if taught and cases:
         learned = fmean(case.source_learned for case in cases)
         rows.insert(0, {"what": "source learned", "share": learned})
     listed = ", ".join(f"{cause} ({causes[cause]})" for cause in Cause if causes[cause])
     return bars(
-        DataFrame(rows).astype({"share": float, "random": float}),
+        DataFrame(rows).astype({"share": float, **dict.fromkeys(marks, float)}),
         "what", "share",
         title=f"Outcomes of {len(cases)} {'edits' if taught else 'watched subjects'} of {relation}",
         subtitle=f"causes of hallucination: {listed}" if listed else "",
-        marks=None if random is None else {"random": f"a random label is right ({random:.1%})"},
+        marks=marks,
         label="share of edits",
     )  # fmt: skip
 

@@ -27,6 +27,11 @@ _CORRELATIONS = {
     "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
 }  # fmt: skip
 _OUTCOMES = [outcome.value for outcome in Outcome]
+BY_REFERENCE = {
+    "macro_generalized": "generalized, by reference",
+    "macro_hallucinated": "hallucinated, by reference", "constant": "best constant",
+}  # fmt: skip
+"""Headings of `reference_scores`."""
 
 
 def case_results(
@@ -207,7 +212,7 @@ def finetune_results(
     values: dict[str, Any] = {
         "relation": name,
         **run,
-        **dict.fromkeys(("source_learned", *_OUTCOMES, "random", "controls")),
+        **dict.fromkeys(("source_learned", *_OUTCOMES, "random", "constant", "macro", "controls")),
         **({} if own is None else own.values),
         **{key: correlations.get(key) for key in ("gradient_correlation", "logit_correlation")},
         "gradients": by_relation,
@@ -293,16 +298,24 @@ def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
 
 
 def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
-    rows, shares = [], ["source_learned", "generalized", "random", "hallucinated", "unchanged"]
+    shares = [
+        "source_learned", "generalized", "macro_generalized", "constant", "random",
+        "hallucinated", "macro_hallucinated", "unchanged",
+    ]  # fmt: skip
+    rows = []
     for one in sorted(outcomes, key=lambda one: one is not own):
         kept = {f"{n}_unchanged": c["unchanged"] for n, c in one.values.get("controls", {}).items()}
-        rows.append({**one.values, **kept})
+        macro = {f"macro_{n}": share for n, share in one.values.get("macro", {}).items()}
+        rows.append({**one.values, **macro, **kept})
         shares += [key for key in kept if key not in shares]
     return Table.of(
         "outcomes", rows, ["relation", "n_edits", *shares],
         "Share of edits by outcome (paper, table 5).",
-        "random: a random target label is right; color_unchanged: an unrelated answer stays.",
-        headline=True, headings={"n_edits": "edits"}, formats=dict.fromkeys(shares, ".1%"),
+        "by reference: the mean over distinct references. best constant: the one target label that "
+        "is right most often; random: a random one is right; color_unchanged: an unrelated answer "
+        "stays.",
+        headline=True, headings={"n_edits": "edits", **BY_REFERENCE},
+        formats=dict.fromkeys(shares, ".1%"),
     )  # fmt: skip
 
 
@@ -343,6 +356,8 @@ def _training_figure(
 
     curves: dict[str, list[tuple[int, float]]] = {}
     for key, points in history.items():
+        if "/macro_" in key or key.endswith("_of_learned"):
+            continue  # near the shares of all edits, in the same panel
         curves.setdefault(_panel(key, relation or "the source"), []).extend(points)
     name = short_name(lm_name)
     title = f"{relation}: training of {name}" if relation else f"Training of {name}"

@@ -13,6 +13,7 @@ from lincorr_lightning.callbacks import Generalization
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.lm.vocabulary import usable_strings
+from tests.toys import by_reference
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def counted(naive, base, model, tokenizer, edits, right):
     before, after = (naive.logits(m, tokenizer, "country", subjects) for m in (base, model))
     source = naive.logits(model, tokenizer, "city", subjects)
     found = dict.fromkeys(("generalized", "hallucinated", "unchanged", "source_learned"), 0)
-    reference, old = 0.0, 0.0
+    reference, old, rows, of_learned = 0.0, 0.0, [], []
     for i in range(len(edits)):
         now, then = after[i].argmax(), before[i].argmax()
         known = right(i, source[i])
@@ -38,12 +39,23 @@ def counted(naive, base, model, tokenizer, edits, right):
             found["generalized"] += 1
         else:
             found["unchanged" if now == then else "hallucinated"] += 1
-        found["source_learned"] += naive.cities[source[i].argmax()] == edits[i].get("answer")
+        learned = naive.cities[source[i].argmax()] == edits[i].get("answer")
+        found["source_learned"] += learned
+        outcome = "unchanged" if now == then else "hallucinated"
+        outcome = "generalized" if naive.countries[now] in known else outcome
+        rows += [{"outcome": outcome, "reference": "|".join(known)}] if known else []
+        of_learned += [outcome] if learned else []
         chance = np.exp(after[i]) / np.exp(after[i]).sum()
         reference += sum(chance[naive.countries.index(country)] for country in known)
         old += chance[then]
     colors = [naive.logits(m, tokenizer, "color", subjects).argmax(1) for m in (base, model)]
     shares = {name: n / len(edits) for name, n in found.items()}
+    scores = by_reference(rows)
+    shares["constant"] = scores["constant"] * len(rows) / len(edits)
+    for name, share in scores["macro"].items():
+        shares[f"macro_{name}"] = share
+        if of_learned:
+            shares[f"{name}_of_learned"] = of_learned.count(name) / len(of_learned)
     return shares | {
         "reference": reference / len(edits), "old_answer": old / len(edits),
         "color": float((colors[0] == colors[1]).mean()),
@@ -51,6 +63,8 @@ def counted(naive, base, model, tokenizer, edits, right):
 
 
 TAGS = {
+    **dict.fromkeys(("constant", "macro_generalized", "macro_hallucinated"), "generalization"),
+    **dict.fromkeys(("generalized_of_learned", "hallucinated_of_learned"), "generalization"),
     "generalized": "generalization", "hallucinated": "generalization",
     "unchanged": "generalization", "source_learned": "generalization",
     "reference": "probability", "old_answer": "probability", "color": "control_unchanged",
@@ -76,13 +90,20 @@ def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, fit):
     def right(i, _):
         return {naive.places[naive.edits[i]["answer"]]}
 
+    n_learned = 0  # steps after which any source is learned
     for step, state in enumerate(states[1:], 1):
         few = counted(naive, states[0], state, module.tokenizer, naive.edits[:4], right)
         for name, value in few.items():
             history = dict(count.history[f"{TAGS[name]}/{name}"])
             assert history[step] == pytest.approx(value, abs=1e-4), (name, step)
+        n_learned += "generalized_of_learned" in few
     final = counted(naive, states[0], states[-1], module.tokenizer, naive.edits, right)
     assert final["source_learned"] > 0.5, "the test teaches nothing"
+    assert n_learned == len(count.history["generalization/hallucinated_of_learned"])
+    macro = {name: final[f"macro_{name}"] for name in ("generalized", "hallucinated")}
+    assert count.results["macro"] == pytest.approx(macro)
+    for name in ("constant", "generalized_of_learned", "hallucinated_of_learned"):
+        assert count.results[name] == pytest.approx(final[name])
     for name in ("generalized", "hallucinated", "unchanged", "source_learned"):
         assert count.results[name] == pytest.approx(final[name])
     assert count.results["probability_reference"] == pytest.approx(final["reference"], abs=1e-4)
@@ -97,6 +118,20 @@ def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, fit):
         for e in naive.edits
     ]
     assert [case.weight_reference for case in count.cases] == pytest.approx(weights)
+
+
+def test_of_no_learned_edit_there_is_no_share(naive, small_lm, lessons, own_map, fit):
+    module = naive.module(small_lm, lr=0.0)
+    subjects = [edit["subject"] for edit in naive.edits]
+    known = naive.logits(module.backbone, module.tokenizer, "city", subjects).argmax(1)
+    pairs = zip(naive.edits, known, strict=True)
+    edits = [edit for edit, i in pairs if edit["answer"] != naive.cities[i]]
+    count = Generalization("city->country", edits, linear_map=own_map.folder)
+    fit(count, module=module, data=lessons)
+    assert count.results["source_learned"] == 0
+    for name in ("generalized_of_learned", "hallucinated_of_learned"):
+        assert count.results[name] is None
+        assert f"generalization/{name}" not in count.history
 
 
 def test_without_edits_the_target_is_compared_with_the_source(naive, small_lm, own_map, fit):
@@ -116,6 +151,9 @@ def test_without_edits_the_target_is_compared_with_the_source(naive, small_lm, o
     for name in ("generalized", "hallucinated", "unchanged"):
         assert count.results[name] == pytest.approx(final[name])
     assert "source_learned" not in count.results
+    assert "generalized_of_learned" not in count.results
+    assert count.results["constant"] == pytest.approx(final["constant"])
+    assert count.results["macro"]["hallucinated"] == pytest.approx(final["macro_hallucinated"])
     assert count.results["probability_reference"] == pytest.approx(final["reference"], abs=1e-4)
 
 

@@ -26,12 +26,12 @@ from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from tests.toys import recorded_passes
+from tests.toys import by_reference, read_table, recorded_passes
 
 CONTRACT = {
     "study", "relation", "n_edits", "source_learned", "generalized", "hallucinated", "unchanged",
-    "random", "gradient_correlation", "logit_correlation", "controls", "forecast",
-    "forecast_default",
+    "random", "constant", "macro", "gradient_correlation", "logit_correlation", "controls",
+    "forecast", "forecast_default",
 }  # fmt: skip
 
 
@@ -160,8 +160,17 @@ def test_results_are_those_of_the_contract(finetune, protocol):
     results = run.results
     assert set(results) >= CONTRACT
     assert results["settings"]["data"]["n_edits"] == results["n_edits"] == 6
-    texts = {"study", "relation", "n_edits", "controls", "forecast", "forecast_default"}
+    texts = {"study", "relation", "n_edits", "macro", "controls", "forecast", "forecast_default"}
     assert all(isinstance(results[name], float) for name in CONTRACT - texts)
+    by_hand = by_reference(read_table(run.folder / "tables" / "cases.csv"))
+    assert results["constant"] == pytest.approx(by_hand["constant"])
+    assert results["macro"] == pytest.approx(by_hand["macro"])
+    (shown,) = read_table(run.folder / "tables" / "outcomes.csv")
+    logged = run.trainer.callback_metrics
+    assert float(logged["generalization/constant"]) == pytest.approx(by_hand["constant"])
+    for name, share in by_hand["macro"].items():
+        assert float(shown[f"macro_{name}"]) == pytest.approx(share)
+        assert float(logged[f"generalization/macro_{name}"]) == pytest.approx(share)
     assert set(results["controls"]["color"]) == {"unchanged"}
     assert results["forecast_default"] in results["forecast"]
     assert set(results["gradients"]) == {"city->country", "city->color"}

@@ -125,7 +125,8 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
     ]
     values = {
         "relation": relation, "n_edits": 4, "source_learned": 1.0, "generalized": 0.5,
-        "hallucinated": 0.25, "unchanged": 0.25, "random": 0.04,
+        "hallucinated": 0.25, "unchanged": 0.25, "random": 0.04, "constant": 0.75,
+        "macro": {"generalized": 0.625, "hallucinated": 0.125},
         "controls": {"color": {"unchanged": 0.75}}, "causes": {},
     }  # fmt: skip
     table, _ = case_results(cases, relation, suffix=name.removeprefix("generalization"))
@@ -165,7 +166,8 @@ def test_the_run_s_own_relation_stands_at_the_top():
     outcomes = found.table("outcomes")
     assert list(outcomes.frame["relation"]) == ["city->country", "X+1->X*2"], "its own first"
     assert outcomes.texts()[0] == [
-        "city->country", "4", "100.0%", "50.0%", "4.0%", "25.0%", "25.0%", "75.0%",
+        "city->country", "4", "100.0%", "50.0%", "62.5%", "75.0%", "4.0%", "25.0%", "12.5%",
+        "25.0%", "75.0%",
     ]  # fmt: skip
 
 
@@ -198,8 +200,8 @@ def test_forecasts_of_other_edits_are_not_scored(rows):
 
 def test_without_callbacks_the_contract_s_keys_are_null():
     results = build([])
-    keys = ("relation", "source_learned", "generalized", "random", "controls")
-    assert [results.values[key] for key in (*keys, "gradient_correlation")] == [None] * 6
+    keys = ("relation", "source_learned", "generalized", "random", "constant", "macro", "controls")
+    assert [results.values[key] for key in (*keys, "gradient_correlation")] == [None] * 8
     assert not results.tables and not results.figures
 
 
@@ -244,6 +246,7 @@ def test_outcomes_are_bars_of_their_shares():
     assert "Outcomes of 20 edits of city->country" in text
     assert "imprecise W (5), low prior (5)" in text
     assert "a random label is right (4.0%)" in text
+    assert "the best constant label is right (100.0%)" in text and "mean over references" in text
     assert to_png(outcomes_figure([], "city->country")).startswith(b"\x89PNG")
     watched = outcomes_figure(cases_of(20), "city->country", taught=False)
     assert "20 watched subjects" in texts_of(watched)

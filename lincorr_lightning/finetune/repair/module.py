@@ -324,6 +324,8 @@ class Repair(TrainedLMStudy):
                 )
             for name in ("source_learned", *Outcome):
                 self.log(f"val/{part}/{name}", summary[name])
+            for name, share in summary["macro"].items():
+                self.log(f"val/{part}/macro_{name}", share)
         if losses:
             self.log("val/perplexity", self.perplexity[stage])
 

@@ -8,8 +8,10 @@ from functools import partial
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from lincorr_lightning.finetune.edits import SEPARATOR
 from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
-from lincorr_lightning.functional import Outcome, outcome_shares
+from lincorr_lightning.finetune.results import BY_REFERENCE
+from lincorr_lightning.functional import Outcome, outcome_shares, reference_scores
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
 
@@ -25,8 +27,10 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
 
     ``source_learned``: the taught label leads after the edit; ``right_before``: the reference leads
     without it; ``in_context``: it leads when the new answer is stated before the target prompt;
-    ``random``: mean share of the target labels that are in the reference; ``controls``: unchanged
-    answers by kind of knowledge; ``new_targets``: outcomes of edits whose target no example has.
+    ``random``: mean share of the target labels that are in the reference; ``constant``: share of
+    the edits for which the best constant label is right; ``macro``: means over distinct references;
+    ``controls``: unchanged answers by kind of knowledge; ``new_targets``: outcomes of edits whose
+    target no example has.
     """
 
     def outcomes(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -41,7 +45,15 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
         names = ("source_learned", "right_before", "in_context", "random", *controls)
         shares = {name: fmean(case[name] for case in group) for name in names}
         kept = {name.removesuffix("_unchanged"): shares.pop(name) for name in controls}
-        summaries[part] = {**outcomes(group), **shares, "controls": kept}
+        scores = reference_scores(
+            [case["outcome"] for case in group],
+            [case["reference"].split(SEPARATOR) for case in group],
+        )
+        summaries[part] = {
+            **outcomes(group), **shares, "constant": scores.pop("constant"),
+            "macro": {name.removeprefix("macro_"): one for name, one in scores.items()},
+            "controls": kept,
+        }  # fmt: skip
         new = [case for case in group if not case["target_shown"]]
         if new:
             summaries[part]["new_targets"] = outcomes(new)
@@ -103,14 +115,16 @@ def repair_results(
 def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, float]) -> Table:
     controls = sorted({f"{name}_unchanged" for row in rows for name in row["controls"]})
     shares = [
-        "source_learned", "generalized", "hallucinated", "hallucinated_low", "hallucinated_high",
-        "unchanged", "right_before", "in_context", *controls,
+        "source_learned", "generalized", "macro_generalized", "constant", "hallucinated",
+        "hallucinated_low", "hallucinated_high", "macro_hallucinated", "unchanged",
+        "right_before", "in_context", *controls,
     ]  # fmt: skip
     cells = []
     for row in rows:
         low, high = hallucinated_interval(row)
         kept = {f"{name}_unchanged": share for name, share in row["controls"].items()}
-        cells.append({**row, **kept, "hallucinated_low": low, "hallucinated_high": high,
+        macro = {f"macro_{name}": share for name, share in row["macro"].items()}
+        cells.append({**row, **kept, **macro, "hallucinated_low": low, "hallucinated_high": high,
                       "perplexity": perplexity.get(row["stage"])})  # fmt: skip
     return Table.of(
         "repair", cells, ["part", "stage", "n", *shares, "perplexity"],
@@ -118,10 +132,11 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
         "and of others (held_out).",
         "right_before: the reference leads without the edit. in_context: the LM gives it when the "
         "new answer is stated before the target prompt. from, to: interval of hallucinated, 95 % "
-        "over edits (Wilson). "
+        "over edits (Wilson). by reference: the mean over distinct references. best constant: the "
+        "one target label that is right most often. "
         "perplexity: of other texts, those of the tiny world unless data.texts is set.",
         headline=True,
-        headings={"hallucinated_low": "from", "hallucinated_high": "to"},
+        headings={"hallucinated_low": "from", "hallucinated_high": "to", **BY_REFERENCE},
         formats={**dict.fromkeys(shares, ".0%"), "perplexity": ".1f"},
     )  # fmt: skip
 

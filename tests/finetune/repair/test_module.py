@@ -21,6 +21,7 @@ from lincorr_lightning.finetune.repair.results import hallucinated_interval, sum
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.finetune.repair.test_datamodule import SMALL
+from tests.toys import by_reference
 
 EDITS = {
     "edit_learning_rate": 3e-3, "steps_per_edit": 3, "preserve_weight": 1.0, "text_weight": 1.0,
@@ -69,6 +70,14 @@ def test_a_run_writes_the_public_contract(repair, examples, method):
     assert {answers[edit.answer] for edit in run.data.examples} == {"shown"}
     logged = run.trainer.callback_metrics
     assert float(logged["val/shown/hallucinated"]) == results["shown"]["after"]["hallucinated"]
+    for (part, stage), rows in cases.groupby(["part", "stage"]):
+        expected = by_reference(rows.to_dict("records"))
+        one = results[part][stage]
+        assert one["constant"] == pytest.approx(expected["constant"])
+        assert one["macro"] == pytest.approx(expected["macro"])
+        if stage == "after":
+            share = float(logged[f"val/{part}/macro_generalized"])
+            assert share == pytest.approx(expected["macro"]["generalized"])
 
 
 def test_before_are_the_outcomes_of_a_fine_tune_of_the_same_edits(repair, finetune, tmp_path):
@@ -288,14 +297,16 @@ def test_cases_show_the_answers(repair):
 def test_summaries():
     case = {
         "part": "held_out", "outcome": "generalized", "source_learned": True, "target_shown": True,
-        "right_before": False, "in_context": False, "random": 0.1,
+        "right_before": False, "in_context": False, "random": 0.1, "reference": "France",
     }  # fmt: skip
     one = summarize_cases(
         [case, case | {"right_before": True},
-         case | {"outcome": "hallucinated", "target_shown": False},
+         case | {"outcome": "hallucinated", "target_shown": False, "reference": "Italy|Peru"},
          case | {"outcome": "unchanged", "target_shown": False}]
     )["held_out"]  # fmt: skip
     assert (one["n"], one["generalized"], one["right_before"]) == (4, 0.5, 0.25)
+    macro = {"generalized": pytest.approx(1 / 3), "hallucinated": 0.5}
+    assert (one["constant"], one["macro"]) == (0.75, macro)
     assert one["new_targets"] == {
         "n": 2, "generalized": 0.0, "hallucinated": 0.5, "unchanged": 0.5,
     }  # fmt: skip
