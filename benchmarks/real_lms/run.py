@@ -154,15 +154,14 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
         ("n_fit", "n_test", "control", "pairs"),
         ("correlation_matrix", "nulls", "ridge_path"),
     )  # fmt: skip
-    for ridge in ("0", "auto"):
-        yield Run(
-            f"relations_{ridge}",
-            ("fit", "--config", "configs/linear_probe.yaml", f"--model.ridge={ridge}",
-             f"--model.pairs={json.dumps(RELATIONS)}", f"--data.n_subjects={size.n_probed}",
-             "--data.batch_size=128"),
-            ("n_fit", "n_test", "control", "pairs"),
-            ("random_words", "ridge_path"),
-        )  # fmt: skip
+    yield Run(
+        "relations",
+        ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
+         f"--model.pairs={json.dumps(RELATIONS)}", f"--data.n_subjects={size.n_probed}",
+         "--data.batch_size=128"),
+        ("n_fit", "n_test", "control", "pairs", "ridge_path"),
+        ("random_words", "ridge_path"),
+    )  # fmt: skip
     names = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
     yield Run(
         "paper_pairs",

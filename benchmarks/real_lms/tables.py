@@ -223,17 +223,18 @@ def closeness_table(lms: list[str], results: Path) -> str:
 def precision_table(lms: list[str], results: Path) -> str:
     """Return Hit@1 of W and of what knows the vocabulary alone, and the excess over the best."""
     rows = []
-    for lm, found in made(lms, "relations_auto", results):
-        plain = load(lm, "relations_0", results) or {"pairs": []}
-        hits = {(p["source"], p["target"]): p["precision"] for p in plain["pairs"]}
+    for lm, found in made(lms, "relations", results):
+        plain = {
+            (one["source"], one["target"]): one["path"][0]["influenced"]["1"]
+            for one in found["ridge_path"]
+        }
         for pair in found["pairs"]:
             precision, excess = pair["precision"], pair["excess_over_unembedding"]
-            own = hits.get((pair["source"], pair["target"]), precision)
             baselines = precision["baselines"]
             best = max(one["macro_1"] for one in baselines.values())
             rows.append(
                 [lm, arrow(f"{pair['source']}->{pair['target']}"), precision["influenced"]["n"],
-                 two(own["influenced"]["1"]), two(precision["influenced"]["1"]),
+                 two(plain[pair["source"], pair["target"]]), two(precision["influenced"]["1"]),
                  *(two(baselines[name]["1"]) for name in BASELINES),
                  f"{two(excess['mean'])} ({two(excess['low'])} to {two(excess['high'])})",
                  two(precision["macro"]["1"]), two(best)]
