@@ -360,18 +360,29 @@ def build_layout(
         domains = {name: domain for name, domain in domains.items() if name in used}
     others = [catalogue[name] for name in dict.fromkeys(partial_out) if name not in domains]
     domains |= _domains(others, tokenizer, set(partial_out), subwords, left_out)
-    references: dict[Pair, np.ndarray | None] = {}
-    for source, target in chosen:
-        relation = catalogue.relation(f"{source}->{target}")
-        matrix = reference_matrix(relation, domains[source], domains[target])
-        references[source, target] = matrix if matrix.any() else None
-    for name in require_reference:
-        _check_reference(name, references)
+    references = _references(catalogue, domains, chosen, require_reference)
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
     words = _random_words(tokenizer, in_pairs, n_random) if n_random else {}
     return JointLayout(
         domains, tuple(chosen), control or None, references, left_out, permuted, words
     )
+
+
+def _references(
+    catalogue: Catalogue,
+    domains: Mapping[str, Domain],
+    pairs: Iterable[Pair],
+    require_reference: Iterable[str],
+) -> dict[Pair, np.ndarray | None]:
+    """Return which label pairs each pair's reference has, or None where it has none."""
+    references: dict[Pair, np.ndarray | None] = {}
+    for source, target in pairs:
+        relation = catalogue.relation(f"{source}->{target}")
+        matrix = reference_matrix(relation, domains[source], domains[target])
+        references[source, target] = matrix if matrix.any() else None
+    for name in require_reference:
+        _check_reference(name, references)
+    return references
 
 
 def _random_words(

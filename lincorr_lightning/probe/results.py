@@ -50,7 +50,7 @@ _LAYER_COLUMNS = (
 
 @dataclass(frozen=True)
 class ProbeFindings:
-    """What a probe found."""
+    """Scores, maps and subjects of a probe, from which its results are made."""
 
     phase: str
     """First part of the log keys, ``val`` or ``test``."""
@@ -88,7 +88,7 @@ class ProbeFindings:
 
 
 def probe_results(
-    found: ProbeFindings, lm: str, ridge: float | str, partial_out: Sequence[str] = ()
+    findings: ProbeFindings, lm: str, ridge: float | str, partial_out: Sequence[str] = ()
 ) -> Results:
     """Build the results of a probe.
 
@@ -96,32 +96,32 @@ def probe_results(
     `partial_out` the knowledge that was partialled out.
     """
     values: dict[str, Any] = {
-        "n_fit": int(found.n_fit),
-        "n_test": int(found.n_test),
-        "control": found.layout.control,
-        "pairs": [score.to_json() for score in found.scores],
+        "n_fit": int(findings.n_fit),
+        "n_test": int(findings.n_test),
+        "control": findings.layout.control,
+        "pairs": [score.to_json() for score in findings.scores],
     }
     known_for_some = {
         "ridge_path": [
             {"source": source, "target": target, "path": path}
-            for (source, target), path in found.paths.items()
+            for (source, target), path in findings.paths.items()
         ],
-        "left_out": dict(found.layout.left_out),
+        "left_out": dict(findings.layout.left_out),
         "layers": [
             {"layer": layer, **score.to_json()}
-            for layer, scores in found.layers.items()
+            for layer, scores in findings.layers.items()
             for score in scores
         ],
-        "transitivity": [asdict(one) for one in found.compositions],
+        "transitivity": [asdict(one) for one in findings.compositions],
     }
     values |= {key: value for key, value in known_for_some.items() if value}
-    tables = {table.name: table for table in _tables(found)}
+    tables = {table.name: table for table in _tables(findings)}
     return Results(
         study="linear_probe",
         values=values,
-        scalars=dict(_scalars(found.scores, found.phase)),
+        scalars=dict(_scalars(findings.scores, findings.phase)),
         tables=list(tables.values()),
-        figures=list(_figures(found, tables, lm, ridge, partial_out)),
+        figures=list(_figures(findings, tables, lm, ridge, partial_out)),
     )
 
 
@@ -147,26 +147,28 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
 # -- tables ----------------------------------------------------------------------------------
 
 
-def _tables(found: ProbeFindings) -> Iterator[Table]:
-    scores = found.scores
+def _tables(findings: ProbeFindings) -> Iterator[Table]:
+    scores = findings.scores
     ranked = [{"rank": i, **s.row()} for i, s in enumerate(rank_pairs(scores), start=1)]
-    yield _summary([*ranked, *(s.row() for s in scores if s.evidence is None)], found)
+    yield _summary([*ranked, *(s.row() for s in scores if s.evidence is None)], findings)
     rows = [score.row() for score in scores]
     yield Table.of("pairs", rows, list(rows[0])[1:], "Every score of every pair")
     labels = (
         (score.name, label, None if np.isnan(r) else r)
         for score in scores
-        for label, r in zip(found.labelled_weights(score)[2], score.label_r.tolist(), strict=True)
+        for label, r in zip(
+            findings.labelled_weights(score)[2], score.label_r.tolist(), strict=True
+        )
     )
     yield Table.of(
         "label_wise", labels, ("pair", "label", "r"), "Label-wise r of every target label",
         "Empty where the label never changes.",
     )  # fmt: skip
-    for matrix in found.matrices:
+    for matrix in findings.matrices:
         yield matrix.table
     points = [
         {"pair": f"{source}->{target}", **point, **hit_columns(point)}
-        for (source, target), path in found.paths.items()
+        for (source, target), path in findings.paths.items()
         for point in path
     ]
     if points:
@@ -184,37 +186,37 @@ def _tables(found: ProbeFindings) -> Iterator[Table]:
         columns = ["pair", "completeness", "n_labels", "label_mean", *list(hit_columns(None))[:4]]
         caption = "Scores by completeness of the target labels"
         yield Table.of("completeness", kinds, columns, caption)
-    if found.compositions:
+    if findings.compositions:
         caption = "Composed maps beside the map of the pair"
-        yield Table.of("transitivity", found.compositions, caption=caption)
-    if found.label_counts:
+        yield Table.of("transitivity", findings.compositions, caption=caption)
+    if findings.label_counts:
         yield Table.of(
-            "random_words", found.label_counts, LabelCount._fields,
+            "random_words", findings.label_counts, LabelCount._fields,
             "Label-wise r of maps from some source labels, and from as many random words",
             "Means and standard deviations over draws, for the targets' held-out logits.",
         )  # fmt: skip
-    if found.layers:
+    if findings.layers:
         rows = [
             {"layer": layer, **score.row()}
-            for layer, scores in found.layers.items()
+            for layer, scores in findings.layers.items()
             for score in scores
         ]
         caption = "Maps between the logit lenses of each layer, beside their baselines"
         yield Table.of("layers", rows, _LAYER_COLUMNS, caption)
-    yield _influences(found)
-    yield subjects_table(found.subjects)
+    yield _influences(findings)
+    yield subjects_table(findings.subjects)
 
 
-def _summary(rows: Sequence[Mapping[str, Any]], found: ProbeFindings) -> Table:
+def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Table:
     """Return the headline table: numbers of `PairScore` that have a heading, and Hit@1."""
     _, headings, formats = columns_of(PairScore)
     return Table.of(
         "summary",
         rows,
         ["pair", *headings, *_HIT1],
-        f"Label-wise r on {found.n_test:,} held-out subjects",
+        f"Label-wise r on {findings.n_test:,} held-out subjects",
         "By r minus that of the control prompt. Random words: r of as many random words in place "
-        f"of the source labels; r above them is that of {_compared(found.scores)}. Top-1: the "
+        f"of the source labels; r above them is that of {_compared(findings.scores)}. Top-1: the "
         "share of labels whose highest weight in W leads to a label of the reference, and that of "
         "the strongest baseline, which knows the vocabulary alone. See docs/concepts.md.",
         headline=True,
@@ -230,12 +232,12 @@ def _compared(scores: Sequence[PairScore]) -> str:
     return f"{max(counts, default=0)} source labels at most"
 
 
-def _influences(found: ProbeFindings) -> Table:
+def _influences(findings: ProbeFindings) -> Table:
     rows = [
         {"pair": score.name, **influence._asdict()}
-        for score in found.notable(_MAX_INFLUENCE_TABLES)
+        for score in findings.notable(_MAX_INFLUENCE_TABLES)
         for influence in top_influences(
-            *found.labelled_weights(score), reference=found.layout.references.get(score.pair)
+            *findings.labelled_weights(score), reference=findings.layout.references.get(score.pair)
         )
     ]
     caption = "Highest weights of every label, in both directions"
@@ -303,7 +305,7 @@ def top_influences(
 
 
 def _figures(
-    found: ProbeFindings,
+    findings: ProbeFindings,
     tables: Mapping[str, Table],
     lm: str,
     ridge: float | str,
@@ -313,59 +315,68 @@ def _figures(
     from lincorr_lightning.probe import figures
 
     lm, frames = short_name(lm), {name: table.frame for name, table in tables.items()}
-    strengths = {f"{score.ridge:g}" for score in found.scores}
+    strengths = {f"{score.ridge:g}" for score in findings.scores}
     strength = strengths.pop() if len(strengths) == 1 else ridge
-    note = f"{found.n_test:,} held-out subjects; maps fitted on {found.n_fit:,}; ridge {strength}"
+    fitted = f"maps fitted on {findings.n_fit:,}; ridge {strength}"
+    note = f"{findings.n_test:,} held-out subjects; {fitted}"
+    yield from _matrix_figures(findings, lm, note)
+    caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
+    yield _figure("nulls", caption, figures.nulls_figure, frames["pairs"], lm)
+    if "ranking" in frames:
+        caption = "Label-wise r above its control, with 95 % intervals over subjects."
+        yield _figure(
+            "ranking", caption, figures.ranking_figure, frames["ranking"], partial_out, lm
+        )
+    if "transitivity" in frames:
+        caption = "Label-wise r of composed maps beside the map of the pair."
+        yield _figure(
+            "transitivity", caption, figures.transitivity_figure, frames["transitivity"], lm
+        )
+    shown = findings.notable(_MAX_WEIGHT_FIGURES)
+    if findings.label_counts and shown:
+        names = [score.name for score in shown]
+        draw = partial(figures.random_words_figure, frames["random_words"], names, lm)
+        caption = "Label-wise r by the number of source labels, beside as many random words."
+        yield Figure("random_words", caption, draw)
+    if findings.layers and shown:
+        names = [score.name for score in shown]
+        caption = "Label-wise r and Hit@1 of the logit lens by layer, beside their baselines."
+        yield _figure("layers", caption, figures.layers_figure, frames["layers"], names, lm)
+    if findings.paths and shown:
+        caption = "Label-wise r and Hit@1 along the ridge."
+        chosen = {score.name: score for score in shown}
+        yield _figure(
+            "ridge_path", caption, figures.ridge_path_figure, frames["ridge_path"], chosen, lm
+        )
+    safe = safe_names(score.name for score in shown)
+    for score in shown:
+        yield _figure(
+            f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.",
+            figures.top_weights_figure, *findings.labelled_weights(score),
+            f"W of {score.name} in {lm}", f"ridge {score.ridge:g}",
+            findings.layout.references.get(score.pair),
+        )  # fmt: skip
 
-    def figure(name: str, caption: str, draw: Callable[..., Any], *arguments: Any) -> Figure:
-        return Figure(name, caption, partial(draw, *arguments))
 
-    matrices = {matrix.name: matrix for matrix in found.matrices}
+def _figure(name: str, caption: str, draw: Callable[..., Any], *arguments: Any) -> Figure:
+    return Figure(name, caption, partial(draw, *arguments))
+
+
+def _matrix_figures(findings: ProbeFindings, lm: str, note: str) -> Iterator[Figure]:
+    from lincorr_lightning.probe.figures import cluster_heatmap
+
+    matrices = {matrix.name: matrix for matrix in findings.matrices}
     # The first picture is of what no other words have.
     for name, matrix in sorted(matrices.items(), key=lambda one: one[0] != "random_words_matrix"):
         if name != "control_matrix":
             caption = f"{matrix.caption} of every ordered pair, source to target."
-            yield figure(name, caption, matrix.draw, f"{matrix.caption} in {lm}", note)
+            yield _figure(name, caption, matrix.draw, f"{matrix.caption} in {lm}", note)
     r = matrices["correlation_matrix"].frame if "correlation_matrix" in matrices else None
     if r is not None and _has_clusters(r):
         caption = (
             "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
         )
-        yield figure("clusters", caption, figures.cluster_heatmap, r, lm, note)
-    caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
-    yield figure("nulls", caption, figures.nulls_figure, frames["pairs"], lm)
-    if "ranking" in frames:
-        caption = "Label-wise r above its control, with 95 % intervals over subjects."
-        yield figure("ranking", caption, figures.ranking_figure, frames["ranking"], partial_out, lm)
-    if "transitivity" in frames:
-        caption = "Label-wise r of composed maps beside the map of the pair."
-        yield figure(
-            "transitivity", caption, figures.transitivity_figure, frames["transitivity"], lm
-        )
-    shown = found.notable(_MAX_WEIGHT_FIGURES)
-    if found.label_counts and shown:
-        names = [score.name for score in shown]
-        draw = partial(figures.random_words_figure, frames["random_words"], names, lm)
-        caption = "Label-wise r by the number of source labels, beside as many random words."
-        yield Figure("random_words", caption, draw)
-    if found.layers and shown:
-        names = [score.name for score in shown]
-        caption = "Label-wise r and Hit@1 of the logit lens by layer, beside their baselines."
-        yield figure("layers", caption, figures.layers_figure, frames["layers"], names, lm)
-    if found.paths and shown:
-        caption = "Label-wise r and Hit@1 along the ridge."
-        chosen = {score.name: score for score in shown}
-        yield figure(
-            "ridge_path", caption, figures.ridge_path_figure, frames["ridge_path"], chosen, lm
-        )
-    safe = safe_names(score.name for score in shown)
-    for score in shown:
-        yield figure(
-            f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.",
-            figures.top_weights_figure, *found.labelled_weights(score),
-            f"W of {score.name} in {lm}", f"ridge {score.ridge:g}",
-            found.layout.references.get(score.pair),
-        )  # fmt: skip
+        yield _figure("clusters", caption, cluster_heatmap, r, lm, note)
 
 
 def _has_clusters(r: DataFrame) -> bool:

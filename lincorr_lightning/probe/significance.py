@@ -161,7 +161,7 @@ def compose_maps(
     and set beside the median over the knowledge without one: what common drift alone carries.
     """
     weights = weights_by_pair(layout, maps)
-    found: list[Composition] = []
+    compositions: list[Composition] = []
     for score in sorted(scores, key=lambda s: 2.0 if s.label_mean is None else -s.label_mean):
         source, target = score.pair
         between = [n for n in layout.domains if {(source, n), (n, target)} <= set(weights)]
@@ -178,7 +178,7 @@ def compose_maps(
         others = [one for n in between if not any(known[n]) and (one := r[n]) is not None]
         for via in through:
             direct, indirect = score.label_mean, r[via]
-            found.append(
+            compositions.append(
                 Composition(
                     source, via, target, direct, indirect,
                     number(weight_cosine(composed[via], weights[score.pair])),
@@ -186,6 +186,6 @@ def compose_maps(
                     number(indirect / direct) if direct and indirect is not None else None,
                 )
             )  # fmt: skip
-        if len(found) >= _MAX_COMPOSED:
+        if len(compositions) >= _MAX_COMPOSED:
             break
-    return found
+    return compositions
