@@ -175,7 +175,7 @@ def beats_constant(runs: Runs) -> tuple[bool, str]:
     found = edits(runs)["by_reference"]
     (share, constant), (macro, constant_macro) = (found[k] for k in ("shares", "macro"))
     return (
-        min(share - constant, macro - constant_macro) > 0,
+        bool(share > constant and macro > constant_macro),
         f"{share:.0%}, constant {constant:.0%}; by country {macro:.0%}, {constant_macro:.0%}",
     )
 

@@ -93,10 +93,46 @@ def _write(folder: Path, name: str, results: dict[str, Any]) -> None:
 def test_a_finding_can_fail(tmp_path: Path, r: float, q: float, cell: str) -> None:
     lm = findings.LMS[0]
     _write(tmp_path / lm, "probe", {"pairs": [pair("city", "country", r, 0.3, q)]})
-    head, _, first, second, *_ = findings.findings_table(findings.read_lms(tmp_path)).splitlines()
+    head, _, *rows = findings.findings_table(findings.read_lms(tmp_path)).splitlines()
     assert head.split("|")[2].strip() == lm
-    assert [each.strip() for each in first.split("|")[2:4]] == [cell, "not run"]
-    assert "not run" in second.split("|")[2]
+    cells = {claim.strip(): [c.strip() for c in more] for _, claim, *more in
+             (row.split("|") for row in rows)}  # fmt: skip
+    assert cells[findings.R][:2] == [cell, "not run"]
+    assert cells[findings.RIDGE][0] == cells[findings.PRECISE][0] == "not run"
+
+
+def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
+    def scores(low: float) -> dict[str, Any]:
+        return {
+            **pair("city", "country", 0.8, 0.3, 0.0),
+            "excess_over_unembedding": {"low": low}, "excess_over_random_labels": {"low": -low},
+            "precision": {
+                "influenced": {"1": 0.4}, "baselines": {"a": {"1": 0.1}, "b": {"1": 0.35}},
+            },
+            "baselines": {"random_source_labels": {"mean": 0.79}},
+        }  # fmt: skip
+
+    for lows, holds in (([0.1, 0.2, -0.1], True), ([0.1, -0.1, -0.2], False)):
+        runs = {"relations": {"pairs": [scores(low) for low in lows]}}
+        above = sum(low > 0 for low in lows)
+        numbers = f"{above} of 3 relations; city→country 0.40, baseline 0.35"
+        assert findings.precise(runs) == (holds, numbers)
+        assert findings.above_random_words(runs)[0] is not holds
+
+
+def test_edits_are_counted_by_reference(tmp_path: Path) -> None:
+    """Three edits of two names of one country, one of another; "US" is right for three."""
+    file = tmp_path / "outcomes.csv"
+    file.write_text(
+        "reference,outcome\nUS|USA,generalized\nUS|USA,hallucinated\nUS,hallucinated\n"
+        "NA,generalized\n"
+    )
+    found = findings.by_reference(file)
+    assert found["shares"] == (0.5, 0.75)
+    assert found["macro"] == (pytest.approx((0.5 + 0 + 1) / 3), pytest.approx(2 / 3))
+    assert findings.beats_constant({"lora_city_to_country": {"by_reference": found}}) == (
+        False, "50%, constant 75%; by country 50%, 67%",
+    )  # fmt: skip
 
 
 def outcomes(generalized: float, random: float) -> dict[str, Any]:
