@@ -159,8 +159,10 @@ class LincorrCLI(LightningCLI):
             parser = self._subcommand_parsers.get(self.args[0], parser)
             raise ConfigError(explain(error, self.args, parser)) from error
         for key, value in _leaves(self.config[self.config.subcommand]):
-            if key.rpartition(".")[2] in ("seed", "seed_everything") and type(value) is int:
-                require(key, value, at_least=0, at_most=2**32 - 1)
+            if key.rpartition(".")[2] in ("seed", "seeds", "seed_everything"):
+                for seed in value if isinstance(value, list) else [value]:
+                    if type(seed) is int:
+                        require(key, seed, at_least=0, at_most=2**32 - 1)
 
     def _parse_ckpt_path(self) -> None:
         """Do not let the checkpoint's hyper-parameters override the config.
@@ -182,6 +184,12 @@ class LincorrCLI(LightningCLI):
         for name in _POSITIVE:
             if isinstance(config.trainer.get(name), (int, float)):
                 require(f"trainer.{name}", config.trainer.get(name), above=0)
+        limits = (config.trainer.max_epochs, config.trainer.max_steps, config.trainer.max_time)
+        if self.subcommand == "fit" and limits == (None, -1, None):
+            raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
+        folder = Path(config.name or "")
+        if folder.is_absolute() or ".." in folder.parts:
+            raise ConfigError(f"--name {folder} leaves trainer.default_root_dir. Pass a name.")
         module = pkgutil.resolve_name(config.model.class_path)
         check_subcommand(module, str(self.subcommand))
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edits import (
@@ -70,7 +70,7 @@ class Forecasts:
     before: Tensor  #: Target logits before the edits, ``(n, n_target)``.
     reference_mask: Tensor  #: Target labels in each edit's reference, ``(n, n_target)`` bool.
     predicted: Mapping[str, Tensor]  #: Target logits by forecaster, ``(n, n_target)``.
-    probabilities: Tensor | None = None  #: Of each `Outcome`, ``(n, 3)``, by an `OutcomeModel`.
+    probabilities: Tensor | None = None  #: ``(n, n_outcomes)``, by an `OutcomeModel`.
     probabilities_from: str = ""  #: What that was fitted on, and how these edits differ.
     causes: Sequence[str] = ()
     reference_weights: Tensor | None = None  #: Of the first map, ``(n,)``, as in the table cases.
@@ -257,9 +257,11 @@ class OutcomeModel:
     step_scale: float  #: Length of the step, see `STEP_SCALE`.
 
     def probabilities(self, features: Tensor) -> Tensor:
-        """Return the probability of each outcome, ``(n, 3)``, from `outcome_features`."""
+        """Return the probability of each outcome, ``(n, n_outcomes)``, from `outcome_features`."""
         coefficients, intercepts = map(features.new_tensor, (self.coefficients, self.intercepts))
-        return (features @ coefficients.T + intercepts).softmax(1)
+        fitted = (features @ coefficients.T + intercepts).softmax(1)
+        # An outcome that it was not fitted on has probability 0.
+        return pad(fitted, (0, len(Outcome) - fitted.shape[1]))
 
     def describe(self, relation: str, training: str) -> str:
         """Say what the model was fitted on, and how other edits differ from that."""

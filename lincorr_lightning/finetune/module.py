@@ -38,7 +38,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import is_sharded
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results
-from lincorr_lightning.study import LMStudy, as_settings
+from lincorr_lightning.study import LMStudy, as_settings, require_one_pass
 
 _MAX_NAMED = 3  # edits in a message
 
@@ -139,6 +139,8 @@ class SourceFinetune(TrainedLMStudy):
                 f"{self.trainer.accumulate_grad_batches}, but independent edits take one optimizer "
                 "step per batch. Leave it at 1, or set model.protocol to joint."
             )
+        if self.is_independent:
+            require_one_pass(self.trainer)
         super().setup(stage)
         self.row_reader = RowReader(self.lm)
 

@@ -300,7 +300,7 @@ def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
 def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
     shares = [
         "source_learned", "generalized", "macro_generalized", "constant", "random",
-        "hallucinated", "macro_hallucinated", "unchanged",
+        "hallucinated", "macro_hallucinated", *list(Outcome)[2:],
     ]  # fmt: skip
     rows = []
     for one in sorted(outcomes, key=lambda one: one is not own):

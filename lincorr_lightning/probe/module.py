@@ -53,7 +53,7 @@ from lincorr_lightning.probe.significance import (
     standard_errors,
 )
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.study import LMStudy
+from lincorr_lightning.study import LMStudy, require_one_pass
 
 # Number of held-out subjects whose logits are kept until the end, for standard errors.
 _MAX_KEPT = 2000
@@ -201,6 +201,8 @@ class LinearProbe(LMStudy):
         super().setup(stage)
         if self.solver == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
+        elif stage == "fit":
+            require_one_pass(self.trainer)
         halves = 3 if self.ridge == "auto" else 2
         numbers = self.fit_moments.products.numel()
         rank_zero_info(

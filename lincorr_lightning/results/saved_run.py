@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -188,15 +189,20 @@ def _read_tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> list[Tab
 def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
     """Return a table with the dtypes that ``results.json`` has for its columns."""
     from pandas import read_csv
+    from pandas.errors import ParserWarning
 
     dtypes = {each["key"]: _NULLABLE.get(each["dtype"], each["dtype"]) for each in columns}
     try:
-        frame = read_csv(
-            regular_file(path), dtype=dtypes, keep_default_na=False, na_values=[""], index_col=False
-        )
+        with warnings.catch_warnings():
+            # It only warns of rows with more cells than there are columns.
+            warnings.simplefilter("error", ParserWarning)
+            frame = read_csv(
+                regular_file(path), dtype=dtypes, keep_default_na=False, na_values=[""],
+                index_col=False,
+            )  # fmt: skip
         if list(frame.columns) != list(dtypes):
             raise ValueError(f"its columns are not {', '.join(dtypes)}, as in {RESULTS_FILE}")
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, ParserWarning) as error:
         raise ReportError(f"{path} cannot be read as a table: {error}. {_WAY_OUT}") from error
     return frame
 

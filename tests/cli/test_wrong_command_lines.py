@@ -10,6 +10,7 @@ from lincorr_lightning.cli import console
 
 PROBE = "fit --config linear_probe.yaml --data.n_subjects 40 --model.knowledge [city,country]"
 FINETUNE = "fit --config source_finetune.yaml --data.n_edits 2"
+ABLATION = "fit --config vocabulary_ablation.yaml"
 
 # Internal words of jsonargparse, Python and this package, which mean nothing to users.
 JARGON = ("<class", "Namespace(", "NestedArg", "Parser key", "typing.", "Expected a <", "Subtypes",
@@ -76,6 +77,11 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     # Ranges
     (PROBE, "--seed_everything -5", "seed_everything is -5; it must be at least 0 and at most 4"),
     (PROBE, "--trainer.val_check_interval 0", "trainer.val_check_interval is 0; it must be above"),
+    (PROBE, "--trainer.max_epochs null", "trainer.max_epochs is null, which means 1,000"),
+    (PROBE, "--trainer.max_epochs -1", "trainer.max_epochs is -1, so the run would never end"),
+    (FINETUNE, "--trainer.max_epochs -1", "trainer.max_epochs is -1, so the run would never end"),
+    (ABLATION, "--model.seeds=[99999999999999999999]", "model.seeds is 99999999999999999999; it m"),
+    (PROBE, "--name ../../x", "leaves trainer.default_root_dir"),
     (FINETUNE, "--data.n_edits null", "data.n_edits is null; sampled edits need a number"),
     # What Lightning refuses: making the Trainer, making a callback, and running
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),

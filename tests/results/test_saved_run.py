@@ -82,6 +82,7 @@ def test_damaged_results(text: str, match: str, tmp_path: Path) -> None:
         ("tables/pairs.csv", b"pair,r,execss,hit\n", "its columns are not pair, r, excess, hit"),
         ("tables/pairs.csv", b"\xff\xfe", "cannot be read as a table.*delete the file"),
         ("tables/pairs.csv", b"pair,r,excess,hit\na,high,1,1\n", "cannot be read as a table"),
+        ("tables/pairs.csv", b"pair,r,excess,hit\na,1,1,1,9,9\n", "cannot be read as a table"),
         ("config.yaml", b"\xff\xfe", "cannot be read"),
         ("results.json", lambda text: text.replace('"name": "pairs",', ""), "was changed: 'name'"),
     ],

@@ -116,7 +116,7 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
     controls = sorted({f"{name}_unchanged" for row in rows for name in row["controls"]})
     shares = [
         "source_learned", "generalized", "macro_generalized", "constant", "hallucinated",
-        "hallucinated_low", "hallucinated_high", "macro_hallucinated", "unchanged",
+        "hallucinated_low", "hallucinated_high", "macro_hallucinated", *list(Outcome)[2:],
         "right_before", "in_context", *controls,
     ]  # fmt: skip
     cells = []
