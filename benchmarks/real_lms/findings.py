@@ -38,6 +38,7 @@ from benchmarks.real_lms.tables import (
     edit_run,
     peak_of,
     precision_table,
+    random_words_table,
     risk_run,
 )
 from lincorr_lightning.results.paper import paper_numbers
@@ -529,6 +530,7 @@ def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str
         "summary": findings_table(lms, SUMMARY),
         "findings": findings_table(lms),
         "real_precision": precision_table(list(LMS), results),
+        "real_words": random_words_table(list(LMS), results),
         "paper_pairs": paper_table(lms),
         "real_ridge": ridge_table(lms),
         "real_edits": edit_table(lms),

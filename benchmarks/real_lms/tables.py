@@ -247,29 +247,23 @@ def precision_table(lms: list[str], results: Path) -> str:
 
 
 def random_words_table(lms: list[str], results: Path) -> str:
-    """Return r above that of random words at 20 labels, over pairs with and without a reference."""
+    """Return r of relations beside that of random words, and the excess at 20 source labels."""
     rows = []
-    for lm, found in made(lms, "probe", results):
-        for kind in ("with a reference", "without"):
-            pairs = [
-                pair for pair in found["pairs"]
-                if (pair["precision"] is not None) == (kind == "with a reference")
-                and pair["excess_over_random_labels"]
-            ]  # fmt: skip
-            if not pairs:
-                continue
-            excess = [pair["excess_over_random_labels"] for pair in pairs]
+    for lm, found in made(lms, "relations", results):
+        for pair in found["pairs"]:
+            baselines, excess = pair["baselines"], pair["excess_over_random_labels"]
+            cells = (f"{two(one['mean'])} ({two(one['low'])} to {two(one['high'])})"
+                     for one in (excess, excess["target"]))  # fmt: skip
             rows.append(
-                [lm, kind, len(pairs), two(mean(pair["label_mean"] for pair in pairs)),
-                 two(mean(p["baselines"]["random_source_labels"]["mean"] for p in pairs)),
-                 two(mean(p["baselines"]["random_target_labels"]["mean"] for p in pairs)),
-                 two(mean(one["mean"] for one in excess)),
-                 f"{sum(one['low'] > 0 for one in excess)} above, "
-                 f"{sum(one['high'] < 0 for one in excess)} below"]
+                [lm, arrow(f"{pair['source']}->{pair['target']}"), two(pair["label_mean"]),
+                 two(pair["control_label_mean"]),
+                 two(baselines["random_source_labels"]["mean"]),
+                 two(baselines["random_target_labels"]["mean"]), *cells,
+                 two(baselines["same_prompt_map"]), two(pair["decomposition"]["cosine"])]
             )  # fmt: skip
     columns = (
-        "LM", "pairs", "number", "r", "r, random source words", "r, random target words",
-        "r above random words, 20 labels", "intervals without 0",
+        "LM", "pair", "r", "control prompt", "random source words", "random target words",
+        "excess, source side", "excess, target side", "r of W₀", "cosine of W, W₀",
     )  # fmt: skip
     return markdown_table(columns, rows)
 

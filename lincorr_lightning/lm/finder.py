@@ -66,9 +66,14 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
     for module in (decoder if isinstance(decoder, nn.Module) else model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module
+    if n_layers is None:
+        raise LanguageModelError(
+            f"{type(model).__name__} has no configuration with num_hidden_layers. Pass a Hugging "
+            "Face causal LM."
+        )
     raise LanguageModelError(
-        f"{type(model).__name__} has no list of {n_layers} layers, so that its activations cannot "
-        "be captured. Take a Hugging Face causal LM whose layers lie in one torch.nn.ModuleList."
+        f"{type(model).__name__} has no list of its {n_layers} layers, so that its activations "
+        "cannot be captured. Take an LM whose layers lie in one torch.nn.ModuleList."
     )
 
 

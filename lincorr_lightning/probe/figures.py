@@ -205,10 +205,10 @@ _BY_LAYER = {
 }
 
 
-def layers_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figure:
+def logit_lens_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figure:
     """Draw r and Hit@1 of the logit lens by layer beside their baselines, one panel per pair.
 
-    `frame` is the ``layers`` table, `pairs` are the ones to draw.
+    `frame` is the ``logit_lens`` table, `pairs` are the ones to draw.
     """
     n_pairs = frame["pair"].nunique()
     points = frame[frame["pair"].isin(pairs)].melt(["pair", "layer"], list(_BY_LAYER), "score")
@@ -216,7 +216,7 @@ def layers_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figure:
         points.assign(score=points["score"].map(lambda key: _BY_LAYER[key][0])),
         "layer", "value", "score", "pair", share_y=True,
         title=f"Correlation and precision by layer in {lm}",
-        subtitle=_cut_note(len(pairs), n_pairs, "pairs", "layers"),
+        subtitle=_cut_note(len(pairs), n_pairs, "pairs", "logit_lens"),
         colours=dict(_BY_LAYER.values()), labels=("layer", ""),
     )  # fmt: skip
 

@@ -107,7 +107,7 @@ def probe_results(
             for (source, target), path in findings.paths.items()
         ],
         "left_out": dict(findings.layout.left_out),
-        "layers": [
+        "logit_lens": [
             {"layer": layer, **score.to_json()}
             for layer, scores in findings.layers.items()
             for score in scores
@@ -202,7 +202,7 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
             for score in scores
         ]
         caption = "Maps between the logit lenses of each layer, beside their baselines"
-        yield Table.of("layers", rows, _LAYER_COLUMNS, caption)
+        yield Table.of("logit_lens", rows, _LAYER_COLUMNS, caption)
     yield _influences(findings)
     yield subjects_table(findings.subjects)
 
@@ -341,7 +341,9 @@ def _figures(
     if findings.layers and shown:
         names = [score.name for score in shown]
         caption = "Label-wise r and Hit@1 of the logit lens by layer, beside their baselines."
-        yield _figure("layers", caption, figures.layers_figure, frames["layers"], names, lm)
+        yield _figure(
+            "logit_lens", caption, figures.logit_lens_figure, frames["logit_lens"], names, lm
+        )
     if findings.paths and shown:
         caption = "Label-wise r and Hit@1 along the ridge."
         chosen = {score.name: score for score in shown}

@@ -221,9 +221,9 @@ def test_the_last_layer_is_the_lm(small_lm: str, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path)
     trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=120, batch_size=50))
     results = json.loads((Path(trainer.log_dir or "") / "results.json").read_text())
-    (pair,), (first, last) = results["pairs"], results["layers"]
+    (pair,), (first, last) = results["pairs"], results["logit_lens"]
     assert (first["layer"], last["layer"]) == (0, 1)
     for key in ("label_mean", "control_label_mean", "random_label_mean", "excess_over_random"):
         assert last[key] == pytest.approx(pair[key], rel=1e-9) != first[key]
     assert last["precision"]["influenced"] == pair["precision"]["influenced"]
-    assert (Path(trainer.log_dir or "") / "figures" / "layers.png").stat().st_size > 10_000
+    assert (Path(trainer.log_dir or "") / "figures" / "logit_lens.png").stat().st_size > 10_000

@@ -32,7 +32,7 @@ PROBE = ["--data.n_subjects=400"]
 ABLATION = ["--model.compose.epochs=2", "--model.learn.epochs=2"]
 # Options that make a command of a config take seconds.
 SMALL = {
-    "linear_probe": PROBE,
+    "linear_probe": [*PROBE, "--model.layers=[0]"],
     "correlation_matrix": PROBE,
     "resilience": PROBE,
     "knowledge_geometry": ["--data.n_subjects=200", "--model.n_permutations=99"],

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.errors import LanguageModelError, SparseAutoencoderError
 from lincorr_lightning.sae import KINDS, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, find_hook_points, width_of
 from tests.toys import toy_model
@@ -219,5 +219,5 @@ def test_bad_hook_points_interventions_and_models() -> None:
         edited(model, {HookPoint(0, "residual"): lambda x: x[..., :4]}),
     ):
         model(IDS)
-    with pytest.raises(SparseAutoencoderError, match="Linear has no configuration"):
+    with pytest.raises(LanguageModelError, match="Linear has no configuration"):
         find_hook_points(nn.Linear(2, 2))
