@@ -38,7 +38,8 @@ _MIN_CLUSTERED = 4
 _HIT1 = {"influenced_1": "top-1 target of a source", "best_baseline_1": "strongest baseline"}
 _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
-    "excess_error", "p", "q", "partial_label_mean", "through_given",
+    "excess_error", "p", "q", "random_label_mean", "excess_over_random", "partial_label_mean",
+    "through_given",
 )  # fmt: skip
 _LAYER_COLUMNS = (
     "pair", "layer", "label_mean", "control_label_mean", "random_label_mean", "excess_over_random",

@@ -117,7 +117,7 @@ class PairScore:
         logged=True,
     )  # fmt: skip
     """The mean of `excess_over_random_labels`."""
-    best_baseline_1: float | None = None
+    best_baseline_1: float | None = pair_number(logged=True)
     """Hit@1 of the strongest of the baselines of `precision`."""
     label_error: float | None = None
     """Standard error of `label_mean` over subjects."""
