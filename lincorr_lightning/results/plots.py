@@ -23,6 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
+from PIL import Image
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -116,9 +117,12 @@ def to_png(figure: Figure) -> bytes:
         assert isinstance(text, Text)
         text.set_parse_math(False)
         text.set_fontfamily(_installed_fonts())
+    # `savefig` would draw twice, for the layout first. Without transparency a file is smaller.
+    canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
+    canvas.draw()  # type: ignore[no-untyped-call]
+    image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     file = io.BytesIO()
-    # `savefig` would draw twice, for the layout first.
-    FigureCanvasAgg(figure).print_png(file)  # type: ignore[no-untyped-call]
+    image.save(file, "png", dpi=(figure.dpi, figure.dpi))
     return file.getvalue()
 
 
