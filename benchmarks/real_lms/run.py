@@ -160,7 +160,6 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
          f"--model.pairs={json.dumps(RELATIONS)}", f"--data.n_subjects={size.n_probed}",
          "--data.batch_size=128"),
         ("n_fit", "n_test", "control", "pairs", "ridge_path"),
-        ("random_words", "ridge_path"),
     )  # fmt: skip
     names = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
     yield Run(

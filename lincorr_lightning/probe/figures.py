@@ -188,10 +188,18 @@ def random_words_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figu
         )
     subtitle = "bands: standard deviation over draws"
     note = _cut_note(len(pairs), n_pairs, "pairs", "random_words")
+
+    def scale_x(axes: Axes, pair: str, rows: DataFrame) -> None:
+        del pair
+        counts = sorted(rows["n_source_labels"].unique())
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xticks(counts, [f"{n}" for n in counts], fontsize=8)
+
     return curves(
         concat(sides), "n_source_labels", "r", "words", "pair", band=("low", "high"),
         title=f"Correlation of labels and of random words in {lm}",
-        subtitle="; ".join(filter(None, [subtitle, note])), share_y=True,
+        subtitle="; ".join(filter(None, [subtitle, note])), share_y=True, each=scale_x,
         colours={"labels of the source": BLUE, "random words": GREY},
         labels=("words that the map reads", "label-wise r"),
     )  # fmt: skip
