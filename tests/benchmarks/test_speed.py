@@ -2,18 +2,13 @@
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
-import scipy.linalg
-import torch
 
 from benchmarks.speed import (
-    all_pairs,
     growth,
     reading,
     stacked_edits,
 )
-from lincorr_lightning.functional import LeastSquares
 from lincorr_lightning.lm import sample_up_to
 
 Rows = Callable[[str], list[list[str]]]
@@ -40,27 +35,6 @@ def test_growth() -> None:
     head = size.width * len(lm.tokenizer)
     layers = 4 * size.width**2 + 3 * size.width * 3 * size.width + 2 * size.width
     assert cost.parameters == head + layers + size.width
-
-
-def test_all_pairs_are_solved(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The maps against scipy's, on statistics of four kinds of knowledge."""
-    sizes = [3, 2, 4, 5]
-    scatter = all_pairs.statistics(sum(sizes), seed=1)
-    weights = []
-
-    class Recorded(LeastSquares):
-        def weight(self, ridge: float | torch.Tensor) -> torch.Tensor:
-            weights.append(super().weight(ridge))
-            return weights[-1]
-
-    monkeypatch.setattr(all_pairs, "LeastSquares", Recorded)
-    assert all_pairs.solve_all(scatter, torch.zeros(sum(sizes), dtype=torch.float64), sizes) == 12
-    start = 0
-    for size, weight in zip(sizes, weights, strict=True):
-        source = slice(start, start + size)
-        expected = scipy.linalg.solve(scatter[source, source].numpy(), scatter[source].numpy()).T
-        np.testing.assert_allclose(weight.numpy(), expected, atol=1e-9)
-        start += size
 
 
 def test_bare_products_are_those_of_the_linear_layers() -> None:
