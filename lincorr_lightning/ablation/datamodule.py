@@ -85,7 +85,7 @@ class PairedTexts:
     """The subjects of a seed and their source answers."""
 
     subjects: tuple[str, ...]
-    """Distinct subjects: first those of paired texts, then the new ones."""
+    """Distinct subjects, first those of paired texts, then the new ones."""
     answers: tuple[int, ...]
     """Index of each subject's source label, see `PairedLabels`."""
     n_paired: int

@@ -88,8 +88,8 @@ class EditBatch(LabelledTokens):
 
     edits: list[Edit]
     ids: list[int]  #: Position of each edit in the run, from 0.
-    step: int = 0  #: Of independent edits: which of their steps this is, from 0.
-    n_steps: int = 0  #: Of independent edits: the number of their steps; 0 of joint ones.
+    step: int = 0  #: Which step of independent edits this is, from 0.
+    n_steps: int = 0  #: Number of steps of independent edits; 0 for joint ones.
 
     @property
     def first(self) -> bool:

@@ -254,7 +254,7 @@ class OutcomeModel:
     lms: Sequence[str]
     relations: Sequence[str]
     training: str  #: How its edits were trained, see `EditTraining.summary`.
-    step_scale: float  #: Length of the step, see `STEP_SCALE`.
+    step_scale: float  #: Length of the step, see ``STEP_SCALE``.
 
     def probabilities(self, features: Tensor) -> Tensor:
         """Return the probability of each outcome, ``(n, n_outcomes)``, from `outcome_features`."""
