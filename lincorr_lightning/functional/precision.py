@@ -58,30 +58,26 @@ def is_hit(weight: Tensor, reference_mask: Tensor) -> Tensor:
     return _is_hit(weight.T, reference_mask.T)
 
 
-def macro_rates(hits: Tensor, reference_mask: Tensor) -> tuple[Tensor, int]:
-    """Return the mean over distinct reference sets of the mean of their source labels.
+def reference_groups(reference_mask: Tensor) -> list[int]:
+    """Return which distinct reference set each source label has, for means over such sets.
 
-    Half of all cities may be in one country, whose label a constant answer gives: each set of right
-    labels counts once here.
+    Half of all cities may be in one country, whose label a constant answer gives: `macro_mean` over
+    these groups counts each set of right labels once.
 
     Args:
-        hits: Of the source labels with a reference, ``(..., n_judged)``.
         reference_mask: Which target labels are right for each source label,
             ``(n_target, n_source)`` bool.
 
     Returns:
-        The mean, ``(...)``, and the number of sets.
+        A number for each source label with a reference, ``(n_judged,)``.
 
     Example:
-        >>> reference = torch.tensor([[True, True, True, False], [False, False, False, True]])
-        >>> rate, n = macro_rates(torch.tensor([1, 1, 1, 0]), reference)
-        >>> rate.item(), n
-        (0.5, 2)
+        >>> reference_groups(torch.tensor([[True, True, False], [False, False, True]]))
+        [1, 1, 0]
     """
     judged = reference_mask[:, reference_mask.any(0)]
-    sets, group = torch.unique(judged, dim=1, return_inverse=True)
-    means = torch.nn.functional.one_hot(group, sets.shape[1]).double()
-    return (hits.double() @ (means / means.sum(0))).mean(-1), sets.shape[1]
+    groups: list[int] = torch.unique(judged, dim=1, return_inverse=True)[1].tolist()
+    return groups
 
 
 def neighbor_weights(source_rows: Tensor, target_rows: Tensor) -> Tensor:

@@ -168,6 +168,8 @@ class FittedMaps:
 
 
 _FROM_CONTROL = ("control", "same_prompt")
+# Nulls of r; the others are nulls of W.
+_SCORED_NULLS = ("permuted", "control")
 
 
 def null_columns(layout: JointLayout, source: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -260,13 +262,13 @@ def label_r_by_pair(
 ) -> dict[Pair, Tensor]:
     """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)`` on the CPU.
 
-    `weights` are W of each source to all of its targets, or those of a null: it is scored on the
-    columns that it was fitted on, but for ``vocabulary``, which is to predict the targets.
+    `weights` are W of each source to all of its targets, or those of a null, which are scored on
+    the columns that they were fitted on.
     """
     by_pair: dict[Pair, Tensor] = {}
     for source, weight in weights.items():
         x, y = layout.columns(source), layout.target_columns(source)
-        if null not in ("", "vocabulary"):
+        if null:
             x, y = null_columns(layout, source)[null]
         r = label_r(test, weight, x, y).cpu()
         by_pair |= {(source, target): part for target, part in split_targets(layout, source, r)}
@@ -280,7 +282,7 @@ class MapScore:
     Attributes:
         weight: W, ``(n_target, n_source)``.
         r: Label-wise r on held-out rows, ``(n_target,)``; NaN where constant.
-        null_r: That of the map of each null that there is.
+        null_r: That of the maps ``permuted`` and ``control``, where there are any.
         precision: Hit@N (`HitRates.by_rank`) under ``influenced`` and ``influencing``; None without
             a reference.
     """
@@ -293,9 +295,11 @@ class MapScore:
 
 def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[Pair, MapScore]:
     """Score the map of every pair and those of its nulls on the held-out rows behind `test`."""
+    scored = {"": fitted.maps}
+    scored |= {null: fitted.nulls[null] for null in _SCORED_NULLS if null in fitted.nulls}
     r, *null_r = (
         label_r_by_pair(test, layout, {s: each.weight for s, each in maps.items()}, null)
-        for null, maps in {"": fitted.maps, **fitted.nulls}.items()
+        for null, maps in scored.items()
     )
     scores = {}
     for pair, weight in weights_by_pair(layout, fitted.maps).items():
@@ -305,7 +309,7 @@ def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[P
             hits = hit_rates(weight, torch.from_numpy(reference))
             ways = ("influenced", "influencing")
             precision = {way: rates.by_rank() for way, rates in zip(ways, hits, strict=True)}
-        nulls = {name: each[pair] for name, each in zip(fitted.nulls, null_r, strict=True)}
+        nulls = {null: each[pair] for null, each in zip([*scored][1:], null_r, strict=True)}
         scores[pair] = MapScore(weight, r[pair], nulls, precision)
     return scores
 

@@ -55,22 +55,28 @@ def _predicts(model: PreTrainedModel) -> bool:
     return is_decoder and model.can_generate() and head_of(model) is not None
 
 
-def layers_of(model: nn.Module) -> nn.ModuleList:
-    """Return an LM's layers, from the bottom up."""
+def number_in_config(model: nn.Module, name: str) -> int:
+    """Return a number of an LM's configuration, such as ``hidden_size``."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else None
-    n_layers = getattr(text, "num_hidden_layers", None)
+    number = getattr(text, name, None)
+    if not isinstance(number, int):
+        raise LanguageModelError(
+            f"{type(model).__name__} has no configuration with {name}. Pass a Hugging Face causal "
+            "LM."
+        )
+    return number
+
+
+def layers_of(model: nn.Module) -> nn.ModuleList:
+    """Return an LM's layers, from the bottom up."""
+    n_layers = number_in_config(model, "num_hidden_layers")
     get_decoder = getattr(model, "get_decoder", None)
     decoder = get_decoder() if callable(get_decoder) else None
     # The outermost list: a mixture of experts inside a layer may have as many members.
     for module in (decoder if isinstance(decoder, nn.Module) else model).modules():
         if isinstance(module, nn.ModuleList) and len(module) == n_layers:
             return module
-    if n_layers is None:
-        raise LanguageModelError(
-            f"{type(model).__name__} has no configuration with num_hidden_layers. Pass a Hugging "
-            "Face causal LM."
-        )
     raise LanguageModelError(
         f"{type(model).__name__} has no list of its {n_layers} layers, so that its activations "
         "cannot be captured. Take an LM whose layers lie in one torch.nn.ModuleList."

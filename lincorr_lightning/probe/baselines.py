@@ -7,7 +7,7 @@ W pairs the labels whose rows of the LM's head are alike, whatever the LM has le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +16,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments
+from lincorr_lightning.functional import Moments, macro_mean
 from lincorr_lightning.functional.precision import (
     HIT_RANKS,
     is_hit,
-    macro_rates,
     neighbor_weights,
+    reference_groups,
 )
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
@@ -29,6 +29,7 @@ from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     RidgeSolver,
     label_r,
+    label_r_by_pair,
     per_target_ridge,
     split_targets,
     weights_by_pair,
@@ -82,6 +83,8 @@ def random_words(
     if fitted.moments is None or not layout.words:
         return numbers, curve
     own_r = {score.pair: score.label_r for score in scores}
+    same_prompt = {source: one.weight for source, one in fitted.nulls["vocabulary"].items()}
+    on_targets = label_r_by_pair(test, layout, same_prompt)
     for source in source_progress(layout, "random words"):
         rng = np.random.default_rng(0)
         n_labels = layout.sizes[source]
@@ -89,22 +92,20 @@ def random_words(
         counts = sorted({n for n in _COUNTS if n < n_labels} | {compared, n_labels})
         r = {n: _r_of_draws(fitted, test, layout, source, n, rng) for n in counts}
         of_words = _r_of_target_words(fitted, test, layout, source)
-        x, y = layout.columns(source), layout.target_columns(source)
-        same_prompt = label_r(test, fitted.nulls["vocabulary"][source].weight, x, y).cpu()
-        by_target = split_targets(layout, source, same_prompt)
-        for i, (target, r_same_prompt) in enumerate(by_target):
+        for i, target in enumerate(layout.targets(source)):
             pair = source, target
             for n, drawn in r.items():
                 spread = [number(float(f(one[:, i]))) for one in drawn for f in (np.mean, np.std)]
                 curve.append(LabelCount("->".join(pair), n, *spread))
             labels, words = (drawn[:, i] for drawn in r[compared])
             excess = _difference(labels, words)
-            on_targets = _means(of_words[target], layout.sizes[target], rng)
+            from_words = _range(r[n_labels][1][:, i])
+            to_words = _range(_means(of_words[target], layout.sizes[target], rng))
             numbers[pair] = {
                 "baselines": {
-                    "random_source_labels": _range(r[n_labels][1][:, i]),
-                    "random_target_labels": _range(on_targets),
-                    "same_prompt_map": mean_r(r_same_prompt),
+                    "random_source_labels": from_words,
+                    "random_target_labels": to_words,
+                    "same_prompt_map": mean_r(on_targets[pair]),
                 },
                 "excess_over_random_labels": {
                     **excess,
@@ -112,7 +113,7 @@ def random_words(
                     "draws": len(words),
                     "target": _difference(own_r[pair], of_words[target]),
                 },
-                "random_label_mean": number(float(r[n_labels][1][:, i].mean())),
+                "random_label_mean": from_words["mean"],
                 "excess_over_random": excess["mean"],
             }
     return numbers, curve
@@ -190,7 +191,7 @@ def vocabulary_baselines(
     scores: Sequence[PairScore],
     fitted: FittedMaps,
     layout: JointLayout,
-    head_rows: Callable[[Sequence[int]], Tensor | None],
+    head_rows: Tensor | None,
 ) -> Numbers:
     """Score the pairings that need no knowledge of the subjects, beside that of W.
 
@@ -199,8 +200,8 @@ def vocabulary_baselines(
     (``same_prompt``), and that after the source prompt, W₀, which Gaussian states with the
     covariance of the LM's give (``gaussian_states``). W is also compared with W₀ as a matrix.
 
-    `head_rows` returns the rows of the head for some tokens, ``(n, hidden_size)``, or None for a
-    head without rows.
+    `head_rows` are the rows of the head for all labels in the order of the layout's columns,
+    ``(n_labels, hidden_size)``; None for a head without rows.
     """
     numbers: dict[Pair, dict[str, Any]] = {}
     weights = weights_by_pair(layout, fitted.maps)
@@ -209,7 +210,6 @@ def vocabulary_baselines(
         for name, null in (("same_prompt", "same_prompt"), ("gaussian_states", "vocabulary"))
         if null in fitted.nulls
     }
-    rows = {name: head_rows(domain.token_ids) for name, domain in layout.domains.items()}
     for score in scores:
         pair = score.pair
         weight, others = weights[pair].cpu(), {k: v[pair].cpu() for k, v in nulls.items()}
@@ -224,8 +224,8 @@ def vocabulary_baselines(
         counts = right.sum(1)
         order = counts.argsort(descending=True, stable=True).argsort()
         others["constant"] = -order[:, None].double().expand_as(weight)
-        source, target = (rows[name] for name in pair)
-        if source is not None and target is not None:
+        if head_rows is not None:
+            source, target = (head_rows[layout.columns(name)] for name in pair)
             others["unembedding"] = neighbor_weights(source, target)
         numbers[pair] |= _hits(weight, others, right, score)
     return numbers
@@ -245,21 +245,22 @@ def _hits(
     weight: Tensor, others: Mapping[str, Tensor], right: Tensor, score: PairScore
 ) -> dict[str, Any]:
     """Return the fields that compare Hit@N of W with that of other weights."""
-    own = is_hit(weight, right).double()
-    macro, n_references = macro_rates(own, right)
-    hits = {name: is_hit(other, right).double() for name, other in others.items()}
+    own, groups = is_hit(weight, right).double(), reference_groups(right)
+    hits = {name: is_hit(other, right)[0].double() for name, other in others.items()}
     baselines = {
-        name: {"1": float(one[0].mean()), "macro_1": float(macro_rates(one, right)[0][0])}
+        name: {"1": float(one.mean()), "macro_1": macro_mean(one.tolist(), groups)}
         for name, one in hits.items()
     }
-    best = max(hits, key=lambda name: float(hits[name][0].mean()))
-    difference = own[0] - hits[best][0]
+    best = max(baselines, key=lambda name: baselines[name]["1"])
+    difference = own[0] - hits[best]
     low, high = bootstrap_interval(difference)
-    rates = {str(n): number(rate) for n, rate in zip(HIT_RANKS, macro.tolist(), strict=True)}
+    macro = {
+        str(n): macro_mean(one, groups) for n, one in zip(HIT_RANKS, own.tolist(), strict=True)
+    }
     return {
         "precision": {
             **(score.precision or {}),
-            "macro": {**rates, "n_references": n_references},
+            "macro": {**macro, "n_references": len(set(groups))},
             "baselines": baselines,
         },
         "excess_over_unembedding": {

@@ -467,7 +467,9 @@ class LinearProbe(LMStudy):
         words, label_counts = random_words(scores, fitted, test, self.layout, self.random_labels)
         scores = with_numbers(scores, words)
         if self.layout.words:
-            hits = vocabulary_baselines(scores, fitted, self.layout, self.lm.head_rows)
+            tokens = chain(*(domain.token_ids for domain in self.layout.domains.values()))
+            rows = self.lm.head_rows(list(tokens))
+            hits = vocabulary_baselines(scores, fitted, self.layout, rows)
             scores = with_numbers(scores, hits)
         return scores, label_counts
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.lm.finder import layers_of
+from lincorr_lightning.lm.finder import layers_of, number_in_config
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
@@ -34,7 +34,7 @@ _OUTPUTS = "_sae_outputs"
 
 def width_of(model: nn.Module) -> int:
     """Return the width of a Hugging Face LM's residual stream."""
-    return _from_config(model, "hidden_size")
+    return number_in_config(model, "hidden_size")
 
 
 def find_hook_points(
@@ -204,18 +204,6 @@ def _stream_into(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
 
 
 # -- finding -------------------------------------------------------------------------------------
-
-
-def _from_config(model: nn.Module, name: str) -> int:
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else None
-    value = getattr(text, name, None)
-    if not isinstance(value, int):
-        raise SparseAutoencoderError(
-            f"{type(model).__name__} has no configuration with {name}. Pass a Hugging Face causal "
-            "LM."
-        )
-    return value
 
 
 def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:

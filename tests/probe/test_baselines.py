@@ -62,9 +62,8 @@ class World:
         scores = score_pairs(fitted, test, self.layout, {"a": torch.zeros(1)})
         numbers, self.curve = random_words(scores, fitted, test, self.layout, N_SOURCE)
         scores = with_numbers(scores, numbers)
-        hits = vocabulary_baselines(
-            scores, fitted, self.layout, lambda tokens: torch.from_numpy(self.head[list(tokens)])
-        )
+        rows = torch.from_numpy(self.head[[*SOURCE, *TARGET]])
+        hits = vocabulary_baselines(scores, fitted, self.layout, rows)
         (self.score,) = with_numbers(scores, hits)
 
     def logits(self, prompt: str, tokens: Any) -> np.ndarray:
