@@ -261,7 +261,9 @@ def _losses(
 
     run_with_hooks(
         lm, [cases.texts[case] for case in followed.tolist()], record,
-        interventions=lambda numbers: cases.interventions(saes, cut, followed[numbers]),
+        context=lambda which: edited(
+            lm.model, cases.interventions(saes, cut, followed[which])
+        ),
         batches=batches,
     )  # fmt: skip
     return means
@@ -349,12 +351,13 @@ def measure_deactivation(
 
 
 def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
-    """Return the mean effects at the lowest r beside those of the random control.
+    """Return the mean effects at the lowest r, which 0 removes, beside those of random controls.
 
     There is a row for each combination of values in the columns `by`, with ``r``, the number ``n``
     of cases, ``matched_success``, ``random_success`` and so on.
     """
-    lowest = at_lowest_r(cuts)
+    every = cuts[cuts["sources"] == "all"]
+    lowest = every[every["r"] == every["r"].min()]
     means = case_means(lowest, [*by, "cut"]).set_index([*by])
     matched, random = (
         means[means["cut"] == cut].rename(columns={name: f"{cut}_{name}" for name in EFFECTS})
@@ -362,12 +365,6 @@ def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     )
     both = matched.join(random.filter(like="random_")).drop(columns="cut")
     return both.assign(r=lowest["r"].min()).reset_index()
-
-
-def at_lowest_r(cuts: DataFrame) -> DataFrame:
-    """Return the cuts of all predecessors with the lowest factor; 0 removes them."""
-    every = cuts[cuts["sources"] == "all"]
-    return every[every["r"] == every["r"].min()]
 
 
 def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:

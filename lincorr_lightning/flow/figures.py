@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from matplotlib.ticker import PercentFormatter
-from torch import Tensor
 
-from lincorr_lightning.flow.deactivation import METHODS, at_lowest_r, case_means, compare_cuts
+from lincorr_lightning.flow.deactivation import METHODS, case_means, compare_cuts
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.steering import STRATEGIES, mean_steering
 from lincorr_lightning.results.plots import (
@@ -27,7 +26,7 @@ from lincorr_lightning.results.plots import (
     new_figure,
     plain_axes,
 )
-from lincorr_lightning.results.table import make_frame, short_name
+from lincorr_lightning.results.table import short_name
 from lincorr_lightning.sae.hook_points import KIND_NAMES, Feature, HookKind, HookPoint
 
 if TYPE_CHECKING:
@@ -77,28 +76,6 @@ def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> Figure:
     return figure
 
 
-def cosines_figure(histograms: Mapping[HookKind, Tensor], groups: DataFrame, lm: str) -> Figure:
-    """Draw the activations of each group by the cosine of their predecessors (figures 3, 4, 14)."""
-    rows: list[tuple[str, str, float, float]] = []
-    for kind, counts in histograms.items():
-        auroc = groups[f"auroc_{kind}"].astype(float).mean()
-        panel = KIND_NAMES[kind] + (f", AUROC {auroc:.2f}" if auroc == auroc else "")
-        n_bins = counts.shape[1]
-        for group, of_group in zip(GROUP_NAMES.values(), counts.tolist(), strict=True):
-            rows += [
-                (panel, group, (i + 0.5) / n_bins, count / sum(of_group) * n_bins)
-                for i, count in enumerate(of_group if any(of_group) else ())
-            ]
-    return curves(
-        make_frame(rows, ["panel", "group", "cosine", "density"]), "cosine", "density", "group",
-        "panel", title=f"Cosines separate the groups: {short_name(lm)}",
-        subtitle="all layers; AUROC: how well the cosine alone predicts that the most similar "
-        "feature of the named hook point is active too (mean over layers)",
-        colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)), whole_x=False,
-        labels=("cosine to the most similar feature", "density of activations"),
-    )  # fmt: skip
-
-
 def transitions_figure(transitions: DataFrame, lm: str) -> Figure:
     """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
     from pandas import concat
@@ -134,29 +111,18 @@ def deactivation_figure(cuts: DataFrame, lm: str) -> Figure:
     )
     n = rows.groupby("group", sort=False)["n"].first()
     names = [GROUP_NAMES.get(group, "all").replace(", ", ",\n") for group in n.index]
+    r = rows["r"].min()
+    cut = f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token"
     figure = bars(
         rows, "group", "matched_success", "method",
         title=f"Features switched off: {short_name(lm)}",
-        subtitle=f"{_cut(rows)}; all layers, by the hook points at which predecessors are active; "
+        subtitle=f"{cut}; all layers, by the hook points at which predecessors are active; "
         "random: as many other features active there",
         marks={"random_success": "random control"}, colours=_METHOD_COLOURS, label="switched off",
     )  # fmt: skip
     labels = [f"{name}\n{count:,} cases" for name, count in zip(names, n, strict=True)]
     figure.axes[0].set_xticks(range(len(n)), labels)
     return figure
-
-
-def layers_figure(cuts: DataFrame, lm: str) -> Figure:
-    """Draw the share of features switched off with their predecessors by layer, and controls."""
-    lowest = at_lowest_r(cuts)
-    rows = lowest[lowest["group"] == "all"]
-    return curves(
-        rows.assign(random=rows["cut"] == "random"), "layer", "success", "method", dashed="random",
-        title=f"Features switched off by layer: {short_name(lm)}",
-        subtitle=f"{_cut(lowest)}; dotted: as many other features active there",
-        colours=_METHOD_COLOURS, labels=("layer of the residual stream", "switched off"),
-        percent=True, size=(6.0, 3.0),
-    )  # fmt: skip
 
 
 def rescaling_figure(cuts: DataFrame, lm: str) -> Figure:
@@ -176,7 +142,7 @@ def rescaling_figure(cuts: DataFrame, lm: str) -> Figure:
         subtitle="mean over all cases; solid: matched predecessors, dotted: as many random active "
         "features of the same hook points",
         colours=_METHOD_COLOURS, labels=("r: factor of their activations", ""), percent=True,
-        whole_x=False, each=_zero_line,
+        whole_x=False, each=lambda axes, *_: axes.axhline(0, color=PALE, linewidth=0.8, zorder=0),
     )  # fmt: skip
 
 
@@ -229,16 +195,6 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Fig
         "points, as many and about as often active",
         colours=colours, percent=False,
     )  # fmt: skip
-
-
-def _cut(lowest: DataFrame) -> str:
-    r = lowest["r"].min()
-    return f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token"
-
-
-def _zero_line(axes: Axes, name: Any, rows: DataFrame) -> None:
-    del name, rows
-    axes.axhline(0, color=PALE, linewidth=0.8, zorder=0)
 
 
 # -- flow graphs ---------------------------------------------------------------------------------

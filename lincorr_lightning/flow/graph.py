@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
-from xml.etree import ElementTree
 
+import networkx
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, require
+from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, require, require_one_of
 from lincorr_lightning.io import atomic_write
 from lincorr_lightning.sae.hook_points import (
     KIND_NAMES,
@@ -155,20 +155,6 @@ class FlowGraph:
         ends = {end for edge in self.edges for end in (edge.source, edge.target)}
         return sorted(ends | {self.start})
 
-    def change(self, feature: Feature) -> str | None:
-        """Return what happens to a feature at its layer; None if its predecessors are unknown.
-
-        It is *persistence* if it comes from the residual stream alone, *transformation* if it comes
-        from there and from MLP or attention, and *birth* if it does not come from the stream.
-        """
-        group = self.groups.get(feature)
-        if group is None:
-            return None
-        code = GROUPS.index(group)
-        if not code & 1:
-            return "birth"
-        return "persistence" if code == 1 else "transformation"
-
     def as_dict(self) -> dict[str, Any]:
         """Return the graph as plain data for JSON."""
         return {
@@ -184,7 +170,6 @@ class FlowGraph:
                     **asdict(feature.hook_point),
                     "index": feature.index,
                     "group": self.groups.get(feature),
-                    "change": self.change(feature),
                 }
                 for feature in self.features
             ],
@@ -196,31 +181,14 @@ class FlowGraph:
 
     def write_graphml(self, path: str | Path) -> None:
         """Write the graph as GraphML, for Gephi, Cytoscape, yEd or networkx."""
-        root = ElementTree.Element("graphml", xmlns="http://graphml.graphdrawing.org/xmlns")
-        for end, types in _GRAPHML_TYPES.items():
-            for name, kind in types.items():
-                key = {"id": name, "for": end, "attr.name": name, "attr.type": kind}
-                ElementTree.SubElement(root, "key", key)
-        graph = ElementTree.SubElement(root, "graph", id=self.start.id, edgedefault="directed")
-        content = self.as_dict()
-        for end in _GRAPHML_TYPES:
-            for values in content[f"{end}s"]:
-                ends = {key: values[key] for key in ("id", "source", "target") if key in values}
-                element = ElementTree.SubElement(graph, end, ends)
-                for name in _GRAPHML_TYPES[end]:
-                    if values[name] is not None:
-                        ElementTree.SubElement(element, "data", key=name).text = str(values[name])
-        ElementTree.indent(root)
+        content, graph = self.as_dict(), networkx.DiGraph(id=self.start.id)
+        for node in content["nodes"]:
+            known = {key: value for key, value in node.items() if value is not None}
+            graph.add_node(known.pop("id"), **known)
+        for edge in content["edges"]:
+            graph.add_edge(edge["source"], edge["target"], cosine=edge["cosine"])
         with atomic_write(path) as part:
-            ElementTree.ElementTree(root).write(part, encoding="utf-8", xml_declaration=True)
-
-
-_GRAPHML_TYPES = {
-    "node": {
-        "layer": "int", "kind": "string", "index": "int", "group": "string", "change": "string"
-    },
-    "edge": {"cosine": "double"},
-}  # fmt: skip
+            networkx.write_graphml_xml(graph, part, named_key_ids=True)
 
 
 class DecoderMatcher:
@@ -313,10 +281,7 @@ class DecoderMatcher:
             k: Number of features considered at each hook point, the most similar first.
         """
         limits = thresholds_by_kind(thresholds)
-        if direction not in ("backward", "forward", "both"):
-            raise SparseAutoencoderError(
-                f"direction is {direction!r}; it must be backward, forward or both."
-            )
+        require_one_of("direction", direction, ("backward", "forward", "both"))
         require("k", k, at_least=1)
         self.check_start(start)
         edges: list[Edge] = []

@@ -233,7 +233,6 @@ class FeatureFlow(LMStudy):
             n_texts=statistics.n_texts,
             n_tokens=statistics.n_tokens,
             groups=[each.summarize(matcher.zero_norm) for each in statistics.groups.values()],
-            histograms=statistics.histograms(),
             transitions=measure_transitions(saes, matcher, statistics.sample),
             cuts=cuts,
             steering=[] if relation is None else self._measure_steering(relation, statistics),

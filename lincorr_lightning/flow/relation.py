@@ -19,7 +19,7 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
-from lincorr_lightning.sae.forwards import Interventions, last_activations, remove_features
+from lincorr_lightning.sae.forwards import last_activations, remove_features
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
@@ -202,7 +202,8 @@ def measure_relation(
         removed = sorted(shared[name])
         if control:
             removed = control_features(removed, n_active, generator)
-        after = relation_logits(lm, relation, subjects, remove_features(saes, removed))
+        with edited(lm.model, remove_features(saes, removed)):
+            after = relation_logits(lm, relation, subjects)
         scores = score_relation(relation, logits, after, n_fit)
         cuts.append(RelationCut(name, control, len(removed), **scores))
     return RelationFlow(relation, subjects, n_fit, logits, by_side, matcher.last, pairs, cuts)
@@ -212,15 +213,11 @@ def measure_relation(
 
 
 def relation_logits(
-    lm: LanguageModel,
-    relation: TokenizedRelation,
-    subjects: Sequence[str],
-    interventions: Interventions | None = None,
+    lm: LanguageModel, relation: TokenizedRelation, subjects: Sequence[str]
 ) -> RelationLogits:
-    """Return the domain logits of a relation's prompts, with interventions."""
-    with edited(lm.model, interventions or {}):
-        source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
-        target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
+    """Return the domain logits of a relation's prompts."""
+    source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
+    target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
     return RelationLogits(source.cpu(), target.cpu())
 
 

@@ -11,18 +11,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from lincorr_lightning.flow import figures
-from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect, compare_cuts
+from lincorr_lightning.flow.deactivation import CutEffect, compare_cuts
 from lincorr_lightning.flow.graph import GROUP_NAMES, FlowGraph
 from lincorr_lightning.flow.relation import RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
 from lincorr_lightning.flow.text_statistics import Transition
 from lincorr_lightning.io import safe_names, write_json
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, number, short_name
-from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
+from lincorr_lightning.results.table import Table, short_name
+from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -39,7 +37,6 @@ def feature_flow_results(
     n_texts: int,
     n_tokens: int,
     groups: Sequence[Mapping[str, Any]],
-    histograms: Mapping[HookKind, Tensor],
     transitions: Sequence[Transition] = (),
     cuts: Sequence[CutEffect] = (),
     steering: Sequence[SteeringPoint] = (),
@@ -49,7 +46,7 @@ def feature_flow_results(
 ) -> Results:
     """Build the results of the study from all that it measured.
 
-    `groups` and `histograms` are those of `FeatureGroups`; `names` are those of features.
+    `groups` are those of `FeatureGroups`; `names` are those of features.
     """
     effects = Table.of(
         "deactivation", cuts, CutEffect,
@@ -82,16 +79,16 @@ def feature_flow_results(
             "n_tokens": n_tokens,
             "groups": groups,
             "transitions": [asdict(each) for each in transitions],
-            "deactivation": {row["method"]: _without(row, "method") for row in by_method},
-            "deactivation_layers": by_layer,
-            "steering": {row["strategy"]: _without(row, "strategy") for row in best},
+            "deactivation": _plain(by_method).set_index("method").to_dict("index"),
+            "deactivation_layers": _plain(by_layer).to_dict("records"),
+            "steering": best.set_index("strategy").to_dict("index"),
             "relation": None if relation is None else _relation_values(relation),
             "saes": [hook_point.id for hook_point in saes],
         },
         _scalars(groups, by_method, best, relation),
         tables=[table for table in tables if len(table)],
         figures=[
-            *_figures(frames, histograms, n_tokens, relation, lm),
+            *_figures(frames, n_tokens, relation, lm),
             *_flow_figures(flows, names, lm),
         ],
     )
@@ -107,34 +104,26 @@ def write_graphs(flows: Flows, folder: Path) -> None:
 # -- summaries -----------------------------------------------------------------------------------
 
 
-def summarize_cuts(cuts: DataFrame, *by: str) -> list[dict[str, Any]]:
+def summarize_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     """Return the effect of each method beside its random control, over all groups.
 
     It is that at the lowest r: predecessors are removed if r = 0 was measured. `by` are the columns
     of `CutEffect` that have a row per value.
     """
-    rows = []
-    for row in compare_cuts(cuts[cuts["group"] == "all"], *by).to_dict("records"):
-        matched, random = row["matched_success"], number(row["random_success"])
-        effects = [f"{cut}_{name}" for cut in ("matched", "random") for name in EFFECTS]
-        rows.append(
-            {name: row[name] for name in (*by, "r", "n")}
-            | {name: number(row[name]) for name in effects}
-            | {"times_random": matched / random if random else None}
-        )
-    return rows
+    effects = compare_cuts(cuts[cuts["group"] == "all"], *by)
+    random = effects["random_success"].astype(float)
+    return effects.assign(times_random=effects["matched_success"] / random.where(random > 0))
 
 
-def best_steering(points: DataFrame) -> list[dict[str, Any]]:
+def best_steering(points: DataFrame) -> DataFrame:
     """Return the strength with the highest mean score over the answers, a row per strategy."""
     means = mean_steering(points)
-    best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()]
-    rows: list[Any] = best[_STEERING_COLUMNS].to_dict("records")
-    return rows
+    return means.loc[means.groupby("strategy", sort=False)["score"].idxmax(), _STEERING_COLUMNS]
 
 
-def _without(row: Mapping[str, Any], key: str) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if name != key}
+def _plain(frame: DataFrame) -> DataFrame:
+    """Return a table for JSON, which has no NaN."""
+    return frame.astype(object).where(frame.notna(), None)
 
 
 def _relation_values(flow: RelationFlow) -> dict[str, Any]:
@@ -160,17 +149,19 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
 
 def _scalars(
     groups: Sequence[Mapping[str, Any]],
-    by_method: Sequence[Mapping[str, Any]],
-    best: Sequence[Mapping[str, Any]],
+    by_method: DataFrame,
+    best: DataFrame,
     relation: RelationFlow | None,
 ) -> dict[str, float]:
     scalars: dict[str, float | None] = {
         f"auroc/{kind}/layer_{each['layer']}": value
         for each in groups for kind, value in each["auroc"].items()
     }  # fmt: skip
-    for row, cut in product(by_method, ("matched", "random")):
-        scalars[f"deactivation/{row['method']}/{cut}"] = row[f"{cut}_success"]
-    for row, name in product(best, ("strength", "behaviour", "coherence", "score")):
+    for row, kind in product(_plain(by_method).to_dict("records"), ("matched", "random")):
+        scalars[f"deactivation/{row['method']}/{kind}"] = row[f"{kind}_success"]
+    for row, name in product(
+        best.to_dict("records"), ("strength", "behaviour", "coherence", "score")
+    ):
         scalars[f"steering/{row['strategy']}/{name}"] = row[name]
     keys = {"r": "fixed", "r_target_only": "target_only", "r_refitted": "refitted",
             "recall": "recall"}  # fmt: skip
@@ -207,20 +198,18 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
     )  # fmt: skip
 
 
-def _summary_table(
-    name: str, by: Sequence[str], features: str, rows: Sequence[Mapping[str, Any]]
-) -> Table:
-    return Table.of(
-        f"deactivation_{name}", rows, [*by, *_SUMMARY],
+def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFrame) -> Table:
+    return Table(
+        f"deactivation_{name}", effects[[*by, *_SUMMARY]],
         f"{features} switched off when their predecessors are rescaled by r.",
         headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
         formats={key: form for key, (_, form) in _SUMMARY.items()},
     )  # fmt: skip
 
 
-def _steering_table(best: Sequence[Mapping[str, Any]]) -> Table:
-    return Table.of(
-        "steering_summary", best, _STEERING_COLUMNS,
+def _steering_table(best: DataFrame) -> Table:
+    return Table(
+        "steering_summary", best,
         "Strength with the highest mean score of each steering strategy.",
         "Behaviour: probability of the answer; coherence: perplexity of other texts without "
         "steering by that with steering; score: their product.",
@@ -267,7 +256,6 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
 
 def _figures(
     frames: Mapping[str, DataFrame],
-    histograms: Mapping[HookKind, Tensor],
     n_tokens: int,
     relation: RelationFlow | None,
     lm: str,
@@ -275,14 +263,10 @@ def _figures(
     drawn: dict[str, tuple[str, str, Any]] = {
         "groups": ("groups", "Share of activations by the matched predecessors that are active "
                    "too.", partial(figures.groups_figure, n_tokens=n_tokens)),
-        "cosines": ("groups", "Activations of each group by the cosine of their predecessors.",
-                    partial(figures.cosines_figure, histograms)),
         "transitions": ("transitions", "Variance that the features of a predecessor explain.",
                         figures.transitions_figure),
         "deactivation": ("deactivation", "Features switched off with their predecessors.",
                          figures.deactivation_figure),
-        "deactivation_layers": ("deactivation", "Features of each layer switched off with their "
-                                "predecessors.", figures.layers_figure),
         "rescaling": ("deactivation", "Activations and losses as predecessors are rescaled.",
                       figures.rescaling_figure),
         "steering": ("steering", "Behaviour, coherence and their product by steering strength.",

@@ -7,28 +7,24 @@ coherence; here both are probabilities of the steered LM itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
+import networkx
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.flow.text_statistics import FeatureActivity
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column
-from lincorr_lightning.sae.forwards import (
-    Forward,
-    Interventions,
-    Rows,
-    add_features,
-    run_with_hooks,
-)
+from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -62,13 +58,11 @@ class SteeringSettings:
 
     def __post_init__(self) -> None:
         """Check the settings."""
-        if not self.strategies or not set(self.strategies) <= set(STRATEGIES):
-            raise ConfigError(
-                f"model.steering.strategies is {list(self.strategies)}; choose from "
-                f"{', '.join(STRATEGIES)}."
-            )
-        if not self.strengths:
-            raise ConfigError("model.steering.strengths is []; give some, such as [0.0, 1.0].")
+        for name in ("strategies", "strengths"):
+            if not getattr(self, name):
+                raise ConfigError(f"model.steering.{name} is empty; give some.")
+        for strategy in self.strategies:
+            require_one_of("model.steering.strategies", strategy, STRATEGIES)
         for strength in self.strengths:
             require("model.steering.strengths", strength)
         require("model.steering.decay", self.decay, above=0, at_most=1)
@@ -79,12 +73,10 @@ class SteeringSettings:
 
 def distances(graph: FlowGraph) -> dict[Feature, int]:
     """Return the number of steps from the start to each feature of its flow graph."""
-    neighbours = [(edge.source, edge.target) for edge in graph.edges]
-    neighbours += [(edge.target, edge.source) for edge in graph.edges]
-    steps = {graph.start: 0}
-    while new := {far for near, far in neighbours if near in steps} - steps.keys():
-        steps |= dict.fromkeys(sorted(new), max(steps.values()) + 1)
-    return steps
+    network = networkx.Graph([(edge.source, edge.target) for edge in graph.edges])
+    network.add_node(graph.start)
+    steps = networkx.single_source_shortest_path_length(network, graph.start)
+    return dict(sorted(steps.items(), key=lambda step: (step[1], step[0])))
 
 
 def steering_weights(
@@ -100,18 +92,15 @@ def steering_weights(
     if strategy == "single":
         return {graph.start: 1.0}
     beyond = max(steps.values()) + 1
-
-    def weight(step: int) -> float:
-        if strategy == "linear":
-            return 1 - step / beyond
-        return decay**step if strategy == "exponential" else 1.0
-
+    weight: Callable[[int], float] = {
+        "constant": lambda step: 1.0,
+        "linear": lambda step: 1 - step / beyond,
+        "exponential": lambda step: decay**step,
+    }[strategy]
     return {feature: weight(step) for feature, step in steps.items()}
 
 
-def answer_probability(
-    lm: LanguageModel, rows: Rows, token_id: int, interventions: Interventions | None = None
-) -> float:
+def answer_probability(lm: LanguageModel, rows: Rows, token_id: int) -> float:
     """Return the mean probability of a token after some prompts, over the whole vocabulary."""
     probabilities = torch.empty(len(rows), dtype=torch.float64)
 
@@ -120,11 +109,11 @@ def answer_probability(
         logits = forward.logits[which, forward.last].double()
         probabilities[forward.cases] = logits.softmax(1)[:, token_id].cpu()
 
-    run_with_hooks(lm, rows, record, interventions=interventions)
+    run_with_hooks(lm, rows, record)
     return float(probabilities.mean())
 
 
-def text_loss(lm: LanguageModel, rows: Rows, interventions: Interventions | None = None) -> float:
+def text_loss(lm: LanguageModel, rows: Rows) -> float:
     """Return the mean negative log likelihood of the tokens of some texts, in nats."""
     sums: list[Tensor] = []
     counts: list[int] = []
@@ -134,7 +123,7 @@ def text_loss(lm: LanguageModel, rows: Rows, interventions: Interventions | None
         sums.append(losses.sum().cpu())
         counts.append(int(has_next.sum()))
 
-    run_with_hooks(lm, rows, record, interventions=interventions)
+    run_with_hooks(lm, rows, record)
     return float(torch.stack(sums).sum()) / max(1, sum(counts))
 
 
@@ -184,9 +173,10 @@ def measure_steering(
         weights = steering_weights(answer.graph, strategy, settings.decay)
         typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
         edits = add_features(saes, {f: strength * weights[f] * typical[f] for f in weights})
-        behaviour = answer_probability(lm, answer.prompts, answer.token_id, edits)
-        # A perplexity that falls is no more than coherent.
-        coherence = math.exp(min(0.0, loss_before - text_loss(lm, texts, edits)))
+        with edited(lm.model, edits):
+            behaviour = answer_probability(lm, answer.prompts, answer.token_id)
+            # A perplexity that falls is no more than coherent.
+            coherence = math.exp(min(0.0, loss_before - text_loss(lm, texts)))
         points.append(
             SteeringPoint(
                 answer.label, answer.graph.start.id, strategy, strength, len(weights),

@@ -19,7 +19,7 @@ from lincorr_lightning.functional.auroc import counted_auroc
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
-from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 if TYPE_CHECKING:
@@ -76,15 +76,6 @@ class TextStatistics:
 
         self.n_texts += len(rows)
         run_with_hooks(self._lm, rows, count, hook_points=list(self._saes))
-
-    def histograms(self) -> dict[HookKind, Tensor]:
-        """Return `FeatureGroups.histogram` by kind of predecessor, over all layers."""
-        sums: dict[HookKind, Tensor] = {}
-        for groups in self.groups.values():
-            for source in groups.matches:
-                counts = groups.histogram(source)
-                sums[source.kind] = sums.get(source.kind, torch.zeros_like(counts)) + counts
-        return {kind: sums[kind] for kind in KINDS if kind in sums}
 
     def names(self, features: Iterable[Feature]) -> dict[str, str]:
         """Return the names of features that have one, by their ids."""
@@ -209,17 +200,6 @@ class FeatureGroups:
         together = self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
         cosines = self.matches[source].cosines[:, 0]
         return counted_auroc(cosines, together, self.counts.sum(1) - together)
-
-    def histogram(self, source: HookPoint, n_bins: int = 20) -> Tensor:
-        """Return the activations of each group by the cosine of a predecessor (figures 3, 4, 14).
-
-        They are ``(8, n_bins)``: bins of equal width from 0 to 1; cosines below 0 are in the first.
-        """
-        cosines = self.matches[source].cosines[:, 0]
-        has_match = ~cosines.isnan()
-        binned = (cosines[has_match] * n_bins).floor().long().clamp(0, n_bins - 1)
-        histogram = torch.zeros(n_bins, len(GROUPS), dtype=torch.int64, device=self.counts.device)
-        return histogram.index_add_(0, binned, self.counts[has_match]).T
 
     def summarize(self, zero_norm: Mapping[HookPoint, int]) -> dict[str, Any]:
         """Return the counts of this layer as plain data; `DecoderMatcher.zero_norm` is added."""

@@ -9,7 +9,7 @@ deactivation and steering).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Intervention = Callable[[Tensor], Tensor]
 """Function from activations ``(batch, sequence, width)`` to their replacement."""
-Interventions = Mapping[HookPoint, Intervention]
 Rows = Sequence[Sequence[int]]
 
 
@@ -85,7 +84,6 @@ def run_with_hooks(
     callback: Callable[[Forward], None],
     *,
     hook_points: Sequence[HookPoint] = (),
-    interventions: Interventions | Callable[[list[int]], Interventions] | None = None,
     logits: bool = True,
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
     batches: MicroBatches | None = None,
@@ -98,20 +96,19 @@ def run_with_hooks(
         lm: The LM, loaded.
         rows: Token ids of each text, as `LanguageModel.rows` returns them.
         callback: Function called with each forward pass.
-        hook_points: Hook points to capture, after the interventions.
-        interventions: Replacements, or a function that makes them from the indices of some texts.
+        hook_points: Hook points to capture, after interventions of contexts entered by `edited`.
         logits: Whether to compute logits, for which the LM runs to its end.
-        context: Function from the indices of some texts to a context to run these in.
+        context: Function from the indices of some texts to a context to run these in, such as
+            `edited`.
         batches: Batches that keep the size that fits the memory from one call to the next.
     """
 
     def run(cases: list[int], ids: Tensor, mask: Tensor) -> None:
-        changes = interventions(cases) if callable(interventions) else (interventions or {})
-        with ExitStack() as stack:
-            stack.enter_context(context(cases) if context is not None else nullcontext())
-            stack.enter_context(edited(lm.model, changes))
+        with (
+            nullcontext() if context is None else context(cases),
             # Hooks run in the order of registration, so that replaced activations are captured.
-            at = stack.enter_context(captured(lm.model, hook_points))
+            captured(lm.model, hook_points) as at,
+        ):
             if logits:
                 output = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
             else:

@@ -40,13 +40,7 @@ def width_of(model: nn.Module) -> int:
 def find_hook_points(
     model: nn.Module, kinds: Sequence[HookKind] = KINDS, layers: Iterable[int] | None = None
 ) -> list[HookPoint]:
-    """Return the hook points of an LM, sorted by layer.
-
-    Args:
-        model: A Hugging Face causal LM.
-        kinds: Kinds of hook points.
-        layers: Indices of layers, from 0; None takes all.
-    """
+    """Return the hook points of an LM, sorted by layer; None takes all `layers`, from 0."""
     numbers = range(len(layers_of(model))) if layers is None else layers
     hook_points = sorted({HookPoint(layer, kind) for layer in numbers for kind in kinds})
     for hook_point in hook_points:
@@ -58,16 +52,11 @@ def find_hook_points(
 def captured(
     model: nn.Module, hook_points: Iterable[HookPoint]
 ) -> Iterator[dict[HookPoint, Tensor]]:
-    """Capture an LM's activations at hook points.
+    """Capture the activations of a Hugging Face causal LM at hook points.
 
-    Args:
-        model: A Hugging Face causal LM. Its mode, weights and gradients stay as they are.
-        hook_points: Hook points to read.
-
-    Yields:
-        The activations of the last forward pass inside the context, ``(batch, sequence, width)``
-        each, in the LM's precision, without gradient. If `captured` is entered inside `edited`, it
-        captures the replaced activations.
+    Those of the last forward pass inside the context, ``(batch, sequence, width)`` each, in the
+    LM's precision, without gradient; inside `edited`, the replaced ones. The LM's mode, weights and
+    gradients stay as they are.
     """
     activations: dict[HookPoint, Tensor] = {}
 
@@ -75,24 +64,29 @@ def captured(
         # Cloned, because Falcon adds to its MLP's output in place.
         activations[hook_point] = activation.detach().clone()
 
-    with _hooked(model, {hook_point: partial(read, hook_point) for hook_point in hook_points}):
+    with edited(model, {hook_point: partial(read, hook_point) for hook_point in hook_points}):
         yield activations
 
 
 @contextmanager
 def edited(
-    model: nn.Module, interventions: Mapping[HookPoint, Callable[[Tensor], Tensor]]
+    model: nn.Module, interventions: Mapping[HookPoint, Callable[[Tensor], Tensor | None]]
 ) -> Iterator[None]:
-    """Replace an LM's activations at hook points while it runs.
+    """Replace the activations of a Hugging Face causal LM at hook points while it runs.
 
-    Args:
-        model: A Hugging Face causal LM.
-        interventions: Function per hook point from the activations there,
-            ``(batch, sequence, width)``, to their replacement of the same shape. The functions are
-            called in each forward pass inside the context, layer by layer, so that each sees the
-            effect of those before it. Gradients pass through them.
+    `interventions` has a function per hook point from the activations there, ``(batch, sequence,
+    width)``, to their replacement of the same shape, or to None, which only reads them. They are
+    called in each forward pass inside the context, layer by layer, so that each sees the effect of
+    those before it. Gradients pass through them.
     """
-    with _hooked(model, interventions):
+    with ExitStack() as stack:
+        for hook_point, function in interventions.items():
+            module, layer = module_at(model, hook_point), layer_of(model, hook_point)
+            shape = [-1, -1, width_of(model)]
+            count = partial(_count_rows, shape)
+            stack.enter_context(layer.register_forward_pre_hook(count, with_kwargs=True))
+            hook = partial(_replace_output, hook_point, function, shape)
+            stack.enter_context(module.register_forward_hook(hook))
         yield
 
 
@@ -150,21 +144,6 @@ def stop_before(
 # -- hooks ---------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _hooked(
-    model: nn.Module, hooks: Mapping[HookPoint, Callable[[Tensor], Tensor | None]]
-) -> Iterator[None]:
-    with ExitStack() as stack:
-        for hook_point, function in hooks.items():
-            module, layer = module_at(model, hook_point), layer_of(model, hook_point)
-            shape = [-1, -1, width_of(model)]
-            count = partial(_count_rows, shape)
-            stack.enter_context(layer.register_forward_pre_hook(count, with_kwargs=True))
-            hook = partial(_replace_output, hook_point, function, shape)
-            stack.enter_context(module.register_forward_hook(hook))
-        yield
-
-
 def _count_rows(
     shape: list[int], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -180,7 +159,7 @@ def _replace_output(
     args: Any,
     output: Any,
 ) -> Any:
-    """Pass a module's output through a function; one that returns None only reads it."""
+    """Pass a module's output through a function."""
     tensor = _tensor_in(output)
     whole = tensor if tensor.dim() == 3 else tensor.view(shape)
     new = function(whole)

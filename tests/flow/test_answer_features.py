@@ -22,6 +22,7 @@ from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import remove_features
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.hooks import edited
 from tests.toys import replaced_output, toy_sae
 
 LOW, MLP, TOP = HookPoint(0, "residual"), HookPoint(1, "mlp_out"), HookPoint(1, "residual")
@@ -144,8 +145,8 @@ def test_logits_with_and_without_removed_features(small_lm: str) -> None:
     sae = toy_sae(TOP, torch.eye(16))
     subjects = [f"name{i}" for i in range(12)]
     plain = relation_logits(lm, relation, subjects)
-    edits = remove_features({TOP: sae}, [Feature(TOP, i) for i in range(16)])
-    cut = relation_logits(lm, relation, subjects, edits)
+    with edited(lm.model, remove_features({TOP: sae}, [Feature(TOP, i) for i in range(16)])):
+        cut = relation_logits(lm, relation, subjects)
     with replaced_output(lm.model, TOP, lambda x: x.clamp(max=0)):
         expected = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
     torch.testing.assert_close(cut.target, expected, rtol=1e-4, atol=1e-4)

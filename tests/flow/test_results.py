@@ -85,36 +85,36 @@ def _results(**more) -> Results:
         "layer": 0, "n_activations": 1000, "shares": dict.fromkeys(GROUPS, 0.125),
         "auroc": {"mlp_out": 0.75, "attention_out": None}, "zero_norm": {"residual.0": 2},
     }  # fmt: skip
-    histograms = {"mlp_out": torch.ones(8, 2), "attention_out": torch.ones(8, 2)}
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
     found = {"transitions": transitions, "cuts": CUTS, "steering": POINTS, "relation": _relation()}
     return feature_flow_results(
         lm_name="some/where/my-lm", saes=[MLP, STREAM], n_texts=20, n_tokens=200, groups=[groups],
-        histograms=histograms, **found | more,
+        **found | more,
     )  # fmt: skip
 
 
 def test_cuts_are_averaged_over_cases() -> None:
     frame = Table.of("cuts", CUTS).frame
-    (found,) = summarize_cuts(frame, "method")
+    (found,) = summarize_cuts(frame, "method").to_dict("records")
     assert (found["method"], found["n"], found["r"]) == ("top-1", 40, 0.0)
     assert found["matched_success"] == pytest.approx((0.5 * 30 + 0.2 * 10) / 40)
     assert found["random_success"] == pytest.approx(0.1 * 30 / 40)
     assert found["times_random"] == pytest.approx(17 / 3)
     assert found["matched_activation_change"] == pytest.approx(-17 / 40)
     assert found["matched_loss_change"] == pytest.approx(0.1)
-    (rescaled,) = summarize_cuts(frame[frame["r"] == 0.5], "method")
+    (rescaled,) = summarize_cuts(frame[frame["r"] == 0.5], "method").to_dict("records")
     assert rescaled["matched_success"] == pytest.approx(0.3)
-    assert summarize_cuts(frame.head(0), "method") == []
-    first, second = summarize_cuts(frame, "layer", "method")
+    assert summarize_cuts(frame.head(0), "method").empty
+    first, second = summarize_cuts(frame, "layer", "method").to_dict("records")
     assert (first["layer"], first["method"], first["n"]) == (0, "top-1", 30)
     assert (first["matched_success"], first["times_random"]) == (0.5, pytest.approx(5.0))
     # A control that switches nothing off cannot be divided by.
-    assert (second["layer"], second["matched_success"], second["times_random"]) == (1, 0.2, None)
+    assert (second["layer"], second["matched_success"]) == (1, 0.2)
+    assert math.isnan(second["times_random"])
 
 
 def test_steering_is_averaged_over_answers() -> None:
-    single, linear = best_steering(Table.of("steering", POINTS).frame)
+    single, linear = best_steering(Table.of("steering", POINTS).frame).to_dict("records")
     assert linear.pop("strategy") == "linear"
     assert linear == pytest.approx(
         {"strength": 1.0, "n_answers": 2, "behaviour": 0.4, "coherence": 0.5, "score": 0.2}
@@ -201,8 +201,6 @@ def test_flows_to_draw_and_answers_to_steer_towards() -> None:
 
 # -- figures -------------------------------------------------------------------------------------
 
-HISTOGRAMS = {kind: torch.arange(160).view(8, 20) % 9 for kind in KINDS}
-
 
 def _groups(n_layers: int) -> DataFrame:
     shares = np.random.default_rng(0).dirichlet(np.ones(8), n_layers)
@@ -218,8 +216,8 @@ def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part() -> N
     results = _results(flows={"residual.2.0": [_wide_graph(0)]})
     drawn = {one.name: one.draw() for one in results.figures}
     assert set(drawn) == {
-        "groups", "cosines", "transitions", "deactivation", "deactivation_layers", "rescaling",
-        "steering", "relation", "flow_residual.2.0",
+        "groups", "transitions", "deactivation", "rescaling", "steering", "relation",
+        "flow_residual.2.0",
     }  # fmt: skip
     drawn["wide"] = figures.groups_figure(_groups(26), "some/where/my-lm", 200)
     for name, figure in drawn.items():
@@ -245,17 +243,6 @@ def test_figures_show_means_at_the_lowest_r_and_leave_unknown_scores_out() -> No
     axes = results.figure("relation").draw().axes[0]
     assert sorted(bar.get_height() for bar in axes.patches) == [-0.1] * 3 + [0.7] * 3 + [0.9] * 3
     assert len(axes.get_xticks()) == 3
-
-
-def test_cosines_are_densities_and_name_the_mean_auroc() -> None:
-    figure = figures.cosines_figure(HISTOGRAMS, _groups(3), "lm")
-    panels = {axes.get_title(loc="left"): axes.get_lines() for axes in figure.axes}
-    assert list(panels) == ["residual stream", "MLP, AUROC 0.75", "attention, AUROC 0.75"]
-    counts = HISTOGRAMS["residual"][2].numpy()
-    np.testing.assert_allclose(
-        panels["residual stream"][2].get_xydata(),
-        np.column_stack([(np.arange(20) + 0.5) / 20, counts / counts.mean()]),
-    )
 
 
 # -- flow graphs ---------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from lincorr_lightning.flow.steering import (
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import add_features
 from lincorr_lightning.sae.hook_points import HookPoint
+from lincorr_lightning.sae.hooks import edited
 from tests.toys import replaced_output, toy_sae
 
 
@@ -64,10 +65,10 @@ def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> Non
                 losses += [
                     -float(logits[i].log_softmax(0)[row[i + 1]]) for i in range(len(row) - 1)
                 ]
-        edits = {hook_point: change}
-        found = answer_probability(lm, rows, 7, edits)
-        assert found == pytest.approx(np.mean(probabilities), rel=1e-4)
-        assert text_loss(lm, rows, edits) == pytest.approx(np.mean(losses), rel=1e-5)
+        with edited(lm.model, {hook_point: change}):
+            found = answer_probability(lm, rows, 7)
+            assert found == pytest.approx(np.mean(probabilities), rel=1e-4)
+            assert text_loss(lm, rows) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -> None:
@@ -81,8 +82,10 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     answer = SteeredAnswer("Paris", 7, graph, prompts)
     none, point = measure_steering(lm, saes, activity, [answer], texts, settings)  # type: ignore[arg-type]
     edits = add_features(saes, {start: 2.0 * 4.0, below: 2.0 * 0.5 * 3.0})
-    assert point.behaviour == pytest.approx(answer_probability(lm, prompts, 7, edits))
-    before, after = text_loss(lm, texts), text_loss(lm, texts, edits)
+    before = text_loss(lm, texts)
+    with edited(lm.model, edits):
+        assert point.behaviour == pytest.approx(answer_probability(lm, prompts, 7))
+        after = text_loss(lm, texts)
     assert point.coherence == pytest.approx(min(1.0, math.exp(before - after)))
     assert point.score == pytest.approx(point.behaviour * point.coherence)
     assert none.behaviour == pytest.approx(answer_probability(lm, prompts, 7))

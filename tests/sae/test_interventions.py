@@ -13,6 +13,7 @@ from lincorr_lightning.sae.forwards import (
     run_with_hooks,
 )
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
+from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from tests.toys import replaced_output, toy_sae
 
@@ -54,7 +55,7 @@ def _read(lm, edits):
         for row, case in enumerate(forward.cases):
             found[case] = forward.logits[row, : int(forward.mask[row].sum())].numpy()
 
-    run_with_hooks(lm, lm.rows(TEXTS), look, interventions=edits)
+    run_with_hooks(lm, lm.rows(TEXTS), look, context=lambda cases: edited(lm.model, edits(cases)))
     return [found[i] for i in range(len(TEXTS))]
 
 
@@ -97,9 +98,11 @@ def test_removed_and_added_everywhere(small_lm: str, hook_point: HookPoint) -> N
     lm = LanguageModel.from_pretrained(small_lm)
     sae = _sae(hook_point)
     chosen = [0, 3, 11]
-    cut = _read(lm, remove_features({hook_point: sae}, [Feature(hook_point, i) for i in chosen]))
+    removal = remove_features({hook_point: sae}, [Feature(hook_point, i) for i in chosen])
+    cut = _read(lm, lambda cases: removal)
     steps = {Feature(hook_point, 4): 1.5, Feature(hook_point, 9): -0.5}
-    steered = _read(lm, add_features({hook_point: sae}, steps))
+    steering = add_features({hook_point: sae}, steps)
+    steered = _read(lm, lambda cases: steering)
     d = sae.decoder.detach().numpy() / sae.input_scale
     for i, ids in enumerate(lm.rows(TEXTS)):
         np.testing.assert_allclose(
