@@ -8,15 +8,18 @@ reads the files of ``run.py``, puts the tables between their markers, and draws 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 from jsonargparse import auto_cli
-from pandas import read_csv
+from pandas import factorize
 from scipy.stats import binomtest
 
 from benchmarks.common import (
@@ -26,9 +29,11 @@ from benchmarks.common import (
     place_tables,
     plain_axes,
     read_numbers,
+    two,
 )
-from benchmarks.real_lms import forecast_tables
-from benchmarks.real_lms.forecast_scores import ForecastRun, compare, interval, load
+from benchmarks.real_lms import forecast_scores as scores
+from benchmarks.real_lms import forecast_tables, repair
+from benchmarks.real_lms.forecast_tables import signed
 from benchmarks.real_lms.run import PAPER_PAIRS
 from benchmarks.real_lms.tables import (
     EDITED,
@@ -40,6 +45,7 @@ from benchmarks.real_lms.tables import (
     precision_table,
     random_words_table,
     risk_run,
+    spread,
 )
 from lincorr_lightning.results.paper import paper_numbers
 
@@ -52,12 +58,12 @@ FEW_PAIRS = "most pairs, which are unrelated, do not exceed the control"
 RIDGE = "a ridge raises Hit@1 of city→country"
 RANDOM_WORDS = "r of related knowledge exceeds that of random words at the same prompts (20 labels)"
 PRECISE = "W, ridge auto, pairs more labels right than the vocabulary alone does"
-CONSTANT = "edits of city→country generalize more often than one answer for all, by country, too"
-GENERALIZES = "edits of city→country generalize more often than random labels"
-FORECAST = "a fit on other LMs and relations forecasts which edits generalize"
-IN_CONTEXT = "edits whose reference the LM gives in context generalize twice as often"
-REPAIR = "a repair halves hallucinated edits of answers not shown, and changes nothing else"
-VOCABULARY = "from the vocabulary alone, cities compose to countries above permuted pairs"
+CONSTANT = "edits of city→country, by country, generalize more often than one answer for all"
+FORECAST = "a step forecasts better than all baselines together, within a reference, too (AUROC)"
+IN_CONTEXT = "within a reference, edits that the LM infers in context generalize more often"
+REPAIR = "after a repair, fewer edits of all but the two most frequent references hallucinate"
+VOCABULARY = "from the vocabulary alone, cities compose to countries above baselines (seeds)"
+PAPER_PROTOCOL = tuple(map("ablation_paper_{}".format, range(5)))
 N_SUBJECTS = 1000  # that every LM's ridge path has
 RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
               "ceo->company", "X+1->X+2")  # fmt: skip
@@ -80,14 +86,14 @@ class Finding:
 def pair(runs: Runs, name: str, run: str = "probe") -> Mapping[str, Any]:
     """Return the scores of a pair of a probe."""
     by_name = {f"{each['source']}->{each['target']}": each for each in runs[run]["pairs"]}
-    scores: Mapping[str, Any] = by_name[name]
-    return scores
+    found: Mapping[str, Any] = by_name[name]
+    return found
 
 
-def exceeds_control(scores: Mapping[str, Any]) -> bool:
+def exceeds_control(found: Mapping[str, Any]) -> bool:
     """Return whether r of a pair exceeds that of its control."""
-    exceeds: bool = scores["label_mean"] > scores["control_label_mean"]
-    return exceeds and scores["q"] < SIGNIFICANT
+    exceeds: bool = found["label_mean"] > found["control_label_mean"]
+    return exceeds and found["q"] < SIGNIFICANT
 
 
 def ridge_path(runs: Runs, relation: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
@@ -105,23 +111,13 @@ def ridge_path(runs: Runs, relation: str) -> tuple[Mapping[str, Any], Mapping[st
     return points[0], next(point for point in points if point["ridge"] == at["auto"])
 
 
-def above_control(name: str) -> Callable[[Runs], tuple[bool, str]]:
-    """Return the rule: r of a pair exceeds that of its control, q < .05."""
+def above_control(name: str, wanted: bool = True) -> Callable[[Runs], tuple[bool, str]]:
+    """Return the rule: r of a pair exceeds that of its control, q < .05; or does not."""
 
     def check(runs: Runs) -> tuple[bool, str]:
         found = pair(runs, name)
         r, control = found["label_mean"], found["control_label_mean"]
-        return exceeds_control(found), f"{r:.2f}, control {control:.2f}"
-
-    return check
-
-
-def at_control(name: str) -> Callable[[Runs], tuple[bool, str]]:
-    """Return the rule: r of an unrelated pair does not exceed that of its control."""
-
-    def check(runs: Runs) -> tuple[bool, str]:
-        holds, numbers = above_control(name)(runs)
-        return not holds, numbers
+        return exceeds_control(found) is wanted, f"{r:.2f}, control {control:.2f}"
 
     return check
 
@@ -141,54 +137,64 @@ def ridge_helps(runs: Runs) -> tuple[bool, str]:
     return apart, f"{hits[0]:.2f} → {hits[1]:.2f} ± {auto['error']:.2f}"
 
 
-def edits(runs: Runs, relation: str = "city->country", method: str = "lora") -> Mapping[str, Any]:
-    """Return the outcomes of edits, of the run with the most of them."""
-    name = edit_run(method, relation)
-    return runs.get(f"outcomes_{name}") or runs[name]
+def beside_constant(runs: Runs, relation: str) -> Mapping[str, Any]:
+    """Return how often LoRA edits generalize, beside one answer for all: `against_constant`."""
+    found: Mapping[str, Any] = runs[f"outcomes_{edit_run('lora', relation)}"]["against_constant"]
+    return found
 
 
 def gradient(runs: Runs) -> tuple[bool, str]:
     """Return whether W predicts changes of target logits better than a permuted W."""
-    found = runs[edit_run("lora", "city->country")]
-    r = found["gradient_correlation"]
-    permuted = found["gradients"]["city->country"]["permuted_gradient_correlation"]
-    return r > permuted, f"{r:.2f}, permuted {permuted:.2f}"
-
-
-def generalizes(runs: Runs) -> tuple[bool, str]:
-    """Return whether more edits generalize than a random answer would."""
-    found = edits(runs)
-    return (
-        found["generalized"] > 5 * found["random"],
-        f"{found['generalized']:.0%}, random {found['random']:.0%}",
+    found = runs[edit_run("lora", "city->country")]["gradients"]["city->country"]
+    r, permuted, whole = (
+        found[f"{key}gradient_correlation{of}"]
+        for key, of in (("", ""), ("permuted_", ""), ("", "_all_steps"))
     )
+    return r > permuted, f"{r:.2f}, permuted {permuted:.2f}; over all steps {whole:.2f}"
 
 
 def beats_constant(runs: Runs) -> tuple[bool, str]:
-    """Return whether more edits generalize than one answer for all would, by reference, too."""
-    found = edits(runs)["by_reference"]
-    (share, constant), (macro, constant_macro) = (found[k] for k in ("shares", "macro"))
-    return (
-        bool(share > constant and macro > constant_macro),
-        f"{share:.0%}, constant {constant:.0%}; by country {macro:.0%}, {constant_macro:.0%}",
-    )
+    """Return whether more edits generalize than the best constant answer, by reference."""
+    found = beside_constant(runs, "city->country")
+    (share, constant, *_), (macro, other, low, _) = found["edits"], found["references"]
+    return low > 0, f"{macro:.0%}, constant {other:.0%}; by edit {share:.0%}, {constant:.0%}"
 
 
-def by_reference(file: Path) -> dict[str, tuple[float, float]]:
-    """Return the share of edits that generalized, and that of the best constant answer.
+def balanced(runs: Runs, relation: str = "city->country") -> list[Mapping[str, Any]]:
+    """Return the runs of at most two edits per reference, one for each seed."""
+    parts = [run for name, run in runs.items() if name.startswith("balanced")
+             and name.endswith(edit_run("lora", relation))]  # fmt: skip
+    if not parts:
+        raise KeyError("balanced1")
+    return parts
 
-    ``macro``: as means over distinct sets of right answers, whose best constant is right for one.
+
+def balanced_generalize(runs: Runs) -> tuple[bool, str]:
+    """Return whether balanced edits generalize more often than the best constant, each seed."""
+    shares = [[part[key] for part in balanced(runs)] for key in ("generalized", "constant")]
+    holds = all(one > other for one, other in zip(*shares, strict=True))
+    return holds, f"{spread(shares[0])}, constant {spread(shares[1])}"
+
+
+def against_constant(file: Path) -> dict[str, tuple[float, float, float, float]]:
+    """Return how often edits generalize, and how often the best constant answer is right.
+
+    Returns:
+        Both shares over ``edits``, and as means over distinct ``references``, with the 95 %
+        interval of their difference, from samples of references.
     """
-    cases = read_csv(file, keep_default_na=False, dtype={"reference": str})
-    hits = cases["outcome"] == "generalized"
-    references = cases["reference"].str.split("|")
-    macro = hits.groupby(cases["reference"]).mean()
-    answers = references.explode().value_counts()
-    right = references.map(lambda labels: answers.index[0] in labels)
-    return {
-        "shares": (hits.mean(), right.mean()),
-        "macro": (macro.mean(), right.groupby(cases["reference"]).mean().mean()),
-    }
+    cases = scores.read_table(file)
+    group, labels = factorize(cases["reference"])[0], cases["reference"].str.split("|")
+    best = labels.explode().value_counts().index[0]
+    n = np.bincount(group)
+    hits = (cases["outcome"] == "generalized", labels.map(lambda right: best in right))
+    shares = [np.bincount(group, one.astype(float)) / n for one in hits]
+    weights = scores.drawn(group, scores.N_RESAMPLES, np.random.default_rng(0))
+    found = {}
+    for name, size in (("edits", n), ("references", np.ones(len(n)))):
+        own, constant = (weights @ (one * size) / (weights @ size) for one in shares)
+        found[name] = (own[0], constant[0], *scores.interval(own - constant)[1:])
+    return found
 
 
 def precise(runs: Runs) -> tuple[bool, str]:
@@ -218,59 +224,69 @@ def above_random_words(runs: Runs) -> tuple[bool, str]:
 
 
 def hallucinates(runs: Runs) -> tuple[bool, str]:
-    """Return whether edits of an imprecise relation generalize at most like a random answer."""
-    found = edits(runs, "X+1->X+2")
-    return (
-        found["generalized"] <= 2 * found["random"],
-        f"{found['generalized']:.0%}, random {found['random']:.0%}",
-    )
+    """Return whether edits of an imprecise relation generalize at most like one answer for all."""
+    share, constant, *_ = beside_constant(runs, "X+1->X+2")["edits"]
+    return bool(share <= constant), f"{share:.0%}, constant {constant:.0%}"
 
 
-def forecasts_better(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]:
-    """Return the rule: a forecaster's AUROC is higher, the interval of the difference above 0."""
+def leads(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]:
+    """Return the rule: AUROC is higher over all edits, and within a reference, beyond the error."""
 
     def check(runs: Runs) -> tuple[bool, str]:
-        mean, other, low = compare(runs["lora_forecasts"], name, than)
-        return low > 0, f"AUROC {mean:.2f}, {other:.2f}"
+        lows, cells = [], []
+        for within in (False, True):
+            # Real steps were not made of every relation.
+            own = [run for run in runs["lora_forecasts"] if run.is_judged(within)
+                   and (name in scores.RISKS or f"risk/{name}" in run.arrays)]  # fmt: skip
+            area, other = (scores.mean_areas(own, one, within) for one in (name, than))
+            _, low, high = scores.interval(area - other)
+            lows.append(low)
+            cells.append(f"{area[0]:.2f}, {other[0]:.2f} ({low:+.2f}…{high:+.2f})")
+        return min(lows) > 0, "; within ".join(cells).replace("-", "−")
 
     return check
 
 
-def forecasts_well(runs: Runs) -> tuple[bool, str]:
-    """Return whether the probability's AUROC is .80 or more, its interval's low end .75."""
-    own = runs["lora_forecasts"]
-    area, low, high = interval([r.failed for r in own], [r.risk("probability") for r in own])
-    right = np.mean([run.hits("optimizer_step").mean() for run in own])
-    named = f"answer right {right:.0%}"
-    return area >= 0.8 and low >= 0.75, f"AUROC {area:.2f} ({low:.2f}–{high:.2f}), {named}"
+def known_effect(run: scores.ForecastRun, weights: scores.FLOATS) -> scores.FLOATS:
+    """Return how much more often edits generalize whose reference the LM gives in context.
+
+    Within references: the Mantel-Haenszel risk difference in each sample of them.
+    """
+    group, known = run.arrays["group"], run.in_context()
+    n = [np.bincount(group, one) for one in (known, ~known)]
+    right = [np.bincount(group, one & ~run.failed) for one in (known, ~known)]
+    both = (n[0] > 0) & (n[1] > 0)
+    (n, m), (a, b) = ([one[both] for one in pair] for pair in (n, right))
+    size = n * m / (n + m)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(weights[:, both] @ (size * (a / n - b / m)) / (weights[:, both] @ size))
 
 
 def known_generalize(runs: Runs) -> tuple[bool, str]:
-    """Twice as many edits generalize where the LM gives the reference in context."""
-    shares = []
-    for run in runs["lora_forecasts"]:
-        leading = run.logits("in_context").argmax(1)
-        known = run.arrays["reference"][np.arange(len(leading)), leading]
-        shares.append([1 - run.failed[known].mean(), 1 - run.failed[~known].mean()])
-    known_share, unknown_share = np.mean(shares, 0)
-    return known_share >= 2 * unknown_share, f"{known_share:.0%}, {unknown_share:.0%} otherwise"
+    """Return whether more edits generalize where the LM gives the reference in context."""
+    own = [run for run in runs["lora_forecasts"] if run.is_judged(within=True)]
+    effect = scores.interval(scores.mean_over_relations(own, known_effect))
+    shares = np.mean([[1 - r.failed[k].mean() for k in (r.in_context(), ~r.in_context())]
+                      for r in own], 0)  # fmt: skip
+    city = [known_effect(run, np.ones((1, run.arrays["group"].max() + 1)))[0]
+            for run in own if run.relation == "city->country"]  # fmt: skip
+    found = f"{signed(effect)}; city→country {city[0]:+.2f}".replace("-", "−")
+    return effect[1] > 0, f"{found}; over all references {shares[0]:.0%}, {shares[1]:.0%}"
 
 
-def repair_halves(runs: Runs) -> tuple[bool, str]:
-    """A repair by edits halves hallucinations of held-out answers, and changes nothing else.
+def repair_helps(runs: Runs) -> tuple[bool, str]:
+    """A repair by edits lowers hallucinations of other references, and changes nothing else.
 
     As many edits are learned (within 2 points), 5 % at most are right without being trained, as
     many other answers stay (within 5 points), and the perplexity rises by 3 % at most.
     """
     # Seed 0 chose the weights.
     repairs = [runs[name] for name in map("repair_edits_{}".format, (1, 2, 3)) if name in runs]
-    if not repairs:
-        raise KeyError("repair_edits_1")
+    cases = runs["repair_cases"]
+    frequent = repair.is_frequent(cases)
+    n, before, after, low, high = repair.before_and_after(cases[~frequent])
     stages = [(run["held_out"]["before"], run["held_out"]["after"]) for run in repairs]
     # Stored shares are rounded: one on the border is within it.
-    halved = all(
-        2 * after["hallucinated"] <= before["hallucinated"] + ROUNDING for before, after in stages
-    )
     as_before = all(
         abs(after["source_learned"] - before["source_learned"]) <= 0.02 + ROUNDING
         and all(
@@ -280,30 +296,37 @@ def repair_halves(runs: Runs) -> tuple[bool, str]:
     )
     right = max(after["right_before"] for _, after in stages)
     texts = max(run["perplexity"]["after"] / run["perplexity"]["before"] for run in repairs)
-    shares = ", ".join(f"{a['hallucinated']:.0%} → {b['hallucinated']:.0%}" for a, b in stages)
-    found = f"{shares}; right without an edit {right:.0%}; perplexity {texts - 1:+.1%}"
-    holds = halved and as_before and right <= 0.05 and texts <= 1.03
-    return holds, found.replace("-", "−")
+    of_two = repair.before_and_after(cases[frequent])
+    found = (
+        f"{before} → {after} of {n} ({low:.2f}–{high:.2f} times), the two {of_two[1]} → {of_two[2]}"
+        f" of {of_two[0]}"
+    )
+    return high < 1 and as_before and right <= 0.05 and texts <= 1.03, found
 
 
-def vocabulary(lower: str) -> Callable[[Runs], tuple[bool, str]]:
-    """Return the rule: the reference mapping generalizes better than another one."""
+def composes(*names: str) -> Callable[[Runs], tuple[bool, str]]:
+    """Return the rule: the reference mapping exceeds the best of its baselines with each seed."""
 
     def check(runs: Runs) -> tuple[bool, str]:
-        shares = {one["mapping"]: one for one in runs["ablation"]["mappings"]}
-        (a, a_std), (b, b_std) = (
-            (shares[name]["generalized"], shares[name]["std"]) for name in ("reference", lower)
-        )
-        return a - b > a_std + b_std, f"{a:.0%}, {lower} {b:.0%}"
+        parts = [runs[name] for name in names if name in runs]
+        if not parts:
+            raise KeyError(names[0])
+        shares: dict[tuple[str, bool], list[float]] = defaultdict(list)
+        for run in (run for part in parts for run in part["runs"]):
+            shares[run["mapping"], run["composed"]].append(run["generalized"])
+        own = shares["reference", True]
+        frequent = [part["mappings"][0]["majority"] for part in parts]
+        baselines = {
+            "permuted": shares["permuted", True], "letters": shares["letters", True],
+            "compose skipped": shares["reference", False],
+            "most frequent": frequent * (len(own) // len(parts)),
+        }  # fmt: skip
+        known = [name for name in baselines if baselines[name]]
+        best = max(known, key=lambda name: mean(baselines[name]))
+        holds = all(one > other for one, other in zip(own, baselines[best], strict=True))
+        return holds, f"{mean(own):.0%}, {best} {mean(baselines[best]):.0%} ({len(own)})"
 
     return check
-
-
-def letters_above_permuted(runs: Runs) -> tuple[bool, str]:
-    """Return whether permuted pairs are the worst mapping, as in the paper."""
-    shares = {one["mapping"]: one["generalized"] for one in runs["ablation"]["mappings"]}
-    letters, permuted = shares["letters"], shares["permuted"]
-    return letters > permuted, f"letters {letters:.0%}, permuted {permuted:.0%}"
 
 
 def cutting(runs: Runs) -> tuple[bool, str]:
@@ -350,26 +373,26 @@ FINDINGS = (
     Finding(R, above_control("city->country")),
     Finding("ceo→company: r exceeds the control prompt's", above_control("ceo->company")),
     Finding("X+1→X+2: r exceeds the control prompt's", above_control("X+1->X+2")),
-    Finding("city→color is no more correlated than the control", at_control("city->color")),
+    Finding(
+        "city→color is no more correlated than the control",
+        above_control("city->color", wanted=False),
+    ),
     Finding(FEW_PAIRS, few_above_control),
     Finding(RIDGE, ridge_helps),
     Finding("W predicts how an edit's first step changes target logits (gradient r)", gradient),
-    Finding(GENERALIZES, generalizes),
+    Finding(
+        "at most two edits per country generalize more often than one answer", balanced_generalize
+    ),
     Finding("edits of X+1→X+2 do not", hallucinates),
     Finding(
-        "W of ridge auto forecasts outcomes better than the plain W",
-        forecasts_better("map_auto", "map_0"),
+        "−W of the reference forecasts better than its count", leads(scores.WEIGHT, scores.COUNT)
     ),
-    Finding(
-        "a step of the optimizer forecasts them better than GradSim",
-        forecasts_better("optimizer_step", "gradient_similarity"),
-    ),
-    Finding(FORECAST, forecasts_well),
+    Finding(FORECAST, leads(scores.PROBABILITY, scores.CHEAP)),
+    Finding("… and adds to these baselines", leads(scores.BOTH, scores.CHEAP)),
     Finding(IN_CONTEXT, known_generalize),
-    Finding(REPAIR, repair_halves),
-    Finding(VOCABULARY, vocabulary("permuted")),
-    Finding("… and above letters", vocabulary("letters")),
-    Finding("permuted pairs are the worst mapping, as in the paper", letters_above_permuted),
+    Finding(REPAIR, repair_helps),
+    Finding(VOCABULARY, composes("ablation")),
+    Finding("… with the paper's protocol, too", composes(*PAPER_PROTOCOL)),
     Finding("correlated prompts have the same 10 neighbors, wording partialled out", closeness),
     Finding("cutting matched predecessors switches features off (3 times the control)", cutting),
     Finding("intrinsic dimension peaks in early to middle layers", dimension_peak),
@@ -387,15 +410,18 @@ def read_runs(folder: Path) -> Runs:
     }
     for file in folder.glob("outcomes_*.csv"):
         if file.stem in runs:
-            runs[file.stem]["by_reference"] = by_reference(file)
+            runs[file.stem]["against_constant"] = against_constant(file)
+    if repairs := sorted(folder.glob("repair_edits_[123].csv")):
+        cases = repair.read_cases(repairs)
+        runs["repair_cases"] = cases[cases["part"] == "held_out"]
     return runs
 
 
-def read_lms(results: Path, forecast_runs: Sequence[ForecastRun] = ()) -> LMRuns:
+def read_lms(results: Path, forecast_runs: Sequence[scores.ForecastRun] = ()) -> LMRuns:
     """Return the runs of each LM, with the forecasts of its LoRA edits."""
     found = {}
     for lm in LMS:
-        about = [r for r in forecast_runs if (r.lm, r.method) == (lm, "lora") and r.is_judged]
+        about = [r for r in forecast_runs if (r.lm, r.method) == (lm, "lora") and r.fitted]
         found[lm] = {**read_runs(results / lm), **({"lora_forecasts": about} if about else {})}
     return found
 
@@ -458,21 +484,53 @@ def ridge_table(lms: LMRuns) -> str:
 
 
 def edit_table(lms: LMRuns) -> str:
-    """Return the outcomes of edits: generalized, hallucinated, a random answer."""
+    """Return the outcomes of edits beside the best constant answer, over edits and references."""
+    rows = []
+    for method, relation, lm in product(("lora", "full"), EDITED, lms):
+        found = lms[lm].get(f"outcomes_{edit_run(method, relation)}")
+        if found is not None:
+            name = arrow(relation) + (", all weights" if method == "full" else "")
+            row = [name, of_paper("generalized", relation, spec=".0%"), lm, found["n_edits"],
+                   f"{found['hallucinated']:.0%}"]  # fmt: skip
+            for share, constant, *bounds in found["against_constant"].values():
+                points = [100 * one for one in (share - constant, *bounds)]
+                difference = "{:+.0f} ({:+.0f} to {:+.0f})".format(*points).replace("-", "−")
+                row += [f"{share:.0%}", f"{constant:.0%}", difference]
+            rows.append(row)
+    compared = ("generalized", "best constant", "lead (95 %)")
+    columns = ["", "paper, llama-3.2-3b", "LM", "edits", "hallucinated", *compared,
+               *(f"macro: {name}" for name in compared)]  # fmt: skip
+    return markdown_table(columns, rows)
 
-    def show(runs: Runs, relation: str, method: str) -> str:
-        found = edits(runs, relation, method)
-        shares = [found[name] for name in ("generalized", "hallucinated", "random")]
-        return f"{', '.join(f'{share:.0%}' for share in shares)} ({found['n_edits']} edits)"
 
-    rows = [
-        [arrow(relation) + what, of_paper("generalized", relation, spec=".0%"),
-         *cells(lms, partial(show, relation=relation, method=method))]
-        for method, what in (("lora", ""), ("full", ", all weights"))
-        for relation in EDITED
-        if any(f"outcomes_{edit_run(method, relation)}" in runs for runs in lms.values())
-    ]  # fmt: skip
-    return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
+def balanced_table(lms: LMRuns) -> str:
+    """Return generalized balanced edits, by reference, and the best constant, over seeds."""
+
+    def show(runs: Runs, relation: str) -> str:
+        parts = balanced(runs, relation)
+        macro = [part["macro"]["generalized"] for part in parts]
+        shares = ([part[name] for part in parts] for name in ("generalized", "constant"))
+        edits = " + ".join(str(part["n_edits"]) for part in parts)
+        return f"{', '.join(map(spread, (*shares, macro)))} ({edits} edits)"
+
+    rows = [[arrow(relation), *cells(lms, partial(show, relation=relation))]
+            for relation in ("city->country", "country->language")]  # fmt: skip
+    return markdown_table(["generalized, best constant, macro", *lms], rows)
+
+
+def gradient_table(lms: LMRuns) -> str:
+    """Return gradient r of the first step, beside its nulls, and of all steps."""
+    rows = []
+    for lm, relation in product(lms, EDITED):
+        found = lms[lm].get(edit_run("lora", relation))
+        if found is not None:
+            own, other = (found["gradients"][name] for name in (relation, "city->color"))
+            r, whole = "gradient_correlation", "gradient_correlation_all_steps"
+            numbers = (own[r], own[f"permuted_{r}"], other[r], own[whole], other[whole])
+            rows.append([lm, arrow(relation), found["n_edits"], *map(two, numbers)])
+    columns = ("LM", "edits of", "edits", "first step", "permuted W", "city→color",
+               "all ten steps", "city→color")  # fmt: skip
+    return markdown_table(columns, rows)
 
 
 def paper_table(lms: LMRuns) -> str:
@@ -492,30 +550,25 @@ def paper_table(lms: LMRuns) -> str:
 
 
 def risk_table(lms: LMRuns) -> str:
-    """Return outcomes of trainings with and without the edits above a risk.
+    """Return outcomes of trainings with and without the edits above a risk."""
 
-    Intervals are Wilson's, of 95 %.
-    """
-    rows = []
-    for lm, runs in lms.items():
-        for limit in RISK_LIMITS:
-            found = runs.get(risk_run(limit))
-            if found is None:
-                continue
-            n = found["n_edits"]
-            counts = [round(found[x] * n) for x in ("source_learned", "generalized",
-                                                    "hallucinated")]  # fmt: skip
-            cells = [f"{counts[0] / n:.0%}"]
-            for count in counts[1:]:
-                low, high = binomtest(count, n).proportion_ci(method="wilson")
-                cells.append(f"{count}: {count / n:.0%} ({low:.0%}–{high:.0%})")
-            name = "none" if limit is None else f"{limit:g}"
-            rows.append([lm, name, n, *cells])
-    columns = ("LM", "max_risk", "edits", "learned", "generalized", "hallucinated")
-    return markdown_table(columns, rows)
+    def share(found: Mapping[str, Any], name: str) -> str:
+        n = found["n_edits"]
+        bounds = binomtest(round(found[name] * n), n).proportion_ci(method="wilson")
+        return f"{found[name]:.0%} ({bounds.low:.0%}–{bounds.high:.0%})"
+
+    shown = ("source_learned", "generalized", "hallucinated")
+    rows = [
+        [lm, "none" if limit is None else f"{limit:g}", found["n_edits"],
+         *(share(found, name) for name in shown)]
+        for lm, runs in lms.items()
+        for limit in RISK_LIMITS
+        if (found := runs.get(risk_run(limit))) is not None
+    ]  # fmt: skip
+    return markdown_table(("LM", "max_risk", "edits", *shown), rows)
 
 
-def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str]:
+def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[str, str]:
     """Return the documents' tables by their markers."""
     lms = read_lms(results, forecast_runs)
     return {
@@ -526,6 +579,8 @@ def tables(results: Path, forecast_runs: Sequence[ForecastRun]) -> dict[str, str
         "paper_pairs": paper_table(lms),
         "real_ridge": ridge_table(lms),
         "real_edits": edit_table(lms),
+        "real_balanced": balanced_table(lms),
+        "real_gradients": gradient_table(lms),
         **forecast_tables.tables(forecast_runs, results),
         "real_risk": risk_table(lms),
         "real_ablation": ablation_table(list(LMS), results),
@@ -549,13 +604,10 @@ def size_figure(results: Path) -> Any:
         f"{N_SUBJECTS:,} subjects of each LM.",
     )
     axes = figure.subplots()
-    for place, color, label in ((2, "C0", "auto"), (1, "C1", "plain")):
+    for place, color in ((2, "C0"), (1, "C1")):
         for n, style in (("1", "-"), ("3", "--"), ("5", ":")):
-            axes.plot(
-                [lm[0] for lm in found],
-                [lm[place]["influenced"][n] for lm in found],
-                color=color, linestyle=style, marker="o", markersize=3, label=f"{label}, Hit@{n}",
-            )  # fmt: skip
+            hits = [lm[place]["influenced"][n] for lm in found]
+            axes.plot([lm[0] for lm in found], hits, f"{style}o", color=color, markersize=3)
     axes.set_xscale("log")
     axes.set_xticks([lm[0] for lm in found], [f"{lm[0] / 1e6:,.0f} M" for lm in found])
     axes.minorticks_off()
@@ -570,12 +622,14 @@ def main(output: str = str(REAL_LMS)) -> None:
     Args:
         output: Folder of the results.
     """
-    forecast_runs = load(Path(output))  # fits the probabilities
+    forecast_runs = scores.load(Path(output))  # fits the probabilities
     found = tables(Path(output), forecast_runs)
     print("\n\n".join(found.values()))
     place_tables(found)
     size_figure(Path(output)).savefig(Path(output) / "size.png")
-    forecast_tables.reliability_figure(forecast_runs).savefig(Path(output) / "reliability.png")
+    for name in ("reliability", "weights"):
+        figure = getattr(forecast_tables, f"{name}_figure")(forecast_runs)
+        figure.savefig(Path(output) / f"{name}.png")
 
 
 if __name__ == "__main__":

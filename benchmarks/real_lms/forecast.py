@@ -28,7 +28,7 @@ import torch
 from jsonargparse import auto_cli
 
 from benchmarks.common import write_numbers
-from benchmarks.real_lms.forecast_baselines import BASELINES
+from benchmarks.real_lms.forecast_baselines import BASELINES, gradient_similarity
 from benchmarks.real_lms.forecast_scores import STEP, load, stored_model
 from benchmarks.real_lms.tables import REAL_LMS, edits_of
 from lincorr_lightning.finetune import Edit, EditsDataModule, EditTraining, SourceFinetune
@@ -44,7 +44,6 @@ from lincorr_lightning.lm import LanguageModel, LMConfig, sample_up_to
 RIDGES = (0.0, "auto")
 TRAINING = {"lora": EditTraining("lora", 2e-3), "full": EditTraining("full", 5e-5)}
 MAP_SUBJECTS = 1000  # half as many as by default
-TIMED_BASELINES = ("gradient_similarity", "activation_similarity")
 
 
 def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[str, Any]:
@@ -105,7 +104,7 @@ def measure_costs(folder: Path, method: str, relation: str = "city->country") ->
         "in_context": partial(logits_in_context, lm, edits, tokenized),
         "optimizer_step": partial(logits_after_step, lm, edits, tokenized, TRAINING[method]),
         "maps": partial(fit_linear_maps, lm, tokenized, others, RIDGES),
-        **{name: partial(BASELINES[name], lm, edits, tokenized) for name in TIMED_BASELINES},
+        "gradient_similarity": partial(gradient_similarity, lm, edits, tokenized),
     }
     found: dict[str, float] = {"n_edits": n}
     forecasters["optimizer_step"]()  # the first call allocates memory

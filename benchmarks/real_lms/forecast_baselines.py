@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.finetune.batches import answer_losses, edit_batch
-from lincorr_lightning.finetune.edits import Edit, reference_mask
-from lincorr_lightning.functional import risk
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm import LanguageModel
 
@@ -72,33 +71,6 @@ def _products(loss: Tensor, others: Mapping[Tensor, Tensor]) -> tuple[float, flo
     return sum(dots), sum(squares)
 
 
-def hidden_states(lm: LanguageModel, prompts: Sequence[str], layer: int) -> Tensor:
-    """Return the hidden state of each prompt's last token after a layer, ``(n, width)``."""
-    found = []
-    with torch.no_grad():
-        for row in lm.rows(prompts):
-            ids = torch.tensor([row])
-            output = lm.model(input_ids=ids, output_hidden_states=True, use_cache=False)
-            found.append(output.hidden_states[layer][0, -1].double())
-    return torch.stack(found)
-
-
-def activation_similarity(
-    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
-) -> Tensor:
-    """Cosine of the middle layer's activations at source and target prompt.
-
-    CLaRE (arXiv 2603.19297) relates facts by activations of one layer, from forward passes alone.
-    """
-    subjects = [edit.subject for edit in edits]
-    layer = lm.model.config.num_hidden_layers // 2
-    source, target = (
-        hidden_states(lm, prompts, layer)
-        for prompts in (relation.source_prompts(subjects), relation.target_prompts(subjects))
-    )
-    return -torch.cosine_similarity(source, target)
-
-
 def popularity(lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation) -> Tensor:
     """How often the LM gives the reference as its answer, over all subjects of the edits.
 
@@ -109,48 +81,4 @@ def popularity(lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRela
     return torch.stack([-mean[list(edit.reference)].sum() for edit in edits])
 
 
-def reference_probability(
-    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
-) -> Tensor:
-    """Probability of the reference before training, among the target labels."""
-    prompts = relation.target_prompts([edit.subject for edit in edits])
-    before = lm.domain_logits(prompts, relation.target.token_ids).softmax(1)
-    return torch.stack(
-        [-row[list(e.reference)].sum() for row, e in zip(before, edits, strict=True)]
-    )
-
-
-def logit_transfer(lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation) -> Tensor:
-    """How far a wrong label leads after the logits' change at the source is carried to the target.
-
-    The change is that of one gradient step of the head until the answer leads, times the kernel of
-    the two prompts' last hidden states (Jin and Ren 2024, arXiv 2402.01865, the fixed logit model).
-    """
-    subjects = [edit.subject for edit in edits]
-    prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
-    source_states, target_states = (hidden_states(lm, each, -1) for each in prompts)
-    kernel = (source_states * target_states).sum(1) / source_states.square().sum(1)
-    answers = relation.source.token_ids
-    tokens = [*answers, *relation.target.token_ids]
-    source = lm.domain_logits(prompts[0], tokens)
-    before = lm.domain_logits(prompts[1], relation.target.token_ids)
-    labels = torch.tensor([edit.label for edit in edits])
-    answer_tokens = torch.tensor(answers)[labels]
-    # Minus the gradient of the loss by the logits of these tokens.
-    step = (torch.tensor(tokens) == answer_tokens[:, None]).double() - source.softmax(1)
-    own = labels[:, None]
-    n = len(answers)
-    gap = source[:, :n].amax(1) - source.gather(1, own)[:, 0]
-    rival = step.gather(1, source[:, :n].argmax(1, keepdim=True))[:, 0]
-    speed = (step.gather(1, own)[:, 0] - rival).clamp(min=1e-9)
-    after = before + (kernel * gap / speed)[:, None] * step[:, n:]
-    return risk(after, reference_mask(edits, after.shape[1]))
-
-
-BASELINES: dict[str, Baseline] = {
-    one.__name__: one
-    for one in (
-        reference_probability, gradient_similarity, activation_similarity, popularity,
-        logit_transfer,
-    )
-}  # fmt: skip
+BASELINES: dict[str, Baseline] = {one.__name__: one for one in (gradient_similarity, popularity)}

@@ -1,23 +1,24 @@
 """Scores of forecasts against the outcomes of training, from the files of ``forecast.py``.
 
 Probabilities are fitted on other relations of other LMs. Two choices were made on data that is
-judged here: the step's length, on SmolLM2's LoRA edits, and that the probabilities use the step
-alone, on all LMs: with the answer in context they are no better beyond the error, and misleading on
-an LM that does not read its context (the tiny world).
+judged here: the step's length, on SmolLM2's LoRA edits, and that the package's probabilities use
+the step alone, on all LMs. Edits with one reference mostly end alike, so that intervals are over
+references and, of means, over relations.
 """
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import rankdata
+from pandas import DataFrame, factorize, read_csv
+from scipy.stats import rankdata, zscore
 from sklearn.linear_model import LogisticRegression
 
 from benchmarks.real_lms.forecast_baselines import BASELINES
@@ -28,12 +29,17 @@ from lincorr_lightning.functional import Outcome, risk
 
 FLOATS = npt.NDArray[np.float64]
 N_RESAMPLES = 1000
-PROBABILITIES = {"probability": "probabilities", "probability, in context too": "with_context"}
-FORECASTERS = ("map_0", "map_auto", "in_context", "optimizer_step", *PROBABILITIES)
-RISKS = ("answer_before", *BASELINES, *FORECASTERS)
+COUNT, WEIGHT = "same_reference", "minus_reference_weight"
+TOGETHER = ("in_context", "gradient_similarity", "popularity", COUNT, WEIGHT)
+PROBABILITY, CHEAP, BOTH = "probability", "baselines together", "baselines and step"
+FITS = {PROBABILITY: ("optimizer_step",), CHEAP: TOGETHER, BOTH: (*TOGETHER, "optimizer_step")}
+SINGLE = ("answer_before", *BASELINES, COUNT, WEIGHT, "map_0", "map_auto", "in_context")
+RISKS = (*SINGLE, CHEAP, "optimizer_step", PROBABILITY, BOTH)
+# Trainings of the same edits: 1 to 3 steps, and all ten from other adapters.
+OTHER_TRAININGS = ("steps1", "steps2", "steps3", "repeated")
 STEP = f"step_{STEP_SCALE:g}"
 GENERALIZED, HALLUCINATED = Outcome.GENERALIZED.code, Outcome.HALLUCINATED.code
-MIN_PER_CLASS = 10
+MIN_PER_CLASS, MIN_PAIRS = 10, 20
 
 
 @dataclass(frozen=True)
@@ -44,21 +50,16 @@ class ForecastRun:
         lm: Name of the LM.
         method: full or lora.
         relation: The relation, as city->country.
-        arrays: See ``collect`` of ``forecast.py``.
-        probabilities: Probability of each `Outcome` from the step, ``(n, 3)``; NaN if there are no
-            edits to fit a model on.
-        with_context: The same from the step and the answer in context.
-        repeated: The same edits' logit of the reference's probability, and their outcome, in a
-            second training from other adapters; None if there was none.
+        arrays: See ``collect`` of ``forecast.py``, and `read_cases`.
+        fitted: Probability of each `Outcome` by the fits of `FITS`, ``(n, 3)``; empty if there are
+            no edits to fit a model on.
     """
 
     lm: str
     method: str
     relation: str
     arrays: dict[str, npt.NDArray[Any]]
-    probabilities: FLOATS
-    with_context: FLOATS
-    repeated: tuple[FLOATS, npt.NDArray[np.int64]] | None = None
+    fitted: Mapping[str, FLOATS] = field(default_factory=dict)
 
     @property
     def failed(self) -> npt.NDArray[np.bool_]:
@@ -70,10 +71,15 @@ class ForecastRun:
         """Whether each edit hallucinated."""
         return np.asarray(self.arrays["outcome"] == HALLUCINATED)
 
-    @property
-    def is_judged(self) -> bool:
-        """Whether enough edits generalized, and did not, for an AUROC to mean something."""
-        return bool(MIN_PER_CLASS <= self.failed.sum() <= len(self.failed) - MIN_PER_CLASS)
+    def is_judged(self, within: bool = False) -> bool:
+        """Whether enough edits generalized, and did not, for an AUROC to mean something.
+
+        With `within`, whether there are enough such pairs of edits with one reference.
+        """
+        group, failed = self.arrays["group"], self.failed
+        if within:
+            return int((group[failed][:, None] == group[~failed]).sum()) >= MIN_PAIRS
+        return bool(MIN_PER_CLASS <= failed.sum() <= len(failed) - MIN_PER_CLASS)
 
     def logits(self, name: str) -> FLOATS:
         """Return the target logits that a forecaster predicts, ``(n, n_target)``."""
@@ -84,11 +90,14 @@ class ForecastRun:
         """Return the risk of each edit by a forecaster or baseline, ``(n,)``.
 
         `truth` is ``failed`` or ``hallucinated``, which have probabilities of their own.
+
+        Raises:
+            KeyError: It was not made of these edits.
         """
-        if name in PROBABILITIES:
-            p: FLOATS = getattr(self, PROBABILITIES[name])
+        if name in FITS:
+            p = self.fitted[name]
             return p[:, HALLUCINATED] if truth == "hallucinated" else 1 - p[:, GENERALIZED]
-        if name in BASELINES:
+        if f"risk/{name}" in self.arrays:
             return self.arrays[f"risk/{name}"].astype(float)
         logits = torch.from_numpy(self.logits(name))
         return np.asarray(risk(logits, torch.from_numpy(self.arrays["reference"])).numpy())
@@ -97,66 +106,88 @@ class ForecastRun:
         """Return whether each predicted answer is that after training, ``(n,)``."""
         return np.asarray(self.logits(name).argmax(1) == self.arrays["after"])
 
+    def in_context(self) -> npt.NDArray[np.bool_]:
+        """Return whether the LM gives the reference in context, ``(n,)``."""
+        leading = self.logits("in_context").argmax(1)
+        return np.asarray(self.arrays["reference"][np.arange(len(leading)), leading])
+
     @property
     def most_frequent(self) -> float:
         """Share of the most frequent answer after training."""
         return float(np.bincount(self.arrays["after"]).max() / len(self.failed))
 
-    @property
-    def brier(self) -> FLOATS:
-        """Square error of the probabilities, summed over the outcomes, ``(n,)``."""
-        truth = np.eye(len(Outcome))[self.arrays["outcome"]]
-        return np.asarray(((self.probabilities - truth) ** 2).sum(1))
+    def features(self, inputs: Sequence[str] = FITS[PROBABILITY]) -> FLOATS:
+        """Return the inputs of a fit: of the step and in context those of `OutcomeModel`.
 
-    def features(self, with_context: bool = False) -> FLOATS:
-        """Return the inputs of the package's `OutcomeModel`, and those in context on request."""
-        reference = torch.from_numpy(self.arrays["reference"])
-        names = ("optimizer_step", "in_context") if with_context else ("optimizer_step",)
-        before, *others = (
-            torch.from_numpy(self.logits(name)) for name in ("answer_before", *names)
-        )
-        found = [outcome_features(before, logits, reference).numpy() for logits in others]
-        return np.concatenate(found, 1)
+        The others, whose scales differ between LMs and relations, are ranks, standardized.
+        """
+        before, reference = self.logits("answer_before"), self.arrays["reference"]
+
+        def columns(name: str) -> FLOATS:
+            if name not in ("optimizer_step", "in_context"):
+                return np.nan_to_num(zscore(rankdata(self.risk(name))))[:, None]
+            three = map(torch.from_numpy, (before, self.logits(name), reference))
+            return np.asarray(outcome_features(*three).numpy())
+
+        return np.concatenate([columns(name) for name in inputs], 1)
 
 
 def load(results: Path) -> list[ForecastRun]:
-    """Read all edits that have been forecast."""
+    """Read all edits that have been forecast, and fit their probabilities."""
     found = []
     for file in sorted(results.glob("*/outcomes_*.npz")):
-        method, relation = edits_of(file.stem)
         with np.load(file) as arrays:
-            content = {name: arrays[name] for name in arrays.files}
-        again = file.with_name(file.name.replace("outcomes", "repeated", 1)).with_suffix(".csv")
-        repeated = read_outcomes(again) if again.exists() else None
-        unknown = np.full((len(content["outcome"]), len(Outcome)), np.nan)
-        found.append(
-            ForecastRun(file.parent.name, method, relation, content, unknown, unknown, repeated)
-        )
-    return with_probabilities(found)
+            content = {**arrays, **read_cases(file.with_suffix(".csv"))}
+        found.append(ForecastRun(file.parent.name, *edits_of(file.stem), content))
+    return with_fits(found)
 
 
-def with_probabilities(runs: Sequence[ForecastRun]) -> list[ForecastRun]:
-    """Return the runs with their probabilities."""
-    return [
-        replace(
-            run,
-            probabilities=probabilities(run, runs),
-            with_context=probabilities(run, runs, with_context=True),
-        )
-        for run in runs
-    ]
+def read_cases(file: Path) -> dict[str, npt.NDArray[Any]]:
+    """Return the number of each edit's reference, ``group``, and what only the cases have.
+
+    That is ``risk/NAME`` of the number of edits that share the reference, of minus W of the
+    reference, and of other trainings: minus the probability that they give the reference.
+
+    Raises:
+        SystemExit: Another training is not of these edits.
+    """
+    cases = read_table(file)
+    group = factorize(cases["reference"])[0]
+    found = {"group": group, f"risk/{COUNT}": np.bincount(group)[group],
+             f"risk/{WEIGHT}": -cases["weight_reference"].to_numpy()}  # fmt: skip
+    for name in OTHER_TRAININGS:
+        other = file.with_name(file.name.replace("outcomes", name, 1))
+        if other.exists():
+            rows, own = read_table(other), ["subject", "source_answer"]
+            if not rows[own].equals(cases[own]):
+                raise SystemExit(f"{other} has other edits than {file}: make both by one plan")
+            found[f"risk/{name}"] = -rows["probability_reference_after"].to_numpy()
+    return found
 
 
-def read_outcomes(cases: Path) -> tuple[FLOATS, npt.NDArray[np.int64]]:
-    """Return the log-odds of the reference after each edit, and its outcome."""
-    with cases.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    p = np.array([float(row["probability_reference_after"]) for row in rows]).clip(1e-9, 1 - 1e-9)
-    outcomes = [Outcome(row["outcome"]).code for row in rows]
-    return np.log(p / (1 - p)), np.array(outcomes)
+def read_table(file: Path) -> DataFrame:
+    """Read a table of cases."""
+    text = dict.fromkeys(("subject", "source_answer", "reference"), str)
+    return read_csv(file, keep_default_na=False, dtype=text)
 
 
-def fit(everything: Sequence[ForecastRun], with_context: bool = False) -> LogisticRegression:
+def with_fits(runs: Sequence[ForecastRun]) -> list[ForecastRun]:
+    """Return the runs with the probabilities that edits of other relations of other LMs give."""
+    found = []
+    for run in runs:
+        others = [
+            one
+            for one in runs
+            if one.lm != run.lm and one.relation != run.relation and one.method == run.method
+        ]
+        fitted = {name: probabilities(run, others, inputs) for name, inputs in FITS.items()}
+        found.append(replace(run, fitted=fitted if others else {}))
+    return found
+
+
+def fit(
+    everything: Sequence[ForecastRun], inputs: Sequence[str] = FITS[PROBABILITY]
+) -> LogisticRegression:
     """Fit the probabilities of the outcomes on some edits; every run has the same weight.
 
     Strongly regularized: a prior that helps for one relation misleads for another.
@@ -164,29 +195,20 @@ def fit(everything: Sequence[ForecastRun], with_context: bool = False) -> Logist
     model = LogisticRegression(C=0.01, max_iter=1000)
     weights = [np.full(len(e.failed), 1 / len(e.failed)) for e in everything]
     return model.fit(
-        np.concatenate([e.features(with_context) for e in everything]),
+        np.concatenate([e.features(inputs) for e in everything]),
         np.concatenate([e.arrays["outcome"] for e in everything]),
         np.concatenate(weights) * 100,
     )
 
 
 def probabilities(
-    edits: ForecastRun, everything: Sequence[ForecastRun], with_context: bool = False
+    edits: ForecastRun, others: Sequence[ForecastRun], inputs: Sequence[str] = FITS[PROBABILITY]
 ) -> FLOATS:
-    """Return the probabilities of the outcomes, ``(n, 3)``.
-
-    They are by a fit on edits of other relations of other LMs; NaN if there are none.
-    """
-    others = [
-        e
-        for e in everything
-        if e.lm != edits.lm and e.relation != edits.relation and e.method == edits.method
-    ]
+    """Return the probabilities of the outcomes, ``(n, 3)``, by a fit on other edits."""
     found = np.zeros((len(edits.failed), len(Outcome)))
-    if not others:
-        return np.full_like(found, np.nan)
-    model = fit(others, with_context)
-    found[:, model.classes_] = model.predict_proba(edits.features(with_context))
+    if others:
+        model = fit(others, inputs)
+        found[:, model.classes_] = model.predict_proba(edits.features(inputs))
     return found
 
 
@@ -206,58 +228,80 @@ def stored_model(everything: Sequence[ForecastRun], method: str) -> dict[str, An
     }
 
 
-def areas(truth: npt.NDArray[np.bool_], values: FLOATS) -> FLOATS:
-    """Return the AUROC of values along the last axis; NaN where all truths are the same.
+# -- intervals ---------------------------------------------------------------------------------
 
-    All samples of a bootstrap at once, where the package's `auroc` takes one.
+
+def drawn(group: npt.NDArray[Any], n_samples: int, rng: np.random.Generator) -> FLOATS:
+    """Return how often each reference is in each sample of references, ``(n_samples, n_groups)``.
+
+    The first row is the data itself.
     """
-    n = truth.shape[-1]
-    n_true = truth.sum(-1)
-    # The share of pairs in order, by ranks (Mann and Whitney 1947).
-    above = (rankdata(values, axis=-1) * truth).sum(-1) - n_true * (n_true + 1) / 2
+    n = int(group.max()) + 1
+    samples = rng.multinomial(n, np.full(n, 1 / n), size=n_samples)
+    return np.concatenate([np.ones((1, n)), samples])
+
+
+def areas(
+    truth: npt.NDArray[np.bool_], values: FLOATS, group: npt.NDArray[Any], weights: FLOATS,
+    within: bool = False,
+) -> FLOATS:  # fmt: skip
+    """Return the AUROC in each sample of references, ``(n_samples,)``; NaN without pairs.
+
+    With `within`, over pairs with one reference. `weights` are those of `drawn`.
+    """
+    above, below = values[truth][:, None], values[~truth]
+    order = (above > below) + (above == below) / 2
+    first, second = group[truth], group[~truth]
     with np.errstate(invalid="ignore"):
-        return np.asarray(above / (n_true * (n - n_true)))
+        if within:
+            same = first[:, None] == second
+            of_pair = weights[:, np.broadcast_to(first[:, None], same.shape)[same]]
+            return np.asarray(of_pair @ order[same] / of_pair.sum(1))
+        first, second = weights[:, first], weights[:, second]
+        return np.asarray(((first @ order) * second).sum(1) / (first.sum(1) * second.sum(1)))
+
+
+def mean_over_relations(
+    runs: Sequence[ForecastRun], score: Callable[[ForecastRun, FLOATS], FLOATS]
+) -> FLOATS:
+    """Return a score, mean over relations, and those of samples: ``(1 + N_RESAMPLES,)``.
+
+    Each sample has as many relations, and of each as many references. `score` takes a run and
+    weights of its references. The samples are the same ones at each call.
+    """
+    if not runs:
+        raise KeyError("no relation has enough edits")
+    rng, n = np.random.default_rng(0), len(runs)
+    chosen = rng.integers(n, size=(n, N_RESAMPLES))
+    found = [score(run, drawn(run.arrays["group"], n * N_RESAMPLES, rng)) for run in runs]
+    samples = np.array([one[1:].reshape(n, N_RESAMPLES) for one in found])
+    places = np.arange(n)[:, None], np.arange(N_RESAMPLES)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a sample without pairs
+        means = np.nanmean(samples[chosen, *places], 0)
+    return np.concatenate([[np.mean([one[0] for one in found])], means])
+
+
+def area(run: ForecastRun, name: str, within: bool = False, truth: str = "failed") -> float:
+    """Return the AUROC of a risk on the edits of one run."""
+    group = run.arrays["group"]
+    alike = np.ones((1, group.max() + 1))
+    return float(areas(getattr(run, truth), run.risk(name, truth), group, alike, within)[0])
 
 
 def mean_areas(
-    truths: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
-) -> tuple[float, FLOATS]:
-    """Return the AUROC, mean over runs, and those of samples of the edits (bootstrap).
+    runs: Sequence[ForecastRun], name: str, within: bool = False, truth: str = "failed"
+) -> FLOATS:
+    """Return the AUROC of a risk, mean over relations, and those of samples."""
 
-    The samples are the same ones at each call.
-    """
-    rng = np.random.default_rng(0)
-    samples = []
-    for truth, values in zip(truths, risks, strict=True):
-        rows = rng.integers(len(truth), size=(N_RESAMPLES, len(truth)))
-        samples.append(areas(truth[rows], values[rows]))
-    own = [areas(truth, values) for truth, values in zip(truths, risks, strict=True)]
-    return float(np.mean(own)), np.nanmean(samples, 0)
+    def score(run: ForecastRun, weights: FLOATS) -> FLOATS:
+        values = run.risk(name, truth)
+        return areas(getattr(run, truth), values, run.arrays["group"], weights, within)
+
+    return mean_over_relations(runs, score)
 
 
-def interval(
-    truths: Sequence[npt.NDArray[np.bool_]], risks: Sequence[FLOATS]
-) -> tuple[float, float, float]:
-    """Return the mean AUROC over runs, with its 95 % interval over edits."""
-    own, means = mean_areas(truths, risks)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return own, float(low), float(high)
-
-
-def compare(runs: Sequence[ForecastRun], name: str, than: str) -> tuple[float, float, float]:
-    """Return the AUROC of two risks, mean over runs, and the low end of their difference.
-
-    That is of its 95 % interval over edits (bootstrap).
-    """
-    failed = [run.failed for run in runs]
-    means = [mean_areas(failed, [run.risk(each) for run in runs]) for each in (name, than)]
-    low = np.quantile(means[0][1] - means[1][1], 0.025)
-    return means[0][0], means[1][0], float(low)
-
-
-def mean_interval(values: FLOATS) -> tuple[float, float, float]:
-    """Return a mean over edits, with its 95 % interval (bootstrap)."""
-    rng = np.random.default_rng(0)
-    means = values[rng.integers(len(values), size=(N_RESAMPLES, len(values)))].mean(1)
-    low, high = np.quantile(means, [0.025, 0.975])
-    return float(values.mean()), float(low), float(high)
+def interval(values: FLOATS) -> tuple[float, float, float]:
+    """Return a score with its 95 % interval, from the score and those of samples."""
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    return float(values[0]), float(low), float(high)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +11,36 @@ import numpy.typing as npt
 
 from benchmarks.common import arrow, markdown_table, new_figure, plain_axes, read_numbers
 from benchmarks.real_lms.forecast_scores import (
-    BASELINES,
+    BOTH,
+    CHEAP,
+    COUNT,
     GENERALIZED,
     HALLUCINATED,
+    OTHER_TRAININGS,
+    PROBABILITY,
     RISKS,
+    SINGLE,
+    WEIGHT,
     ForecastRun,
-    areas,
-    compare,
+    area,
     interval,
-    mean_interval,
+    mean_areas,
 )
-from lincorr_lightning.functional import Outcome
 
 LIMITS = (0.7, 0.5, 0.3)
-Costs = Mapping[tuple[str, str], Mapping[str, float]]
-FORECASTER = "probability"
 N_EDITS = 150  # that maps are fitted for once
 
 
 def tables(runs: Sequence[ForecastRun], results: Path) -> dict[str, str]:
     """Return all tables by their markers in the documents."""
-    costs = read_costs(results)
     return {
-        "real_forecasts": area_table(runs, "failed"),
-        "real_hallucinated": area_table(runs, "hallucinated"),
+        "real_leads": lead_table(runs),
+        "real_forecasts": area_table(runs),
+        "real_within": area_table(runs, within=True),
         "real_relations": relation_table(runs),
-        "real_goals": goal_table(runs, costs),
-        "real_answers": answer_table(runs),
+        "real_steps": step_table(runs),
         "real_left_out": left_out_table(runs),
-        "real_repeated": repeated_table(runs),
-        "real_costs": cost_table(costs),
-    }
-
-
-def read_costs(results: Path) -> Costs:
-    """Return the times that ``forecast.py --costs`` measured, by LM and method."""
-    return {
-        (file.parent.name, method): times
-        for file in sorted(results.glob("*/forecast_costs.json"))
-        for method, times in read_numbers(file).items()
+        "real_costs": cost_table(results),
     }
 
 
@@ -59,159 +50,147 @@ def by_lm_and_method(runs: Sequence[ForecastRun]) -> Iterator[tuple[str, list[Fo
         yield f"{lm}, {method}", [run for run in runs if (run.lm, run.method) == (lm, method)]
 
 
-def area_table(runs: Sequence[ForecastRun], truth: str) -> str:
-    """Return the AUROC of each risk for edits that failed, or hallucinated.
+def lead_table(runs: Sequence[ForecastRun]) -> str:
+    """Return the AUROC of the probabilities beside that of all baselines together.
 
-    It is the mean over relations, with its 95 % interval.
+    Over all edits and within a reference, means over relations.
+    """
+    rows = []
+    for within in (False, True):
+        for name, own in by_lm_and_method([run for run in runs if run.is_judged(within)]):
+            if not all(run.fitted for run in own):
+                continue
+            found = {
+                risk: mean_areas(own, risk, within) for risk in (*SINGLE, CHEAP, PROBABILITY, BOTH)
+            }
+            best = max(SINGLE, key=lambda risk: found[risk][0])
+            leads = [signed(interval(found[each] - found[CHEAP])) for each in (PROBABILITY, BOTH)]
+            rows.append(
+                ["within a reference" if within else "all", name, len(own),
+                 f"{best} {found[best][0]:.2f}", f"{found[CHEAP][0]:.2f}",
+                 f"{found[PROBABILITY][0]:.2f}", leads[0], f"{found[BOTH][0]:.2f}", leads[1]]
+            )  # fmt: skip
+    header = ["edits", "", "relations", "best baseline", CHEAP, PROBABILITY, "its lead over them",
+              BOTH, "lead of the step"]  # fmt: skip
+    return markdown_table(header, rows)
+
+
+def signed(difference: tuple[float, float, float]) -> str:
+    """Return a difference with its interval."""
+    return "{:+.2f} ({:+.2f} to {:+.2f})".format(*difference).replace("-", "−")
+
+
+def area_table(runs: Sequence[ForecastRun], within: bool = False) -> str:
+    """Return the AUROC of each risk for edits that do not generalize, and its interval.
+
+    Means over relations; with `within`, over pairs of edits with one reference.
     """
     columns: list[list[str]] = []
-    for name, own in by_lm_and_method([run for run in runs if run.is_judged]):
-        truths = [getattr(run, truth) for run in own]
-        cells = [name, f"{len(own)}", f"{sum(map(len, truths))}"]
+    for name, own in by_lm_and_method([run for run in runs if run.is_judged(within)]):
+        cells = [name, f"{len(own)}"]
         for risk in RISKS:
-            risks = [run.risk(risk, truth) for run in own]
-            if all(np.isfinite(each).all() for each in risks):
-                mean, low, high = interval(truths, risks)
-                cells.append(f"{mean:.2f} ({low:.2f}–{high:.2f})")
-            else:
+            try:
+                area = interval(mean_areas(own, risk, within))
+            except KeyError:
                 cells.append("")
+            else:
+                cells.append("{:.2f} ({:.2f}–{:.2f})".format(*area))
         columns.append(cells)
-    rows = zip(["", "relations", "edits", *RISKS], *columns, strict=True)
+    rows = zip(["", "relations", *RISKS], *columns, strict=True)
     header, *body = (list(row) for row in rows)
     return markdown_table(header, body)
 
 
-def relation_table(runs: Sequence[ForecastRun]) -> str:
-    """Return the AUROC of each risk for edits that do not generalize, by relation.
-
-    The last column is of the probability for edits that hallucinate.
-    """
-    rows: list[list[Any]] = []
-    for run in runs:
-        pairs = [(run.failed, run.risk(name)) for name in RISKS]
-        pairs.append((run.hallucinated, run.risk(FORECASTER, "hallucinated")))
-        cells = [
-            f"{areas(truth, risk):.2f}" if run.is_judged and np.isfinite(risk).all() else ""
-            for truth, risk in pairs
+def both_areas(run: ForecastRun, risk: str, truth: str = "failed") -> str:
+    """Return the AUROC of a risk over all edits, and within a reference; empty without it."""
+    try:
+        found = [
+            f"{area(run, risk, within, truth):.2f}"
+            for within in (False, True)
+            if run.is_judged(within)
         ]
-        share = 1 - run.failed.mean()
-        rows.append([*_about(run), len(run.failed), f"{share:.0%}", *cells])
-    header = ["LM", "method", "relation", "edits", "generalized", *RISKS, "hallucinates"]
+    except KeyError:
+        return ""
+    return ", ".join(found) if run.is_judged() else ""
+
+
+def relation_table(runs: Sequence[ForecastRun]) -> str:
+    """Return the AUROC of some risks by relation, over all edits and within a reference.
+
+    The last columns are the AUROC of the probability for edits that hallucinate, and how often the
+    answer after training is the most frequent one, and that which is predicted.
+    """
+    risks = (COUNT, WEIGHT, "gradient_similarity", "in_context", CHEAP, PROBABILITY, BOTH)
+    rows = [
+        [*_about(run), len(run.failed), f"{1 - run.failed.mean():.0%}",
+         *(both_areas(run, risk) for risk in risks),
+         both_areas(run, PROBABILITY, "hallucinated"), f"{run.most_frequent:.0%}",
+         *(f"{run.hits(name).mean():.0%}" for name in ("in_context", "optimizer_step"))]
+        for run in runs
+    ]  # fmt: skip
+    header = ["LM", "method", "relation", "edits", "generalized", *risks, "hallucinates",
+              "answer: most frequent", "in_context", "optimizer_step"]  # fmt: skip
     return markdown_table(header, rows)
 
 
-def answer_table(runs: Sequence[ForecastRun]) -> str:
-    """Return accuracy of the predicted answer and Brier score of the probabilities.
-
-    The Brier score is ``sum (p - truth)^2`` over the three outcomes; that of the shares is of a
-    forecast that knows how often each outcome occurs.
-    """
-    names = ("answer_before", "map_0", "map_auto", "in_context")
-    rows: list[list[Any]] = []
+def step_table(runs: Sequence[ForecastRun]) -> str:
+    """Return the AUROC of the first real steps, and of a second training from other adapters."""
+    rows = []
     for run in runs:
-        shares = np.bincount(run.arrays["outcome"], minlength=len(Outcome)) / len(run.failed)
-        step = mean_interval(run.hits("optimizer_step").astype(float))
-        brier = mean_interval(run.brier)
-        rows.append(
-            [*_about(run), f"{run.most_frequent:.0%}",
-             *(f"{run.hits(name).mean():.0%}" for name in names),
-             "{:.0%} ({:.0%}–{:.0%})".format(*step),
-             "" if np.isnan(brier[0]) else "{:.2f} ({:.2f}–{:.2f})".format(*brier),
-             f"{1 - (shares**2).sum():.2f}"]
-        )  # fmt: skip
-    header = ["LM", "method", "relation", "most_frequent", *names, "optimizer_step"]
-    return markdown_table([*header, "Brier, probabilities", "Brier, shares"], rows)
-
-
-def repeated_table(runs: Sequence[ForecastRun]) -> str:
-    """Return how well a second training, from other adapters, predicts the outcome of the first."""
-    rows: list[list[Any]] = []
-    for run in runs:
-        if run.repeated is None or not run.is_judged:
-            continue
-        log_odds, outcomes = run.repeated
-        same = np.mean(outcomes == run.arrays["outcome"])
-        found = [areas(run.failed, each) for each in (-log_odds, run.risk("optimizer_step"))]
-        rows.append(
-            [*_about(run), len(run.failed), f"{same:.0%}", *(f"{area:.2f}" for area in found)]
-        )
-    return markdown_table(
-        ["LM", "method", "relation", "edits", "same outcome", "AUROC of the second training",
-         "of optimizer_step"],
-        rows,
-    )  # fmt: skip
+        found = [both_areas(run, name) for name in OTHER_TRAININGS]
+        if any(found):
+            rows.append([*_about(run), both_areas(run, CHEAP), both_areas(run, "optimizer_step"),
+                         *found])  # fmt: skip
+    header = ["LM", "method", "relation", CHEAP, "optimizer_step", "1 real step (cost 0.1)",
+              "2 (0.2)", "3 (0.3)", "second training (1.0)"]  # fmt: skip
+    return markdown_table(header, rows)
 
 
 def left_out_table(runs: Sequence[ForecastRun]) -> str:
-    """Return hallucinated and generalized edits, and the share kept, with data.max_risk."""
+    """Return hallucinated and generalized edits, and the share kept, with data.max_risk.
+
+    Beside them those of as many edits, of the least risk by the baselines together.
+    """
     rows: list[list[Any]] = []
-    for name, own in by_lm_and_method(runs):
-        p = np.concatenate([run.probabilities[:, HALLUCINATED] for run in own])
-        known = np.isfinite(p)
-        outcomes = np.concatenate([run.arrays["outcome"] for run in own])[known]
-        if not known.any():
+    for name, edited in by_lm_and_method(runs):
+        own = [run for run in edited if run.fitted]
+        if not own:
             continue
-        kept = (np.full(len(outcomes), True), *(p[known] <= limit for limit in LIMITS))
-        rows.append([name, len(outcomes), *(_shares(outcomes[which], which) for which in kept)])
-    return markdown_table(["", "edits", "all", *(f"max_risk {x:g}" for x in LIMITS)], rows)
+        p, rival = (
+            np.concatenate([run.fitted[each][:, HALLUCINATED] for run in own])
+            for each in (PROBABILITY, CHEAP)
+        )
+        outcomes = np.concatenate([run.arrays["outcome"] for run in own])
+        cells = [_shares(outcomes)]
+        for limit in LIMITS:
+            kept = p <= limit
+            as_many = outcomes[rival.argsort(kind="stable")[: kept.sum()]]
+            cells.append(f"{_shares(outcomes[kept])} of {kept.mean():.0%} kept; {_shares(as_many)}")
+        rows.append([name, len(outcomes), *cells])
+    limits = (f"max_risk {limit:g}; {CHEAP}" for limit in LIMITS)
+    return markdown_table(["", "edits", "all", *limits], rows)
 
 
-def _shares(outcomes: npt.NDArray[np.int64], kept: npt.NDArray[np.bool_]) -> str:
-    if not len(outcomes):
-        return "none kept"
-    shares = [np.mean(outcomes == code) for code in (HALLUCINATED, GENERALIZED)]
-    return f"{shares[0]:.0%}, {shares[1]:.0%}" + (
-        "" if kept.all() else f" of {kept.mean():.0%} kept"
-    )
+def _shares(outcomes: npt.NDArray[np.int64]) -> str:
+    shares = (np.mean(outcomes == code) for code in (HALLUCINATED, GENERALIZED))
+    return ", ".join(f"{one:.0%}" for one in shares) if len(outcomes) else "none"
 
 
-def cost_table(costs: Costs) -> str:
+def cost_table(results: Path) -> str:
     """Return the time of forecasts of city->country, as shares of the training that they spare.
 
-    Maps are fitted once; their share is that of 150 edits.
+    As ``forecast.py --costs`` measured it. Maps are fitted once; their share is of 150 edits.
     """
-    names = ("optimizer_step", "in_context", "gradient_similarity", "activation_similarity")
+    names = ("optimizer_step", "in_context", "gradient_similarity")
     rows = [
-        [lm, method, f"{times['n_edits']:.0f}", f"{times['training'] / times['n_edits']:.1f} s",
+        [file.parent.name, method, f"{times['n_edits']:.0f}",
+         f"{times['training'] / times['n_edits']:.1f} s",
          *(f"{times[name] / times['training']:.2f}" for name in names),
          f"{times['maps'] / (times['training'] / times['n_edits'] * N_EDITS):.2f}"]
-        for (lm, method), times in costs.items()
+        for file in sorted(results.glob("*/forecast_costs.json"))
+        for method, times in read_numbers(file).items()
     ]  # fmt: skip
     header = ("LM", "method", "edits timed", "training of an edit", *names, "maps, 150 edits")
-    return markdown_table(header, rows)
-
-
-def goal_table(runs: Sequence[ForecastRun], costs: Costs) -> str:
-    """Return the AUROC of the probability that an edit generalizes, and its lead over baselines.
-
-    The named answer is that of the step, beside the most frequent answer after training, over all
-    relations; an AUROC needs enough edits of both outcomes.
-    """
-    rows = []
-    for name, edited in by_lm_and_method(runs):
-        own = [run for run in edited if run.is_judged]
-        if not own or not all(np.isfinite(run.probabilities).all() for run in own):
-            continue
-        area = interval([run.failed for run in own], [run.risk(FORECASTER) for run in own])
-        scored = {
-            baseline: compare(own, FORECASTER, baseline)
-            for baseline in ("answer_before", *BASELINES)
-        }
-        best = max(scored, key=lambda baseline: scored[baseline][1])
-        mean, other, low = scored[best]
-        answers = [(run.hits("optimizer_step").mean(), run.most_frequent) for run in edited]
-        hits, most = np.mean(answers, 0)
-        times = costs.get((own[0].lm, own[0].method))
-        rows.append(
-            [name, len(own), "{:.2f} ({:.2f}–{:.2f})".format(*area), f"{best} {other:.2f}",
-             f"{mean - other:+.2f} (from {low:+.2f})".replace("-", "−"),
-             f"{hits:.0%}, {most:.0%}",
-             f"{sum(hit >= 2 * one for hit, one in answers)} of {len(edited)}",
-             "" if times is None else f"{times['optimizer_step'] / times['training']:.2f}"]
-        )  # fmt: skip
-    header = ["", "relations", "AUROC", "best baseline", "lead",
-              "accuracy of the predicted, of the most frequent answer",
-              "at least twice as accurate in", "cost"]  # fmt: skip
     return markdown_table(header, rows)
 
 
@@ -232,19 +211,43 @@ def reliability_figure(runs: Sequence[ForecastRun]) -> Any:
         (panels[0], GENERALIZED, "generalized"), (panels[1], HALLUCINATED, "hallucinated"),
     ):  # fmt: skip
         axes.plot([0, 1], [0, 1], color="grey", linewidth=0.8)
-        for name, own in by_lm_and_method(runs):
-            p = np.concatenate([run.probabilities[:, code] for run in own])
+        for name, own in by_lm_and_method([run for run in runs if run.fitted]):
+            p = np.concatenate([run.fitted[PROBABILITY][:, code] for run in own])
             occurred = np.concatenate([run.arrays["outcome"] == code for run in own])
-            occurred, p = occurred[np.isfinite(p)], p[np.isfinite(p)]
             deciles = np.array_split(p.argsort(), 10)
-            if len(p):
-                axes.plot(
-                    [p[rows].mean() for rows in deciles],
-                    [occurred[rows].mean() for rows in deciles],
-                    marker="o", markersize=3, label=name,
-                )  # fmt: skip
+            axes.plot(
+                [p[rows].mean() for rows in deciles],
+                [occurred[rows].mean() for rows in deciles],
+                marker="o", markersize=3, label=name,
+            )  # fmt: skip
         plain_axes(axes, "", f"probability: {what}", f"share that {what}")
-        axes.set_xlim(0, 1)
-        axes.set_ylim(0, 1)
+        axes.set(xlim=(0, 1), ylim=(0, 1))
     panels[1].legend(frameon=False, fontsize=8, loc="lower right")
+    return figure
+
+
+def weights_figure(runs: Sequence[ForecastRun]) -> Any:
+    """Draw W of the reference by outcome (the paper's figure 5), with the AUROC of minus W."""
+    figure = new_figure(
+        10,
+        3.8,
+        "W of the reference, by outcome of the edit (LoRA)",
+        "Blue: generalized. Orange: not. Boxes hold half of the edits. Numbers: AUROC of −W for "
+        "edits that do not generalize, over all edits, and within a reference.",
+    )
+    by_lm = list(by_lm_and_method([r for r in runs if r.method == "lora" and r.is_judged()]))
+    panels = figure.subplots(1, len(by_lm), width_ratios=[len(own) + 0.5 for _, own in by_lm])
+    for axes, (_, own) in zip(np.atleast_1d(panels), by_lm, strict=True):
+        for place, run in enumerate(own):
+            for failed, color, side in ((False, "C0", -0.2), (True, "C1", 0.2)):
+                axes.boxplot(
+                    -run.risk(WEIGHT)[run.failed == failed], positions=[place + side], widths=0.32,
+                    patch_artist=True, boxprops={"facecolor": color, "alpha": 0.6},
+                    medianprops={"color": "black"}, flierprops={"markersize": 2},
+                )  # fmt: skip
+        names = [f"{run.relation}, {both_areas(run, WEIGHT)}" for run in own]
+        names = [name.replace("->", "→\n").replace(", ", "\n") for name in names]
+        axes.set_xticks(range(len(own)), names, fontsize=7)
+        plain_axes(axes, own[0].lm, "", "W of the reference")
+        axes.title.set_fontsize(8)
     return figure

@@ -10,17 +10,18 @@ is not repeated.
 
 from __future__ import annotations
 
-import csv
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
 from jsonargparse import auto_cli
-from scipy.stats import binomtest
+from pandas import DataFrame, Series, concat, read_csv
 
 from benchmarks.common import markdown_table, place_tables, read_numbers
+from benchmarks.real_lms.forecast_scores import N_RESAMPLES, drawn, interval
 from benchmarks.real_lms.run import Run, execute
 from benchmarks.real_lms.tables import REAL_LMS
 
@@ -41,7 +42,21 @@ OF_LM: dict[str, tuple[str, ...]] = {
     "gemma-3-270m": ("--model.preserve_weight=1", "--model.text_weight=25",
                      "--model.learning_rate=2e-4", "--data.texts_per_step=6"),
 }  # fmt: skip
-N_RESAMPLES = 5000
+Score = Callable[[dict[str, Any], dict[str, Any], int], float]
+# Of a run, its held-out edits and 0 or 2 before or after the repair, where its maps begin: first
+# that of the relation, then that of a pair that should not be correlated.
+PRICES: dict[str, Score] = {
+    "learned": lambda run, edits, at: edits["source_learned"],
+    "right before": lambda run, edits, at: edits["right_before"],
+    "in context": lambda run, edits, at: edits["in_context"],
+    "new targets: hallucinated": lambda run, edits, at: edits["new_targets"]["hallucinated"],
+    "color unchanged": lambda run, edits, at: edits["controls"]["color"],
+    "food unchanged": lambda run, edits, at: edits["controls"]["food"],
+    "Hit@1 of W": lambda run, edits, at: run["correlations"][at]["influenced"],
+    "r": lambda run, edits, at: run["correlations"][at]["label_mean"],
+    "r with color": lambda run, edits, at: run["correlations"][at + 1]["label_mean"],
+    "perplexity": lambda run, edits, at: run["perplexity"]["after" if at else "before"],
+}
 KEPT = ("shown", "held_out", "perplexity", "n_steps", "correlations")
 
 
@@ -66,119 +81,91 @@ def plan(lm: str, texts: str, seeds: tuple[int, ...]) -> Iterator[Run]:
 
 
 def tables(results: Path) -> dict[str, str]:
-    """Return ``repair``, edits before and after, and ``repair_ratio``, counts over seeds."""
-    rows: list[list[str]] = []
-    for file in sorted(results.glob("*/repair_*.json")):
-        content = read_numbers(file)
-        if "results" in content:
-            rows += _rows(file, content["results"])
-    columns = [
-        "LM", "repair set", "seed", "edits", "learned", "generalized", "hallucinated (95 %)",
-        "new targets: hallucinated", "right before", "color unchanged", "food unchanged",
-        "in context", "Hit@1 of W", "r", "r with color", "perplexity",
-    ]  # fmt: skip
-    return {"repair": markdown_table(columns, rows), "repair_ratio": _ratio_table(results)}
-
-
-def _variant_of(file: Path) -> tuple[str, str]:
-    """Return the variant and the seed of a run's file, ``repair_VARIANT_SEED``."""
-    variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
-    return variant, seed
-
-
-def _rows(file: Path, results: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield a row for each part of the edits."""
-    variant, seed = _variant_of(file)
-    correlations = results["correlations"]
-    # Of each stage, first the relation, then the pair that should not be correlated.
-    maps = {
-        stage: [one for one in correlations if one["step"] == step]
-        for stage, step in (("before", 0), ("after", results["n_steps"]))
-    }
-    for part in ("shown", "held_out"):
-        pairs = [results[part][stage] for stage in ("before", "after")]
-        n = pairs[0]["n"]
-        new = [one["new_targets"] for one in pairs if "new_targets" in one]
-        yield [
-            file.parent.name,
-            variant,
-            seed,
-            f"{n} {part.replace('_', ' ')}",
-            " → ".join(f"{one['source_learned']:.0%}" for one in pairs),
-            " → ".join(f"{one['generalized']:.0%}" for one in pairs),
-            " → ".join(_with_interval(one) for one in pairs),
-            " → ".join(f"{one['hallucinated']:.0%}" for one in new)
-            + (f" ({new[0]['n']} edits)" if new else ""),
-            " → ".join(f"{one['right_before']:.0%}" for one in pairs if "right_before" in one),
-            *(
-                " → ".join(f"{one['controls'][name]:.0%}" for one in pairs)
-                if name in pairs[0]["controls"]
-                else ""
-                for name in ("color", "food")
-            ),
-            " → ".join(f"{one['in_context']:.0%}" for one in pairs),
-            " → ".join(f"{maps[stage][0]['influenced']:.2f}" for stage in maps),
-            " → ".join(f"{maps[stage][0]['label_mean']:.2f}" for stage in maps),
-            " → ".join(f"{maps[stage][1]['label_mean']:.2f}" for stage in maps),
-            " → ".join(f"{results['perplexity'][stage]:.1f}" for stage in maps),
-        ]
-
-
-def _with_interval(summary: dict[str, Any]) -> str:
-    n, share = summary["n"], summary["hallucinated"]
-    low, high = binomtest(round(share * n), n).proportion_ci(method="wilson")
-    return f"{share:.0%} ({100 * low:.0f}–{100 * high:.0f})"
-
-
-def _ratio_table(results: Path) -> str:
-    """Hallucinated edits before and after, and their ratio, over all seeds except `TUNED_ON`."""
+    """Return ``repair``, what becomes of edits, and ``repair_price``, what else changes."""
     files: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for file in sorted(results.glob("*/repair_*.csv")):
-        variant, seed = _variant_of(file)
-        if seed != TUNED_ON:
+        variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
+        if seed != TUNED_ON or variant == "statements":  # of which there is no other seed
             files[file.parent.name, variant].append(file)
-    rows = []
+    rows, prices = [], []
     for (lm, variant), own in files.items():
+        cases = read_cases(own)
         for part in ("shown", "held_out"):
-            n, before, after, low, high = hallucination_ratio(own, part)
-            ratio = f"{after / before:.2f} ({low:.2f}–{high:.2f})" if before else ""
-            rows.append(
-                [lm, variant, str(len(own)), f"{n} {part.replace('_', ' ')}",
-                 f"{before} → {after}", ratio]
-            )  # fmt: skip
-    columns = ["LM", "repair set", "seeds", "edits", "hallucinated", "ratio (95 %)"]
-    return markdown_table(columns, rows)
+            rows.append([lm, variant, len(own), *_outcomes(cases[cases["part"] == part])])
+        runs = [read_numbers(file.with_suffix(".json"))["results"] for file in own]
+        prices.append([lm, variant, *(_price(runs, score) for score in PRICES.values())])
+    columns = ["LM", "repair set", "seeds", "edits", "generalized", "hallucinated: ratio (95 %)",
+               "two most frequent references", "all others", "by reference"]  # fmt: skip
+    return {
+        "repair": markdown_table(columns, rows),
+        "repair_price": markdown_table(["LM", "repair set", *PRICES], prices),
+    }
 
 
-def hallucination_ratio(files: Sequence[Path], part: str) -> tuple[int, int, int, float, float]:
-    """Count the hallucinated edits of a part before and after.
+def read_cases(files: Sequence[Path]) -> DataFrame:
+    """Return the cases of several seeds; without references, each answer is one."""
+    cases = concat([read_csv(file, keep_default_na=False) for file in files])
+    cases["known"] = "reference" in cases
+    cases["reference"] = cases["reference" if cases["known"].all() else "source_answer"]
+    return cases.assign(hallucinated=cases["outcome"] == "hallucinated")
 
-    Args:
-        files: Tables of cases, one for each seed.
-        part: ``shown`` or ``held_out``.
+
+def is_frequent(cases: DataFrame) -> Series:
+    """Return which cases have one of the two most frequent references."""
+    return cases["reference"].isin(cases["reference"].value_counts().index[:2])
+
+
+def before_and_after(cases: DataFrame) -> tuple[int, int, int, float, float]:
+    """Count the hallucinated edits before and after.
 
     Returns:
         Number of edits, of hallucinated ones before and after, and the 95 % interval of the ratio
-        of after to before: percentiles of a bootstrap over the answers of each seed, since edits
-        that share an answer are not independent.
+        of after to before over samples of references.
     """
-    counts: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0, 0, 0])
-    for seed, file in enumerate(files):
-        with file.open(newline="", encoding="utf-8") as lines:
-            for case in csv.DictReader(lines):
-                if case["part"] == part:
-                    count = counts[seed, case["source_answer"]]
-                    is_after = case["stage"] == "after"
-                    count[0] += not is_after
-                    count[1 + is_after] += case["outcome"] == "hallucinated"
-    found = np.array(list(counts.values()))
-    drawn = np.random.default_rng(0).integers(0, len(found), (N_RESAMPLES, len(found)))
-    _, before, after = found[drawn].sum(1).T
-    some = before > 0
-    ratios = after[some] / before[some] if some.any() else [np.nan]
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    n, n_before, n_after = found.sum(0).tolist()
-    return n, n_before, n_after, float(low), float(high)
+    stages = [cases[cases["stage"] == stage] for stage in ("before", "after")]
+    names = cases["reference"].unique()
+    counts = [one.groupby("reference")["hallucinated"].sum().reindex(names) for one in stages]
+    group = np.arange(len(names))
+    before, after = (drawn(group, N_RESAMPLES, np.random.default_rng(0)) @ one for one in counts)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low, high = interval(np.where(before > 0, after / before, np.nan))[1:]
+    return len(stages[0]), int(before[0]), int(after[0]), low, high
+
+
+def _outcomes(cases: DataFrame) -> Iterator[str]:
+    """Yield the cells of the edits of one part: all, of frequent references, of the others."""
+    stages = [cases[cases["stage"] == stage] for stage in ("before", "after")]
+    yield f"{len(stages[0])} {cases['part'].iloc[0].replace('_', ' ')}"
+    yield " → ".join(f"{(one['outcome'] == 'generalized').mean():.0%}" for one in stages)
+    yield _ratio(cases)
+    if not cases["known"].all():
+        yield from ("", "", "")
+        return
+    frequent = is_frequent(cases)
+    yield from (_ratio(cases[chosen]) for chosen in (frequent, ~frequent))
+    by_reference = (one.groupby("reference")["hallucinated"].mean().mean() for one in stages)
+    yield " → ".join(f"{share:.0%}" for share in by_reference)
+
+
+def _ratio(cases: DataFrame) -> str:
+    n, before, after, low, high = before_and_after(cases)
+    # Of two references there is nothing to sample.
+    shown = before and cases["reference"].nunique() > 2
+    return f"{before} → {after} of {n}" + (
+        f": {after / before:.2f} ({low:.2f}–{high:.2f})" if shown else ""
+    )
+
+
+def _price(runs: Sequence[dict[str, Any]], score: Score) -> str:
+    """Return a score before and after, the mean over seeds; empty if it was not measured."""
+    try:
+        means = [
+            mean(score(run, run["held_out"][stage], at) for run in runs)
+            for stage, at in (("before", 0), ("after", 2))
+        ]
+    except KeyError:
+        return ""
+    return " → ".join(f"{one:.1f}" if one > 1 else f"{one:.2f}" for one in means)
 
 
 def main(

@@ -1,12 +1,11 @@
-"""Hit@1 of W by ridge and number of subjects: plain, auto and the best of the path.
+"""Hit@1 of W by ridge and number of subjects.
 
     python -m benchmarks.real_lms.ridge_precision --lm FOLDER --n_subjects 10000 --output FILE.json
 
 For every relation with a reference: Hit@N of W, in both directions, at every ridge strength, for
 maps fitted on half of 1,000 to n_subjects subjects; r on the other half; the same for targets that
 are permuted. Intervals are the 2.5 and 97.5 percentiles over bootstrap samples of the subjects that
-the map is fitted on. ``auto`` does not see the reference; ``best`` is the strength of the highest
-Hit@1, which only somebody who has the answers can choose.
+the map is fitted on. ``auto`` does not see the reference.
 """
 
 from __future__ import annotations
@@ -23,13 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from tqdm import tqdm
 
-from benchmarks.common import (
-    arrow,
-    markdown_table,
-    read_numbers,
-    write_numbers,
-    write_text,
-)
+from benchmarks.common import read_numbers, two, write_numbers, write_text
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.functional import (
     HALF_DECADES,
@@ -178,30 +171,6 @@ def relation_results(
     }
 
 
-def table(results: Sequence[dict[str, Any]], way: str) -> str:
-    """Return the table of one direction: r and Hit@1 of the plain map, of auto and of the best."""
-    rows = []
-    for found in results:
-        for size, at in found["sizes"].items():
-            path = at["path"]
-            auto = HALF_DECADES.index(at["auto"])
-            best = max(range(len(path)), key=lambda i: path[i][way]["1"])
-            row = [arrow(found["relation"]), f"{int(size):,}"]
-            for i in (0, auto, best):
-                text = f"{path[i][way]['1']:.2f}"
-                if size == list(found["sizes"])[-1]:
-                    low, high = found["intervals"][i][way]
-                    text += f" ({low:.2f}–{high:.2f})"
-                row += [f"{path[i]['ridge']:.3g}", f"{path[i]['r']:.3f}", text]
-            del row[2]  # the plain map's strength is 0
-            rows.append([*row, f"{path[auto]['permuted'][way]['1']:.2f}"])
-    columns = (
-        "relation", "subjects", "r, plain", "Hit@1, plain", "auto", "r, auto", "Hit@1, auto",
-        "best", "r, best", "Hit@1, best", "permuted, auto",
-    )  # fmt: skip
-    return markdown_table(columns, rows)
-
-
 def main(
     lm: str = "tiny-world",
     n_subjects: int = 2000,
@@ -211,7 +180,7 @@ def main(
     n_bootstrap: int = 100,
     seed: int = 0,
 ) -> None:
-    """Print the tables of both directions.
+    """Measure each relation, and print Hit@1 of all subjects by ridge.
 
     Args:
         lm: A folder, a .gguf file, a hub id or tiny-world.
@@ -232,8 +201,9 @@ def main(
         relation = TokenizedRelation.of(name, Catalogue.load(), model.tokenizer)
         if relation.reference_mask.any() and set(name.split("->")) <= set(read):
             results.append(relation_results(read, relation, sizes, n_bootstrap))
-    for way in WAYS:
-        print(f"\n{Path(lm).name}, {way}\n\n{table(results, way)}")
+            path = results[-1]["sizes"][str(n_subjects)]["path"]
+            hits = ", ".join(two(point["influenced"]["1"]) for point in path)
+            print(f"{name}: Hit@1 by ridge {hits}", flush=True)
     if output is not None:
         content = {"lm": Path(lm).name, "fingerprint": model.fingerprint, "relations": results}
         write_numbers(output, content)

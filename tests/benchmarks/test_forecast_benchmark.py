@@ -4,6 +4,7 @@ import csv
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +35,12 @@ def edits(lm: str, seed: int, n: int = 80, relation: str = "city->country") -> A
         "predicted/map_0": by_map, "predicted/map_auto": by_map,
         "predicted/in_context": in_context,
         f"predicted/{scores.STEP}": by_step,
-        **{f"risk/{name}": rng.normal(size=n) for name in scores.BASELINES},
+        "group": reference.argmax(1),
+        **{f"risk/{name}": rng.normal(size=n)
+           for name in (*scores.BASELINES, scores.COUNT, scores.WEIGHT)},
     }  # fmt: skip
-    unknown = np.full((n, 3), np.nan)
-    return scores.ForecastRun(lm, "lora", relation, arrays, unknown, unknown)
+    arrays["risk/same_reference"] = np.bincount(arrays["group"])[arrays["group"]]
+    return scores.ForecastRun(lm, "lora", relation, arrays)
 
 
 def test_risks_and_accuracies_equal_the_definition() -> None:
@@ -51,7 +54,9 @@ def test_risks_and_accuracies_equal_the_definition() -> None:
     hits = [max(range(5), key=lambda j, row=row: row[j]) == after
             for row, after in zip(logits, one.arrays["after"], strict=True)]  # fmt: skip
     assert one.hits("optimizer_step").tolist() == hits
-    assert one.is_judged
+    assert one.is_judged() and one.is_judged(within=True)
+    alone = {**one.arrays, "group": np.arange(80)}
+    assert not replace(one, arrays=alone).is_judged(within=True), "no two share a reference"
 
 
 def test_nothing_is_fitted_on_what_it_is_judged_on() -> None:
@@ -61,44 +66,104 @@ def test_nothing_is_fitted_on_what_it_is_judged_on() -> None:
             [("a", "city->country"), ("b", "ceo->company"), ("c", "X+1->X+2")]
         )
     ]
-    found = scores.probabilities(everything[0], everything)
-    np.testing.assert_allclose(found.sum(1), 1)
-    assert roc_auc_score(everything[0].failed, -found[:, 0]) > 0.7
-    turned = everything[0].arrays["outcome"].copy()
-    everything[0].arrays["outcome"] = 2 - turned
-    np.testing.assert_array_equal(scores.probabilities(everything[0], everything), found)
+
+    def fitted(everything: list[Any]) -> Any:
+        return scores.with_fits(everything)[0].fitted
+
+    found = fitted(everything)
+    assert set(found) == set(scores.FITS)
+    assert roc_auc_score(everything[0].failed, -found["probability"][:, 0]) > 0.7
+    areas = [
+        roc_auc_score(everything[0].failed, -found[name][:, 0])
+        for name in (scores.BOTH, scores.CHEAP)
+    ]
+    assert areas[0] > areas[1] + 0.1, "only the step knows"
+    everything[0].arrays["outcome"] = 2 - everything[0].arrays["outcome"]
+    for name, own in fitted(everything).items():
+        np.testing.assert_allclose(own.sum(1), 1)
+        np.testing.assert_array_equal(own, found[name])
     everything[1].arrays["outcome"] = 2 - everything[1].arrays["outcome"]
-    assert np.abs(scores.probabilities(everything[0], everything) - found).max() > 0.01
+    for name, own in fitted(everything).items():
+        assert np.abs(own - found[name]).max() > 0.01
     for same in (edits("a", 9, relation="X+1->X+2"), edits("b", 9)):
-        assert np.isnan(scores.probabilities(everything[0], [everything[0], same])).all()
+        alone = scores.with_fits([everything[0], same])[0]
+        assert not alone.fitted
+        with pytest.raises(KeyError):
+            alone.risk("probability")
 
 
-def test_the_interval_holds_the_area_and_narrows_with_edits() -> None:
+def test_inputs_of_a_fit_do_not_depend_on_their_scale() -> None:
+    one = edits("a", 1, 30)
+    found = one.features(scores.TOGETHER)
+    p = torch.from_numpy(one.logits("in_context")).softmax(1).double().numpy()
+    right = (p * one.arrays["reference"]).sum(1)
+    np.testing.assert_allclose(found[:, 0], np.log(right / (1 - right)), rtol=1e-6)
+    one.arrays["risk/popularity"] = np.exp(one.arrays["risk/popularity"])
+    np.testing.assert_allclose(one.features(scores.TOGETHER), found)
+    assert found[:, 2].argsort().tolist() == one.risk("gradient_similarity").argsort().tolist()
+    assert abs(found[:, 2].mean()) < 1e-12 and found[:, 2].std() == pytest.approx(1)
+
+
+def test_areas_count_pairs_of_edits() -> None:
+    """By loops over pairs, each as often as its references are drawn."""
+    rng = np.random.default_rng(0)
+    truth, values = rng.random(40) < 0.4, rng.integers(9, size=40).astype(float)
+    group = rng.integers(6, size=40)
+    weights = scores.drawn(group, 3, rng)
+    assert (weights[0] == 1).all() and (weights.sum(1) == 6).all()
+    for within in (False, True):
+        found = scores.areas(truth, values, group, weights, within)
+        for area, drawn in zip(found, weights, strict=True):
+            won = n = 0.0
+            for i, j in product(truth.nonzero()[0], (~truth).nonzero()[0]):
+                if not within or group[i] == group[j]:
+                    # A reference that is drawn twice has no pairs with its copy.
+                    times = drawn[group[i]] * (1 if within else drawn[group[j]])
+                    won += times * ((values[i] > values[j]) + (values[i] == values[j]) / 2)
+                    n += times
+            assert area == pytest.approx(won / n)
+    overall = scores.areas(truth, values, group, weights)[0]
+    assert overall == pytest.approx(roc_auc_score(truth, values))
+
+
+def test_intervals_are_over_references_and_relations() -> None:
+    """Copies of an edit say no more than the edit; another relation does."""
+    one = edits("a", 3, 120)
+    many = {name: np.repeat(value, 5, 0) for name, value in one.arrays.items()}
+    references = np.arange(120)
     widths = []
-    for n in (60, 600):
-        one = edits("a", 3, n)
-        area, low, high = scores.interval([one.failed], [one.risk("optimizer_step")])
+    for arrays, group in ((one.arrays, references), (many, np.repeat(references, 5))):
+        run = replace(one, arrays={**arrays, "group": group})
+        area, low, high = scores.interval(scores.mean_areas([run], "optimizer_step"))
+        assert area == pytest.approx(roc_auc_score(run.failed, run.risk("optimizer_step")))
         assert low < area < high
         widths.append(high - low)
-    assert widths[1] < widths[0] / 2
+    assert widths[1] == pytest.approx(widths[0], rel=0.15)
+    # Of two relations with scores 0 and 1, half of the samples have both.
+    runs = [replace(one, relation=name) for name in ("a->b", "b->c")]
+    found = scores.mean_over_relations(
+        runs, lambda run, weights: np.full(len(weights), float(run.relation == "a->b"))
+    )
+    assert found[0] == 0.5 and set(found[1:]) == {0.0, 0.5, 1.0}
+    assert np.mean(found[1:] == 0.5) == pytest.approx(0.5, abs=0.06)
 
 
-def test_two_forecasters_are_compared_on_the_same_samples() -> None:
-    one = edits("a", 5, 300)
-    area, other, low = scores.compare([one], "optimizer_step", "map_0")
-    assert area == pytest.approx(roc_auc_score(one.failed, one.risk("optimizer_step")))
-    assert area > other
-    assert 0 < low < area - other
-    assert scores.compare([one], "map_0", "optimizer_step")[2] < 0
-    assert scores.compare([one], "map_0", "map_0")[2] == 0
-
-
-def test_areas_are_those_of_scikit_learn() -> None:
-    rng = np.random.default_rng(0)
-    truth, values = rng.random((5, 40)) < 0.4, rng.integers(9, size=(5, 40)).astype(float)
-    expected = [roc_auc_score(*each) for each in zip(truth, values, strict=True)]
-    np.testing.assert_allclose(scores.areas(truth, values), expected)
-    assert np.isnan(scores.areas(np.full(3, True), np.arange(3.0)))
+def test_cases_give_counts_weights_and_other_trainings(tmp_path: Path) -> None:
+    head = "subject,source_answer,reference,weight_reference,probability_reference_after\n"
+    own = "Emma,Paris,France,0.5,0.9\nnull,Lyon,France,-1,0.2\nNA,Lima,Peru,0,0.1\n"
+    file = tmp_path / "outcomes_lora_city_to_country.csv"
+    file.write_text(head + own)
+    steps = tmp_path / "steps2_lora_city_to_country.csv"
+    steps.write_text(head + own.replace("0.9", "0.4"))
+    found = {name: value.tolist() for name, value in scores.read_cases(file).items()}
+    assert found == {
+        "group": [0, 0, 1], "risk/same_reference": [2, 2, 1],
+        "risk/minus_reference_weight": [-0.5, 1.0, 0.0], "risk/steps2": [-0.4, -0.2, -0.1],
+    }  # fmt: skip
+    for changed in (own.replace("Emma", "Lea"), own.replace("Lima", "Cuzco"), own[:-14]):
+        steps.write_text(head + changed)
+        with pytest.raises(SystemExit, match=r"steps2.* has other edits than"):
+            scores.read_cases(file)
 
 
 def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: Path) -> None:
@@ -106,34 +171,47 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
         edits("a", 0, 400), edits("b", 1, 400, "ceo->company"),
         edits("c", 2, 400, "X+1->X+2"),
     ]  # fmt: skip
-    outcome = runs[0].arrays["outcome"]
-    runs[0] = replace(runs[0], repeated=(-1.0 * (outcome != 0), outcome))
-    runs = scores.with_probabilities(runs)
+    runs[0].arrays["risk/steps1"] = runs[0].failed + 0.5
+    runs = scores.with_fits(runs)
     times = {"n_edits": 32, "training": 100, "optimizer_step": 4, "in_context": 1, "maps": 9.375,
-             "gradient_similarity": 30, "activation_similarity": 2}  # fmt: skip
+             "gradient_similarity": 30}  # fmt: skip
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "forecast_costs.json").write_text(json.dumps({"lora": times}))
-    cells = rows("\n\n".join(forecast_tables.tables(runs, tmp_path).values()))
-    area = roc_auc_score(runs[0].failed, runs[0].risk("map_0"))
-    assert any(f"{area:.2f}" in row for row in cells if row[:3] == ["a", "lora", "city→country"])
-    assert any(row[4:6] == ["100%", "1.00"] for row in cells)
-    p = runs[0].probabilities
-    areas = [roc_auc_score(runs[0].failed, -p[:, 0]), roc_auc_score(runs[0].hallucinated, p[:, 1])]
-    own = [row for row in cells if row[0] == "probability"]  # not generalized, hallucinated
-    for row, area in zip(own, areas, strict=True):
-        assert row[1].startswith(f"{area:.2f} (")
-    (goals,) = [row for row in cells if row[0] == "a, lora" and row[1] == "1"]
-    assert goals[2].startswith(f"{areas[0]:.2f} (")
-    assert goals[-1] == "0.04", "of the costs"
-    brier = np.mean([sum((row[k] - (k == one)) ** 2 for k in range(3))
-                     for row, one in zip(p, outcome, strict=True)])  # fmt: skip
-    assert any(row[-2].startswith(f"{brier:.2f} (") for row in cells)
-    assert any(row[:3] == ["a", "lora", "32"] and row[-1] == "0.02" for row in cells)
-    (left,) = [row for row in cells if row[0] == "a, lora" and row[1] == "400"]
-    kept = outcome[runs[0].probabilities[:, 1] <= 0.5]
-    shares = [f"{np.mean(kept == code):.0%}" for code in (1, 0)]
-    assert left[4] == f"{', '.join(shares)} of {len(kept) / 400:.0%} kept"
-    assert float(left[4].split("%")[0]) < float(left[2].split("%")[0]), "fewer hallucinate"
+    made = {name: rows(table) for name, table in forecast_tables.tables(runs, tmp_path).items()}
+    own = {name: [row for row in table if row[0] in ("a", "a, lora")]
+           for name, table in made.items()}  # fmt: skip
+    one, p = runs[0], runs[0].fitted["probability"]
+    groups = [one.arrays["group"] == name for name in set(one.arrays["group"].tolist())]
+    pairs = [one.failed[group].sum() * (~one.failed[group]).sum() for group in groups]
+
+    def both(risk: Any, truth: Any = one.failed) -> list[str]:
+        parts = [roc_auc_score(truth[group], risk[group]) for group in groups]
+        return [f"{roc_auc_score(truth, risk):.2f}", f"{np.average(parts, weights=pairs):.2f}"]
+
+    (row,) = own["real_relations"]
+    assert row[:5] == ["a", "lora", "city→country", "400", f"{1 - one.failed.mean():.0%}"]
+    assert row[5].endswith(", 0.50") and row[10] == ", ".join(both(-p[:, 0]))
+    right = (one.logits("optimizer_step").argmax(1) == one.arrays["after"]).mean()
+    assert row[12].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
+    assert row[-1] == f"{right:.0%}"
+    leads = {row[0]: row for row in made["real_leads"] if row[1] == "a, lora"}
+    cheap = both(-one.fitted[scores.CHEAP][:, 0])
+    for place, edited in enumerate(("all", "within a reference")):
+        assert leads[edited][4:6] == [cheap[place], both(-p[:, 0])[place]]
+        low, high = (float(x.replace("−", "-")) for x in leads[edited][6][7:-1].split(" to "))
+        assert low < float(leads[edited][5]) - float(leads[edited][4]) < high
+    column = [row[1] for row in made["real_within"] if row[0] == "map\\_0"]
+    assert column[0].startswith(both(one.risk("map_0"))[1] + " (")
+    assert own["real_steps"][0][5:] == ["1.00, 1.00", "", "", ""]
+    assert own["real_costs"][0][2:] == ["32", "3.1 s", "0.04", "0.01", "0.30", "0.02"]
+    (left,) = own["real_left_out"]
+    kept = one.arrays["outcome"][p[:, 1] <= 0.5]
+    order = np.argsort(one.fitted[scores.CHEAP][:, 1], kind="stable")
+    shares = [", ".join(f"{np.mean(some == code):.0%}" for code in (1, 0))
+              for some in (kept, one.arrays["outcome"][order[: len(kept)]])]  # fmt: skip
+    assert left[4] == f"{shares[0]} of {len(kept) / 400:.0%} kept; {shares[1]}"
+    forecast_tables.weights_figure(runs).savefig(tmp_path / "weights.png")
+    assert (tmp_path / "weights.png").stat().st_size > 10_000
 
 
 def test_edits_are_forecast_from_their_cases(small_lm: str, tmp_path: Path) -> None:
@@ -145,10 +223,11 @@ def test_edits_are_forecast_from_their_cases(small_lm: str, tmp_path: Path) -> N
     cases = folder / "outcomes_lora_city_to_country.csv"
     with cases.open("w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(["subject", "source_answer", "answer_after", "outcome"])
+        writer.writerow(["subject", "source_answer", "reference", "weight_reference",
+                         "answer_after", "outcome"])  # fmt: skip
         for edit in some:
             after = relation.target.texts[edit.reference[0]]
-            writer.writerow([edit.subject, edit.answer, after, "generalized"])
+            writer.writerow([edit.subject, edit.answer, after, 0.5, after, "generalized"])
     forecast.save(forecast.collect(lm, "city->country", "lora", cases), cases.with_suffix(".npz"))
     (found,) = scores.load(tmp_path)
     assert (found.lm, found.method, found.relation) == ("small", "lora", "city->country")

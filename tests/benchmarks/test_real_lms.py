@@ -3,17 +3,19 @@
 import json
 import sys
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from pandas import DataFrame
 
 import lincorr_lightning.lm
 from benchmarks import common
 from benchmarks.real_lms import findings, permuted_ablation, repair, ridge_precision, run, tables
+from benchmarks.real_lms import forecast_scores as scores
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LincorrError
 
@@ -102,7 +104,7 @@ def test_a_finding_can_fail(tmp_path: Path, r: float, q: float, cell: str) -> No
 
 
 def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
-    def scores(low: float) -> dict[str, Any]:
+    def scored(low: float) -> dict[str, Any]:
         return {
             **pair("city", "country", 0.8, 0.3, 0.0),
             "excess_over_unembedding": {"low": low}, "excess_over_random_labels": {"low": -low},
@@ -113,106 +115,217 @@ def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
         }  # fmt: skip
 
     for lows, holds in (([0.1, 0.2, -0.1], True), ([0.1, -0.1, -0.2], False)):
-        runs = {"relations": {"pairs": [scores(low) for low in lows]}}
+        runs = {"relations": {"pairs": [scored(low) for low in lows]}}
         above = sum(low > 0 for low in lows)
         numbers = f"{above} of 3 relations; city→country 0.40, baseline 0.35"
         assert findings.precise(runs) == (holds, numbers)
         assert findings.above_random_words(runs)[0] is not holds
 
 
-def test_edits_are_counted_by_reference(tmp_path: Path) -> None:
-    """Three edits of two names of one country, one of another; "US" is right for three."""
+def test_edits_are_compared_with_one_answer_for_all(tmp_path: Path) -> None:
+    """Four edits of two names of one country, one of another, two of none; "US" is right for 4."""
     file = tmp_path / "outcomes.csv"
-    file.write_text(
-        "reference,outcome\nUS|USA,generalized\nUS|USA,hallucinated\nUS,hallucinated\n"
-        "NA,generalized\n"
-    )
-    found = findings.by_reference(file)
-    assert found["shares"] == (0.5, 0.75)
-    assert found["macro"] == (pytest.approx((0.5 + 0 + 1) / 3), pytest.approx(2 / 3))
-    assert findings.beats_constant({"lora_city_to_country": {"by_reference": found}}) == (
-        False, "50%, constant 75%; by country 50%, 67%",
-    )  # fmt: skip
+    rows = ["US|USA,generalized", "US|USA,hallucinated", "US,hallucinated", "US,hallucinated",
+            "NA,generalized", "Peru,generalized", "Peru,unchanged"]  # fmt: skip
+    head = "subject,source_answer,reference,outcome\n"
+    file.write_text(head + "\n".join(f"x,y,{row}" for row in rows))
+    found = findings.against_constant(file)
+    share, constant, low, high = found["edits"]
+    assert (share, constant) == (pytest.approx(3 / 7), pytest.approx(4 / 7))
+    # Samples of one reference alone are not in the interval; of three of four they are.
+    assert low <= -2 / 4 and high >= 1 / 2
+    macro, constant, low, high = found["references"]
+    assert macro == pytest.approx((1 / 2 + 0 + 1 + 1 / 2) / 4) and constant == 1 / 2
+    assert -0.75 <= low < macro - constant < high <= 0.75
+    runs = {"outcomes_lora_city_to_country": {"against_constant": found}}
+    cell = "50%, constant 50%; by edit 43%, 57%"
+    assert findings.beats_constant(runs) == (False, cell)
+    found["references"] = (0.5, 0.1, 0.01, 0.8)
+    assert findings.beats_constant(runs)[0]
+    sums = {"outcomes_lora_X+1_to_X+2": {"against_constant": {"edits": (0.1, 0.2, 0, 0)}}}
+    assert findings.hallucinates(sums) == (True, "10%, constant 20%")
 
 
-def outcomes(generalized: float, random: float) -> dict[str, Any]:
-    return {
-        "generalized": generalized, "random": random, "gradient_correlation": 0.5,
-        "gradients": {"city->country": {"permuted_gradient_correlation": 0.6}},
+def test_balanced_edits_are_judged_by_each_seed() -> None:
+    def runs(*constants: float) -> dict[str, Any]:
+        return {
+            f"balanced{seed}_lora_city_to_country": {
+                "generalized": 0.5 + seed / 10, "constant": one, "n_edits": 60,
+                "macro": {"generalized": 0.7},
+            }
+            for seed, one in enumerate(constants, 1)
+        }  # fmt: skip
+
+    judged = findings.balanced_generalize
+    assert judged(runs(0.1, 0.1, 0.1)) == (True, "70% ± 10, constant 10% ± 0")
+    assert not judged(runs(0.65, 0.1, 0.1))[0]
+    with pytest.raises(KeyError):
+        judged({"balanced1_lora_country_to_language": {}})
+    table = findings.balanced_table({"a": runs(0.1, 0.1, 0.1), "b": {}})
+    cell = "70% ± 10, 10% ± 0, 70% ± 0 (60 + 60 + 60 edits)"
+    assert f"| city→country | {cell} | not run |" in table
+
+
+def test_gradient_r_stands_beside_its_nulls() -> None:
+    r = {"gradient_correlation": 0.5, "gradient_correlation_all_steps": 0.3}
+    own = {"city->country": {**r, "permuted_gradient_correlation": 0.6}, "city->color": r}
+    runs = {"lora_city_to_country": {"n_edits": 9, "gradients": own}}
+    assert findings.gradient(runs) == (False, "0.50, permuted 0.60; over all steps 0.30")
+    table = findings.gradient_table({"a": runs, "b": {}})
+    assert "| a | city→country | 9 | 0.50 | 0.60 | 0.50 | 0.30 | 0.30 |" in table
+
+
+def forecast_run(relation: str, group: Any, known: Any, right: Any) -> Any:
+    """Edits whose reference is one of two labels, and leads in context if it is known."""
+    reference = np.eye(2, dtype=bool)[np.zeros(len(group), dtype=int)]
+    arrays = {
+        "group": np.array(group), "outcome": 1 - np.array(right), "reference": reference,
+        "predicted/in_context": np.where(np.array(known)[:, None], [[2.0, 1.0]], [[1.0, 2.0]]),
     }  # fmt: skip
+    return scores.ForecastRun("a", "lora", relation, arrays)
 
 
-def test_known_edits_are_those_whose_reference_leads_in_context() -> None:
-    edited = SimpleNamespace(
-        logits=lambda name: np.array([[2.0, 1.0], [2.0, 1.0], [1.0, 2.0], [1.0, 2.0]]),
-        arrays={"reference": np.array([[True, False]] * 4)},
-        failed=np.array([False, True, True, True]),
+def test_what_is_known_in_context_is_compared_within_references() -> None:
+    """Simpson's paradox: known edits are those of the second reference, which generalizes."""
+    group = [0] * 8 + [1] * 8 + [2] * 4
+    known = [1, 1] + [0] * 6 + [1] * 6 + [0, 0] + [1] * 4
+    right = [0, 0] + [0] * 5 + [1] + [1] * 5 + [0] + [1, 1] + [1] * 4
+    group, known, right = group * 2, known * 2, right * 2
+    run = forecast_run("city->country", group, known, right)
+    # Differences of 0 - 1/6 and 5/6 - 1, with the same weight; the third has none.
+    assert findings.known_effect(run, np.ones((1, 3)))[0] == pytest.approx(-1 / 6)
+    twice = findings.known_effect(run, np.array([[0.0, 3.0, 1.0], [0.0, 0.0, 3.0]]))
+    assert twice[0] == pytest.approx(-1 / 6) and np.isnan(twice[1])
+    holds, numbers = findings.known_generalize({"lora_forecasts": [run]})
+    assert not holds and numbers == (
+        "−0.17 (−0.17 to −0.17); city→country −0.17; over all references 75%, 38%"
     )
-    assert findings.known_generalize({"lora_forecasts": [edited]}) == (True, "50%, 0% otherwise")
-    edited.failed = np.array([False, True, False, True])
-    assert findings.known_generalize({"lora_forecasts": [edited]}) == (False, "50%, 50% otherwise")
+    better = forecast_run("city->country", group, known, known)
+    assert findings.known_generalize({"lora_forecasts": [better]})[0]
+    with pytest.raises(KeyError):
+        findings.known_generalize({"lora_forecasts": []})
 
 
-def test_a_repair_is_judged_by_each_seed_and_what_else_it_changes() -> None:
-    def seed(before: float, after: float, perplexity: float, **changed: Any) -> dict[str, Any]:
-        same = {"source_learned": 1.0, "controls": {"color": 0.5}, "right_before": 0.0}
-        stages = {
-            "before": {"hallucinated": before, **same},
-            "after": {"hallucinated": after, **same, **changed},
-        }
-        return {"held_out": stages, "perplexity": {"before": 10.0, "after": perplexity}}
+def test_a_forecast_leads_over_all_edits_and_within_references() -> None:
+    """A risk that knows the reference alone leads over all edits, and not within one."""
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(20), 10)
+    right = (rng.random(200) < np.where(group < 10, 0.1, 0.9)).astype(int)
+    run = forecast_run("city->country", group, right, right)
+    run.arrays["risk/noise"], run.arrays["risk/truth"] = rng.normal(size=200), 1 - right
+    run.arrays["risk/by_reference"] = (group < 10).astype(int)
+    judge = {name: findings.leads(name, "noise")({"lora_forecasts": [run]})
+             for name in ("truth", "by_reference", "noise")}  # fmt: skip
+    assert [holds for holds, _ in judge.values()] == [True, False, False]
+    assert judge["truth"][1].startswith("1.00, ") and "; within 1.00, " in judge["truth"][1]
+    assert "; within 0.50, " in judge["by_reference"][1]
 
-    good, weak, costly = seed(0.4, 0.2, 10.2), seed(0.4, 0.25, 10.0), seed(0.4, 0.1, 10.5)
-    judge = findings.repair_halves
-    found = "40% → 20%; right without an edit 0%; perplexity +2.0%"
-    assert judge({"repair_edits_1": good}) == (True, found)
+
+def repaired(after: float, others: int, perplexity: float, **changed: Any) -> dict[str, Any]:
+    """A run whose examples helped two references, and `others` of 40 edits of 10 others."""
+    same = {"source_learned": 1.0, "controls": {"color": 0.5}, "right_before": 0.0}
+    stages = {"before": same, "after": {**same, **changed}}
+    rows = [
+        (stage, reference, "hallucinated" if stage == "before" or late else "generalized")
+        for stage in ("before", "after")
+        for reference, late in [*[("US", False)] * 30, *[("UK", False)] * 30,
+                                *[(f"R{i % 10}", i >= others) for i in range(40)]]
+    ]  # fmt: skip
+    cases = DataFrame(rows, columns=["stage", "reference", "outcome"])
+    cases["hallucinated"] = cases["outcome"] == "hallucinated"
+    return {
+        "repair_edits_1": {"held_out": stages, "perplexity": {"before": 10, "after": perplexity}},
+        "repair_cases": cases,
+    }
+
+
+def test_a_repair_is_judged_by_other_references_and_what_else_it_changes() -> None:
+    judge = findings.repair_helps
+    holds, numbers = judge(repaired(0.2, 30, 10.2))
+    assert holds and numbers.startswith("40 → 10 of 40 (0.")
+    assert numbers.endswith("), the two 60 → 0 of 60")
+    assert not judge(repaired(0.2, 0, 10.2))[0], "it helped the two alone"
     for changed in (
         {"source_learned": 0.97}, {"controls": {"color": 0.44}}, {"right_before": 0.3},
     ):  # fmt: skip
-        assert not judge({"repair_edits_1": seed(0.4, 0.2, 10.2, **changed)})[0]
-    assert not judge({"repair_edits_1": good, "repair_edits_2": weak})[0]
-    assert not judge({"repair_edits_3": costly})[0]
+        assert not judge(repaired(0.2, 30, 10.2, **changed))[0]
+    assert not judge(repaired(0.2, 30, 10.5))[0]
     with pytest.raises(KeyError):
-        judge({"repair_edits_0": good})
+        judge({"repair_edits_0": {}})
+
+
+def test_a_composition_exceeds_the_best_of_its_baselines_with_each_seed() -> None:
+    def run(reference: list[float], permuted: list[float], majority: float) -> dict[str, Any]:
+        shares = {("reference", True): reference, ("permuted", True): permuted}
+        return {
+            "mappings": [{"majority": majority}],
+            "runs": [
+                {"mapping": mapping, "composed": composed, "generalized": share}
+                for (mapping, composed), own in shares.items()
+                for share in own
+            ],
+        }
+
+    judge = findings.composes("ablation", "other")
+    found = run([0.9, 0.7], [0.5, 0.3], 0.1)
+    assert judge({"ablation": found}) == (True, "80%, permuted 40% (2)")
+    assert judge({"ablation": run([0.9, 0.7], [0.5, 0.3], 0.75)}) == (
+        False, "80%, most frequent 75% (2)",
+    )  # fmt: skip
+    assert judge({"ablation": found, "other": run([0.2], [0.3], 0.1)})[1].endswith("(3)")
+    with pytest.raises(KeyError):
+        judge({})
 
 
 @pytest.mark.nightly
 def test_documents_have_the_tables_of_the_committed_runs() -> None:
     text = common.all_text()
     assert "<!-- findings: begin -->" in text
-    made = findings.tables(tables.REAL_LMS, findings.load(tables.REAL_LMS))
+    made = findings.tables(tables.REAL_LMS, scores.load(tables.REAL_LMS))
     made |= repair.tables(tables.REAL_LMS)
     assert common.placed(text, made) == text
 
 
-def test_outcomes_are_judged_by_their_rules() -> None:
-    runs = {
-        "lora_city_to_country": outcomes(0.5, 0.01),
-        "lora_X+1_to_X+2": outcomes(0.5, 0.1),
-    }
-    assert findings.generalizes(runs) == (True, "50%, random 1%")
-    assert findings.hallucinates(runs) == (False, "50%, random 10%")
-    assert findings.gradient(runs) == (False, "0.50, permuted 0.60")
-
-
-def test_the_ratio_counts_edits_of_all_seeds(tmp_path: Path) -> None:
-    header = "part,stage,source_answer,outcome"
-    cases = [
-        ("before", ["Paris", "Paris", "Rome", "Oslo"], ["hallucinated"] * 4),
-        ("after", ["Paris", "Paris", "Rome", "Oslo"], ["hallucinated"] + ["generalized"] * 3),
+def test_hallucinated_edits_are_counted_by_reference(tmp_path: Path, rows: Rows) -> None:
+    """Two seeds; the edits of Paris and Rome are of the two most frequent references."""
+    folder = tmp_path / "lm"
+    before = [("Paris", "France"), ("Paris", "France"), ("Rome", "Italy"), ("Bari", "Italy"),
+              ("Oslo", "Norway"), ("Lima", "Peru"), ("Kiel", "Germany")]  # fmt: skip
+    after = [1, 0, 0, 0, 1, 1, 0]
+    lines = ["part,stage,subject,source_answer,reference,outcome"]
+    for part, (stage, late) in product(("held_out", "shown"), (("before", [1] * 7),
+                                                              ("after", after))):  # fmt: skip
+        names = ("generalized", "hallucinated")
+        lines += [f"{part},{stage},x,{answer},{reference},{names[bad]}"
+                  for (answer, reference), bad in zip(before, late, strict=True)]  # fmt: skip
+    held_out = {stage: {"source_learned": 1.0, "right_before": 0.0, "in_context": 0.5,
+                        "controls": {"color": share}}
+                for stage, share in (("before", 0.2), ("after", 0.6))}  # fmt: skip
+    maps = [{"influenced": 0.1 * i, "label_mean": 0.2 * i} for i in range(4)]
+    for seed in (0, 1, 2):
+        content = {"held_out": held_out, "correlations": maps,
+                   "perplexity": {"before": 40.0, "after": 40.0 + seed}}  # fmt: skip
+        _write(folder, f"repair_edits_{seed}", content)
+        (folder / f"repair_edits_{seed}.csv").write_text("\n".join(lines))
+    shown, held = rows(repair.tables(tmp_path)["repair"])
+    assert held[:5] == ["lm", "edits", "2", "14 held out", "0% → 57%"]
+    assert held[5].startswith("14 → 6 of 14: 0.43 (") and shown[5] == held[5]
+    assert held[6] == "8 → 2 of 8" and held[7].startswith("6 → 4 of 6: 0.67 (")
+    # By reference: 1/2, 0, 1, 1 and 0.
+    assert held[8] == "100% → 50%"
+    low, high = (float(bound) for bound in held[7].rstrip(")").split("(")[1].split("–"))
+    assert 0 <= low < 0.67 < high <= 1
+    (price,) = rows(repair.tables(tmp_path)["repair_price"])
+    assert price[2:] == [
+        "1.00 → 1.00", "0.00 → 0.00", "0.50 → 0.50", "", "0.20 → 0.60", "", "0.00 → 0.20",
+        "0.00 → 0.40", "0.20 → 0.60", "40.0 → 41.5",
     ]  # fmt: skip
-    rows = [
-        f"held_out,{stage},{answer},{outcome}"
-        for stage, answers, outcomes in cases
-        for answer, outcome in zip(answers, outcomes, strict=True)
-    ]
-    files = [tmp_path / f"{seed}.csv" for seed in (1, 2)]
-    for file in files:
-        file.write_text("\n".join([header, *rows, "shown,before,Bern,hallucinated"]))
-    n, before, after, low, high = repair.hallucination_ratio(files, "held_out")
-    assert (n, before, after) == (8, 8, 2)
-    # At the ends, resamples have answers without a hallucination after, or only half of Paris.
-    assert 0 <= low < 0.25 < high <= 0.5
+    for file in folder.glob("*.csv"):  # older tables have no references
+        file.write_text("\n".join(line.replace(",reference", "") for line in lines[:1])
+                        + "\n" + "\n".join(",".join((*line.split(",")[:4], line.split(",")[5]))
+                                           for line in lines[1:]))  # fmt: skip
+    _, held = rows(repair.tables(tmp_path)["repair"])
+    assert held[5].startswith("14 → 6 of 14: 0.43 (") and held[6:] == ["", "", ""]
 
 
 def test_every_variant_is_a_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
