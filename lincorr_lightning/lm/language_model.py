@@ -115,6 +115,12 @@ class LanguageModel(nn.Module):
         return lm
 
     @property
+    def n_layers(self) -> int | None:
+        """Number of layers, known before the weights are loaded; None if the config lacks it."""
+        n = getattr(self._model_config.get_text_config(), "num_hidden_layers", None)
+        return n if isinstance(n, int) else None
+
+    @property
     def is_loaded(self) -> bool:
         """Whether the weights are in memory."""
         return "model" in self._modules

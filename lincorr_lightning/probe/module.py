@@ -138,6 +138,8 @@ class LinearProbe(LMStudy):
         if control is not None and control.count("{}") != 1:
             raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")
         super().__init__(lm)
+        for layer in layers:
+            require("model.layers", layer, at_least=0, below=self.lm.n_layers)
         self.save_hyperparameters()
         self.ridge, self.ridge_tolerance, self.partial_out = ridge, ridge_tolerance, partial_out
         self.solver, self.learning_rate, self.momentum = solver, learning_rate, momentum

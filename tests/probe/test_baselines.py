@@ -13,6 +13,7 @@ from scipy import stats
 from sklearn.linear_model import Ridge
 
 from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional import moments_of
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.solver import fit_layout
@@ -211,6 +212,13 @@ def test_without_random_labels_the_rest_is_the_same(small_lm: str, tmp_path: Pat
     assert plain["baselines"] is plain["decomposition"] is plain["excess_over_unembedding"] is None
     for key in ("label_mean", "control_label_mean", "permuted_label_mean", "excess_error"):
         assert plain[key] == pytest.approx(whole[key], rel=1e-9)
+
+
+@pytest.mark.parametrize("layer", [-1, 2])
+def test_a_layer_that_the_lm_lacks_is_refused_before_it_is_read(small_lm: str, layer: int) -> None:
+    with pytest.raises(ConfigError, match=rf"model\.layers is {layer}; it must be at least 0 and "
+                                          r"below 2"):  # fmt: skip
+        LinearProbe(lm=LMConfig(name_or_path=small_lm), layers=[0, layer])
 
 
 def test_the_last_layer_is_the_lm(small_lm: str, tmp_path: Path) -> None:
