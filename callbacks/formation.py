@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,29 +12,37 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
-from lincorr_lightning.functional import moments_of, summarize
-from lincorr_lightning.knowledge import Domain, TokenizedRelation
-from lincorr_lightning.linear_map.layout import JointLayout, domain_rows
-from lincorr_lightning.linear_map.solver import fit_and_score
+from lincorr_lightning.functional import moments_of
+from lincorr_lightning.linear_map.baselines import fit_and_score
+from lincorr_lightning.linear_map.layout import build_layout, domain_rows
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import PackedStatements
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, number
+from lincorr_lightning.results.table import Table
 
 MIN_SUBJECTS = 20
 """Subjects that fitting and scoring a map needs."""
 UNRELATED = "color"
 """Kind of knowledge that default pairs measure as a control."""
-_NUMBERS = {
+_OF_PAIRS = {
     "label_mean": ("formation_r", "label-wise r"),
     "control_label_mean": ("formation_control", "r of the control prompt"),
+    "random_label_mean": ("formation_random", "r of random source words"),
+    "random_target_label_mean": ("formation_random_target", "r of random target words"),
+    "excess_over_random": ("formation_excess_over_random", "r above random words"),
     "influenced": ("formation_influenced", "top-1 target right"),
+    "best_baseline_1": ("formation_best_baseline", "top-1 of the strongest baseline"),
     "influencing": ("formation_influencing", "top-1 source right"),
+}
+_NUMBERS = _OF_PAIRS | {
     "stated": ("formation_recall", "recall of stated facts"),
     "withheld": ("formation_inferred", "recall of withheld facts"),
 }
 """Log key and title of each number."""
+_PANELS = ("label_mean", "excess_over_random", "influenced", "influencing", "stated", "withheld")
+# Baselines, and the numbers whose panels they are drawn in.
+_DOTTED = {"random_label_mean": "label_mean", "best_baseline_1": "influenced"}
 
 
 class Formation(RelationCallback):
@@ -42,8 +50,11 @@ class Formation(RelationCallback):
 
     At each measurement, maps are fitted on half of the subjects and scored on the other half. Logs
     ``formation_r/<pair>``, ``formation_control/<pair>``, ``formation_influenced/<pair>`` and
-    ``formation_influencing/<pair>``. If the training dataset is that of `CorpusDataModule`,
-    also ``formation_recall/<knowledge>``, the recall of stated facts, and
+    ``formation_influencing/<pair>``, and beside them the probe's baselines: r of random words as
+    source and as target labels (``formation_random``, ``formation_random_target``), r above random
+    words at `random_labels` labels (``formation_excess_over_random``) and Hit@1 of the strongest
+    pairing by the vocabulary alone (``formation_best_baseline``). If the training dataset is that
+    of `CorpusDataModule`, also ``formation_recall/<knowledge>``, the recall of stated facts, and
     ``formation_inferred/<knowledge>``, that of withheld facts, which the text never states.
 
     Args:
@@ -54,12 +65,15 @@ class Formation(RelationCallback):
             is always measured.
         control: Control prompt in place of the source's; None leaves it out.
         ridge: Ridge of the maps.
+        random_labels: Number of source labels whose r is compared with that of as many random
+            words; 0 leaves out random words and the vocabulary.
         **options: See `RelationCallback`.
 
     Attributes:
         correlations: A row per pair and step: mean label-wise r on held-out subjects
-            (``label_mean``), the same from the control prompt (``control_label_mean``), and Hit@1
-            of ``influenced`` targets and ``influencing`` sources; None if it cannot be computed.
+            (``label_mean``), the same from the control prompt (``control_label_mean``), Hit@1 of
+            ``influenced`` targets and ``influencing`` sources, and the baselines as in a probe's
+            ``pairs.csv``; None if it cannot be computed.
         recall: A row per kind of knowledge and step: shares of facts that the LM answers right,
             ``stated`` by the training text and ``withheld`` from it; None if there are none.
     """
@@ -74,10 +88,12 @@ class Formation(RelationCallback):
         every_n_steps: int = 100,
         control: str | None = "One day, {} saw a",
         ridge: float = 0.0,
+        random_labels: int = 20,
         **options: Any,
     ) -> None:
         super().__init__(relation=None, every_n_steps=every_n_steps, **options)
         require("Formation.ridge", ridge, at_least=0)
+        require("Formation.random_labels", random_labels, at_least=0)
         if pairs is not None and not pairs:
             raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
         if control is not None and control.count("{}") != 1:
@@ -88,6 +104,7 @@ class Formation(RelationCallback):
         self.n_subjects = n_subjects
         self.control = control
         self.ridge = ridge
+        self.random_labels = random_labels
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
@@ -101,14 +118,10 @@ class Formation(RelationCallback):
         relation = self.relation_name(trainer)
         source = relation.partition("->")[0]
         default = [relation] if source == UNRELATED else [relation, f"{source}->{UNRELATED}"]
-        domains: dict[str, Domain] = {}
-        references = {}
-        for name in dict.fromkeys(self.pairs or default):
-            one = TokenizedRelation.of(name, catalogue, tokenizer)
-            domains |= {domain.knowledge.name: domain for domain in (one.source, one.target)}
-            pair = one.source.knowledge.name, one.target.knowledge.name
-            references[pair] = one.reference_mask if one.has_reference else None
-        self._layout = JointLayout(domains, tuple(references), self.control, references)
+        self._layout = build_layout(
+            tokenizer, catalogue, [], self.pairs or default, control=self.control,
+            n_random=self.random_labels,
+        )  # fmt: skip
         self._subjects = self.sample_subjects(self.n_subjects)
         if len(self._subjects) < MIN_SUBJECTS:
             raise SubjectsError(
@@ -137,19 +150,18 @@ class Formation(RelationCallback):
         step = trainer.global_step
         layout = self._layout
         rows = domain_rows(self.cache.lm, layout, self._subjects)
-        fit, test = moments_of(rows[::2]), moments_of(rows[1::2])
-        scores = fit_and_score(fit, test, layout, self.ridge)
+        fit, test = (moments_of(half, layout.blocks) for half in (rows[::2], rows[1::2]))
+        head = self.cache.lm.head_rows(layout.label_tokens) if layout.words else None
+        scores = fit_and_score(fit, test, layout, self.ridge, self.random_labels, head)
         numbers: dict[str, dict[str, float | None]] = {}
-        for pair in layout.pairs:
-            score = scores[pair]
-            control_r, hits = score.null_r.get("control"), score.precision
-            control = None if control_r is None else number(summarize(control_r).mean)
-            numbers["->".join(pair)] = {
-                "label_mean": number(summarize(score.r).mean),
-                "control_label_mean": control,
-                "influenced": number(hits["influenced"]["1"]) if hits else None,
-                "influencing": number(hits["influencing"]["1"]) if hits else None,
+        for pair, score in scores.items():
+            hits, baselines = score["precision"] or {}, score.get("baselines") or {}
+            known = {
+                "random_target_label_mean": baselines.get("random_target_labels", {}).get("mean"),
+                **{way: hits[way]["1"] for way in ("influenced", "influencing") if hits},
+                **score,
             }
+            numbers["->".join(pair)] = {field: known.get(field) for field in _OF_PAIRS}
         recalled = {
             name: {"stated": self._recall(name, *stated), "withheld": self._recall(name, *withheld)}
             for name, (stated, withheld) in self._facts.items()
@@ -186,15 +198,20 @@ class Formation(RelationCallback):
         if recall:
             name, caption = "formation_recall", "Recall of stated and of withheld facts"
             tables.append(Table.of(self.numbered(name), recall, (), caption, **look))
-        curves = {
-            f"{title}/{key.removeprefix(prefix)}": points
-            for log_key, title in _NUMBERS.values()
-            for prefix in (f"{self.numbered(log_key)}/",)
-            for key, points in self.history.items()
-            if key.startswith(prefix)
-        }
         title = "How correlations form"
-        draw = partial(training_curves, curves, title, "r on held-out subjects at each step")
+        note = "r on held-out subjects; dotted: random words, and the strongest vocabulary baseline"
+        curves, baselines = map(self._curves, (dict(zip(_PANELS, _PANELS, strict=True)), _DOTTED))
+        draw = partial(training_curves, curves, title, note, baselines=baselines)
         figure = Figure(self.name, f"{title} during training", draw)
         values = {"correlations": self.correlations, "recall": self.recall}
         return Results(self.name, values, tables=tables, figures=[figure])
+
+    def _curves(self, panels: Mapping[str, str]) -> dict[str, list[tuple[int, float]]]:
+        """Return what was logged of some numbers, by the number in whose panel each is drawn."""
+        return {
+            f"{_NUMBERS[panel][1]}/{key.removeprefix(prefix)}": points
+            for field, panel in panels.items()
+            for prefix in (f"{self.numbered(_NUMBERS[field][0])}/",)
+            for key, points in self.history.items()
+            if key.startswith(prefix)
+        }

@@ -18,8 +18,9 @@ from jsonargparse import auto_cli
 from benchmarks.common import markdown_table, percent, results_of
 
 PAIR = "city->country"
-COLUMNS = ("both stated", "r", "control", "Hit@1 influenced", "Hit@1 influencing",
-           "country inferred", "city inferred", "edits generalized", "random")  # fmt: skip
+COLUMNS = ("both stated", "r", "random words", "control", "Hit@1 influenced", "vocabulary",
+           "Hit@1 influencing", "country inferred", "city inferred", "edits generalized",
+           "random")  # fmt: skip
 
 
 def row(cooccurrence: float, formed: dict[str, Any], taught: dict[str, Any]) -> list[str]:
@@ -29,8 +30,8 @@ def row(cooccurrence: float, formed: dict[str, Any], taught: dict[str, Any]) -> 
     recall = {point["knowledge"]: point for point in formed["formation"]["recall"]}
     return [
         percent(cooccurrence),
-        *(f"{last[key]:.2f}" for key in ("label_mean", "control_label_mean")),
-        *(percent(last[key]) for key in ("influenced", "influencing")),
+        *(f"{last[key]:.2f}" for key in ("label_mean", "random_label_mean", "control_label_mean")),
+        *(percent(last[key]) for key in ("influenced", "best_baseline_1", "influencing")),
         *(percent(recall[name]["withheld"]) for name in ("country", "city")),
         *(percent(taught[key]) for key in ("generalized", "random")),
     ]

@@ -57,7 +57,8 @@ def closeness(results: dict[str, Any]) -> str:
     """Return the table of closeness against r and Hit@1, over pairs."""
     names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID",
              "wording": "wording of the prompts (null)"}  # fmt: skip
-    shown = (("r", None), ("r", "wording"), ("hit1", None))
+    shown = (("r", None), ("random_label_mean", None), ("excess_over_random", None),
+             ("r", "wording"), ("hit1", None), ("best_baseline_1", None))  # fmt: skip
     found: dict[str, dict[tuple[str, str | None], str]] = {}
     for test in results["tests"]:
         if test["layer"] == "all" and test["setting"] in ("", "k=2", "k=10", "n2=2", "n2=8"):
@@ -66,7 +67,8 @@ def closeness(results: dict[str, Any]) -> str:
             cell = f"{two(test['spearman'])} (p {p}, {test['n_pairs']} pairs)"
             found.setdefault(name, {})[test["against"], test["given"]] = cell
     rows = [[name, *(cells.get(which, "") for which in shown)] for name, cells in found.items()]
-    columns = ("over pairs", "ρ with r", "ρ with r, given wording", "ρ with Hit@1")
+    columns = ("over pairs", "ρ with r", "of random words", "above random words", "given wording",
+               "ρ with Hit@1", "of the strongest baseline")  # fmt: skip
     return markdown_table(columns, rows)
 
 

@@ -16,6 +16,13 @@ from lincorr_lightning.results.table import column
 Score = Mapping[str, Any]
 """Scores of a map, as under ``pairs`` in a probe's ``results.json``."""
 
+SCORES = {
+    "r": "label-wise r", "random_label_mean": "r of random words", "excess": "r above the control",
+    "excess_over_random": "r above random words", "hit1": "Hit@1",
+    "best_baseline_1": "Hit@1 of the strongest baseline",
+}  # fmt: skip
+"""Titles of the scores of maps."""
+
 
 @dataclass(frozen=True)
 class ClosenessTest:
@@ -28,7 +35,7 @@ class ClosenessTest:
     layer: str
     """Number of the layer; ``all`` for the mean over all layers."""
     against: str
-    """Score of the maps: ``r``, ``excess`` or ``hit1``."""
+    """Score of the maps, a key of `KnowledgeCloseness.score_matrices`."""
     given: str | None
     """``wording`` if that is partialled out, else None."""
     spearman: float | None = column("rho", ".2f", None)
@@ -70,13 +77,16 @@ class KnowledgeCloseness:
     def score_matrices(self) -> dict[str, Floats]:
         """Symmetric matrices of the scores, the mean over both directions or the known one.
 
-        By name: ``r``, and ``excess`` and ``hit1`` where known; NaN for unknown pairs.
+        By name: ``r``, and where known ``hit1``, and of a probe's `PairScore` ``excess``,
+        ``excess_over_random`` and the baselines ``random_label_mean`` and ``best_baseline_1``; NaN
+        for unknown pairs.
         """
-        both: dict[str, dict[tuple[str, str], list[float]]] = {"r": {}, "excess": {}, "hit1": {}}
+        both: dict[str, dict[tuple[str, str], list[float]]] = {name: {} for name in SCORES}
         for score in self.scores:
-            values = score["label_mean"], score.get("excess"), influenced_hits(score).get("1")
+            own = {"r": score["label_mean"], "hit1": influenced_hits(score).get("1")}
             pair = min(score["source"], score["target"]), max(score["source"], score["target"])
-            for by_pair, value in zip(both.values(), values, strict=True):
+            for name, by_pair in both.items():
+                value = own[name] if name in own else score.get(name)
                 if value is not None and math.isfinite(value):
                     by_pair.setdefault(pair, []).append(value)
         return {

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 from pandas import DataFrame, concat
 
-from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
+from lincorr_lightning.geometry.closeness import SCORES, ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.profiles import TokenProfiles
 from lincorr_lightning.results.plots import (
     BLUE,
@@ -39,8 +39,8 @@ _NAMES = {
     "cosine_mean": "cosine similarity", "cosine": "cosine similarity",
     "angle_mean": "neighbor angle (°)", "angle": "neighbor angle (°)",
 }  # fmt: skip
-_SCORES = {"r": "label-wise r", "excess": "r above the control", "hit1": "Hit@1"}
-_SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "hit1": ORANGE}
+_SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "excess_over_random": INK, "hit1": ORANGE}
+_BASELINES = {"r": "random_label_mean", "hit1": "best_baseline_1"}
 
 # -- token geometry --------------------------------------------------------------------------------
 
@@ -156,13 +156,18 @@ def history_figure(frame: DataFrame, note: str) -> Figure:
 
 
 def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw overlap and difference of log ID against the scores of the maps, a point per pair."""
+    """Draw overlap and difference of log ID against the scores of the maps, a point per pair.
+
+    Baselines are small grey points.
+    """
     k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
-    scores = closeness.score_matrices
+    known = closeness.score_matrices
+    scores = {name: known[name] for name in _SCORE_COLOURS if name in known}
     figure = new_figure(
         7.4, 2.6 * len(scores) + 0.2, f"Is correlated knowledge close in geometry? {lm}",
         f"a point per pair of {len(closeness.names)} kinds of knowledge, "
-        f"{closeness.n_subjects:,} subjects; p by permutation; "
+        f"{closeness.n_subjects:,} subjects; p by permutation; grey: random words, and the "
+        "strongest pairing by the vocabulary; "
         f"wording alone: {_rho(closeness.test('wording', '', 'r'))}",
     )  # fmt: skip
     measures = (
@@ -176,10 +181,12 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     for against, matrix in scores.items():
         for kind, setting, close, name in measures:
             axes, x, y = next(panels), close[upper], matrix[upper]
+            if (baseline := known.get(_BASELINES.get(against, ""))) is not None:
+                axes.plot(x, baseline[upper], ".", color=GREY, markersize=3)
             axes.plot(x, y, "o", color=_SCORE_COLOURS[against], markersize=4, alpha=0.6,
                       markeredgewidth=0)  # fmt: skip
             rho = _rho(closeness.test(kind, setting, against))
-            plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", _SCORES[against])
+            plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", SCORES[against])
     return figure
 
 
@@ -235,16 +242,20 @@ def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     frame = frame[(frame["layer"] != "all") & frame["given"].isna()]
     frame = frame[frame["setting"].isin((f"k={k}", f"n2={n2}"))].astype({"layer": int})
     names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID"}
+    scored = {baseline: name for name, baseline in _BASELINES.items()}
     return curves(
         frame.assign(
             panel=frame["closeness"].map(names) + ", " + frame["setting"],
-            score=frame["against"].map(_SCORES),
+            score=frame["against"].replace(scored).map(SCORES),
+            baseline=frame["against"].isin(scored),
             clear=frame["p"] < _MANTEL_ALPHA,
         ),
-        "layer", "spearman", "score", "panel", filled="clear", labels=("layer", "Spearman ρ"),
+        "layer", "spearman", "score", "panel", "baseline", filled="clear",
+        labels=("layer", "Spearman ρ"),
         title=f"Closeness and linear correlation by layer, {lm}",
-        subtitle=f"Spearman over pairs; filled: p < {_MANTEL_ALPHA:g} by permutation",
-        colours={_SCORES[name]: colour for name, colour in _SCORE_COLOURS.items()}, share_y=True,
+        subtitle=f"Spearman over pairs; filled: p < {_MANTEL_ALPHA:g} by permutation; dotted: "
+        "random words, and the strongest pairing by the vocabulary",
+        colours={SCORES[name]: colour for name, colour in _SCORE_COLOURS.items()}, share_y=True,
         each=lambda axes, _, __: axes.axhline(0, color=GREY, linewidth=0.8, zorder=0),
     )  # fmt: skip
 

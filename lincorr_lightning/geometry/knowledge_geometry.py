@@ -13,7 +13,6 @@ from torch import Tensor
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.functional import summarize
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score
 from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
 from lincorr_lightning.geometry.mantel import Floats
@@ -22,12 +21,11 @@ from lincorr_lightning.geometry.token_clouds import CloudSettings, read_last_sta
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
+from lincorr_lightning.linear_map.baselines import fit_and_score
 from lincorr_lightning.linear_map.layout import build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import fit_and_score
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Results
-from lincorr_lightning.results.table import number
 from lincorr_lightning.study import LMStudy
 
 if TYPE_CHECKING:
@@ -43,7 +41,9 @@ class KnowledgeGeometry(LMStudy):
     subject's neighbors the same under both prompts?) and the difference of their intrinsic
     dimensions, are correlated with the label-wise r and Hit@1 of the linear maps between the two,
     over pairs, with a test that permutes the kinds of knowledge. So is the similarity of the
-    prompts' wording, which is the null here. Hidden states of all prompts are kept in memory.
+    prompts' wording, which is the null of closeness; that of the scores are random words after the
+    same prompts and the strongest pairing by the vocabulary alone, as in the probe. Hidden states
+    of all prompts are kept in memory.
 
     Reads any DataLoader of `SubjectBatch`; if it fits the maps itself, with the fit half first, as
     ``data.test_on: all`` has it.
@@ -55,6 +55,8 @@ class KnowledgeGeometry(LMStudy):
         knowledge: Kinds of knowledge by name or family, if maps are fitted; a probe has its own.
         knowledge_files: YAML files with more knowledge.
         ridge: Penalty on ``|W|^2`` of maps that are fitted.
+        random_labels: Number of source labels whose r is compared with that of as many random
+            words, if maps are fitted; 0 leaves out random words and the vocabulary.
         range_scalings: Range scalings n2 of the intrinsic dimension; None takes 2, 4, 8, ... up to
             a quarter of the held-out subjects, at most 256.
         ks: Sizes of the neighborhoods whose overlap is taken.
@@ -75,6 +77,7 @@ class KnowledgeGeometry(LMStudy):
         knowledge: list[str] | str = "attribute",
         knowledge_files: list[str] = [],  # noqa: B006 (never changed)
         ridge: float = 0.0,
+        random_labels: int = 20,
         range_scalings: list[int] | None = None,
         ks: list[int] = [2, 10, 31],  # noqa: B006
         n_permutations: int = 9999,
@@ -82,10 +85,11 @@ class KnowledgeGeometry(LMStudy):
     ) -> None:
         super().__init__(lm)
         require("model.ridge", ridge, at_least=0)
+        require("model.random_labels", random_labels, at_least=0)
         require("model.n_permutations", n_permutations, at_least=1)
         require("model.seed", seed, at_least=0)
         self.save_hyperparameters(logger=False)
-        self.probe, self.ridge = probe, ridge
+        self.probe, self.ridge, self.random_labels = probe, ridge, random_labels
         self.range_scalings, self.ks = range_scalings, ks
         self.n_permutations, self.seed = n_permutations, seed
         self.probed = None if probe is None else _read_probe(Path(probe))
@@ -93,12 +97,15 @@ class KnowledgeGeometry(LMStudy):
         if self.probed is not None:
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
             pairs = ["{source}->{target}".format(**pair) for pair in self.probed["pairs"]]
-            names = []
+            names, random_labels = [], 0
         self.layout = build_layout(
-            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs
-        )
-        n_columns = self.layout.n_columns if self.probed is None else 0
-        self.fit_moments, self.test_moments = JointMoments(n_columns), JointMoments(n_columns)
+            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs,
+            n_random=random_labels,
+        )  # fmt: skip
+        n_columns, blocks = self.layout.n_columns, self.layout.blocks
+        if self.probed is not None:
+            n_columns, blocks = 0, []
+        self.fit_moments, self.test_moments = (JointMoments(n_columns, blocks) for _ in range(2))
         self.closeness: KnowledgeCloseness | None = None
         self._states: dict[str, list[tuple[int, Tensor]]] = {}
 
@@ -173,12 +180,10 @@ class KnowledgeGeometry(LMStudy):
         )
 
     def _fit_and_score(self) -> list[Score]:
-        fit, test = self.fit_moments.gather(), self.test_moments.gather()
-        return [
-            {"source": source, "target": target, "label_mean": number(summarize(score.r).mean),
-             "precision": score.precision}
-            for (source, target), score in fit_and_score(fit, test, self.layout, self.ridge).items()
-        ]  # fmt: skip
+        fit, test, layout = self.fit_moments.gather(), self.test_moments.gather(), self.layout
+        rows = self.lm.head_rows(layout.label_tokens) if layout.words else None
+        scores = fit_and_score(fit, test, layout, self.ridge, self.random_labels, rows)
+        return [{"source": s, "target": t, **score} for (s, t), score in scores.items()]
 
     def _gather_cloud(self, name: str) -> Tensor:
         """Return the hidden states of all ranks in the subjects' order, ``(n_layers, n, d)``."""

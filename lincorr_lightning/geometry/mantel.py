@@ -152,7 +152,10 @@ def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Float
     x, y = a[rows, columns], b[rows, columns]
     parts = np.array_split(orders, 1 + len(orders) // _PERMUTATIONS_AT_ONCE)
     if not np.isfinite([x, y]).all():
-        return np.concatenate([_rho(x, b[part[:, rows], part[:, columns]]) for part in parts])
+        # Of b's pairs, often few are known: each meets the pair of a where an order moves it.
+        known = np.isfinite(y)
+        r, c, places = rows[known], columns[known], (part.argsort(1) for part in parts)
+        return np.concatenate([_rho(a[at[:, r], at[:, c]], y[known]) for at in places])
     # An order moves b's ranks and changes none.
     u, v = _centred_ranks(x), _centred_ranks(y)
     ranks = np.zeros(b.shape)

@@ -139,15 +139,19 @@ class JointLayout:
         return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
 
     @property
+    def label_tokens(self) -> list[int]:
+        """Tokens of all labels, in the order of the columns."""
+        return [token for domain in self.domains.values() for token in domain.token_ids]
+
+    @property
     def n_labels(self) -> int:
         """Number of columns that belong to kinds of knowledge."""
         return sum(self.sizes.values())
 
     @property
-    def n_scored(self) -> int:
-        """Number of the first columns, those of labels after their own and the control prompt."""
-        kinds = ("labels", "control")
-        return sum(len(tokens) for view, tokens in self.views.items() if view.kind in kinds)
+    def n_kept(self) -> int:
+        """Number of the first columns, all that are read but ``targets`` (see `View`)."""
+        return sum(len(tokens) for view, tokens in self.views.items() if view.kind != "targets")
 
     @property
     def n_read(self) -> int:

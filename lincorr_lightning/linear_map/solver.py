@@ -21,6 +21,7 @@ from lincorr_lightning.functional import (
     labelwise_pearson_from_moments,
     strongest_within,
 )
+from lincorr_lightning.functional.significance import pearson_influence
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
 
 _TUNE_EVERY = 5
@@ -135,6 +136,18 @@ def label_r(moments: Moments, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
         yy=moments.square[y],
         constant=moments.constant[y],
     )
+
+
+def r_influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: Tensor) -> Tensor:
+    """Return the influence of each row on each label's r, ``(n, n_target)``; NaN where r is.
+
+    It is taken around the moments of the rows behind `test`, of which `rows` are some; `x` and `y`
+    are columns of both.
+    """
+    predicted = ((solution.weight @ test.between(x, x)) * solution.weight).sum(1)
+    u = (solution(rows[:, x]) - solution(test.mean[x])) / (predicted / test.n).sqrt()
+    v = (rows[:, y] - test.mean[y]) / (test.square[y] / test.n).sqrt()
+    return pearson_influence(u, v, label_r(test, solution.weight, x, y).to(u))
 
 
 def split_targets(
@@ -312,10 +325,3 @@ def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[P
         nulls = {null: each[pair] for null, each in zip([*scored][1:], null_r, strict=True)}
         scores[pair] = MapScore(weight, r[pair], nulls, precision)
     return scores
-
-
-def fit_and_score(
-    fit: Moments, test: Moments, layout: JointLayout, ridges: Mapping[Pair, float] | float = 0.0
-) -> dict[Pair, MapScore]:
-    """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
-    return score_maps(fit_layout(fit, layout, ridges), test, layout)

@@ -21,6 +21,11 @@ from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.baselines import (
+    LabelCount,
+    random_words,
+    vocabulary_baselines,
+)
 from lincorr_lightning.linear_map.fitting import to_linear_map
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.solver import (
@@ -37,7 +42,6 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.finder import logit_lens
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
-from lincorr_lightning.probe.baselines import LabelCount, random_words, vocabulary_baselines
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
 from lincorr_lightning.probe.scores import (
     PairScore,
@@ -175,7 +179,7 @@ class LinearProbe(LMStudy):
         self._findings: ProbeFindings | None = None
         self._fit: FittedMaps | None = None
         self._read: dict[Half, list[SubjectBatch]] = {"fit": [], "test": []}
-        self._kept: list[Tensor] = []
+        self._kept: dict[int | None, list[Tensor]] = {}  # by layer, None for the LM itself
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
         sizes = {s: (self.layout.sizes[s], len(self.layout.target_columns(s)))
@@ -260,6 +264,19 @@ class LinearProbe(LMStudy):
                 rows = self.joint_rows(batch.subjects)
             if not batch.is_padding:
                 moments.update(self.layout.with_permuted(rows))
+                if half == "test":
+                    self._keep(layer, rows)
+
+    def _keep(self, layer: int | None, rows: Tensor) -> None:
+        kept = self._kept.setdefault(layer, [])
+        room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, kept))
+        if room > 0:
+            kept.append(rows[:room, : self.layout.n_kept].float().cpu())
+
+    def _gather_kept(self, layer: int | None) -> Tensor:
+        """Return the kept rows of all ranks, ``(n, n_kept)``; all ranks must call it."""
+        none = torch.zeros(0, self.layout.n_kept)
+        return torch.cat([none, *chain(*gather(self._kept.pop(layer, [])))])
 
     def training_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add a batch to the moments, and solve after the last one.
@@ -377,11 +394,9 @@ class LinearProbe(LMStudy):
         for metric in self.instancewise.values():
             cast(InstancewisePearson, metric).reset()
         self._read["test"].clear()
-        self._kept = []
+        self._kept.clear()
 
-    def on_test_epoch_start(self) -> None:
-        """Forget earlier scores."""
-        self.on_validation_epoch_start()
+    on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add held-out subjects to the scores."""
@@ -397,13 +412,9 @@ class LinearProbe(LMStudy):
         self.test_moments.update(self.layout.with_permuted(rows))
         for source, x, y, module in self._by_source(rows):
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
-        room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, self._kept))
-        if room > 0:
-            self._kept.append(rows[:room, : self.layout.n_scored].float().cpu())
+        self._keep(None, rows)
 
-    def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Add held-out subjects to the scores."""
-        self.validation_step(batch, batch_idx)
+    test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
         """Score all pairs."""
@@ -431,9 +442,7 @@ class LinearProbe(LMStudy):
             n_test=int(test.n),
         )
 
-    def on_test_epoch_end(self) -> None:
-        """Score all pairs."""
-        self.on_validation_epoch_end()
+    on_test_epoch_end = on_validation_epoch_end
 
     def _score(self, fitted: FittedMaps, test: Moments) -> tuple[list[PairScore], list[LabelCount]]:
         instance = {
@@ -442,13 +451,11 @@ class LinearProbe(LMStudy):
             for source, metric in self.instancewise.items()
         }
         layout, scores = self.layout, score_pairs(fitted, test, self.layout, instance)
-        none = test.mean.new_zeros(0, layout.n_scored).float()
-        kept = torch.cat([none.cpu(), *chain(*gather(self._kept))])
-        self._kept = []
+        kept = self._gather_kept(None)
         scores = with_numbers(scores, standard_errors(fitted, test, layout, kept))
         scores = with_numbers(scores, p_values(scores))
         partial = partial_correlations(scores, fitted, test, layout, self.partial_out)
-        return self._beside_baselines(with_numbers(scores, partial), fitted, test)
+        return self._beside_baselines(with_numbers(scores, partial), fitted, test, kept)
 
     def _score_layers(self) -> dict[int, list[PairScore]]:
         """Return the scores of each layer's logit lens; none where stored maps are scored."""
@@ -460,20 +467,19 @@ class LinearProbe(LMStudy):
             if moments.n > 0:
                 fitted = fit_layout(moments, self.layout, self.ridges)
                 own = score_pairs(fitted, held_out, self.layout)
-                scores[layer], _ = self._beside_baselines(own, fitted, held_out)
+                kept = self._gather_kept(layer)
+                scores[layer], _ = self._beside_baselines(own, fitted, held_out, kept)
         return scores
 
     def _beside_baselines(
-        self, scores: list[PairScore], fitted: FittedMaps, test: Moments
+        self, scores: list[PairScore], fitted: FittedMaps, test: Moments, rows: Tensor
     ) -> tuple[list[PairScore], list[LabelCount]]:
-        words, label_counts = random_words(scores, fitted, test, self.layout, self.random_labels)
-        scores = with_numbers(scores, words)
-        if self.layout.words:
-            tokens = chain(*(domain.token_ids for domain in self.layout.domains.values()))
-            rows = self.lm.head_rows(list(tokens))
-            hits = vocabulary_baselines(scores, fitted, self.layout, rows)
-            scores = with_numbers(scores, hits)
-        return scores, label_counts
+        n, layout = self.random_labels, self.layout
+        words, label_counts = random_words(fitted, test, layout, n, rows=rows)
+        head_rows = self.lm.head_rows(layout.label_tokens) if layout.words else None
+        precision = {score.pair: score.precision for score in scores}
+        hits = vocabulary_baselines(fitted, layout, precision, head_rows)
+        return with_numbers(with_numbers(scores, words), hits), label_counts
 
     def _fitted_maps(self) -> FittedMaps:
         """Return the maps as plain tensors, with the moments of this run's fit if it had one."""

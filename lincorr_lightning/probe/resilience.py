@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, require
-from lincorr_lightning.functional import Moments, summarize
+from lincorr_lightning.functional import Moments, mean_r, summarize
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
@@ -27,7 +27,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.scores import mean_r, pair_matrices, pair_number, require_held_out
+from lincorr_lightning.probe.scores import pair_matrices, pair_number, require_held_out
 from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, number, short_name
 from lincorr_lightning.study import LMStudy, as_settings

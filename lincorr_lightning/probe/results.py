@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lincorr_lightning.io import safe_names
+from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
-from lincorr_lightning.probe.baselines import LabelCount
 from lincorr_lightning.probe.scores import (
     PairMatrix,
     PairScore,

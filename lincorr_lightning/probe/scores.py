@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.functional import Moments, hit_rates, summarize
+from lincorr_lightning.functional import Moments, hit_rates, mean_r, summarize
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
 from lincorr_lightning.linear_map.solver import FittedMaps, score_maps
@@ -258,11 +258,6 @@ def score_pairs(
             )
         )
     return scores
-
-
-def mean_r(r: Tensor | None) -> float | None:
-    """Return the mean of r over labels, leaving out constant ones; None if there is none."""
-    return None if r is None else number(summarize(r).mean)
 
 
 def _as_json(precision: Mapping[str, Rates] | None) -> dict[str, Rates] | None:

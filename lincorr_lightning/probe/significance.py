@@ -14,12 +14,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments
+from lincorr_lightning.functional import Moments, mean_r
 from lincorr_lightning.functional.significance import (
     adjust_for_many,
     one_sided_p,
     partial_correlation,
-    pearson_influence,
     weight_cosine,
 )
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
@@ -28,10 +27,11 @@ from lincorr_lightning.linear_map.solver import (
     Solution,
     label_r,
     per_target_ridge,
+    r_influences,
     split_targets,
     weights_by_pair,
 )
-from lincorr_lightning.probe.scores import Numbers, PairScore, mean_r
+from lincorr_lightning.probe.scores import Numbers, PairScore
 from lincorr_lightning.results.table import number
 
 FINDING = 0.01
@@ -53,7 +53,7 @@ def standard_errors(
         fitted: Maps of all pairs, and those from the control prompt.
         test: Moments of the joint rows of all held-out subjects.
         layout: Columns of the rows.
-        rows: First columns of the joint rows of some held-out subjects, ``(n, n_scored)``.
+        rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``.
     """
     errors: dict[Pair, dict[str, float | None]] = {}
     if len(rows) < 2:
@@ -61,11 +61,11 @@ def standard_errors(
     rows = rows.to(test.mean)
     for source in layout.sources:
         y = layout.target_columns(source)
-        r = _influences(fitted.maps[source], layout.columns(source), y, test, rows)
+        r = r_influences(fitted.maps[source], layout.columns(source), y, test, rows)
         excess, control = r, fitted.nulls.get("control", {}).get(source)
         if control is not None:
             columns = layout.control_columns(source)
-            excess = r - _influences(control, columns, y, test, rows)
+            excess = r - r_influences(control, columns, y, test, rows)
         # Rows are independent, labels are not: labels are averaged within a row. R is that of all
         # subjects, the spread that of those whose rows were kept.
         for (target, own), (_, above) in zip(
@@ -75,14 +75,6 @@ def standard_errors(
             label, both = (number(m.nanmean(1).std() / test.n.sqrt()) for m in means)
             errors[source, target] = {"label_error": label, "excess_error": both}
     return errors
-
-
-def _influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: Tensor) -> Tensor:
-    """Return the influence of each row on each label's r, ``(n, n_target)``; NaN where r is."""
-    predicted = ((solution.weight @ test.between(x, x)) * solution.weight).sum(1)
-    u = (solution(rows[:, x]) - solution(test.mean[x])) / (predicted / test.n).sqrt()
-    v = (rows[:, y] - test.mean[y]) / (test.square[y] / test.n).sqrt()
-    return pearson_influence(u, v, label_r(test, solution.weight, x, y).to(u))
 
 
 def p_values(scores: Sequence[PairScore]) -> Numbers:

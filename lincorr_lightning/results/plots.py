@@ -185,7 +185,7 @@ def curves(
         y: Column of the vertical axis.
         hue: Column whose values have a line each, named in the legend.
         panel: Column whose values have a panel each, which they title.
-        dashed: Column of truth values; rows where it holds make a dotted line of their own.
+        dashed: Column of truth values; rows where it holds make a thin dotted line of their own.
         title: Title of the figure.
         subtitle: Everything else that is needed to read it.
         band: Columns of the lower and the upper end of a band.
@@ -239,10 +239,10 @@ def _draw_line(
     x, y, dashed, filled, band = columns
     marker = "o" if len(rows) <= _MAX_MARKERS else ""
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
-    for part, dash in ((rows[~dotted], "-"), (rows[dotted], ":")):
+    for part, dash, width, size in ((rows[~dotted], "-", 1.6, 4.0), (rows[dotted], ":", 1.0, 2.5)):
         if len(part):
-            axes.plot(part[x], part[y], dash, label=label, color=colour, linewidth=1.6,
-                      marker=marker, markersize=4,
+            axes.plot(part[x], part[y], dash, label=label, color=colour, linewidth=width,
+                      marker=marker, markersize=size,
                       markerfacecolor="white" if filled else colour)  # fmt: skip
             label = None
     if filled:
@@ -345,22 +345,28 @@ _MANY, _SMOOTHING = 120, 0.6  # from so many points on, a curve is smoothed as T
 
 
 def training_curves(
-    history: History, title: str, subtitle: str = "", colours: Mapping[Any, str] | None = None
+    history: History,
+    title: str,
+    subtitle: str = "",
+    colours: Mapping[Any, str] | None = None,
+    baselines: History | None = None,
 ) -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
-    The part of a key before its first ``/`` is its group; `colours` are by the rest. Values that
-    are not finite are left out. Curves of many points are smoothed as TensorBoard does.
+    The part of a key before its first ``/`` is its group; `colours` are by the rest; `baselines`
+    are dotted lines with keys of `history`. Values that are not finite are left out. Curves of many
+    points are smoothed as TensorBoard does.
     """
     from pandas import DataFrame, concat
 
     points = [
-        (key.partition("/")[0], key.partition("/")[2] or key, step, value)
-        for key, curve in history.items()
+        (key.partition("/")[0], key.partition("/")[2] or key, step, value, is_baseline)
+        for is_baseline, part in ((False, history), (True, baselines or {}))
+        for key, curve in part.items()
         for step, value in sorted(curve)
         if math.isfinite(value)
     ]
-    frame = DataFrame(points, columns=["group", "name", "step", "value"])
+    frame = DataFrame(points, columns=["group", "name", "step", "value", "baseline"])
     panels = []
     for group, rows in frame.groupby("group", sort=False):
         names = list(rows["name"].unique())
@@ -372,14 +378,14 @@ def training_curves(
     if len(panels) > _MAX_PANELS:
         notes.append(f"{_MAX_PANELS} of {len(panels)} groups")
     frame = concat(panels[:_MAX_PANELS]) if points else frame
-    by_curve = frame.groupby(["group", "name"])["value"]
+    by_curve = frame.groupby(["group", "name", "baseline"])["value"]
     many = by_curve.transform("size") > _MANY
     if many.any():
         notes.append(f"smoothed ({_SMOOTHING})")
         smooth = by_curve.transform(lambda curve: curve.ewm(alpha=1 - _SMOOTHING).mean())
         frame["value"] = smooth.where(many, frame["value"])
     return curves(
-        frame, "step", "value", "name", "panel" if points else None, title=title,
+        frame, "step", "value", "name", "panel" if points else None, "baseline", title=title,
         subtitle="; ".join(filter(None, notes)), colours=colours,
     )  # fmt: skip
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from lincorr_lightning.functional.correlation import number as number  # handed on
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -234,11 +235,6 @@ def escape_markdown(text: str) -> str:
 
 Rates = Mapping[str, float | None]
 """Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, the number of labels."""
-
-
-def number(value: float | None) -> float | None:
-    """Return a finite number as it is, and None for any other."""
-    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def rates_as_json(rates: Rates) -> dict[str, float | None]:

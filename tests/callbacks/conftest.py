@@ -40,9 +40,15 @@ EDITS = [
 ]
 
 
-def naive_logits(model: Any, tokenizer: Any, knowledge: str, subjects: Sequence[str]) -> np.ndarray:
-    """One unpadded prompt at a time, in eval mode, all logits, sliced."""
-    labels = {"city": CITIES, "country": COUNTRIES, "color": COLORS}[knowledge]
+def naive_logits(
+    model: Any,
+    tokenizer: Any,
+    knowledge: str,
+    subjects: Sequence[str],
+    words: Sequence[str] | None = None,
+) -> np.ndarray:
+    """One unpadded prompt at a time, in eval mode, all logits, sliced: at labels or other words."""
+    labels = words or {"city": CITIES, "country": COUNTRIES, "color": COLORS}[knowledge]
     ids = [tokenizer.convert_tokens_to_ids(label) for label in labels]
     model = copy.deepcopy(model).float().eval()
     rows = []

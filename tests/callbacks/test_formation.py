@@ -50,6 +50,62 @@ def test_correlations_are_those_of_scikit_learn_at_each_step(naive, small_lm, fi
     assert watch.recall == []  # the dataset knows no facts
 
 
+def test_random_words_and_the_vocabulary_stand_beside_each_point(naive, small_lm, fit):
+    module = naive.module(small_lm, lr=0.02)
+    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    watch = Formation(["city->country"], n_subjects=120, every_n_steps=4, control=None)
+    fit(watch, module=module)
+    inputs = sample_subjects(module.tokenizer, 120, seed=0)
+    words = {
+        name: module.tokenizer.convert_ids_to_tokens(tokens)
+        for name, tokens in watch._layout.words.items()
+    }
+    assert not set(words["city"]) & {*naive.cities} and len(words["city"]) >= 24
+    rng = np.random.default_rng(3)
+    for point in watch.correlations:
+        state = states[point["step"]]
+        city, country = (
+            {
+                "labels": naive.logits(state, module.tokenizer, name, inputs),
+                "words": naive.logits(state, module.tokenizer, name, inputs, words[name]),
+                "targets": naive.logits(state, module.tokenizer, name, inputs, naive.countries),
+            }
+            for name in ("city", "country")
+        )
+        draws = [rng.permutation(len(words["city"]))[:12] for _ in range(40)]
+        r = [naive_correlation(city["words"][:, draw], country["labels"])[0] for draw in draws]
+        assert point["random_label_mean"] == pytest.approx(np.mean(r), abs=0.03)
+        # There are fewer cities than are compared: all of them.
+        own = point["label_mean"]
+        assert point["excess_over_random"] == pytest.approx(own - np.mean(r), abs=0.03)
+        r, _ = naive_correlation(city["labels"], country["words"])
+        assert point["random_target_label_mean"] == pytest.approx(r, abs=0.03)
+        head = state.get_output_embeddings().weight.detach().double().numpy()
+        sides = []
+        for labels in (naive.cities, naive.countries):
+            rows = head[module.tokenizer.convert_tokens_to_ids(labels)]
+            rows = rows - rows.mean(0)
+            sides.append(rows / np.linalg.norm(rows, axis=1, keepdims=True))
+        _, same_states = naive_correlation(city["labels"], city["targets"])
+        pairings = [sides[1] @ sides[0].T, same_states]
+        right = [naive.countries.index(p) if p else None for p in naive.places.values()]
+        shares = [
+            np.mean([w[:, i].argmax() == j for i, j in enumerate(right) if j is not None])
+            for w in pairings
+        ]
+        constant = 1 / sum(j is not None for j in right)  # each country has one city
+        assert point["best_baseline_1"] == pytest.approx(max(*shares, constant))
+
+
+def test_without_random_labels_there_are_no_baselines(naive, small_lm, fit):
+    watch = Formation(["city->country"], n_subjects=40, every_n_steps=9, random_labels=0)
+    fit(watch, module=naive.module(small_lm))
+    for point in watch.correlations:
+        assert point["random_label_mean"] is point["best_baseline_1"] is None
+        assert point["label_mean"] is not None and point["control_label_mean"] is not None
+    assert not any("random" in key or "baseline" in key for key in watch.history)
+
+
 WORLD = WorldConfig(n_people=30, nicknames=False)
 
 
@@ -101,7 +157,7 @@ def test_numbers_stand_in_results_tables_and_figure(formed):
     assert len(watch.correlations) == 2 * len({row["step"] for row in watch.correlations})
     frame = read_csv(run / "tables" / "formation.csv")
     by_step = sorted(watch.correlations, key=lambda point: -point["step"])
-    for name in ("step", "label_mean"):
+    for name in ("step", "label_mean", "random_label_mean", "excess_over_random"):
         assert list(frame[name]) == pytest.approx([point[name] for point in by_step])
     assert (frame["step"].iloc[0], frame["step"].iloc[-1]) == (trainer.global_step, 0)
     assert (run / "figures" / "formation.png").stat().st_size > 20_000

@@ -101,6 +101,47 @@ def test_r_is_that_of_scikit_learn(finished, small_lm):
     assert found["city", "color"] == pytest.approx(mean_r(predicted, true), abs=1e-5)
 
 
+def test_random_words_and_the_vocabulary_stand_beside_r_and_hits(finished, small_lm):
+    """By scikit-learn on logits of the same words; a mean over other draws of them."""
+    cli, folder = finished
+    halves, layout, rng = cli.datamodule.halves, cli.model.layout, np.random.default_rng(0)
+    logits = {
+        (half, name): states(small_lm, name, subjects)[1]
+        for half, subjects in halves.items()
+        for name in ("city", "country")
+    }
+
+    def r_of(source, x, target, y):
+        fitted = LinearRegression().fit(logits["fit", source][:, x], logits["fit", target][:, y])
+        return mean_r(
+            fitted.predict(logits["test", source][:, x]), logits["test", target][:, y]
+        ), fitted.coef_
+
+    city, country = (layout.domains[name].token_ids for name in ("city", "country"))
+    words = layout.words["city"]
+    draws = [[words[i] for i in rng.permutation(len(words))[: len(city)]] for _ in range(40)]
+    r = [r_of("city", draw, "country", country)[0] for draw in draws]
+    (score,) = (s for s in cli.model.closeness.scores
+                if (s["source"], s["target"]) == ("city", "country"))  # fmt: skip
+    assert score["random_label_mean"] == pytest.approx(np.mean(r), abs=0.03)
+    own, weight = r_of("city", city, "country", country)
+    assert score["excess_over_random"] == pytest.approx(own - np.mean(r), abs=0.03)
+    right = layout.references["city", "country"]
+    baselines = score["precision"]["baselines"]
+    _, other = r_of("city", city, "city", country)
+    judged = [i for i in range(right.shape[1]) if right[:, i].any()]
+    for weights, hit in ((weight, score["precision"]["influenced"]["1"]),
+                         (other, baselines["gaussian_states"]["1"])):  # fmt: skip
+        assert hit == pytest.approx(np.mean([right[weights[:, i].argmax(), i] for i in judged]))
+    assert baselines["constant"]["1"] == pytest.approx(right.sum(1).max() / len(judged))
+    assert score["best_baseline_1"] == max(one["1"] for one in baselines.values())
+    (row,) = (row for row in read_table(folder / "tables" / "pairs.csv")
+              if (row["a"], row["b"]) == ("city", "country"))  # fmt: skip
+    both = [s["random_label_mean"] for s in cli.model.closeness.scores
+            if {s["source"], s["target"]} == {"city", "country"}]  # fmt: skip
+    assert float(row["random_label_mean"]) == pytest.approx(np.mean(both))
+
+
 def test_files(finished):
     cli, folder = finished
     results = json.loads((folder / "results.json").read_text())
@@ -133,7 +174,11 @@ def test_beside_a_finished_probe(finished, probe, small_lm, tmp_path):
     for ours, theirs in zip(*(r["pairs"] for r in results), strict=True):
         assert ours["overlap"] == theirs["overlap"]
         assert ours["r"] == pytest.approx(theirs["r"], abs=1e-6)
-    assert {test["against"] for test in results[1]["tests"]} == {"r", "excess", "hit1"}
+        for key in ("random_label_mean", "best_baseline_1"):  # other draws of words
+            assert ours[key] == pytest.approx(theirs[key], abs=0.03) or theirs[key] is None
+    scores = {"r", "random_label_mean", "excess_over_random", "hit1", "best_baseline_1"}
+    for each, more in zip(results, ((), ("excess",)), strict=True):
+        assert {test["against"] for test in each["tests"]} == {*scores, *more}
 
 
 @pytest.mark.slow

@@ -11,7 +11,12 @@ from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.linear_map.layout import JointLayout
-from lincorr_lightning.linear_map.solver import choose_ridges, fit_and_score, tuning_rows
+from lincorr_lightning.linear_map.solver import (
+    choose_ridges,
+    fit_layout,
+    score_maps,
+    tuning_rows,
+)
 
 SIZES = {"a": 6, "b": 4, "c": 5}
 
@@ -24,7 +29,7 @@ def layout_of(sizes: dict[str, int], *pairs: tuple[str, str], **more: Any) -> Jo
     return JointLayout(domains, pairs, **more)
 
 
-def test_fit_and_score_equals_scikit_learn_and_scipy_on_the_rows() -> None:
+def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
     pairs = (("a", "b"), ("c", "a"), ("a", "c"))
     reference = np.random.default_rng(1).random((4, 6)) < 0.3
     references: Any = {("a", "b"): reference, ("c", "a"): None, ("a", "c"): np.zeros((5, 6), bool)}
@@ -41,7 +46,7 @@ def test_fit_and_score_equals_scikit_learn_and_scipy_on_the_rows() -> None:
         moments_of(layout.with_permuted(torch.from_numpy(part)), layout.blocks)
         for part in (rows[:300], rows[300:])
     )
-    scores = fit_and_score(fit, test, layout, ridges)
+    scores = score_maps(fit_layout(fit, layout, ridges), test, layout)
     assert set(scores) == set(pairs)
     for (source, target), found in scores.items():
         x, y = layout.columns(source).numpy(), layout.columns(target).numpy()
@@ -66,7 +71,9 @@ def test_fit_and_score_equals_scikit_learn_and_scipy_on_the_rows() -> None:
     judged = reference.any(0)
     assert hits["influenced"]["1"] == pytest.approx(reference[best, np.arange(6)][judged].mean())
     assert hits["influencing"]["n"] == reference.any(1).sum()
-    plain = fit_and_score(moments_of(torch.from_numpy(rows[:300])), test, layout_of(SIZES, *pairs))
+    layout = layout_of(SIZES, *pairs)
+    fitted = fit_layout(moments_of(torch.from_numpy(rows[:300])), layout, 0.0)
+    plain = score_maps(fitted, test, layout)
     assert not plain["a", "b"].null_r
     torch.testing.assert_close(plain["a", "b"].r, scores["a", "b"].r, equal_nan=True)
 

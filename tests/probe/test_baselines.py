@@ -15,10 +15,10 @@ from sklearn.linear_model import Ridge
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional import moments_of
+from lincorr_lightning.linear_map.baselines import random_words, vocabulary_baselines
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.solver import fit_layout
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.probe.baselines import random_words, vocabulary_baselines
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.probe.scores import score_pairs, with_numbers
 from tests.toys import quiet_trainer, read_table
@@ -60,11 +60,13 @@ class World:
         )
         fitted = fit_layout(fit, self.layout, RIDGE)
         self.weight = fitted.maps["a"].weight.numpy()
+        self.fitted, self.test, self.rows = fitted, test, torch.from_numpy(rows[400:])
         scores = score_pairs(fitted, test, self.layout, {"a": torch.zeros(1)})
-        numbers, self.curve = random_words(scores, fitted, test, self.layout, N_SOURCE)
+        numbers, self.curve = random_words(fitted, test, self.layout, N_SOURCE, rows=self.rows)
         scores = with_numbers(scores, numbers)
-        rows = torch.from_numpy(self.head[[*SOURCE, *TARGET]])
-        hits = vocabulary_baselines(scores, fitted, self.layout, rows)
+        head_rows = torch.from_numpy(self.head[[*SOURCE, *TARGET]])
+        precision = {score.pair: score.precision for score in scores}
+        hits = vocabulary_baselines(fitted, self.layout, precision, head_rows)
         (self.score,) = with_numbers(scores, hits)
 
     def logits(self, prompt: str, tokens: Any) -> np.ndarray:
@@ -143,10 +145,73 @@ def test_r_of_random_words(world: World) -> None:
     assert baselines["random_target_labels"]["mean"] == pytest.approx(at_target.mean(), abs=0.05)
     welch = stats.ttest_ind(labels, at_target, equal_var=False).confidence_interval(0.95)
     assert excess["target"]["mean"] == pytest.approx(labels.mean() - at_target.mean(), abs=1e-9)
-    assert excess["target"]["low"] == pytest.approx(welch.low, abs=0.03)
+    assert excess["target"]["low"] < welch.low < welch.high < excess["target"]["high"]
+    alone, _ = random_words(world.fitted, world.test, world.layout, N_SOURCE)
+    target = alone["a", "b"]["excess_over_random_labels"]["target"]
+    assert (target["low"], target["high"]) == pytest.approx((welch.low, welch.high), abs=1e-9)
     assert [one.n_source_labels for one in world.curve] == [5, 10, 20, 30]
     assert world.curve[-1].label_mean == pytest.approx(labels.mean(), abs=1e-9)
     assert world.curve[-1].label_std == 0 < (world.curve[0].label_std or 0)
+
+
+def _bootstrap(world: World, sides: Any, n_draws: int = 400) -> np.ndarray:
+    """Differences of mean r between two sides on subjects drawn with replacement.
+
+    A side is a list of source words and target words, whose maps stay as they are.
+    """
+    rng = np.random.default_rng(1)
+    pairs = [
+        [(world.map_between(x, y).predict(world.logits(*x)[400:]), world.logits(*y)[400:])
+         for x, y in side]
+        for side in sides
+    ]  # fmt: skip
+    differences = []
+    for _ in range(n_draws):
+        chosen = rng.integers(0, 200, 200)
+        means = []
+        for side in pairs:
+            r = [
+                np.corrcoef(p[chosen, j], t[chosen, j])[0, 1]
+                for p, t in side
+                for j in range(t.shape[1])
+            ]
+            means.append(np.mean(r))
+        differences.append(means[0] - means[1])
+    return np.array(differences)
+
+
+@pytest.mark.parametrize("kind", ["random", "composed"])
+def test_the_interval_covers_subjects_as_a_bootstrap_does(kind: str) -> None:
+    """All labels and all words are compared, so that subjects alone are left to chance."""
+    world = World(kind)
+    excess = world.score.excess_over_random_labels
+    assert excess is not None
+    target = "b", TARGET
+    drawn = _bootstrap(world, ([(("a", SOURCE), target)], [(("a", WORDS), target)]))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    assert excess["high"] - excess["low"] == pytest.approx(high - low, rel=0.12)
+    assert (excess["low"], excess["high"]) == pytest.approx((low, high), abs=(high - low) / 8)
+
+
+def test_spreads_over_labels_and_over_subjects_add_up() -> None:
+    world, n, rng = World("random"), 10, np.random.default_rng(5)
+    widths = {}
+    for rows in (world.rows, None):
+        numbers, curve = random_words(world.fitted, world.test, world.layout, n, rows=rows)
+        excess = numbers["a", "b"]["excess_over_random_labels"]
+        widths[rows is None] = excess["high"] - excess["low"]
+    (at_n,) = (one for one in curve if one.n_source_labels == n)
+    assert at_n.label_std is not None and at_n.random_std is not None
+    of_draws = (at_n.label_std**2 + at_n.random_std**2) / 9  # of ten draws, whose std has n below
+    # Other draws than those of the interval, on which the spread over subjects hardly depends.
+    sides = [
+        [(("a", rng.permutation(pool)[:n]), ("b", TARGET)) for _ in range(10)]
+        for pool in (SOURCE, WORDS)
+    ]
+    of_subjects = _bootstrap(world, sides, 150).var(ddof=1)
+    expected = 2 * stats.t.ppf(0.975, 20) * (of_draws + of_subjects) ** 0.5
+    assert widths[False] == pytest.approx(expected, rel=0.15)
+    assert widths[True] < 0.9 * widths[False]
 
 
 def test_the_map_of_the_vocabulary(world: World) -> None:

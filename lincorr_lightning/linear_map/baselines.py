@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, macro_mean
+from lincorr_lightning.functional import Moments, macro_mean, mean_r, number
 from lincorr_lightning.functional.precision import (
     HIT_RANKS,
     is_hit,
@@ -28,19 +28,23 @@ from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progre
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     RidgeSolver,
+    Solution,
+    fit_layout,
     label_r,
     label_r_by_pair,
     per_target_ridge,
+    r_influences,
+    score_maps,
     split_targets,
     weights_by_pair,
 )
-from lincorr_lightning.probe.scores import Numbers, PairScore, mean_r
-from lincorr_lightning.results.table import number
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Numbers of source labels at which r is compared with that of as many random words.
 _COUNTS = (5, 10, 20, 50, 100, 200)
 _DRAWS = 10
+# Some values of r, ``(n_values, ...)``, and the influence of subjects on their mean.
+_Sample = tuple[_FLOATS, _FLOATS]
 
 
 # -- random words: r -------------------------------------------------------------------------
@@ -59,59 +63,67 @@ class LabelCount(NamedTuple):
 
 
 def random_words(
-    scores: Sequence[PairScore],
     fitted: FittedMaps,
     test: Moments,
     layout: JointLayout,
     n_compared: int,
-) -> tuple[Numbers, list[LabelCount]]:
+    counts: Sequence[int] = _COUNTS,
+    rows: Tensor | None = None,
+) -> tuple[dict[Pair, dict[str, Any]], list[LabelCount]]:
     """Fit maps from and to random words after the same prompts, with the ridges of the pairs.
 
     Args:
-        scores: Scores of the pairs so far.
         fitted: Maps of all pairs, with the moments that they were fitted on; stored maps have none.
         test: Moments of the joint rows of all held-out subjects.
         layout: Columns of the rows, those of random words included.
         n_compared: Number of source labels for ``excess_over_random_labels``. With many labels,
             most directions of the states are read whatever the labels are, and no r is special.
+        counts: Other numbers of source labels for the curve.
+        rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``, which let
+            the intervals cover subjects, too; None for intervals over labels and words alone.
 
     Returns:
-        Fields of `PairScore` by pair, and r by the number of source labels.
+        Fields of a pair in a probe's ``results.json`` by pair, and r by the number of source
+        labels.
     """
     numbers: dict[Pair, dict[str, Any]] = {}
     curve: list[LabelCount] = []
     if fitted.moments is None or not layout.words:
         return numbers, curve
-    own_r = {score.pair: score.label_r for score in scores}
+    rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows.to(test.mean)
     same_prompt = {source: one.weight for source, one in fitted.nulls["vocabulary"].items()}
     on_targets = label_r_by_pair(test, layout, same_prompt)
     for source in source_progress(layout, "random words"):
         rng = np.random.default_rng(0)
         n_labels = layout.sizes[source]
         compared = min(n_compared, n_labels)
-        counts = sorted({n for n in _COUNTS if n < n_labels} | {compared, n_labels})
-        r = {n: _r_of_draws(fitted, test, layout, source, n, rng) for n in counts}
-        of_words = _r_of_target_words(fitted, test, layout, source)
+        r = {}
+        for n in sorted({n for n in counts if n < n_labels} | {compared, n_labels}):
+            kept = rows if n == compared else rows[:0]
+            r[n] = _r_of_draws(fitted, test, layout, source, n, rng, kept)
+        at_targets = _r_at_targets(fitted, test, layout, source, rows)
         for i, target in enumerate(layout.targets(source)):
             pair = source, target
             for n, drawn in r.items():
-                spread = [number(float(f(one[:, i]))) for one in drawn for f in (np.mean, np.std)]
+                means = [one[:, i] for one, _ in drawn]
+                spread = [number(float(f(one))) for one in means for f in (np.mean, np.std)]
                 curve.append(LabelCount("->".join(pair), n, *spread))
-            labels, words = (drawn[:, i] for drawn in r[compared])
-            excess = _difference(labels, words)
-            from_words = _range(r[n_labels][1][:, i])
-            to_words = _range(_means(of_words[target], layout.sizes[target], rng))
+            labels, words = ((each[:, i], of_rows[:, i]) for each, of_rows in r[compared])
+            excess, at_target = _difference(labels, words, test.n), at_targets[target]
+            from_words = _range(r[n_labels][1][0][:, i])
             numbers[pair] = {
                 "baselines": {
                     "random_source_labels": from_words,
-                    "random_target_labels": to_words,
+                    "random_target_labels": _range(
+                        _means(at_target[1][0], layout.sizes[target], rng)
+                    ),
                     "same_prompt_map": mean_r(on_targets[pair]),
                 },
                 "excess_over_random_labels": {
                     **excess,
                     "n_source_labels": compared,
-                    "draws": len(words),
-                    "target": _difference(own_r[pair], of_words[target]),
+                    "draws": len(words[0]),
+                    "target": _difference(at_target[0], at_target[1], test.n),
                 },
                 "random_label_mean": from_words["mean"],
                 "excess_over_random": excess["mean"],
@@ -126,44 +138,59 @@ def _r_of_draws(
     source: str,
     n: int,
     rng: np.random.Generator,
-) -> tuple[_FLOATS, _FLOATS]:
+    rows: Tensor,
+) -> list[_Sample]:
     """Return r of maps from n labels of a source, and from n random words after its prompt.
 
-    Each is ``(n_draws, n_targets)``, means over the labels of each target.
+    Each has ``(n_draws, n_targets)``, means over the labels of each target.
     """
     assert fitted.moments is not None
     y, ridge = layout.target_columns(source), per_target_ridge(layout, source, fitted.ridges)
     sides = []
     for pool in (layout.columns(source), layout.word_columns(source)):
-        r = []
+        drawn = []
         for _ in range(_DRAWS if n < len(pool) else 1):
             x = pool[torch.from_numpy(rng.permutation(len(pool))[:n])]
-            weight = RidgeSolver(fitted.moments, x, y=y).solve(ridge).weight
-            parts = split_targets(layout, source, label_r(test, weight, x, y).cpu())
-            r.append([float(part.nanmean()) for _, part in parts])
-        sides.append(np.array(r))
-    return sides[0], sides[1]
+            solution = RidgeSolver(fitted.moments, x, y=y).solve(ridge)
+            values = _r_and_influences(test, solution, x, y, rows)
+            parts = (part.nanmean(1) for _, part in split_targets(layout, source, values))
+            drawn.append(torch.stack(list(parts), 1))
+        both = torch.stack(drawn).numpy()
+        sides.append((both[:, 0], both[:, 1:].mean(0)))
+    return sides
 
 
-def _r_of_target_words(
-    fitted: FittedMaps, test: Moments, layout: JointLayout, source: str
-) -> dict[str, _FLOATS]:
-    """Return r of each random word after each target's prompt, of maps from the source's labels."""
+def _r_and_influences(
+    test: Moments, solution: Solution, x: Tensor, y: Tensor, rows: Tensor
+) -> Tensor:
+    """Return r of each label, and below it each row's influence, ``(1 + n_rows, n_target)``."""
+    r = label_r(test, solution.weight, x, y)
+    return torch.vstack([r, r_influences(solution, x, y, test, rows)]).cpu()
+
+
+def _r_at_targets(
+    fitted: FittedMaps, test: Moments, layout: JointLayout, source: str, rows: Tensor
+) -> dict[str, list[_Sample]]:
+    """Return r of each label, and of each random word after each target's prompt.
+
+    The maps are from the source's labels.
+    """
     assert fitted.moments is not None
-    columns = {target: layout.word_columns(target) for target in layout.targets(source)}
-    x = layout.columns(source)
-    solver = RidgeSolver(fitted.moments, x, **columns)
-    return {
-        target: label_r(
-            test, solver.solve(fitted.ridges[source, target], target).weight, x, y
-        ).cpu().numpy()
-        for target, y in columns.items()
-    }  # fmt: skip
+    x, y, own = layout.columns(source), layout.target_columns(source), fitted.maps[source]
+    words = {target: layout.word_columns(target) for target in layout.targets(source)}
+    solver = RidgeSolver(fitted.moments, x, **words)
+    sides = {}
+    for target, labels in split_targets(layout, source, _r_and_influences(test, own, x, y, rows)):
+        one = solver.solve(fitted.ridges[source, target], target)
+        both = labels, _r_and_influences(test, one, x, words[target], rows)
+        sides[target] = [(each[0].numpy(), each[1:].nanmean(1).numpy()) for each in both]
+    return sides
 
 
 def _means(values: _FLOATS, n: int, rng: np.random.Generator) -> _FLOATS:
     """Return the mean of n of the values for several draws; all of them if there are no more."""
-    return np.array([np.nanmean(rng.permutation(values)[:n]) for _ in range(_DRAWS)])
+    drawn = [torch.from_numpy(rng.permutation(values)[:n]) for _ in range(_DRAWS)]
+    return torch.stack([one.nanmean() for one in drawn]).numpy()
 
 
 def _range(drawn: _FLOATS) -> dict[str, Any]:
@@ -172,15 +199,24 @@ def _range(drawn: _FLOATS) -> dict[str, Any]:
     return {**{name: number(one) for name, one in ends.items()}, "draws": len(drawn)}
 
 
-def _difference(a: _FLOATS, b: _FLOATS) -> dict[str, float | None]:
-    """Return the difference between two means, and its 95 % interval over the values of both."""
-    a, b = (each[~np.isnan(each)] for each in (a, b))
-    if not (len(a) and len(b)):
+def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float | None]:
+    """Return the difference between two means of r, and its 95 % interval.
+
+    Labels or words are one sample, and held-out subjects, the same ones for each of them, another:
+    by the law of total variance, the variance of the mean over the former adds to that over
+    subjects, which is the spread of their influences on the difference (the infinitesimal
+    jackknife). Degrees of freedom are Satterthwaite's. Fitted subjects are taken as they are.
+    """
+    values = [each[~np.isnan(each)] for each, _ in (a, b)]
+    if not all(map(len, values)):
         return dict.fromkeys(("mean", "low", "high"))
-    mean = float(a.mean() - b.mean())
+    mean = float(values[0].mean() - values[1].mean())
+    samples = [*((each, len(each)) for each in values), (a[1] - b[1], float(n_subjects))]
     # A side that was not drawn has no spread.
-    variance = sum(each.var(ddof=1) / len(each) for each in (a, b) if len(each) > 1)
-    half = stats.t.ppf(0.975, max(len(a) + len(b) - 2, 1)) * variance**0.5
+    parts = [(one.var(ddof=1) / n, len(one) - 1) for one, n in samples if len(one) > 1]
+    variance = sum(part for part, _ in parts)
+    freedom = variance**2 / sum(part**2 / n for part, n in parts) if variance > 0 else 1.0
+    half = stats.t.ppf(0.975, freedom) * variance**0.5
     return {"mean": number(mean), "low": number(mean - half), "high": number(mean + half)}
 
 
@@ -188,11 +224,11 @@ def _difference(a: _FLOATS, b: _FLOATS) -> dict[str, float | None]:
 
 
 def vocabulary_baselines(
-    scores: Sequence[PairScore],
     fitted: FittedMaps,
     layout: JointLayout,
+    precision: Mapping[Pair, Mapping[str, Any] | None],
     head_rows: Tensor | None,
-) -> Numbers:
+) -> dict[Pair, dict[str, Any]]:
     """Score the pairings that need no knowledge of the subjects, beside that of W.
 
     They are the best constant answer (``constant``), the nearest target label by the rows of the
@@ -200,8 +236,8 @@ def vocabulary_baselines(
     (``same_prompt``), and that after the source prompt, W₀, which Gaussian states with the
     covariance of the LM's give (``gaussian_states``). W is also compared with W₀ as a matrix.
 
-    `head_rows` are the rows of the head for all labels in the order of the layout's columns,
-    ``(n_labels, hidden_size)``; None for a head without rows.
+    `precision` is Hit@N of each pair, None without a reference; `head_rows` are the rows of the
+    head for `JointLayout.label_tokens`, ``(n_labels, hidden_size)``, None for a head without rows.
     """
     numbers: dict[Pair, dict[str, Any]] = {}
     weights = weights_by_pair(layout, fitted.maps)
@@ -210,8 +246,7 @@ def vocabulary_baselines(
         for name, null in (("same_prompt", "same_prompt"), ("gaussian_states", "vocabulary"))
         if null in fitted.nulls
     }
-    for score in scores:
-        pair = score.pair
+    for pair, own in precision.items() if layout.words else ():
         weight, others = weights[pair].cpu(), {k: v[pair].cpu() for k, v in nulls.items()}
         reference, numbers[pair] = layout.references.get(pair), {}
         right = None if reference is None else torch.from_numpy(reference)
@@ -219,7 +254,7 @@ def vocabulary_baselines(
             numbers[pair]["decomposition"] = _decomposition(
                 weight, others["gaussian_states"], right
             )
-        if right is None or score.precision is None:
+        if right is None or own is None:
             continue
         counts = right.sum(1)
         order = counts.argsort(descending=True, stable=True).argsort()
@@ -227,7 +262,7 @@ def vocabulary_baselines(
         if head_rows is not None:
             source, target = (head_rows[layout.columns(name)] for name in pair)
             others["unembedding"] = neighbor_weights(source, target)
-        numbers[pair] |= _hits(weight, others, right, score)
+        numbers[pair] |= _hits(weight, others, right, own)
     return numbers
 
 
@@ -242,7 +277,7 @@ def _decomposition(weight: Tensor, other: Tensor, right: Tensor | None) -> dict[
 
 
 def _hits(
-    weight: Tensor, others: Mapping[str, Tensor], right: Tensor, score: PairScore
+    weight: Tensor, others: Mapping[str, Tensor], right: Tensor, precision: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields that compare Hit@N of W with that of other weights."""
     own, groups = is_hit(weight, right).double(), reference_groups(right)
@@ -259,7 +294,7 @@ def _hits(
     }
     return {
         "precision": {
-            **(score.precision or {}),
+            **precision,
             "macro": {**macro, "n_references": len(set(groups))},
             "baselines": baselines,
         },
@@ -268,3 +303,35 @@ def _hits(
         },
         "best_baseline_1": baselines[best]["1"],
     }  # fmt: skip
+
+
+def fit_and_score(
+    fit: Moments,
+    test: Moments,
+    layout: JointLayout,
+    ridge: float = 0.0,
+    n_compared: int = 0,
+    head_rows: Tensor | None = None,
+) -> dict[Pair, dict[str, Any]]:
+    """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`.
+
+    Returns:
+        Fields of a pair in a probe's ``results.json`` by pair: ``label_mean``,
+        ``control_label_mean`` and ``precision``, and if the layout has random words what
+        `random_words` and `vocabulary_baselines` return.
+    """
+    fitted = fit_layout(fit, layout, ridge)
+    scores = score_maps(fitted, test, layout)
+    words, _ = random_words(fitted, test, layout, n_compared, counts=())
+    precision = {pair: score.precision for pair, score in scores.items()}
+    hits = vocabulary_baselines(fitted, layout, precision, head_rows)
+    return {
+        pair: {
+            "label_mean": mean_r(scores[pair].r),
+            "control_label_mean": mean_r(scores[pair].null_r.get("control")),
+            "precision": scores[pair].precision,
+            **words.get(pair, {}),
+            **hits.get(pair, {}),
+        }
+        for pair in layout.pairs
+    }
