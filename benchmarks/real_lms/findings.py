@@ -247,31 +247,14 @@ def leads(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]:
     return check
 
 
-def known_effect(run: scores.ForecastRun, weights: scores.FLOATS) -> scores.FLOATS:
-    """Return how much more often edits generalize whose reference the LM gives in context.
-
-    Within references: the Mantel-Haenszel risk difference in each sample of them.
-    """
-    group, known = run.arrays["group"], run.in_context()
-    n = [np.bincount(group, one) for one in (known, ~known)]
-    right = [np.bincount(group, one & ~run.failed) for one in (known, ~known)]
-    both = (n[0] > 0) & (n[1] > 0)
-    (n, m), (a, b) = ([one[both] for one in pair] for pair in (n, right))
-    size = n * m / (n + m)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(weights[:, both] @ (size * (a / n - b / m)) / (weights[:, both] @ size))
-
-
 def known_generalize(runs: Runs) -> tuple[bool, str]:
     """Return whether more edits generalize where the LM gives the reference in context."""
     own = [run for run in runs["lora_forecasts"] if run.is_judged(within=True)]
-    effect = scores.interval(scores.mean_over_relations(own, known_effect))
-    shares = np.mean([[1 - r.failed[k].mean() for k in (r.in_context(), ~r.in_context())]
-                      for r in own], 0)  # fmt: skip
-    city = [known_effect(run, np.ones((1, run.arrays["group"].max() + 1)))[0]
-            for run in own if run.relation == "city->country"]  # fmt: skip
-    found = f"{signed(effect)}; city→country {city[0]:+.2f}".replace("-", "−")
-    return effect[1] > 0, f"{found}; over all references {shares[0]:.0%}, {shares[1]:.0%}"
+    effect = scores.interval(scores.mean_over_relations(own, scores.known_effect))
+    raw = mean(scores.known_effect(run, within=False)[0] for run in own)
+    city = next(run for run in own if run.relation == "city->country")
+    found = f"city→country {scores.known_effect(city)[0]:+.2f}; over all references {raw:+.2f}"
+    return effect[1] > 0, f"{signed(effect)}; {found}".replace("-", "−")
 
 
 def repair_helps(runs: Runs) -> tuple[bool, str]:

@@ -261,6 +261,22 @@ def areas(
         return np.asarray(((first @ order) * second).sum(1) / (first.sum(1) * second.sum(1)))
 
 
+def known_effect(run: ForecastRun, weights: FLOATS | None = None, within: bool = True) -> FLOATS:
+    """Return how much more often edits generalize whose reference the LM gives in context.
+
+    Within references: the Mantel-Haenszel risk difference in each sample of them, or in the data.
+    """
+    group, known = run.arrays["group"] * within, run.in_context()
+    weights = np.ones((1, group.max() + 1)) if weights is None else weights
+    n = [np.bincount(group, one) for one in (known, ~known)]
+    right = [np.bincount(group, one & ~run.failed) for one in (known, ~known)]
+    both = (n[0] > 0) & (n[1] > 0)
+    (n, m), (a, b) = ([one[both] for one in pair] for pair in (n, right))
+    size = n * m / (n + m)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(weights[:, both] @ (size * (a / n - b / m)) / (weights[:, both] @ size))
+
+
 def mean_over_relations(
     runs: Sequence[ForecastRun], score: Callable[[ForecastRun, FLOATS], FLOATS]
 ) -> FLOATS:

@@ -24,11 +24,11 @@ from benchmarks.real_lms.forecast_scores import (
     ForecastRun,
     area,
     interval,
+    known_effect,
     mean_areas,
 )
 
 LIMITS = (0.7, 0.5, 0.3)
-N_EDITS = 150  # that maps are fitted for once
 
 
 def tables(runs: Sequence[ForecastRun], results: Path) -> dict[str, str]:
@@ -57,9 +57,8 @@ def lead_table(runs: Sequence[ForecastRun]) -> str:
     """
     rows = []
     for within in (False, True):
-        for name, own in by_lm_and_method([run for run in runs if run.is_judged(within)]):
-            if not all(run.fitted for run in own):
-                continue
+        judged = [run for run in runs if run.is_judged(within) and run.fitted]
+        for name, own in by_lm_and_method(judged):
             found = {
                 risk: mean_areas(own, risk, within) for risk in (*SINGLE, CHEAP, PROBABILITY, BOTH)
             }
@@ -86,9 +85,10 @@ def area_table(runs: Sequence[ForecastRun], within: bool = False) -> str:
     Means over relations; with `within`, over pairs of edits with one reference.
     """
     columns: list[list[str]] = []
+    risks = [risk for risk in RISKS if not (within and risk in (COUNT, "popularity"))]
     for name, own in by_lm_and_method([run for run in runs if run.is_judged(within)]):
         cells = [name, f"{len(own)}"]
-        for risk in RISKS:
+        for risk in risks:
             try:
                 area = interval(mean_areas(own, risk, within))
             except KeyError:
@@ -96,7 +96,7 @@ def area_table(runs: Sequence[ForecastRun], within: bool = False) -> str:
             else:
                 cells.append("{:.2f} ({:.2f}–{:.2f})".format(*area))
         columns.append(cells)
-    rows = zip(["", "relations", *RISKS], *columns, strict=True)
+    rows = zip(["", "relations", *risks], *columns, strict=True)
     header, *body = (list(row) for row in rows)
     return markdown_table(header, body)
 
@@ -117,19 +117,21 @@ def both_areas(run: ForecastRun, risk: str, truth: str = "failed") -> str:
 def relation_table(runs: Sequence[ForecastRun]) -> str:
     """Return the AUROC of some risks by relation, over all edits and within a reference.
 
-    The last columns are the AUROC of the probability for edits that hallucinate, and how often the
-    answer after training is the most frequent one, and that which is predicted.
+    Then those of the probability for edits that hallucinate, the effect of what is known in
+    context, and the shares of predicted answers.
     """
     risks = (COUNT, WEIGHT, "gradient_similarity", "in_context", CHEAP, PROBABILITY, BOTH)
     rows = [
         [*_about(run), len(run.failed), f"{1 - run.failed.mean():.0%}",
          *(both_areas(run, risk) for risk in risks),
-         both_areas(run, PROBABILITY, "hallucinated"), f"{run.most_frequent:.0%}",
+         both_areas(run, PROBABILITY, "hallucinated"),
+         ", ".join(f"{known_effect(run, within=one)[0]:+.2f}" for one in (False, True)),
+         f"{run.most_frequent:.0%}",
          *(f"{run.hits(name).mean():.0%}" for name in ("in_context", "optimizer_step"))]
         for run in runs
     ]  # fmt: skip
     header = ["LM", "method", "relation", "edits", "generalized", *risks, "hallucinates",
-              "answer: most frequent", "in_context", "optimizer_step"]  # fmt: skip
+              "known in context", "most frequent", "in_context", "optimizer_step"]  # fmt: skip
     return markdown_table(header, rows)
 
 
@@ -152,10 +154,7 @@ def left_out_table(runs: Sequence[ForecastRun]) -> str:
     Beside them those of as many edits, of the least risk by the baselines together.
     """
     rows: list[list[Any]] = []
-    for name, edited in by_lm_and_method(runs):
-        own = [run for run in edited if run.fitted]
-        if not own:
-            continue
+    for name, own in by_lm_and_method([run for run in runs if run.fitted]):
         p, rival = (
             np.concatenate([run.fitted[each][:, HALLUCINATED] for run in own])
             for each in (PROBABILITY, CHEAP)
@@ -186,7 +185,7 @@ def cost_table(results: Path) -> str:
         [file.parent.name, method, f"{times['n_edits']:.0f}",
          f"{times['training'] / times['n_edits']:.1f} s",
          *(f"{times[name] / times['training']:.2f}" for name in names),
-         f"{times['maps'] / (times['training'] / times['n_edits'] * N_EDITS):.2f}"]
+         f"{times['maps'] / (times['training'] / times['n_edits'] * 150):.2f}"]
         for file in sorted(results.glob("*/forecast_costs.json"))
         for method, times in read_numbers(file).items()
     ]  # fmt: skip

@@ -194,6 +194,9 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
     right = (one.logits("optimizer_step").argmax(1) == one.arrays["after"]).mean()
     assert row[12].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
     assert row[-1] == f"{right:.0%}"
+    known = one.arrays["reference"][np.arange(400), one.logits("in_context").argmax(1)]
+    raw = one.failed[~known].mean() - one.failed[known].mean()
+    assert row[13].replace("−", "-").startswith(f"{raw:+.2f}, ")
     leads = {row[0]: row for row in made["real_leads"] if row[1] == "a, lora"}
     cheap = both(-one.fitted[scores.CHEAP][:, 0])
     for place, edited in enumerate(("all", "within a reference")):

@@ -146,6 +146,29 @@ def test_edits_are_compared_with_one_answer_for_all(tmp_path: Path) -> None:
     assert findings.hallucinates(sums) == (True, "10%, constant 20%")
 
 
+def test_edits_stand_beside_the_best_constant() -> None:
+    beside = {"edits": (0.5, 0.4, -0.2, 0.4), "references": (0.8, 0.1, 0.6, 0.75)}
+    found = {"n_edits": 20, "hallucinated": 0.3, "against_constant": beside}
+    lms = {"a": {"outcomes_lora_X+1_to_X+2": found}, "b": {"outcomes_full_ceo_to_company": found}}
+    *_, first, second = findings.edit_table(lms).splitlines()
+    cells = "20 | 30% | 50% | 40% | +10 (−20 to +40) | 80% | 10% | +70 (+60 to +75) |"
+    assert first == f"| X+1→X+2 | 0% | a | {cells}"
+    assert second == f"| ceo→company, all weights | 4% | b | {cells}"
+
+
+def test_the_ablation_stands_beside_the_most_frequent_answer(tmp_path: Path, rows: Rows) -> None:
+    for seed, (share, majority) in enumerate([(0.5, 0.4), (0.7, 0.5)]):
+        runs = [{"mapping": name, "composed": composed, "generalized": share - 0.1 * i + composed}
+                for i, name in enumerate(("reference", "permuted", "letters"))
+                for composed in (False, True)]  # fmt: skip
+        content = {"n_source_labels": 9, "n_target_labels": 8, "embedding": {"shape": [99, 4]},
+                   "runs": runs, "mappings": [{"majority": majority}]}  # fmt: skip
+        _write(tmp_path / "a", f"ablation_paper_{seed}", content)
+    row, paper = rows(tables.ablation_table(["a", "b"], tmp_path))
+    assert row == ["paper", "a", "4", "9 / 8", "2", "160% ± 14", "150% ± 14", "140% ± 14", "45%"]
+    assert paper[-1] == "" and paper[5:8] == ["97.7%", "22.7%", "36.7%"]
+
+
 def test_balanced_edits_are_judged_by_each_seed() -> None:
     def runs(*constants: float) -> dict[str, Any]:
         return {
@@ -193,12 +216,12 @@ def test_what_is_known_in_context_is_compared_within_references() -> None:
     group, known, right = group * 2, known * 2, right * 2
     run = forecast_run("city->country", group, known, right)
     # Differences of 0 - 1/6 and 5/6 - 1, with the same weight; the third has none.
-    assert findings.known_effect(run, np.ones((1, 3)))[0] == pytest.approx(-1 / 6)
-    twice = findings.known_effect(run, np.array([[0.0, 3.0, 1.0], [0.0, 0.0, 3.0]]))
+    assert scores.known_effect(run)[0] == pytest.approx(-1 / 6)
+    twice = scores.known_effect(run, np.array([[0.0, 3.0, 1.0], [0.0, 0.0, 3.0]]))
     assert twice[0] == pytest.approx(-1 / 6) and np.isnan(twice[1])
     holds, numbers = findings.known_generalize({"lora_forecasts": [run]})
     assert not holds and numbers == (
-        "−0.17 (−0.17 to −0.17); city→country −0.17; over all references 75%, 38%"
+        "−0.17 (−0.17 to −0.17); city→country −0.17; over all references +0.38"
     )
     better = forecast_run("city->country", group, known, known)
     assert findings.known_generalize({"lora_forecasts": [better]})[0]
@@ -219,6 +242,11 @@ def test_a_forecast_leads_over_all_edits_and_within_references() -> None:
     assert [holds for holds, _ in judge.values()] == [True, False, False]
     assert judge["truth"][1].startswith("1.00, ") and "; within 1.00, " in judge["truth"][1]
     assert "; within 0.50, " in judge["by_reference"][1]
+    other = forecast_run("ceo->company", group, right, right)
+    other.arrays["risk/noise"] = -run.arrays["risk/truth"]
+    run.arrays["risk/steps3"] = run.arrays["risk/truth"]
+    both = {"lora_forecasts": [run, other]}
+    assert findings.leads("steps3", "noise")(both) == judge["truth"], "one relation has steps"
 
 
 def repaired(after: float, others: int, perplexity: float, **changed: Any) -> dict[str, Any]:
