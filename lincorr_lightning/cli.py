@@ -43,13 +43,10 @@ _LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
 
 
 def main(args: Sequence[str] | None = None) -> Any:
-    """Run one command of `lincorr`; what the user can mend is a `LincorrError`.
+    """Run one command, without the program's name; None is the process's own command line.
 
-    Args:
-        args: Command line without the program's name; None for the process's own.
-
-    Returns:
-        The LightningCLI object after a Trainer command, else what the command returns.
+    Returns the LightningCLI object after a Trainer command, else what the command returns. What the
+    user can mend is a `LincorrError`.
     """
     argv = list(sys.argv[1:] if args is None else args)
     if argv[:1] == ["--version"]:

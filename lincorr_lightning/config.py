@@ -81,11 +81,7 @@ def find_config(name: str) -> str:
 
 
 def read_config(value: str) -> dict[str, Any]:
-    """Return the content of a config.
-
-    Args:
-        value: Path of the file, or the config itself as YAML or JSON text.
-    """
+    """Return the content of a config: of a file, or of YAML or JSON text itself."""
     is_text = value.lstrip().startswith("{") or "\n" in value
     name = "the config on the command line" if is_text else f"the config {value}"
     try:

@@ -36,14 +36,7 @@ def data_shard(trainer: Any) -> DataShard:
 
 
 def require_items(trainer: Any, n: int, what: str, way_out: str) -> None:
-    """Refuse a run in which a rank would have none of `n` items.
-
-    Args:
-        trainer: The run's Trainer; None outside of a run.
-        n: Number of items that the ranks share.
-        what: What the items are, as ``edits``.
-        way_out: What to do for more of them, as ``raise data.n_edits``.
-    """
+    """Refuse a run in which a rank would have none of the `n` items, such as ``edits``."""
     n_shards = data_shard(trainer).n
     if n_shards > n:
         raise SubjectsError(
@@ -56,16 +49,7 @@ def batch_edges(trainer: Any, n: int, batch_size: int, *, least: int = 1) -> lis
     """Return where consecutive batches of nearly equal size begin and end.
 
     They are the same for any number of ranks, unless some ranks would be left without a batch: then
-    there are more batches, and smaller ones.
-
-    Args:
-        trainer: The run's Trainer; None outside of a run.
-        n: Number of items.
-        batch_size: Number of items of a batch at most.
-        least: Number of items below which no batch is made smaller to give each rank one.
-
-    Returns:
-        Ascending from 0 to `n`, one number more than there are batches.
+    there are more batches, and smaller ones, but none of fewer than `least` items.
 
     Example:
         >>> batch_edges(None, 10, 4)

@@ -73,15 +73,9 @@ def require(
     at_most: float | None = None,
     below: float | None = None,
 ) -> None:
-    """Check that a setting is a finite number within its range.
+    """Check that a setting, named as the user writes it, is a finite number within its range.
 
-    Args:
-        name: The setting as the user writes it, such as ``data.n_edits``.
-        value: Its value; null is refused, as jsonargparse passes it even for numbers.
-        at_least: Lowest value.
-        above: Value that it must exceed.
-        at_most: Highest value.
-        below: Value that it must stay under.
+    Null is refused, too: jsonargparse passes it even for numbers.
 
     Example:
         >>> require("data.fit_fraction", 0.5, above=0, below=1)

@@ -86,12 +86,9 @@ def check_writable(folder: str | Path) -> None:
 
 @contextmanager
 def atomic_write(path: str | Path) -> Iterator[Path]:
-    """Write a file completely or not at all.
+    """Write a file completely or not at all: yields one of the same folder and suffix to write to.
 
     Missing folders are made. The file at `path` stays until the new one is complete on the disk.
-
-    Yields:
-        A file in the same folder, with the same suffix, to write to in the ``with`` block.
     """
     path = Path(path)
     part = path.with_name(f".part-{uuid.uuid4().hex[:8]}{path.suffix}")
@@ -112,14 +109,10 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 
 @contextmanager
 def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
-    """Write a folder completely or not at all.
+    """Write a folder completely or not at all: yields one beside it to write to.
 
-    Args:
-        folder: The folder to write. An existing one is replaced once the new one is complete.
-        names: Files that an existing folder may hold. With any other file it is not replaced.
-
-    Yields:
-        A folder beside it to write to in the ``with`` block.
+    An existing folder is replaced once the new one is complete, unless it holds other files than
+    those `names`.
     """
     folder = Path(folder)
     new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")
@@ -164,13 +157,7 @@ def regular_file(path: str | Path) -> Path:
 
 
 def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict[str, Any]:
-    """Read a file that holds a JSON object, without NaN and Infinity.
-
-    Args:
-        path: The file.
-        error: Class of the error.
-        way_out: What the user can do about it: the last sentence of the message.
-    """
+    """Read a file that holds a JSON object, without NaN and Infinity."""
 
     def refuse(literal: str) -> NoReturn:
         raise ValueError(f"{literal} is not JSON")
@@ -188,13 +175,7 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
 
 
 def write_json(path: str | Path, obj: Any) -> None:
-    """Write data as standard JSON, in which there are no NaN and infinity: pass None for them.
-
-    Args:
-        path: The file to write.
-        obj: Mappings, sequences, strings, numbers, booleans, None, numpy's numbers and arrays, and
-            paths.
-    """
+    """Write data, also numpy's, as standard JSON, without NaN and infinity: pass None for them."""
     text = json.dumps(obj, indent=2, ensure_ascii=False, allow_nan=False, default=_plain) + "\n"
     with atomic_write(path) as part:
         # A path that is not UTF-8 holds surrogates, which JSON escapes in the same way.

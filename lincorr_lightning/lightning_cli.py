@@ -8,7 +8,8 @@ import sys
 import threading
 import warnings
 from argparse import ArgumentError
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
@@ -35,13 +36,7 @@ from lincorr_lightning.config import SAFE, allow_known_classes_only, check_setti
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.option_errors import explain, one_line, subclasses
-from lincorr_lightning.results.run_folder import (
-    RunLogger,
-    is_dry_run,
-    run_folder,
-    set_run_name,
-    study_name,
-)
+from lincorr_lightning.results.run_folder import RunLogger, is_dry_run, run_folder, study_name
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.run_errors import is_disk_full, run_error
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
@@ -147,7 +142,7 @@ class LincorrCLI(LightningCLI):
             parser.link_arguments(
                 "model",
                 f"data.init_args.{argument}",
-                compute_fn=_attribute_getter(attribute, default),
+                compute_fn=partial(_attribute, name=attribute, default=default),
                 apply_on="instantiate",
             )
 
@@ -225,7 +220,7 @@ class LincorrCLI(LightningCLI):
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
         trainer = super().instantiate_trainer(**kwargs)
         set_up_checkpoints(trainer)
-        set_run_name(trainer, name)
+        vars(trainer)["run_name"] = name
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -272,9 +267,8 @@ def check_datamodule(
     )
 
 
-def _attribute_getter(name: str, default: Any) -> Callable[[L.LightningModule], Any]:
-    """Return a function that takes an attribute of a study."""
-    return lambda module: getattr(module, name, default)
+def _attribute(module: L.LightningModule, name: str, default: Any) -> Any:
+    return getattr(module, name, default)
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

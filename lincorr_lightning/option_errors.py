@@ -34,12 +34,9 @@ _WORDS = {
 
 
 def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -> str:
-    """Return one line about a wrong option, class or value.
+    """Return one line about a wrong option, class or value, from an error of the parser.
 
-    Args:
-        error: Error of a parser with ``exit_on_error=False``.
-        args: Command line; config files that it names are searched for what is wrong.
-        parser: Parser of the command, whose options are suggested.
+    Config files that the command line names are searched for what is wrong.
     """
     message = str(error)
     # From the setting of the command down to the one that is wrong.
@@ -97,7 +94,6 @@ def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
 
 
 def _known_classes(key: str) -> list[str]:
-    """Return the names of the classes that a setting takes."""
     import lightning as L  # here: `lincorr audit` does without it
 
     bases = {"model": L.LightningModule, "data": L.LightningDataModule}

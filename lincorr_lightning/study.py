@@ -165,14 +165,23 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     def require_same_settings(self, checkpoint: Mapping[str, Any], names: Iterable[str]) -> None:
         """Refuse a checkpoint whose study had other values for these options."""
-        then, now = checkpoint.get("hyper_parameters", {}), self.hparams
-        for name in sorted(then.keys() & set(names) - {"lm"}):  # known by its fingerprint
-            # Keys with an underscore are Lightning's.
-            if then[name] != now[name] and not name.startswith("_"):
-                raise CheckpointError(
-                    f"the checkpoint was written with model.{name} {then[name]}, this run has "
-                    f"{now[name]}. {_START_ANEW}"
-                )
+        then = checkpoint.get("hyper_parameters", {})
+        # The LM is known by its fingerprint; keys with an underscore are Lightning's.
+        known = (name for name in sorted(then.keys() & set(names) - {"lm"}) if name[0] != "_")
+        require_same({name: then[name] for name in known}, self.hparams, "model.")
+
+
+def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str = "") -> None:
+    """Refuse a checkpoint that was written with other settings, or other data, than those of now.
+
+    `owner` is the prefix of the settings in messages, as ``data.``.
+    """
+    for name, value in stored.items():
+        if value != now[name]:
+            raise CheckpointError(
+                f"the checkpoint was written with {owner}{name} {value}, this run has "
+                f"{now[name]}. {_START_ANEW}"
+            )
 
 
 def require_one_pass(trainer: L.Trainer) -> None:
@@ -276,17 +285,12 @@ class LMStudy(Study):
         if not self.lm_info:
             self.lm_info = dict(self.lm.load().info)
         for part, own in self.lm_info["fingerprint"].items():
-            other = stored["fingerprint"].get(part)
-            if other != own and part == "dtype":
+            if (other := stored["fingerprint"].get(part)) != own:
                 raise CheckpointError(
-                    f"the checkpoint is of an LM in {other}, this run reads it in {own}. Pass "
-                    f"--model.lm.dtype {other}, or start a new run."
-                )
-            if other != own:
-                raise CheckpointError(
-                    f"the checkpoint is of {stored['name_or_path']}, whose {part} differs from "
-                    f"that of {self.lm.config.name_or_path}. Pass the LM that it was written with "
-                    "as --model.lm.name_or_path, or start a new run."
+                    f"the checkpoint is of {stored['name_or_path']}, whose {part} ({other}) "
+                    f"differs from that of {self.lm.config.name_or_path} ({own}). Pass the LM that "
+                    "it was written with as --model.lm.name_or_path, with --model.lm.dtype "
+                    f"{stored['fingerprint'].get('dtype')}, or start a new run."
                 )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,6 +28,7 @@ from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 from lincorr_lightning.study import StudyData
@@ -63,7 +63,6 @@ class PhaseSettings:
     """Weight decay of AdamW."""
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         lowest = {"epochs": 0, "batch_size": 1, "learning_rate": 0, "weight_decay": 0}
         for name, least in lowest.items():
             names = f"model.compose.{name} or model.learn.{name}"
@@ -145,7 +144,7 @@ class PairedCorpus:
     def fingerprint(self) -> str:
         """Hash of all texts and answers."""
         tokens = [[(m.source_tokens, m.target_tokens) for m in row] for row in self.mapped]
-        return hashlib.sha256(repr((self.texts, self.token_ids, tokens)).encode()).hexdigest()[:16]
+        return fingerprint_data([self.texts, self.token_ids, tokens])
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
@@ -195,11 +194,9 @@ class PhaseDataset(Dataset[TextBatch]):
         return {"phases": phases, "seeds": self.corpus.plan.seeds, "texts": self.corpus.fingerprint}
 
     def __len__(self) -> int:
-        """Number of steps of all phases."""
         return len(self._steps)
 
     def __getitem__(self, index: int) -> TextBatch:
-        """Return a step."""
         number, name, epoch, first = self._steps[index]
         texts, phase = self._texts[name], self.phases[name]
         orders = [
@@ -354,9 +351,8 @@ class TextRow(NamedTuple):
 def read_paired_texts(path: str | Path) -> list[TextRow]:
     """Read a file of texts, such as the ``tables/texts.csv`` of a run.
 
-    Args:
-        path: JSONL or CSV in UTF-8, with ``phase`` (compose or learn), ``subject`` and ``source``
-            of each text. The target follows from the relation; a column ``target`` is ignored.
+    It has phase (compose or learn), subject and source of each text. The target follows from the
+    relation; a column ``target`` is ignored.
     """
     rows: dict[str, TextRow] = {}
     for where, entry in read_rows(path, "texts", _REQUIRED):

@@ -32,7 +32,6 @@ class PairedLabels:
     """Index of its target label in ``relation.target``."""
 
     def __len__(self) -> int:
-        """Number of source labels."""
         return len(self.sources)
 
     @property
@@ -79,14 +78,9 @@ def pair_labels(
 ) -> PairedLabels:
     """Choose source labels, and for each the target label that is taught with it.
 
+    `n` are chosen of those with a target (None: all), or of those `only` names by their texts.
     Targets are distinct as far as there are enough; of several right targets the first one in the
     domain is taught.
-
-    Args:
-        relation: A tokenized relation with a reference.
-        n: Number of source labels; None takes all that have a target.
-        only: Texts of the source labels to choose from; None for all.
-        seed: Seed of the choice.
     """
     relation.require_reference()
     target_of = {

@@ -234,7 +234,6 @@ class VocabularyAblation(Study):
             self._score(batch)
 
     def _score(self, batch: TextBatch) -> None:
-        """Score the networks, and log shares by mapping."""
         texts = self._pool(batch.corpus)
         if batch.phase == "compose":
             shares = score_paired(texts, self.networks)

@@ -39,7 +39,6 @@ class NetworkSettings:
     """Root mean square that the inputs are scaled to; null leaves them unscaled."""
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         if self.width is not None:
             require("model.network.width", self.width, at_least=1)
         if self.input_rms is not None:

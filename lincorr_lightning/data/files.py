@@ -63,10 +63,8 @@ def read_subjects(path: str | Path) -> list[str]:
 def read_rows(path: str | Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield file and line of each row, for messages, and the row, whose fields are unchecked.
 
-    Args:
-        path: ``.jsonl`` (an object per line) or ``.csv`` (with a header).
-        what: Name of the items in messages, such as ``edits``.
-        needed: Columns that the header of a CSV must have.
+    A ``.jsonl`` file has an object per line; the header of a ``.csv`` must have the columns
+    `needed`.
     """
     path = Path(path)
     if path.suffix.lower() == ".jsonl":
@@ -124,17 +122,12 @@ def read_texts(
     """Read texts from files and folders; blank ones are left out.
 
     A ``.txt`` file has a text per line, or is one text with ``sample_by="document"``; a ``.jsonl``
-    or ``.csv`` file has a text per row. Folders are searched for such files at any depth, in the
-    order of their names; hidden files are ignored.
+    or ``.csv`` file has a text per row, in the field `key`. Folders are searched for such files at
+    any depth, in the order of their names; hidden files are ignored.
 
     The corpus of a text is the field ``corpus`` of its row if there is one, else the name of its
-    file; documents of a folder are one corpus, named after the folder.
-
-    Args:
-        paths: A file, a folder, or several.
-        key: Field of a row that holds its text.
-        sample_by: ``line`` or ``document``, for ``.txt`` files.
-        owner: Prefix of the settings in messages, as ``data`` of ``data.texts``.
+    file; documents of a folder are one corpus, named after the folder. `owner` is the prefix of the
+    settings in messages, as ``data`` of ``data.texts``.
     """
     require_one_of(f"{owner}.sample_by", sample_by, get_args(SampleBy))
     for path in map(Path, [paths] if isinstance(paths, (str, Path)) else paths):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lincorr_lightning.distributed import data_shard
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.study import require_same
 
 if TYPE_CHECKING:
     import lightning as L
@@ -20,12 +20,8 @@ Batch = TypeVar("Batch")
 def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
     """Return a loader of the batches that this rank reads, of those of all ranks.
 
-    A rank that runs out gets padding batches. The batches do not depend on the number of ranks (see
-    `batch_edges`), so neither does any statistic.
-
-    Args:
-        batches: Dataclasses with a field ``is_padding``.
-        trainer: The run's Trainer; None outside of a run.
+    A rank that runs out gets padding batches (``is_padding``). The batches do not depend on the
+    number of ranks (see `batch_edges`), so neither does any statistic.
     """
     shard = data_shard(trainer)
     n_steps = -(-len(batches) // shard.n)
@@ -93,16 +89,10 @@ class ResumableLoader(DataLoader[Any]):
         return {"epoch": epoch, "done": done, "determined_by": self._steps.determined_by}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue after the steps that are done; `ConfigError` if they would differ."""
+        """Continue after the steps that are done; `CheckpointError` if they would differ."""
         epoch, done = int(state_dict["epoch"]), int(state_dict["done"])
-        both = (state_dict["determined_by"], self._steps.determined_by)
-        if done and both[0] != both[1]:
-            then, now = (", ".join(f"{k} {v}" for k, v in settings.items()) for settings in both)
-            raise ConfigError(
-                f"the checkpoint is from the middle of an epoch, with {then}; this run has {now}, "
-                "so that some data would be trained twice or not at all. Use the settings of the "
-                "run that wrote it, or start a new run."
-            )
+        if done:  # else some data would be trained twice or not at all
+            require_same(state_dict["determined_by"], self._steps.determined_by)
         if isinstance(self.sampler, _ResumableSampler):
             self.sampler.done = (epoch, done)
             self.sampler.set_epoch(epoch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, get_args
@@ -13,7 +12,6 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import (
-    CheckpointError,
     ConfigError,
     SubjectsError,
     require,
@@ -37,9 +35,10 @@ from lincorr_lightning.finetune.edits import (
 from lincorr_lightning.finetune.forecasts import forecast_edits
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind
-from lincorr_lightning.study import StudyData, plain
+from lincorr_lightning.study import StudyData, require_same
 
 
 class EditsDataModule(StudyData):
@@ -255,10 +254,12 @@ class EditsDataModule(StudyData):
             "relation", "n_edits", "max_edits_per_reference", "subjects", "subject_kind", "seed",
             "max_risk", "subwords",
         )  # fmt: skip
-        values = {name: getattr(self, name) for name in names}
-        values["edits_file"] = self._raw and [[*edit[1:3], edit.reference] for edit in self._raw]
-        values["knowledge_files"] = [relation.source.token_ids, relation.target.token_ids]
-        return {name: plain((self.hparams[name], value)) for name, value in values.items()}
+        rows = [[*edit[1:3], edit.reference] for edit in self._raw or ()]
+        labels = [relation.source.token_ids, relation.target.token_ids]
+        contents = {"edits_file": rows, "knowledge_files": labels}
+        return {name: self.hparams[name] for name in names} | {
+            f"{name} (contents)": fingerprint_data(value) for name, value in contents.items()
+        }
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits, which could not be sampled again from an LM in training."""
@@ -274,20 +275,6 @@ class EditsDataModule(StudyData):
         """Take over the edits of the run that is resumed."""
         if not state_dict:
             return
-        require_same_data(state_dict["determined_by"], self._determined_by())
+        require_same(state_dict["determined_by"], self._determined_by(), "data.")
         self._edits = [Edit(**state) for state in state_dict["edits"]]
         self._left_out = state_dict["left_out"]
-
-
-def require_same_data(stored: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint of other data; by setting, its value and what that stands for."""
-    for name, (value, meaning) in stored.items():
-        own_value, own_meaning = now[name]
-        if meaning != own_meaning:
-            made = f"data.{name} {value}, this run has {own_value}"
-            if value == own_value:
-                made = f"other contents of data.{name} {value}"
-            raise CheckpointError(
-                f"the checkpoint's edits were made with {made}. Use the settings and files of the "
-                "run that wrote it (its config.yaml), or start a new run."
-            )

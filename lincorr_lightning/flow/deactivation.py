@@ -64,7 +64,6 @@ class DeactivationSettings:
     """Factors r of the predecessors' activations; 0 removes them, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         require("model.deactivation.n_cases", self.n_cases, at_least=0)
         require("model.deactivation.n_losses", self.n_losses, at_least=0)
         for strength in self.strengths:

@@ -194,8 +194,7 @@ class FlowGraph:
 class DecoderMatcher:
     """Matches features of neighbouring hook points of an LM by the cosine of their decoders.
 
-    Args:
-        decoders: Decoder of each hook point, ``(n_features, width)``; a feature is a row.
+    A decoder is ``(n_features, width)``, with a feature in each row.
 
     Example:
         >>> import torch
@@ -271,14 +270,10 @@ class DecoderMatcher:
         thresholds: Mapping[HookKind, float] | float = DEFAULT_THRESHOLD,
         k: int = 1,
     ) -> FlowGraph:
-        """Follow a feature through the layers.
+        """Follow a feature ``backward`` to its sources, ``forward`` to where it goes, or ``both``.
 
-        Args:
-            start: Feature to start from.
-            direction: ``backward`` to where it comes from, ``forward`` to where it goes, or
-                ``both``, each from the start.
-            thresholds: Minimum cosine of an edge, one for all or by the kind of its source.
-            k: Number of features considered at each hook point, the most similar first.
+        `thresholds` are the minimum cosine of an edge, one for all or by the kind of its source; k
+        features are considered at each hook point, the most similar first.
         """
         limits = thresholds_by_kind(thresholds)
         require_one_of("direction", direction, ("backward", "forward", "both"))

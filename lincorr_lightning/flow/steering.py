@@ -57,7 +57,6 @@ class SteeringSettings:
     """Number of texts whose perplexity measures coherence."""
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         for name in ("strategies", "strengths"):
             if not getattr(self, name):
                 raise ConfigError(f"model.steering.{name} is empty; give some.")

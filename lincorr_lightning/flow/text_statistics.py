@@ -141,11 +141,8 @@ class FeatureActivity:
 class FeatureGroups:
     """Counts how often each feature of a hook point is active in each group.
 
-    Memory does not grow with the number of texts: there are eight counts per feature.
-
-    Args:
-        hook_point: Hook point of the features.
-        matches: Matches in each predecessor, see `DecoderMatcher.match`; only the best is used.
+    Memory does not grow with the number of texts: there are eight counts per feature. Of the
+    matches in each predecessor, see `DecoderMatcher.match`, only the best is used.
 
     Example:
         >>> from lincorr_lightning.flow.graph import match_features

@@ -41,13 +41,10 @@ class NearestTokens(NamedTuple):
 def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     """Find the nearest distinct tokens of each token of each layer.
 
-    The distances of one layer, ``(n_tokens, n_tokens)`` in float64, are in memory at a time. Tokens
-    at exactly the same distance come in any order.
-
-    Args:
-        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``, of any floating dtype, or other
-            clouds; a `ValueError` if a layer is not finite.
-        max_rank: Number of neighbors: the largest n2 of GRIDE or k of overlaps.
+    Of hidden states or other clouds, ``(..., n_layers, n_tokens, d)``, of any floating dtype; a
+    `ValueError` if a layer is not finite. `max_rank` is the number of neighbors: the largest n2 of
+    GRIDE or k of overlaps. The distances of one layer, ``(n_tokens, n_tokens)`` in float64, are in
+    memory at a time. Tokens at exactly the same distance come in any order.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])

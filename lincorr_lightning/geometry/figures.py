@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame, concat
 
 from lincorr_lightning.geometry.closeness import SCORES, ClosenessTest, KnowledgeCloseness
@@ -76,51 +76,22 @@ def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figur
 def dimension_loss_figure(
     profiles: TokenProfiles, tests: Sequence[Mapping[str, Any]], lm: str
 ) -> Figure:
-    """Draw r of log ID and log loss by layer with its confidence band, and one layer's prompts.
+    """Draw r of log ID and log loss over prompts by layer, with its confidence interval.
 
     `tests` are rows with ``shuffle``, ``layer``, ``n2`` and the numbers of a `CorrelationTest`.
     """
-    n2, prompts = profiles.settings.range_scalings[0], profiles.prompts
-    level = prompts["shuffle"].min()
+    n2, level = profiles.settings.range_scalings[0], profiles.prompts["shuffle"].min()
     frame = DataFrame(tests)
     frame = frame[(frame["shuffle"] == level) & (frame["n2"] == n2)].dropna(subset=["pearson"])
-    figure = new_figure(
-        7.0, 3.0, f"Intrinsic dimension and loss over prompts, {lm}",
-        f"{_prompts(profiles)}, {_level_name(level, profiles.n_tokens)}; n2 = {n2}; "
-        f"bars: 95% confidence; filled: p < {_ALPHA:g}",
+    too_few = "" if len(frame) else "; too few prompts"
+    return curves(
+        frame.assign(clear=frame["pearson_p"] < _ALPHA), "layer", "pearson",
+        title=f"Intrinsic dimension and loss over prompts, {lm}",
+        subtitle=f"{_prompts(profiles)}, {_level_name(level, profiles.n_tokens)}; n2 = {n2}; "
+        f"band: 95% confidence; filled: p < {_ALPHA:g}{too_few}",
+        band=("low", "high"), filled="clear", labels=("layer", "r of log ID and log loss"),
+        size=(7.0, 3.0), each=lambda axes, *_: axes.axhline(0, color=GREY, linewidth=0.8, zorder=0),
     )  # fmt: skip
-    left, right = panels_of(figure, 2, 2)
-    plain_axes(left, "Pearson r of log ID and log loss", "layer", "")
-    left.axhline(0, color=GREY, linewidth=0.8, zorder=0)
-    left.set_xlim(profiles.layers["layer"].min() - 0.5, profiles.layers["layer"].max() + 0.5)
-    left.set_ylim(-1.05, 1.05)
-    left.xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if not len(frame):
-        left.set_title("too few prompts")
-        return figure
-    around = np.abs(frame[["low", "high"]].sub(frame["pearson"], axis=0).to_numpy(float).T)
-    left.errorbar(
-        frame["layer"], frame["pearson"], around, fmt="o-", color=BLUE, ecolor="#BBD6EA",
-        elinewidth=4, markerfacecolor="white",
-    )  # fmt: skip
-    clear = frame[frame["pearson_p"] < _ALPHA]
-    left.plot(clear["layer"], clear["pearson"], "o", color=BLUE)
-    strongest = frame.loc[frame["pearson"].astype(float).abs().idxmax()]
-    rows = profiles.layers[profiles.layers["layer"] == strongest["layer"]]
-    points = DataFrame(
-        {
-            "x": rows[f"dimension n2={n2}"][rows["shuffle"] == level].to_numpy(),
-            "y": prompts["loss"][prompts["shuffle"] == level].to_numpy(),
-        }
-    )
-    x, y = np.log(points.dropna()).to_numpy().T
-    right.plot(x, y, "o", color=BLUE, markersize=3.5, alpha=0.6, markeredgewidth=0)
-    ends = np.array([x.min(), x.max()])
-    right.plot(ends, np.polynomial.Polynomial.fit(x, y, 1)(ends), color=ORANGE, linewidth=1.5)
-    numbers = f"r = {short(strongest['pearson'])}, {p_text(strongest['pearson_p'])}"
-    title = f"layer {strongest['layer']:.0f}, the strongest: {numbers}"
-    plain_axes(right, title, "log intrinsic dimension", "log loss (nats)")
-    return figure
 
 
 def history_figure(frame: DataFrame, note: str) -> Figure:

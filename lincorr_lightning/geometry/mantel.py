@@ -85,15 +85,9 @@ def mantel_test(
     Pairs that share an item depend on each other, so the p of a correlation over pairs would be
     too small; they still do if rows and columns of one matrix are permuted alike.
 
-    Args:
-        a: ``(n, n)``, symmetric; NaN for an unknown pair. The diagonal is not read.
-        b: Likewise.
-        n_permutations: Number of random permutations, beside the identity; all permutations are
-            taken if there are no more.
-        seed: Seed of the permutations.
-
-    Returns:
-        None if there are fewer than four items or four known pairs, or a matrix is constant.
+    The matrices are ``(n, n)``, with NaN for an unknown pair; the diagonal is not read. Of the
+    permutations, `n_permutations` are drawn beside the identity, or all are taken if there are no
+    more. None if there are fewer than four items or four known pairs, or a matrix is constant.
     """
     a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
     n = len(a)

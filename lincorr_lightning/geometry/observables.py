@@ -101,13 +101,9 @@ def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
 def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     """Return the fraction of each token's k nearest tokens in one layer that are so in another.
 
-    ``|kNN_a ∩ kNN_b| / k``, ``(..., n_tokens, n_ks)`` float64; its mean over tokens is the paper's
-    neighborhood overlap. Copies are tokens like all others here.
-
-    Args:
-        a: `neighborhoods` in one layer, ``(..., n_tokens, k_max)``.
-        b: Those in the other layer, same shape.
-        ks: Sizes of the neighborhood, at most k_max.
+    ``|kNN_a ∩ kNN_b| / k``, ``(..., n_tokens, n_ks)`` float64, of two `neighborhoods`, ``(...,
+    n_tokens, k_max)``; its mean over tokens is the paper's neighborhood overlap. Copies are tokens
+    like all others here.
 
     Example:
         >>> a, b = torch.tensor([[1, 2], [0, 2], [1, 0]]), torch.tensor([[2, 1], [0, 2], [0, 1]])
@@ -185,14 +181,10 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
     """Return a prompt's positions after a shuffle of its blocks, ``(n_tokens,)`` (figure 1).
 
-    The prompt is cut into ``4^S`` blocks of equal length, whose order is shuffled; the order within
-    a block stays. Level 0 leaves the prompt as it is.
-
-    Args:
-        n_tokens: Number of tokens of the prompt.
-        level: Shuffling level S.
-        seed: Integers below 2^32, such as the seed of a run and the number of the prompt; the same
-            integers give the same order everywhere.
+    At level S the prompt is cut into ``4^S`` blocks of equal length, whose order is shuffled; the
+    order within a block stays. Level 0 leaves the prompt as it is. The seed is integers below 2^32,
+    such as that of a run and the number of the prompt; the same ones give the same order
+    everywhere.
 
     Example:
         >>> shuffle_blocks(8, 1, seed=[0]).tolist()
@@ -214,13 +206,8 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
 def next_tokens(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss and the entropy of the next token at each token.
 
-    Args:
-        logits: ``(..., n_tokens, n_vocabulary)``.
-        tokens: Token ids of the prompts, ``(..., n_tokens)``.
-
-    Returns:
-        Cross-entropy of the next token, ``(..., n_tokens - 1)``, and entropy of the next-token
-        distribution (contextual entropy), ``(..., n_tokens)``; float64, in nats.
+    From logits, ``(..., n_tokens, n_vocabulary)``: the cross-entropy, ``(..., n_tokens - 1)``, and
+    the entropy of the distribution (contextual entropy), ``(..., n_tokens)``; float64, in nats.
 
     Example:
         >>> found = next_tokens(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))

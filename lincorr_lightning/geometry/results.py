@@ -116,7 +116,6 @@ def layer_means(profiles: TokenProfiles) -> DataFrame:
 
 
 def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
-    """Return the means over prompts at a shuffling level."""
     row: Row = {"shuffle": int(level)}
     prompts = profiles.prompts[profiles.prompts["shuffle"] == level]
     at_level = means[means["shuffle"] == level]

@@ -111,13 +111,9 @@ class PromptGeometry(NamedTuple):
 def observe_prompts(
     lm: LanguageModel, tokens: Tensor, prompts: Sequence[str], settings: CloudSettings
 ) -> list[PromptGeometry]:
-    """Observe the clouds of tokens of some prompts, with one forward pass.
+    """Observe the clouds of the tokens of some prompts, with one forward pass.
 
-    Args:
-        lm: The LM.
-        tokens: Token ids, ``(n_prompts, n_tokens)``.
-        prompts: Names of the prompts, for messages.
-        settings: What to observe.
+    Tokens are ``(n_prompts, n_tokens)``; the names of the prompts are for messages.
     """
     all_hidden, logits = read_layers(lm, tokens, prompts, settings.embedding_layer)
     losses, entropies = next_tokens(logits, tokens)
@@ -152,14 +148,9 @@ def read_layers(
     """Return the hidden states of all tokens in all layers and the logits, of one forward pass.
 
     The LM runs in eval mode and in its own precision. Special tokens before a text, such as BOS,
-    are added here and left out of the result.
-
-    Args:
-        lm: The LM.
-        tokens: Token ids, ``(n_prompts, n_tokens)``.
-        prompts: Names of the prompts, for messages.
-        embedding_layer: Whether the token embedding comes first, as layer 0.
-        all_logits: Whether to return the logits of all tokens, or only the last one's.
+    are added here and left out of the result. `tokens` are ``(n_prompts, n_tokens)``; the names of
+    the prompts are for messages. With `embedding_layer`, the token embedding comes first, as layer
+    0; without `all_logits`, those of the last token alone are returned.
 
     Returns:
         Hidden states, ``(n_prompts, n_layers, n_tokens, d)``, of the last layer after the final

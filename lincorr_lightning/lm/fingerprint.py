@@ -49,6 +49,11 @@ def _json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str).encode()
 
 
+def fingerprint_data(value: Any) -> str:
+    """Return a hash of mappings, sequences, texts and numbers."""
+    return _digest(_json(value))
+
+
 def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[int]) -> str:
     """Return a hash of the vocabulary, of how some texts are split, and of the prompt prefix.
 

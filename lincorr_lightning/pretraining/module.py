@@ -62,7 +62,6 @@ class LlamaSize:
     context: int = 64
 
     def __post_init__(self) -> None:
-        """Check the sizes, and that the width is divisible by the number of heads."""
         for name, value in asdict(self).items():
             # With a standard deviation of 0, all weights are equal and stay so.
             require(f"model.size.{name}", value, above=0)
@@ -407,11 +406,7 @@ def mixup_cross_entropy(
 ) -> Tensor:
     """Return the mean cross-entropy of targets, mixed with second targets where there are some.
 
-    Args:
-        logits: ``(n, n_tokens)``.
-        targets: Target tokens, ``(n,)``.
-        second_targets: Second target tokens or `IGNORED`, ``(n,)``.
-        second_shares: Weight of the second targets, 0 to 1, ``(n,)``.
+    Logits are ``(n, n_tokens)``, targets, second ones (or `IGNORED`) and their weights ``(n,)``.
     """
     first, second = (
         cross_entropy(logits, tokens, ignore_index=IGNORED, reduction="none")
@@ -425,14 +420,9 @@ def off_target_penalty(
 ) -> Tensor:
     """Return the mean square of the logits of a domain's other answers.
 
-    Only rows whose target is an answer count.
-
-    Args:
-        logits: ``(n, n_tokens)``.
-        targets: Target tokens, ``(n,)``.
-        second_targets: Second target tokens or `IGNORED`, ``(n,)``.
-        knowledge: Index of the kind of knowledge of an answer, or `IGNORED`, ``(n,)``.
-        answers: 1 where a token is an answer of a kind of knowledge, ``(n_knowledge, n_tokens)``.
+    Only rows whose target is an answer count: `knowledge` is the index of its kind, or `IGNORED`.
+    `answers` is 1 where a token is an answer of a kind, ``(n_knowledge, n_tokens)``; the others are
+    those of `mixup_cross_entropy`.
     """
     is_answer = knowledge != IGNORED
     logits, targets, second, knowledge = (

@@ -9,7 +9,7 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations, groupby
@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 from markupsafe import Markup, escape
-from pandas import DataFrame, MultiIndex, concat
+from pandas import DataFrame, MultiIndex, concat, json_normalize
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
@@ -82,13 +82,8 @@ def report(args: Sequence[str]) -> Path:
 def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> Path:
     """Write ``report.html``, and files of tables for each study; return the page's path.
 
-    Args:
-        runs: Folders of finished runs, of any studies and LMs.
-        output: Folder to write to; files of an earlier report are replaced.
-
-    Raises:
-        ReportError: A folder is not a run's, or the runs do not belong on one page.
-        OutputError: The folder cannot be written.
+    The folders are those of finished runs, of any studies and LMs. Raises ReportError if one is
+    not, or they do not belong on one page, and OutputError if the page cannot be written.
     """
     if not runs:
         raise ReportError("name the folder of a run, as in: lincorr report runs/linear_probe/*")
@@ -159,7 +154,7 @@ class PageRun:
             tables.append(replace(first, caption=table.caption or table.name))
         values = [
             [key, f"{value:.4g}" if isinstance(value, float) else str(value)]
-            for key, value in _flatten(self.saved.values)
+            for key, value in _flatten(self.saved.values).items()
             if isinstance(value, (int, float, str)) and key.split(".")[0] not in OWN_KEYS
         ]
         numbers = Table.of("values", values, ["key", "value"], "Numbers of results.json")
@@ -198,12 +193,8 @@ def write_page(
 ) -> Path:
     """Write a page, and the headline tables of each section as Markdown and LaTeX; return its path.
 
-    Args:
-        output: Folder to write to.
-        title: Title of the page.
-        overview: Tables before the first section.
-        sections: The sections; tables that are no headlines are folded.
-        n_runs: Number of runs that the page is made of.
+    It begins with the tables of the `overview`; in sections, tables that are no headlines are
+    folded. `n_runs` is the number of runs that it is made of.
     """
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
@@ -241,13 +232,9 @@ def _prose(text: object) -> Markup:
     return Markup("<bdi>{}</bdi>").format(Markup(escaped.replace("/", "/<wbr>")))
 
 
-def _flatten(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield nested values by their keys, joined by dots."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from ((f"{key}.{name}", leaf) for name, leaf in _flatten(value))
-        else:
-            yield key, value
+def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values by their keys, joined by dots."""
+    return dict(json_normalize([values]).astype(object).iloc[0])
 
 
 # -- tables as Markdown and LaTeX ------------------------------------------------------------------
@@ -356,10 +343,10 @@ def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
 
 def _differences(runs: Sequence[SavedRun]) -> str:
     """Name the settings besides the LM in which runs differ, which also change their numbers."""
-    rows = [{key: str(value) for key, value in _flatten(run.settings)} for run in runs]
+    settings = DataFrame([_flatten(run.settings) for run in runs]).astype(object)
     differ = [
         f"{key} ({' / '.join(values)})"
-        for key, values in DataFrame(rows).fillna("None").items()
+        for key, values in settings.where(settings.notna(), None).map(str).items()
         if values.nunique() > 1 and not str(key).startswith("lm.")
     ]
     named, n_more = ", ".join(differ[:_MAX_DIFFERENCES]), len(differ) - _MAX_DIFFERENCES

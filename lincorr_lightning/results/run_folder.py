@@ -65,18 +65,13 @@ class RunLogger(TensorBoardLogger):
             super().finalize(status)
 
 
-def set_run_name(trainer: L.Trainer, name: str) -> None:
-    """Name the folder of a Trainer's runs, if another name than the study's is wanted."""
-    vars(trainer)["run_name"] = name
-
-
 def run_folder(trainer: L.Trainer) -> Path:
     """Return the folder that a run writes to, the same on all ranks.
 
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, of
-    which it is an attribute. All ranks make the first call together, as in ``setup``. Raises
-    `OutputError`.
+    which it is an attribute, as is ``run_name``, a name beside the study's. All ranks make the
+    first call together, as in ``setup``. Raises `OutputError`.
     """
     state = vars(trainer)
     if "run_folder" not in state:

@@ -131,7 +131,6 @@ class Table:
         return [(str(name), len(list(columns))) for name, columns in groupby(upper)]
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(self.frame)
 
     def first(self, n: int, rest: str = "") -> Table:

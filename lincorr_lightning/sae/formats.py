@@ -190,10 +190,7 @@ def load_saes(
 ) -> dict[HookPoint, SparseAutoencoder]:
     """Load one SAE per hook point, in the order of the folders.
 
-    Args:
-        saes: A folder that holds a folder per SAE, the folder of one SAE, or a list of such
-            folders.
-        lm: The LM, see `load_sae`.
+    From a folder that holds a folder per SAE, the folder of one SAE, or a list of such folders.
     """
     folders = _sae_folders(Path(saes)) if isinstance(saes, (str, Path)) else saes
     loaded: dict[HookPoint, SparseAutoencoder] = {}

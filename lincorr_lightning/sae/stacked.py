@@ -57,7 +57,6 @@ class SAESettings:
     """Number of dead features per token that take part in the auxiliary loss."""
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         for name, options in (("activation", TrainedActivation), ("center", Center)):
             require_one_of(f"model.sae.{name}", getattr(self, name), get_args(options))
         for name in ("n_features", "k", "dead_after_steps", "aux_k"):

@@ -260,7 +260,10 @@ def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
     data.prepare_edits()
     for changed, message in (
         ({"n_edits": 23}, "with data.n_edits 22, this run has 23"),
-        ({"knowledge_files": [str(more)]}, r"with data.knowledge_files None, this run has \["),
+        (
+            {"knowledge_files": [str(more)]},
+            r"with data.knowledge_files \(contents\) \w+, this run has \w+",
+        ),
     ):
         with pytest.raises(CheckpointError, match=message):
             EditsDataModule(lm, **{"n_edits": 22} | changed).load_state_dict(data.state_dict())
@@ -269,7 +272,7 @@ def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
     with pytest.raises(RuntimeError):
         run.fit(broken, edits_for(broken, SCHEDULES["joint"], n_edits=22))
     other = EditTraining(protocol="joint", edits_per_step=5)
-    with pytest.raises(ConfigError, match=r"with .*edits_per_step 4.*this run has .*_per_step 5"):
+    with pytest.raises(CheckpointError, match="with edits_per_step 4, this run has 5"):
         trainer().fit(again, edits_for(again, other, n_edits=22), ckpt_path=tmp_path / "b.ckpt")
 
 

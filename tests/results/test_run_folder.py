@@ -38,7 +38,6 @@ from lincorr_lightning.results.run_folder import (
     collect_callback_results,
     prepare_run_folder,
     run_folder,
-    set_run_name,
     write_parts,
     write_results,
 )
@@ -65,7 +64,7 @@ def test_without_logger_each_trainer_gets_one_new_folder(tmp_path: Path) -> None
     assert run_folder(second) == tmp_path / "small_study" / "version_10"
     assert run_folder(first) == tmp_path / "small_study" / "version_0"
     named = make_trainer(tmp_path)
-    set_run_name(named, "mine")
+    vars(named)["run_name"] = "mine"
     assert run_folder(named) == tmp_path / "mine" / "version_0"
 
 

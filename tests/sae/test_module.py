@@ -202,7 +202,7 @@ def test_checkpoints_and_folders_are_scored_again(
         trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
     other = str(make_lm(tmp_path / "other", seed=5))
     trainer, module, data = make(name="lm", lm=other, layers=[1])
-    with pytest.raises(CheckpointError, match="weights differs"):
+    with pytest.raises(CheckpointError, match=r"weights .* differs"):
         trainer.validate(module, datamodule=data, ckpt_path=str(path), verbose=False)
 
 

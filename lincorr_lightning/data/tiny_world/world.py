@@ -119,7 +119,6 @@ class WorldConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse sizes that are out of range."""
         require("data.world.towns_per_country", self.towns_per_country, at_least=0)
         for name in ("born_at_home", "second_homes_in_country"):
             require(f"data.world.{name}", getattr(self, name), above=0, at_most=1)

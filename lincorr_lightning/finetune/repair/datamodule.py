@@ -24,7 +24,6 @@ from lincorr_lightning.finetune.batches import (
     edit_batch,
     labelled_tokens,
 )
-from lincorr_lightning.finetune.datamodule import require_same_data
 from lincorr_lightning.finetune.edits import (
     Edit,
     limit_per_reference,
@@ -40,7 +39,7 @@ from lincorr_lightning.finetune.edits import (
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation, build_domain
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind
-from lincorr_lightning.study import StudyData, plain
+from lincorr_lightning.study import StudyData, require_same
 
 SHOWN, HELD_OUT = "shown", "held_out"
 """Parts of the measured edits: source answers that are in the examples, and held-out ones."""
@@ -423,7 +422,7 @@ class RepairDataModule(StudyData):
     def _settings(self) -> dict[str, Any]:
         """What a resumed run must not change: the examples, or what is measured."""
         names = [name for name in self.hparams if name[0] != "_" and name != "eval_batch_size"]
-        return {name: plain([self.hparams[name]] * 2) for name in names}
+        return {name: self.hparams[name] for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits and the logits before, which a repaired LM would not give again."""
@@ -437,7 +436,7 @@ class RepairDataModule(StudyData):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the edits of the run that is resumed."""
-        require_same_data(state_dict["settings"], self._settings)
+        require_same(state_dict["settings"], self._settings, "data.")
         self.examples = list(map(Edit._make, state_dict["examples"]))
         self.measured = {
             part: list(map(Edit._make, edits)) for part, edits in state_dict["measured"].items()

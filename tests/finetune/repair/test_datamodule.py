@@ -163,5 +163,5 @@ def test_a_resumed_run_has_the_same_edits_or_is_refused(lm):
     again.load_state_dict(state)
     assert (again.examples, again.measured) == (data.examples, data.measured)
     assert again._before.keys() == {"source", "target", "color"}
-    with pytest.raises(CheckpointError, match=r"made with data\.n_examples 12, this run has 11"):
+    with pytest.raises(CheckpointError, match=r"with data\.n_examples 12, this run has 11"):
         RepairDataModule(lm, **SMALL | {"n_examples": 11}).load_state_dict(state)
