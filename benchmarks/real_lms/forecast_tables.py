@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,52 +86,58 @@ def area_table(runs: Sequence[ForecastRun], within: bool = False) -> str:
     """
     columns: list[list[str]] = []
     risks = [risk for risk in RISKS if not (within and risk in (COUNT, "popularity"))]
-    for name, own in by_lm_and_method([run for run in runs if run.is_judged(within)]):
-        cells = [name, f"{len(own)}"]
-        for risk in risks:
-            try:
-                area = interval(mean_areas(own, risk, within))
-            except KeyError:
-                cells.append("")
-            else:
-                cells.append("{:.2f} ({:.2f}–{:.2f})".format(*area))
-        columns.append(cells)
+    judged = [run for run in runs if run.is_judged(within) and run.fitted]
+    for name, own in by_lm_and_method(judged):
+        found = (interval(mean_areas(own, risk, within)) for risk in risks)
+        areas = ("{:.2f} ({:.2f}–{:.2f})".format(*one) for one in found)
+        columns.append([name, f"{len(own)}", *areas])
     rows = zip(["", "relations", *risks], *columns, strict=True)
     header, *body = (list(row) for row in rows)
     return markdown_table(header, body)
 
 
-def both_areas(run: ForecastRun, risk: str, truth: str = "failed") -> str:
-    """Return the AUROC of a risk over all edits, and within a reference; empty without it."""
+def both(run: ForecastRun, score: Callable[[bool], str]) -> str:
+    """Return a cell of a score over all edits, and within a reference; empty without it."""
     try:
-        found = [
-            f"{area(run, risk, within, truth):.2f}"
-            for within in (False, True)
-            if run.is_judged(within)
-        ]
+        found = [score(within) for within in (False, True) if run.is_judged(within)]
     except KeyError:
         return ""
-    return ", ".join(found) if run.is_judged() else ""
+    return ", ".join(found).replace("-", "−") if run.is_judged() else ""
+
+
+def both_areas(run: ForecastRun, risk: str, truth: str = "failed") -> str:
+    """Return a cell of the AUROC of a risk."""
+    return both(run, lambda within: f"{area(run, risk, within, truth):.2f}")
+
+
+def both_leads(run: ForecastRun) -> str:
+    """Return a cell of the interval of the probability's lead over the baselines together."""
+
+    def bounds(within: bool) -> str:
+        own, other = (mean_areas([run], risk, within) for risk in (PROBABILITY, CHEAP))
+        return "{1:+.2f}…{2:+.2f}".format(*interval(own - other))
+
+    return both(run, bounds)
 
 
 def relation_table(runs: Sequence[ForecastRun]) -> str:
     """Return the AUROC of some risks by relation, over all edits and within a reference.
 
-    Then those of the probability for edits that hallucinate, the effect of what is known in
-    context, and the shares of predicted answers.
+    Then the interval of the probability's lead, its AUROC for edits that hallucinate, the effect of
+    what is known in context, and the shares of predicted answers.
     """
-    risks = (COUNT, WEIGHT, "gradient_similarity", "in_context", CHEAP, PROBABILITY, BOTH)
+    risks = (COUNT, WEIGHT, "gradient_similarity", "in_context", BOTH, CHEAP, PROBABILITY)
     rows = [
         [*_about(run), len(run.failed), f"{1 - run.failed.mean():.0%}",
-         *(both_areas(run, risk) for risk in risks),
+         *(both_areas(run, risk) for risk in risks), both_leads(run),
          both_areas(run, PROBABILITY, "hallucinated"),
-         ", ".join(f"{known_effect(run, within=one)[0]:+.2f}" for one in (False, True)),
+         both(run, lambda within, run=run: f"{known_effect(run, within=within)[0]:+.2f}"),
          f"{run.most_frequent:.0%}",
          *(f"{run.hits(name).mean():.0%}" for name in ("in_context", "optimizer_step"))]
         for run in runs
     ]  # fmt: skip
-    header = ["LM", "method", "relation", "edits", "generalized", *risks, "hallucinates",
-              "known in context", "most frequent", "in_context", "optimizer_step"]  # fmt: skip
+    names = "lead (95 %)|hallucinates|known in context|most frequent|in_context|optimizer_step"
+    header = ["LM", "method", "relation", "edits", "generalized", *risks, *names.split("|")]
     return markdown_table(header, rows)
 
 
@@ -199,12 +205,8 @@ def _about(run: ForecastRun) -> list[str]:
 
 def reliability_figure(runs: Sequence[ForecastRun]) -> Any:
     """Draw the share of each outcome over the probability that is forecast."""
-    figure = new_figure(
-        8.4,
-        3.6,
-        "Reliability of the probabilities of an edit's outcome",
-        "Deciles of the edits of each LM; each LM's are by a fit on other relations of other LMs.",
-    )
+    about = "Deciles of the edits of each LM, by a fit on other relations of other LMs."
+    figure = new_figure(8.4, 3.6, "Reliability of the probabilities of an edit's outcome", about)
     panels = figure.subplots(1, 2)
     for axes, code, what in (
         (panels[0], GENERALIZED, "generalized"), (panels[1], HALLUCINATED, "hallucinated"),
@@ -227,13 +229,11 @@ def reliability_figure(runs: Sequence[ForecastRun]) -> Any:
 
 def weights_figure(runs: Sequence[ForecastRun]) -> Any:
     """Draw W of the reference by outcome (the paper's figure 5), with the AUROC of minus W."""
-    figure = new_figure(
-        10,
-        3.8,
-        "W of the reference, by outcome of the edit (LoRA)",
+    about = (
         "Blue: generalized. Orange: not. Boxes hold half of the edits. Numbers: AUROC of −W for "
-        "edits that do not generalize, over all edits, and within a reference.",
+        "edits that do not generalize, over all edits, and within a reference."
     )
+    figure = new_figure(10, 3.8, "W of the reference, by outcome of the edit (LoRA)", about)
     by_lm = list(by_lm_and_method([r for r in runs if r.method == "lora" and r.is_judged()]))
     panels = figure.subplots(1, len(by_lm), width_ratios=[len(own) + 0.5 for _, own in by_lm])
     for axes, (_, own) in zip(np.atleast_1d(panels), by_lm, strict=True):

@@ -202,8 +202,7 @@ def main(
         if relation.reference_mask.any() and set(name.split("->")) <= set(read):
             results.append(relation_results(read, relation, sizes, n_bootstrap))
             path = results[-1]["sizes"][str(n_subjects)]["path"]
-            hits = ", ".join(two(point["influenced"]["1"]) for point in path)
-            print(f"{name}: Hit@1 by ridge {hits}", flush=True)
+            print(f"{name}: Hit@1 by ridge", *(two(one["influenced"]["1"]) for one in path))
     if output is not None:
         content = {"lm": Path(lm).name, "fingerprint": model.fingerprint, "relations": results}
         write_numbers(output, content)

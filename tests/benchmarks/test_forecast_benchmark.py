@@ -190,13 +190,18 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
 
     (row,) = own["real_relations"]
     assert row[:5] == ["a", "lora", "city→country", "400", f"{1 - one.failed.mean():.0%}"]
-    assert row[5].endswith(", 0.50") and row[10] == ", ".join(both(-p[:, 0]))
+    assert row[5].endswith(", 0.50") and row[11] == ", ".join(both(-p[:, 0]))
     right = (one.logits("optimizer_step").argmax(1) == one.arrays["after"]).mean()
-    assert row[12].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
+    assert row[13].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
     assert row[-1] == f"{right:.0%}"
     known = one.arrays["reference"][np.arange(400), one.logits("in_context").argmax(1)]
     raw = one.failed[~known].mean() - one.failed[known].mean()
-    assert row[13].replace("−", "-").startswith(f"{raw:+.2f}, ")
+    assert row[14].replace("−", "-").startswith(f"{raw:+.2f}, ")
+    (low, high), _ = (cell.split("…") for cell in row[12].replace("−", "-").split(", "))
+    lead = roc_auc_score(one.failed, -p[:, 0]) - roc_auc_score(
+        one.failed, -one.fitted[scores.CHEAP][:, 0]
+    )
+    assert float(low) < lead < float(high)
     leads = {row[0]: row for row in made["real_leads"] if row[1] == "a, lora"}
     cheap = both(-one.fitted[scores.CHEAP][:, 0])
     for place, edited in enumerate(("all", "within a reference")):
