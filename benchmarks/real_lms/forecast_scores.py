@@ -232,9 +232,9 @@ def stored_model(everything: Sequence[ForecastRun], method: str) -> dict[str, An
 
 
 def drawn(group: npt.NDArray[Any], n_samples: int, rng: np.random.Generator) -> FLOATS:
-    """Return how often each reference is in each sample of references, ``(n_samples, n_groups)``.
+    """Return how often each reference is in the data, 1, and in each sample of references.
 
-    The first row is the data itself.
+    The shape is ``(1 + n_samples, n_groups)``.
     """
     n = int(group.max()) + 1
     samples = rng.multinomial(n, np.full(n, 1 / n), size=n_samples)
@@ -305,14 +305,11 @@ def area(run: ForecastRun, name: str, within: bool = False, truth: str = "failed
     return float(areas(getattr(run, truth), run.risk(name, truth), group, alike, within)[0])
 
 
-def mean_areas(
-    runs: Sequence[ForecastRun], name: str, within: bool = False, truth: str = "failed"
-) -> FLOATS:
+def mean_areas(runs: Sequence[ForecastRun], name: str, within: bool = False) -> FLOATS:
     """Return the AUROC of a risk, mean over relations, and those of samples."""
 
     def score(run: ForecastRun, weights: FLOATS) -> FLOATS:
-        values = run.risk(name, truth)
-        return areas(getattr(run, truth), values, run.arrays["group"], weights, within)
+        return areas(run.failed, run.risk(name), run.arrays["group"], weights, within)
 
     return mean_over_relations(runs, score)
 
