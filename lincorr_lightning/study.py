@@ -184,6 +184,27 @@ def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str =
             )
 
 
+def require_one_epoch(trainer: L.Trainer, epochs: str, steps: str) -> None:
+    """Refuse other lengths of a run, and of its steps, than the study's own settings say."""
+    if trainer.max_epochs not in (1, None) and not is_dry_run(trainer):
+        raise ConfigError(
+            f"trainer.max_epochs is {trainer.max_epochs}, but a run is one epoch of the trainer. "
+            f"Set it to 1, and {epochs} for the length of the run."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise ConfigError(f"trainer.accumulate_grad_batches must be 1; set {steps} instead.")
+
+
+def require_batch(study: Study, batch: object, *kinds: type) -> None:
+    """Refuse a batch of another study."""
+    if not isinstance(batch, kinds):
+        names = " or ".join(kind.__name__ for kind in kinds)
+        raise ConfigError(
+            f"{type(study).__name__} takes batches of {names} ({kinds[0].__module__}), not "
+            f"{type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader of these."
+        )
+
+
 def require_one_pass(trainer: L.Trainer) -> None:
     """Refuse to repeat for ever what is done in one epoch."""
     if trainer.max_epochs == trainer.max_steps == -1:

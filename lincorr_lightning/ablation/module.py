@@ -47,7 +47,7 @@ from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
-from lincorr_lightning.study import Study, as_settings
+from lincorr_lightning.study import Study, as_settings, require_one_epoch
 
 
 class VocabularyAblation(Study):
@@ -134,17 +134,14 @@ class VocabularyAblation(Study):
 
     def setup(self, stage: str) -> None:
         """Check the trainer before anything is trained."""
-        if self.trainer.max_epochs not in (1, None) and not self.trainer.fast_dev_run:  # type: ignore[attr-defined]
+        require_one_epoch(
+            self.trainer, "model.compose.epochs and model.learn.epochs",
+            "model.compose.batch_size and model.learn.batch_size",
+        )  # fmt: skip
+        if self.trainer.gradient_clip_val:
             raise ConfigError(
-                f"trainer.max_epochs is {self.trainer.max_epochs}, but all phases together are one "
-                "epoch of the trainer. Set it to 1, and the epochs of the phases as "
-                "model.compose.epochs and model.learn.epochs."
-            )
-        if self.trainer.accumulate_grad_batches != 1 or self.trainer.gradient_clip_val:
-            raise ConfigError(
-                "trainer.accumulate_grad_batches must be 1 and trainer.gradient_clip_val null: all "
-                "networks are trained side by side. Set batch_size and learning_rate of "
-                "model.compose and model.learn instead."
+                "trainer.gradient_clip_val must be null: all networks are trained side by side. "
+                "Lower learning_rate of model.compose and model.learn instead."
             )
         super().setup(stage)
 

@@ -27,7 +27,7 @@ from lincorr_lightning.sae.forwards import rows_of
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, train_saes
-from lincorr_lightning.study import LMStudy, as_settings
+from lincorr_lightning.study import LMStudy, as_settings, require_batch
 
 _log = logging.getLogger(__name__)
 
@@ -182,12 +182,7 @@ class FeatureFlow(LMStudy):
                 self._trained = train_saes(self.lm, steps, self.sae, self.seed)
                 self._add(self._trained)
             return
-        if not isinstance(batch, TokenRows):
-            raise ConfigError(
-                "FeatureFlow takes batches of TokenRows (lincorr_lightning.data.texts), not "
-                f"{type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader that "
-                "yields these."
-            )
+        require_batch(self, batch, TokenRows)
         if not self.saes:
             raise ConfigError(
                 "model.saes is null, so that SAEs are trained first, but the data has no batch of "

@@ -177,27 +177,14 @@ def curves(
     size: tuple[float, float] = (3.5, 2.5),
     each: Callable[[Axes, Any, DataFrame], object] | None = None,
 ) -> Figure:
-    """Draw y over x: a line per `hue`, a panel per `panel`.
+    """Draw y over x: a line per value of `hue`, a panel per value of `panel`.
 
-    Args:
-        frame: A row per point, in any order; rows without x or y are left out.
-        x: Column of the horizontal axis: numbers, or names, which keep their order.
-        y: Column of the vertical axis.
-        hue: Column whose values have a line each, named in the legend.
-        panel: Column whose values have a panel each, which they title.
-        dashed: Column of truth values; rows where it holds make a thin dotted line of their own.
-        title: Title of the figure.
-        subtitle: Everything else that is needed to read it.
-        band: Columns of the lower and the upper end of a band.
-        filled: Column of truth values; markers of other rows are hollow.
-        colours: Colours by value of `hue`; others are chosen.
-        labels: Names of the axes.
-        percent: Whether y is a share, shown in percent.
-        whole_x: Whether x is a whole number, such as a layer or step.
-        share_y: Whether all panels have the same limits of y.
-        per_row: Number of panels in a row at most.
-        size: Width and height of a panel in inches.
-        each: Called with every panel, its value of `panel` and its rows, to add to it.
+    A row of `frame` is a point, in any order; rows without x or y are left out. x are numbers, by
+    default whole ones such as layers or steps, or names, which keep their order. Of columns of
+    truth values, rows that are `dashed` make a thin dotted line of their own, and those not
+    `filled` have hollow markers. `band` are the columns of its lower and upper end, `colours` are
+    by value of `hue` (others are chosen), `labels` name the axes, and `size` is that of a panel in
+    inches. `each` is called with every panel, its value of `panel` and its rows, to add to it.
     """
     frame = frame.dropna(subset=[x, y])
     frame = frame.assign(_line=frame[hue] if hue else "", _panel=frame[panel] if panel else "")

@@ -138,7 +138,9 @@ def load_sae(
 ) -> SparseAutoencoder:
     """Load an SAE from a local folder of any known format; nothing is unpickled.
 
-    The norms of the decoder stay as they are in the file; `SparseAutoencoder.folded` folds them.
+    It is in float32 and in evaluation mode. The norms of the decoder stay as they are in the file;
+    `SparseAutoencoder.folded` folds them. A `SparseAutoencoderError` if the SAE cannot be read or
+    used, or its hook point is unknown.
 
     Args:
         folder: Folder of this package, SAELens, Gemma Scope or Llama Scope.
@@ -153,12 +155,6 @@ def load_sae(
             have the output projection merged into them, so that they read and write what the
             attention adds to the stream. SAEs of SAELens with ``center_writing_weights`` are
             changed to read the activations of the uncentered LM.
-
-    Returns:
-        The SAE in float32, in evaluation mode.
-
-    Raises:
-        SparseAutoencoderError: The SAE cannot be read or used, or its hook point is unknown.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -66,13 +66,6 @@ class Feature:
     hook_point: HookPoint
     index: int
 
-    def __post_init__(self) -> None:
-        if self.index < 0:  # it would count from the end
-            raise SparseAutoencoderError(
-                f"there is no feature {self.index} at {self.hook_point}: features are counted from "
-                "0."
-            )
-
     @property
     def id(self) -> str:
         """Name in files, as ``residual.3.17``."""
@@ -93,7 +86,7 @@ class Feature:
 
 def check_feature(feature: Feature, n_features: int) -> None:
     """Refuse a feature that the SAE, of `n_features`, does not have."""
-    if feature.index >= n_features:
+    if not 0 <= feature.index < n_features:  # a negative one would count from the end
         raise SparseAutoencoderError(
             f"the SAE at {feature.hook_point} has no feature {feature.index}; it has {n_features}, "
             f"counted from 0 to {n_features - 1}."

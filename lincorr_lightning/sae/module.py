@@ -16,7 +16,6 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import is_dry_run
 from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
 from lincorr_lightning.sae.forwards import BlockActivations, score_texts
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -32,7 +31,7 @@ from lincorr_lightning.sae.stacked import (
     StepLosses,
     learning_rate_factor,
 )
-from lincorr_lightning.study import LMStudy, as_settings
+from lincorr_lightning.study import LMStudy, as_settings, require_batch, require_one_epoch
 
 
 class SparseAutoencoders(LMStudy):
@@ -109,15 +108,7 @@ class SparseAutoencoders(LMStudy):
                 "model.saes names SAEs to score, not to train. Use `lincorr validate`, or set "
                 "it to null."
             )
-        if self.trainer.max_epochs not in (1, None) and not is_dry_run(self.trainer):
-            raise ConfigError(
-                f"trainer.max_epochs is {self.trainer.max_epochs}, but a run is one epoch. Set "
-                "it to 1; data.n_tokens sets the number of tokens."
-            )
-        if self.trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                "trainer.accumulate_grad_batches must be 1; set data.batch_tokens instead."
-            )
+        require_one_epoch(self.trainer, "data.n_tokens", "data.batch_tokens")
 
     def prepare_lm(self) -> None:
         """Find the LM's hook points, and make the SAEs or load the given ones."""
@@ -165,7 +156,7 @@ class SparseAutoencoders(LMStudy):
         factor = learning_rate_factor(step, self._n_steps, self.warmup, self.decay)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate * factor
-        _check(batch)
+        require_batch(self, batch, TokenRows, TokenStep)
         if self._reader is None:
             self._reader = BlockActivations(self.lm, saes.hook_points)
         self._activations = self._reader.read(batch)
@@ -244,7 +235,7 @@ class SparseAutoencoders(LMStudy):
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
         """Reconstruct held-out activations, and compute the LM's loss with them."""
         del batch_idx
-        _check(batch)
+        require_batch(self, batch, TokenRows)
         score_texts(self.lm.model, self._scored, batch, self._quality)
 
     def on_validation_epoch_end(self) -> None:
@@ -293,12 +284,3 @@ class SparseAutoencoders(LMStudy):
         self.n_tokens = state["n_tokens"]
         if state["reconstruction"]:
             self._reconstruction = Reconstruction(**state["reconstruction"])
-
-
-def _check(batch: object) -> None:
-    if not isinstance(batch, (TokenRows, TokenStep)):
-        raise ConfigError(
-            "SparseAutoencoders takes batches of TokenStep or TokenRows "
-            f"(lincorr_lightning.data.texts), not {type(batch).__name__}. Pass --data "
-            "TextsDataModule, or a DataLoader that yields these."
-        )

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Drawing
 
@@ -27,7 +26,6 @@ _TITLES = {
     "l0": "active features per token",
     "dead": "dead features (active at no token)",
 }
-_DENSITY_EDGES = [-5 + 0.5 * i for i in range(11)]
 SCORES = tuple(_TITLES)
 
 
@@ -99,7 +97,7 @@ def sae_results(
             "recovered is (ablated - spliced) / (ablated - clean).",
             headline=True,
         )  # fmt: skip
-        tables = [table, density_table(scores, scored)]
+        tables = [table]
         means = table.frame[list(SCORES)].astype(float).mean()
         values = {
             "n_held_out_tokens": scored.n_tokens,
@@ -121,24 +119,6 @@ def sae_results(
         "seconds": None if seconds is None else round(seconds, 1),
     }
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
-
-
-def density_table(scores: Sequence[SAEScore], scored: Reconstruction) -> Table:
-    """Return the share of each SAE's features by half decades of how often they are active."""
-    bins = ["never", *(f"10^{low:g} to 10^{low + 0.5:g}" for low in _DENSITY_EDGES[:-1])]
-    rows = []
-    for score, frequency in zip(scores, scored.frequency.cpu().numpy(), strict=True):
-        shares = frequency[: score.n_features]
-        active = shares[shares > 0]
-        # The outer bins include what lies beyond the outer edges.
-        logs = np.clip(np.log10(active), _DENSITY_EDGES[0], _DENSITY_EDGES[-1])
-        counts = [len(shares) - len(active), *np.histogram(logs, _DENSITY_EDGES)[0].tolist()]
-        rows.append([score.hook_point, *(count / len(shares) for count in counts)])
-    return Table.of(
-        "feature_density", rows, ["hook_point", *bins],
-        "Share of each SAE's features by the share of the tokens at which they are active.",
-        formats=dict.fromkeys(bins, ".1%"),
-    )  # fmt: skip
 
 
 def quality_figure(scores: DataFrame, subtitle: str) -> Drawing:

@@ -123,5 +123,5 @@ def test_unknown_features_and_hook_points_are_refused() -> None:
         add_features({HOOK_POINTS[0]: sae}, {missing: 1.0})
     with pytest.raises(SparseAutoencoderError, match="has no feature 40; it has 40"):
         remove_features({HOOK_POINTS[0]: sae}, [Feature(HOOK_POINTS[0], 40)])
-    with pytest.raises(SparseAutoencoderError, match=r"no feature -1 .* counted from 0"):
-        Feature(HOOK_POINTS[0], -1)
+    with pytest.raises(SparseAutoencoderError, match=r"no feature -1; it has 40, counted from 0"):
+        remove_features({HOOK_POINTS[0]: sae}, [Feature(HOOK_POINTS[0], -1)])

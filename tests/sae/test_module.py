@@ -132,9 +132,6 @@ def test_its_numbers_are_the_naive_ones(make: Callable[..., Any]) -> None:
         assert (folder / "figures" / f"{name}.png").stat().st_size > 5000
     table = (folder / "tables" / "hook_points.csv").read_text().splitlines()
     assert len(table) == 7
-    densities = (folder / "tables" / "feature_density.csv").read_text().splitlines()[1:]
-    for line in densities:
-        assert sum(map(float, line.split(",")[1:])) == pytest.approx(1.0)
     curves = [c for tag, c in module.history.items() if tag.startswith("explained_variance/")]
     assert len(curves) == 6
     assert all(curve[-1][1] > max(curve[0][1], 0.5) for curve in curves)
@@ -277,7 +274,7 @@ def test_invalid_hook_points_and_data_are_refused(make: Callable[..., Any]) -> N
     with pytest.raises(SparseAutoencoderError, match="no attention_out of layer 4: its 2 layers"):
         trainer.fit(module, datamodule=data)
     trainer, module, _ = make(name="data")
-    with pytest.raises(ConfigError, match=r"TokenStep or TokenRows .*, not int\. Pass --data"):
+    with pytest.raises(ConfigError, match=r"TokenRows or TokenStep .*, not int\. Pass --data"):
         trainer.fit(module, train_dataloaders=[1])
     trainer, module, data = make(name="endless")
     data.setup("fit")

@@ -1,13 +1,8 @@
 """Figures and tables: a line for every SAE; scores by layer; densities."""
 
-from dataclasses import replace
-from types import SimpleNamespace
-
-import torch
-
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.sae.hook_points import KINDS
-from lincorr_lightning.sae.results import SAEScore, density_table, quality_figure, training_figure
+from lincorr_lightning.sae.results import SAEScore, quality_figure, training_figure
 
 
 def test_training_curves_have_a_panel_for_each_kind_and_none_is_left_out() -> None:
@@ -45,13 +40,3 @@ def test_scores_stand_at_their_layers_and_unknown_ones_are_left_out() -> None:
     assert mlp.get_ydata().tolist() == [0.9] * 3
     (recovered,) = panels["loss recovered (0: zeros, 1: unchanged)"].get_lines()
     assert recovered.get_ydata().tolist() == [0.8] * 3
-
-
-def test_densities_are_histograms_of_each_hook_point() -> None:
-    frequency = torch.tensor([[0.0, 0.5, 1.0, 0.0002], [0.3, 0.3, 0.9, 0.9]]).double()
-    scores = [replace(_score("residual", layer), n_features=4 - 2 * layer) for layer in range(2)]
-    table = density_table(scores, SimpleNamespace(frequency=frequency))  # type: ignore[arg-type]
-    first, second = table.frame.iloc[:, 1:].to_numpy().tolist()
-    assert first == [0.25, 0, 0, 0.25, 0, 0, 0, 0, 0, 0, 0.5]
-    # The columns beyond two features are ignored; 0.3 lies between 10^-1 and 10^-0.5.
-    assert second == [0.0] * 9 + [1.0, 0.0]
