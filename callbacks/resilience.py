@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
+import torch
+from torch import Tensor
 
 from lincorr_lightning.callbacks.relation_callback import MapCallback, check_subjects
+from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.functional import labelwise_pearson, summarize
+from lincorr_lightning.functional import Moments, labelwise_pearson, moments_of, number, summarize
+from lincorr_lightning.linear_map.baselines import random_words
+from lincorr_lightning.linear_map.layout import random_word_tokens
+from lincorr_lightning.linear_map.solver import fit_layout
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -21,7 +27,10 @@ if TYPE_CHECKING:
 class Resilience(MapCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
-    Logs ``resilience/<relation>``. If several edits are trained side by side, each in an adapter,
+    Logs ``resilience/<relation>``, and r of maps that are fitted like it: from random words
+    (``resilience_random``), to random words after the target prompt (``resilience_random_target``),
+    and W₀, the map of the vocabulary (``resilience_same_prompt``), see `random_words`; none of
+    these for the map of a folder. If several edits are trained side by side, each in an adapter,
     the first adapter is evaluated.
 
     Args:
@@ -30,15 +39,18 @@ class Resilience(MapCallback):
         subjects: Subjects that r is computed over; None samples the vocabulary.
         n_watch: Number of sampled subjects.
         seed: Seed of sampled subjects.
+        random_labels: Number of source labels whose r is compared with that of as many random
+            words (``resilience_excess_over_random``); 0 leaves out random words.
         **options: See `MapCallback`.
 
     Attributes:
         results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
-            None if no label varies.
+            None if no label varies. ``baselines`` has those of a probe's pair before and after;
+            None ``without_random_words``, which says why.
     """
 
     study = "resilience"
-    kept = (*MapCallback.kept, "_r")
+    kept = (*MapCallback.kept, "_r", "_baselines", "_moments")
 
     def __init__(
         self,
@@ -47,26 +59,46 @@ class Resilience(MapCallback):
         subjects: list[str] | None = None,
         n_watch: int = 128,
         seed: int = 1,
+        random_labels: int = 20,
         **options: Any,
     ) -> None:
         super().__init__(relation, linear_map, seed=seed, **options)
         check_subjects(subjects, n_watch, "Resilience")
+        require("Resilience.random_labels", random_labels, at_least=0)
         self.subjects = subjects
+        self.random_labels = random_labels
         self.n_watch = n_watch
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
         super().reset()
         self._r: list[float] = []
+        self._baselines: list[dict[str, Any]] = []
+        # What the maps are fitted on, without the blocks; None for the map of a folder.
+        self._moments: tuple[Tensor, ...] | None = None
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the given subjects, or sampled ones."""
         return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
     def open(self, trainer: L.Trainer) -> None:
-        """Choose the subjects."""
+        """Choose the subjects and random words."""
         super().open(trainer)
         self._watched = self.subjects or self.sample_subjects(self.n_watch)
+        n_random = self.random_labels if self.linear_map is None else 0
+        words = random_word_tokens(self.cache.lm.tokenizer, self._layout.domains, n_random)
+        self._joint = replace(self._layout, words=words)
+        for _, tokens in self._joint.reads:
+            self.cache.register_tokens(tokens)
+        if words and self._moments is None:
+            self.rows.announce(self._joint, self._fitted_subjects())
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Read what the maps of random words are fitted on, and measure."""
+        if self._joint.words and self._moments is None:
+            rows = self.rows.read(self._joint, self._fitted_subjects())
+            self._moments = tuple(moments_of(rows.cpu(), self._joint.blocks)[:-1])
+        super().start(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Announce the prompts to read after this step."""
@@ -79,10 +111,24 @@ class Resilience(MapCallback):
     def measure(self, trainer: L.Trainer) -> None:
         """Score the map."""
         step = trainer.global_step
-        logits = self.read(self._queries(), step)
-        r = summarize(labelwise_pearson(self.predict(logits.source), logits.target)).mean
-        self._r.append(r)
-        self.log_scalars(trainer, {f"resilience/{self.tag}": r}, step)
+        templates = [domain.knowledge.template for domain in self.domains]
+        queries = dict(zip(templates, self._queries(), strict=True))
+        reads = [(queries[template], tokens) for template, tokens in self._joint.reads]
+        source, target, *others = self.cache.read(reads, step)
+        self._r.append(summarize(labelwise_pearson(self.predict(source), target)).mean)
+        r = {"resilience": self._r[-1]}
+        if self._moments is not None:
+            blocks = tuple(self._joint.blocks)
+            fitted = fit_layout(Moments._make([*self._moments, blocks]), self._joint, self.ridge)
+            test = moments_of(torch.cat([source, target, *others], dim=1), blocks)
+            (pair,) = random_words(fitted, test, self._joint, self.random_labels, ())[0].values()
+            self._baselines.append(pair["baselines"])
+            r["resilience_random"] = pair["random_label_mean"]
+            r["resilience_random_target"] = pair["baselines"]["random_target_labels"]["mean"]
+            r["resilience_same_prompt"] = pair["baselines"]["same_prompt_map"]
+            r["resilience_excess_over_random"] = pair["excess_over_random"]
+        known = {f"{key}/{self.tag}": one for key, one in r.items() if one is not None}
+        self.log_scalars(trainer, known, step)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return r before and after training, with a table of all steps."""
@@ -92,6 +138,11 @@ class Resilience(MapCallback):
             "before": number(self._r[0]),
             "after": number(self._r[-1]),
             "worst": min((r for r in self._r if r == r), default=None),
+            "baselines": None,
+            "without_random_words": "They need a map that is fitted in this run, and words.",
         }
+        if self._baselines:
+            ends = {"before": self._baselines[0], "after": self._baselines[-1]}
+            values |= {"baselines": ends, "without_random_words": None}
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.name, values, tables=[self.history_table(caption)])

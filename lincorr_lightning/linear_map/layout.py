@@ -49,7 +49,7 @@ T = TypeVar("T")
 Pair = tuple[str, str]
 """Names of a source and a target."""
 
-_Prompt = tuple[str, tuple[int, ...]]  # template and token ids
+_Read = tuple[str, tuple[int, ...]]  # a template, and the tokens to read after its prompts
 
 
 class View(NamedTuple):
@@ -137,6 +137,13 @@ class JointLayout:
         """Columns of each view."""
         ends = accumulate((len(tokens) for tokens in self.views.values()), initial=0)
         return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
+
+    @property
+    def reads(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Template and tokens of each view, in the order of the columns."""
+        templates = {name: one.knowledge.template for name, one in self.domains.items()}
+        templates[""] = str(self.control)
+        return [(templates[view.name], tuple(tokens)) for view, tokens in self.views.items()]
 
     @property
     def label_tokens(self) -> list[int]:
@@ -242,29 +249,28 @@ def _progress(items: list[T], doing: str, n_few: int, **options: Any) -> Iterabl
     return tqdm(items, desc=doing, disable=hidden or None, leave=False, **options)
 
 
-@torch.no_grad()
 def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
     """Return the joint rows of some subjects as they are read, ``(n_subjects, n_read)``, float64.
 
     Each prompt is read once, at all the tokens that are needed of it.
     """
-    positions: dict[str, dict[int, int]] = {}  # by prompt, of each token
-    for view, tokens in layout.views.items():
-        known = positions.setdefault(view.name, {})
+    return _read(lm, layout.reads, subjects)
+
+
+@torch.no_grad()
+def _read(lm: LanguageModel, reads: Sequence[_Read], subjects: Sequence[str]) -> Tensor:
+    positions: dict[str, dict[int, int]] = {}  # by template, of each token
+    for template, tokens in reads:
+        known = positions.setdefault(template, {})
         for token in tokens:
             known.setdefault(token, len(known))
-    prompts = [
-        [layout.domains[name].knowledge.prompt(x) for x in subjects]
-        if name
-        else [str(layout.control).replace("{}", x, 1) for x in subjects]
-        for name in positions
-    ]
+    prompts = [[template.replace("{}", x, 1) for x in subjects] for template in positions]
     logits = lm.joint_logits(prompts, [list(tokens) for tokens in positions.values()])
     starts = accumulate(map(len, positions.values()), initial=0)
     first = dict(zip(positions, starts, strict=False))
     columns = [
-        first[view.name] + positions[view.name][token]
-        for view, tokens in layout.views.items()
+        first[template] + positions[template][token]
+        for template, tokens in reads
         for token in tokens
     ]
     return logits[:, columns]
@@ -272,9 +278,13 @@ def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str])
 
 def read_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
     """Return `domain_rows` of many subjects, with a progress bar on rank 0."""
+    return _read_many(lm, layout.reads, subjects)
+
+
+def _read_many(lm: LanguageModel, reads: Sequence[_Read], subjects: Sequence[str]) -> Tensor:
     parts = [subjects[first : first + _CHUNK] for first in range(0, max(len(subjects), 1), _CHUNK)]
     bar = _progress(parts, "reading subjects", n_few=2, unit_scale=_CHUNK, unit="subject")
-    return torch.cat([domain_rows(lm, layout, part) for part in bar])
+    return torch.cat([_read(lm, reads, part) for part in bar])
 
 
 class RowReader:
@@ -286,30 +296,23 @@ class RowReader:
 
     def __init__(self, lm: LanguageModel) -> None:
         self.lm = lm
-        self._announced: dict[tuple[str, ...], dict[_Prompt, Domain]] = {}
-        self._logits: dict[tuple[str, ...], dict[_Prompt, Tensor]] = {}
+        self._announced: dict[tuple[str, ...], dict[_Read, None]] = {}
+        self._logits: dict[tuple[str, ...], dict[_Read, Tensor]] = {}
 
     def announce(self, layout: JointLayout, subjects: Sequence[str]) -> None:
-        """Note domains that will be read for some subjects."""
-        domains = {_key(domain): domain for domain in layout.domains.values()}
-        self._announced.setdefault(tuple(subjects), {}).update(domains)
+        """Note rows that will be read for some subjects."""
+        self._announced.setdefault(tuple(subjects), {}).update(dict.fromkeys(layout.reads))
 
     def read(self, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
-        """Return the joint rows of some subjects without a control prompt, ``(n, n_labels)``."""
+        """Return the joint rows of some subjects as they are read, ``(n_subjects, n_read)``."""
         self.announce(layout, subjects)
-        announced = self._announced[tuple(subjects)]
         known = self._logits.setdefault(tuple(subjects), {})
-        missing = {str(i): d for i, (key, d) in enumerate(announced.items()) if key not in known}
+        missing = [one for one in self._announced[tuple(subjects)] if one not in known]
         if missing:
-            together = JointLayout(missing, ())
-            rows = read_rows(self.lm, together, subjects)
-            for name, domain in missing.items():
-                known[_key(domain)] = rows[:, together.columns(name)]
-        return torch.cat([known[_key(domain)] for domain in layout.domains.values()], dim=1)
-
-
-def _key(domain: Domain) -> _Prompt:
-    return domain.knowledge.template, tuple(domain.token_ids)
+            rows = _read_many(self.lm, missing, subjects)
+            sizes = [len(tokens) for _, tokens in missing]
+            known |= zip(missing, torch.split(rows, sizes, dim=1), strict=True)
+        return torch.cat([known[one] for one in layout.reads], dim=1)
 
 
 # -- building ---------------------------------------------------------------------------------
@@ -366,7 +369,7 @@ def build_layout(
     domains |= _domains(others, tokenizer, set(partial_out), subwords, left_out)
     references = _references(catalogue, domains, chosen, require_reference)
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
-    words = _random_words(tokenizer, in_pairs, n_random) if n_random else {}
+    words = random_word_tokens(tokenizer, in_pairs, n_random)
     return JointLayout(
         domains, tuple(chosen), control or None, references, left_out, permuted, words
     )
@@ -389,15 +392,16 @@ def _references(
     return references
 
 
-def _random_words(
+def random_word_tokens(
     tokenizer: PreTrainedTokenizerBase, domains: Mapping[str, Domain], n_random: int
 ) -> dict[str, list[int]]:
     """Return whole words of the vocabulary, as tokens by domain, of which none is a label of it.
 
-    There are twice as many as labels, and several draws of `n_random`, if the vocabulary has them.
+    There are twice as many as labels, and several draws of `n_random`, if the vocabulary has them;
+    none for 0, or if a domain has none.
     """
     words = {}
-    for name, domain in domains.items():
+    for name, domain in domains.items() if n_random else ():
         n = max(2 * len(domain.labels), _DRAWS_AT_ONCE * n_random)
         # Some merge with the prompt or are several tokens after a space.
         drawn = sample_up_to(
@@ -406,6 +410,9 @@ def _random_words(
         knowledge = replace(domain.knowledge, answers=tuple(Answer(word, word) for word in drawn))
         found = label_answers(knowledge, TokenReader(tokenizer), {Completeness.WHOLE}).token_ids
         words[name] = [token for token in found if token not in set(domain.token_ids)][:n]
+        if not words[name]:
+            _log.warning("the vocabulary has no whole words but those of %s: no random words", name)
+            return {}
     return words
 
 

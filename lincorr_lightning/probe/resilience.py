@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, require
-from lincorr_lightning.functional import Moments, mean_r, summarize
+from lincorr_lightning.functional import mean_r, summarize
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects
+from lincorr_lightning.linear_map.baselines import random_words
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair
 from lincorr_lightning.lm.config import LMConfig
@@ -56,6 +57,19 @@ class PairResilience:
         f"fraction of r, where the refitted r is {_MIN_R:g} or more",
     )  # fmt: skip
     """None where `refitted` is close to zero."""
+    random_label_mean: float | None = pair_number(
+        "after, random words", ".2f", "random", "Old maps of random source words on the new LM"
+    )
+    random_target_label_mean: float | None = None
+    """R of the old maps to random words after the target prompt, on the new LM."""
+    same_prompt_label_mean: float | None = None
+    """R of the old LM's W₀, the map of the vocabulary, on the new LM."""
+    excess_over_random: float | None = None
+    """R on the new LM of old maps of ``model.random_labels`` labels, above as many random words."""
+    random_refitted: float | None = None
+    """R of maps of random source words that are fitted on the new LM."""
+    random_kept: float | None = pair_number("kept, random words", ".2f")
+    """`random_label_mean` as a fraction of `random_refitted`."""
     after_std: float | None = pair_number(
         "", "", "after_std", "The old map on the new LM, standard deviation of r over labels",
         "standard deviation of r", is_signed=False,
@@ -89,6 +103,8 @@ class MapResilience(LMStudy):
         knowledge_files: YAML files with knowledge of your own.
         ridge: Penalty on ``|W|^2`` of maps that are fitted. The maps of a folder have their own,
             which the maps of the new LM get, too.
+        random_labels: Number of source labels whose r is compared with that of as many random
+            words. They need `before`, to fit maps on, and the same tokenizer; 0 leaves them out.
     """
 
     study = "resilience"
@@ -105,6 +121,7 @@ class MapResilience(LMStudy):
         pairs: list[str] | str | None = None,
         knowledge_files: list[str] = [],  # noqa: B006
         ridge: float = 0.0,
+        random_labels: int = 20,
     ) -> None:
         if linear_map is None and before is None:
             raise ConfigError(
@@ -112,8 +129,10 @@ class MapResilience(LMStudy):
                 "probe's run, or model.before to the LM to fit maps on."
             )
         require("model.ridge", ridge, at_least=0)
+        require("model.random_labels", random_labels, at_least=0)
         super().__init__(lm)
         self.save_hyperparameters()
+        self.random_labels = random_labels
         self.stored = None if linear_map is None else LinearMap.from_pretrained(linear_map)
         # The run that wrote the maps, if they are still in its folder.
         self._run = None if linear_map is None else Path(linear_map).resolve().parent
@@ -128,12 +147,28 @@ class MapResilience(LMStudy):
                     f"{', '.join(self.stored.pairs[:_MAX_NAMED])}, ... Leave model.pairs null for "
                     "all."
                 )
-        self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted)
+        options: dict[str, Any] = {"n_random": 0 if before is None else random_labels}
+        self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted, **options)
+        self.without_random_words: str | None = None
+        if not self.layout.words:
+            self.without_random_words = (
+                "Without random words: they need model.before, the LM that their maps are fitted "
+                "on, and model.random_labels."
+            )
         self.before: LanguageModel | None = None
         self.layout_before: JointLayout | None = None
         if before is not None:
             self.before = self._language_model_before(as_settings(LMConfig, before), same_dtype)
-            self.layout_before = build_layout(self.before.tokenizer, catalogue, names, wanted)
+            self.layout_before = build_layout(
+                self.before.tokenizer, catalogue, names, wanted, **options
+            )
+            if self.layout.words != self.layout_before.words:
+                self.without_random_words = (
+                    "Without random words: the vocabularies of the two LMs have other ones."
+                )
+                self.layout, self.layout_before = (
+                    replace(one, words={}) for one in (self.layout, self.layout_before)
+                )
             labels = {n: d.texts for n, d in self.layout_before.domains.items()}
             self._check_labels(labels, self.before.config.name_or_path)
         ridges: Mapping[str, float] = {}
@@ -141,10 +176,10 @@ class MapResilience(LMStudy):
             self._check_stored(self.stored)
             ridges = self.stored.ridge
         self.ridges = {(s, t): ridges.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
-        n = self.layout.n_columns
-        self.moments = nn.ModuleDict({half: JointMoments(n) for half in _HALVES})
+        n, blocks = self.layout.n_columns, self.layout.blocks
+        self.moments = nn.ModuleDict({half: JointMoments(n, blocks) for half in _HALVES})
         self.moments_before = nn.ModuleDict(
-            {half: JointMoments(n) for half in _HALVES if self.before is not None}
+            {half: JointMoments(n, blocks) for half in _HALVES if self.before is not None}
         )
         self._scores: list[PairResilience] | None = None
         self._fitted_on: set[str] = set()
@@ -208,7 +243,8 @@ class MapResilience(LMStudy):
         if batch.half == "test":
             require_held_out(batch.subjects, self._fitted_on)
         rows = {"moments": domain_rows(self.lm, self.layout, batch.subjects)}
-        if self.layout_before is not None and (batch.half == "test" or self.stored is None):
+        fits_old_maps = self.stored is None or bool(self.layout.words)
+        if self.layout_before is not None and (batch.half == "test" or fits_old_maps):
             assert self.before is not None
             rows["moments_before"] = domain_rows(self.before, self.layout_before, batch.subjects)
         for name, read in rows.items() if not batch.is_padding else ():
@@ -223,17 +259,27 @@ class MapResilience(LMStudy):
             for moments in (self.moments, self.moments_before)
         )
         self._n = {f"n_{half}": int(moments.n) for half, moments in now.items()}
-        stored = self.stored
-        old = self._fit(then["fit"]) if stored is None else self._stored_weights(stored)
-        after = label_r_by_pair(now["test"], self.layout, old)
-        refitted = label_r_by_pair(now["test"], self.layout, self._fit(now["fit"]))
+        test, layout = now["test"], self.layout
+        fitted = [
+            fit_layout(moments["fit"], layout, self.ridges)
+            for moments in (now, then)
+            if moments and moments["fit"].n > 0
+        ]
+        weights = [{source: one.weight for source, one in each.maps.items()} for each in fitted]
+        old = weights[-1] if self.stored is None else self._stored_weights(self.stored)
+        after = label_r_by_pair(test, layout, old)
+        refitted = label_r_by_pair(test, layout, weights[0])
+        words = [random_words(one, test, layout, self.random_labels, ())[0] for one in fitted]
         before = _read_label_means(self._run) if self._run is not None and not then else {}
         if then:
-            r = label_r_by_pair(then["test"], self.layout, old)
+            r = label_r_by_pair(then["test"], layout, old)
             before = {pair: mean_r(one) for pair, one in r.items()}
         self._scores = [
-            _compare(*pair, before.get(pair), after[pair], mean_r(refitted[pair]))
-            for pair in self.layout.pairs
+            replace(
+                _compare(*pair, before.get(pair), after[pair], mean_r(refitted[pair])),
+                **_beside_random_words(*(one[pair] for one in words)) if layout.words else {},
+            )
+            for pair in layout.pairs
         ]
 
     def _stored_weights(self, stored: LinearMap) -> dict[str, Tensor]:
@@ -243,11 +289,6 @@ class MapResilience(LMStudy):
             source: torch.cat([stored.weight(name) for name in pairs]).to(self.device)
             for source, pairs in names.items()
         }
-
-    def _fit(self, moments: Moments) -> dict[str, Tensor]:
-        """Return W of the fitted map of each source to all its targets, likewise."""
-        maps = fit_layout(moments, self.layout, self.ridges).maps
-        return {source: solution.weight for source, solution in maps.items()}
 
     def build_results(self) -> Results | None:
         """Return the scores of the last test."""
@@ -267,7 +308,8 @@ class MapResilience(LMStudy):
             )
             rank_zero_warn(warning)
         about = {
-            "lm_before": lm, "dtypes": {"before": old, "after": new}, "warning": warning, **self._n,
+            "lm_before": lm, "dtypes": {"before": old, "after": new}, "warning": warning,
+            "without_random_words": self.without_random_words, **self._n,
         }  # fmt: skip
         return resilience_results(self._scores, about, self.lm.config.name_or_path)
 
@@ -278,14 +320,31 @@ def _compare(
     """Compare r of the old map on the new LM, ``(n_target,)``, with the other two."""
     summary = summarize(r)
     after = number(summary.mean)
-    difference = kept = None
-    if after is not None and before is not None:
-        difference = after - before
-    if after is not None and refitted is not None and refitted >= _MIN_R:
-        kept = after / refitted
     return PairResilience(
-        source, target, before, after, difference, refitted, kept, number(summary.std), len(r)
-    )
+        source, target, before, after,
+        difference=None if after is None or before is None else after - before,
+        refitted=refitted, kept=_kept(after, refitted), after_std=number(summary.std),
+        n_labels=len(r),
+    )  # fmt: skip
+
+
+def _kept(after: float | None, refitted: float | None) -> float | None:
+    if after is None or refitted is None or refitted < _MIN_R:
+        return None
+    return after / refitted
+
+
+def _beside_random_words(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of random words, from those of a probe's pair with both LMs' maps."""
+    after, refitted = old["random_label_mean"], new["random_label_mean"]
+    return {
+        "random_label_mean": after,
+        "random_target_label_mean": old["baselines"]["random_target_labels"]["mean"],
+        "same_prompt_label_mean": old["baselines"]["same_prompt_map"],
+        "excess_over_random": old["excess_over_random"],
+        "random_refitted": refitted,
+        "random_kept": _kept(after, refitted),
+    }
 
 
 def _read_label_means(run: Path) -> dict[Pair, float | None]:
@@ -305,7 +364,7 @@ def resilience_results(
     pairs: Sequence[PairResilience], about: Mapping[str, Any], lm: str
 ) -> Results:
     """Build the results of the resilience study; `about` is what holds for all pairs."""
-    _, _, shown = columns_of(PairResilience)
+    _, headings, shown = columns_of(PairResilience)
     known = {key: [v for p in pairs if (v := getattr(p, key)) is not None] for key in shown}
     mean = {key: fmean(values) if values else None for key, values in known.items()}
     rows = [
@@ -316,8 +375,8 @@ def resilience_results(
         "summary", rows, ["pair", *shown],
         f"Label-wise r of the old maps on {about['n_test']:,} held-out subjects",
         "By the fraction of the refitted map's r that the old map keeps. "
-        f"{about['warning'] or ''}".strip(),
-        headline=True, formats=shown,
+        + " ".join(filter(None, (about["warning"], about["without_random_words"]))),
+        headline=True, headings=headings, formats=shown,
     )  # fmt: skip
     every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
     matrices = list(pair_matrices(pairs))

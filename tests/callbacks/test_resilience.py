@@ -1,10 +1,12 @@
 """How long an old map holds, against numpy."""
 
+import numpy as np
 import pytest
 import torch
 
 from lincorr_lightning.callbacks import Resilience
 from lincorr_lightning.finetune.batches import EditTraining
+from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 
@@ -30,7 +32,10 @@ def test_r_of_a_given_map(naive, small_lm, own_map, fit):
     assert values == pytest.approx(r, abs=1e-4)
     found = {"before": r[0], "after": r[-1], "worst": min(r)}
     assert watch.results.pop("relation") == "city->country"
+    assert "a map that is fitted in this run" in watch.results.pop("without_random_words")
+    assert watch.results.pop("baselines") is None
     assert watch.results == pytest.approx(found, abs=1e-4)
+    assert list(watch.history) == ["resilience/city->country"]
 
 
 def test_the_map_is_that_of_before_training(naive, small_lm, fit):
@@ -48,6 +53,53 @@ def test_the_map_is_that_of_before_training(naive, small_lm, fit):
     assert watch.results["before"] == pytest.approx(r[0], abs=0.02)
     assert watch.results["after"] == pytest.approx(r[-1], abs=0.05)
     assert watch.results["after"] < watch.results["before"] - 0.01
+
+
+def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, fit):
+    """By numpy, as means over other draws of words."""
+    module = naive.module(small_lm, lr=0.02)
+    states = naive.loop(module, list(naive.sentences(small_lm))).states
+    watch = Resilience(subjects=SUBJECTS, every_n_steps=4, n_subjects=150)
+    fit(watch, module=module)
+    words = {
+        name: module.tokenizer.convert_ids_to_tokens(tokens)
+        for name, tokens in watch._joint.words.items()
+    }
+    views = {
+        "city": ("city", None), "country": ("country", None), "city words": ("city", words["city"]),
+        "country words": ("country", words["country"]), "at city": ("city", naive.countries),
+    }  # fmt: skip
+
+    def logits(state, subjects):
+        return {
+            key: naive.logits(state, module.tokenizer, name, subjects, labels)
+            for key, (name, labels) in views.items()
+        }
+
+    fitted_on = sample_fitted_subjects(module.tokenizer, 150, SUBJECTS)
+    base, rng = logits(states[0], fitted_on), np.random.default_rng(2)
+
+    def r(now, x, fitted_y, y, chosen=slice(None)):
+        weight, bias = naive.map(base[x][:, chosen], base[fitted_y])
+        return naive.r(now[x][:, chosen] @ weight.T + bias, now[y])
+
+    for at, state in enumerate((states[0], states[4])):
+        now = logits(state, SUBJECTS)
+        draws = [rng.permutation(len(words["city"]))[:12] for _ in range(40)]
+        expected = {
+            "": (r(now, "city", "country", "country"), 1e-3),
+            "_random": (
+                np.mean([r(now, "city words", "country", "country", draw) for draw in draws]), 0.05,
+            ),
+            "_random_target": (r(now, "city", "country words", "country words"), 0.1),
+            "_same_prompt": (r(now, "city", "at city", "country"), 1e-3),
+        }  # fmt: skip
+        logged = {key: watch.history[f"resilience{key}/city->country"][at][1] for key in expected}
+        for key, (value, error) in expected.items():
+            assert logged[key] == pytest.approx(value, abs=error), key
+        baselines = watch.results["baselines"]["after" if at else "before"]
+        assert baselines["random_source_labels"]["mean"] == logged["_random"]
+    assert watch.results["without_random_words"] is None
 
 
 def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, own_map, fit):

@@ -44,13 +44,14 @@ def score_again(folder, lm, data=None, **options):
     return module, json.loads(path.read_text(), parse_constant=pytest.fail), path.parent
 
 
-def logits_of(lm, halves):
+def logits_of(lm, halves, tokens=None):
+    """At the labels, or at other tokens after the prompt of each kind of knowledge."""
     model = LanguageModel.from_pretrained(lm)
     catalogue = Catalogue.load()
     return {
         (half, name): model.domain_logits(
             [catalogue[name].prompt(x) for x in subjects],
-            build_domain(catalogue[name], model.tokenizer).token_ids,
+            (tokens or {}).get(name) or build_domain(catalogue[name], model.tokenizer).token_ids,
         ).numpy()
         for half, subjects in halves.items()
         for name in NAMES
@@ -84,6 +85,56 @@ def test_numbers_are_those_of_scikit_learn(small_lm, changed_lm, tmp_path):
         (p["source"], p["target"]): p["after"] for p in results["pairs"]
     }
     assert (folder / "figures" / "difference_matrix.png").is_file()
+
+
+def test_random_words_of_the_old_lm_are_scored_on_the_new_one(small_lm, changed_lm, tmp_path):
+    """Their maps and W₀ by scikit-learn; means over other draws of words."""
+    module, results, _ = score_again(tmp_path, changed_lm, before=LMConfig(small_lm))
+    layout, rng = module.layout, np.random.default_rng(0)
+    sides = [(logits_of(lm, module.trainer.datamodule.halves),
+              logits_of(lm, module.trainer.datamodule.halves, layout.words))
+             for lm in (small_lm, changed_lm)]  # fmt: skip
+    (old, old_words), (new, new_words) = sides
+    assert results["without_random_words"] is None
+    for pair in results["pairs"]:
+        s, t = pair["source"], pair["target"]
+        n, n_words = len(layout.domains[s].labels), len(layout.words[s])
+        assert n_words == len(set(layout.words[s])) > n
+        after, refitted = [], []
+        for _ in range(40):
+            x = rng.permutation(n_words)[:n]
+            for words, target, r in ((old_words, old, after), (new_words, new, refitted)):
+                one = LinearRegression().fit(words["fit", s][:, x], target["fit", t])
+                r.append(mean_r(one.predict(new_words["test", s][:, x]), new["test", t]))
+        assert pair["random_label_mean"] == pytest.approx(np.mean(after), abs=0.03)
+        assert pair["random_refitted"] == pytest.approx(np.mean(refitted), abs=0.03)
+        to_words = LinearRegression().fit(old["fit", s], old_words["fit", t])
+        r = mean_r(to_words.predict(new["test", s]), new_words["test", t])
+        assert pair["random_target_label_mean"] == pytest.approx(r, abs=0.05)
+        targets = {s: layout.domains[t].token_ids}
+        at_source = logits_of(small_lm, {"fit": module.trainer.datamodule.halves["fit"]}, targets)
+        unchanged = LinearRegression().fit(old["fit", s], at_source["fit", s])
+        r = mean_r(unchanged.predict(new["test", s]), new["test", t])
+        assert pair["same_prompt_label_mean"] == pytest.approx(r, abs=1e-6)
+        # There are fewer labels than are compared: all of them.
+        excess = pair["after"] - np.mean(after)
+        assert pair["excess_over_random"] == pytest.approx(excess, abs=0.03)
+        kept = pair["random_label_mean"] / pair["random_refitted"]
+        assert pair["random_kept"] == (pytest.approx(kept) if pair["random_refitted"] >= 0.2
+                                       else None)  # fmt: skip
+
+
+def test_without_the_old_lm_there_are_no_random_words(probed, changed_lm, small_lm, tmp_path):
+    _, alone, _ = score_again(tmp_path / "alone", changed_lm, linear_map=str(probed))
+    assert "they need model.before" in alone["without_random_words"]
+    assert {pair["random_label_mean"] for pair in alone["pairs"]} == {None}
+    _, both, _ = score_again(
+        tmp_path / "both", changed_lm, linear_map=str(probed), before=LMConfig(small_lm)
+    )
+    assert both["without_random_words"] is None
+    for one, other in zip(alone["pairs"], both["pairs"], strict=True):
+        assert other["after"] == pytest.approx(one["after"], abs=1e-9)
+        assert other["random_label_mean"] is not None
 
 
 def test_a_test_of_the_held_out_half_alone_is_refused(small_lm, tmp_path):
