@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import errno
-import math
-from collections.abc import Iterable, Mapping
-from itertools import chain
 from pathlib import Path
 from pickle import UnpicklingError
 from traceback import walk_tb
-from typing import Any
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.io import output_error
@@ -46,7 +41,7 @@ def run_error(
     if the error is none that a user can mend, or says itself what to do.
     """
     if reason := oom_reason(error):
-        return _out_of_memory(error, reason, model, data)
+        return _out_of_memory(reason, model, data)
     if _RESTORING & {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}:
         return _restoring_error(error, ckpt_path)
     if isinstance(error, MisconfigurationException):
@@ -71,18 +66,9 @@ def _restoring_error(error: Exception, path: str | Path | None) -> LincorrError 
 
 
 def _out_of_memory(
-    error: Exception, reason: str, model: L.LightningModule, data: L.LightningDataModule
+    reason: str, model: L.LightningModule, data: L.LightningDataModule
 ) -> LanguageModelError:
-    """Return an error with the size of the batch, if there is one, and the setting to lower."""
-    batches = [frame.f_locals.get("batch") for frame, _ in walk_tb(error.__traceback__)]
-    # Token ids are the largest integer matrix.
-    shapes = [
-        tuple(part.shape)
-        for part in chain.from_iterable(map(_parts, batches))
-        if isinstance(part, Tensor) and part.dim() == 2 and not part.is_floating_point()
-    ]
-    rows, length = max(shapes, key=math.prod, default=(0, 0))
-    step = f"a step of batch size {rows} and sequence length {length}"
+    """Return an error with the settings to lower."""
     reducible = [
         f"{part}.{name} (it is {holder.hparams[name]})"
         for part, holder in (("model", model), ("data", data))
@@ -90,12 +76,6 @@ def _out_of_memory(
         if isinstance(holder.hparams.get(name), int)
     ]
     return LanguageModelError(
-        f"{step if shapes else 'the run'} does not fit the memory: {reason}. Lower "
+        f"a step of the run does not fit the memory: {reason}. Lower "
         f"{' or '.join(reducible) or 'the batch size'}, or use a device with more memory."
     )
-
-
-def _parts(batch: Any) -> Iterable[Any]:
-    parts = batch if isinstance(batch, Mapping) else getattr(batch, "__dict__", batch)
-    parts = parts.values() if isinstance(parts, Mapping) else parts
-    return parts if isinstance(parts, Iterable) else [parts]

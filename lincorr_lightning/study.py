@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
+from time import monotonic
 from types import FrameType, MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
@@ -25,7 +26,7 @@ from lincorr_lightning.results.run_folder import (
     prepare_run_folder,
     run_folder,
     run_settings,
-    write_results,
+    write_parts,
 )
 
 T = TypeVar("T")
@@ -80,6 +81,12 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Results of the last run; None before."""
     lm_info: Mapping[str, Any] = MappingProxyType({})
     """Name, data type, fingerprint and size of the LM, once it is loaded."""
+    _started: float | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """Seconds since the fit began, rounded; None without a fit."""
+        return None if self._started is None else round(monotonic() - self._started, 1)
 
     # -- running -----------------------------------------------------------------------------
 
@@ -91,6 +98,10 @@ class Study(PlainHyperparameters, L.LightningModule):
             refuse_sharding(self.trainer, type(self).__name__)
         prepare_run_folder(self.trainer)
 
+    def on_fit_start(self) -> None:
+        """Start the clock."""
+        self._started = monotonic()
+
     def build_results(self) -> Results | None:
         """Return the results at the end of a run, if any; `finish` adds settings and LM."""
         return None
@@ -101,7 +112,8 @@ class Study(PlainHyperparameters, L.LightningModule):
     def finish(self) -> None:
         """Write and log the results; all ranks call it at the end of a run."""
         results = self.build_results()
-        if self.trainer.is_global_zero and not is_dry_run(self.trainer):
+        writes = self.trainer.is_global_zero and not is_dry_run(self.trainer)
+        if writes:
             self.write_artifacts(run_folder(self.trainer))
         if results is not None:
             self.results = replace(
@@ -110,7 +122,9 @@ class Study(PlainHyperparameters, L.LightningModule):
                 lm=results.lm or dict(self.lm_info),
                 included=results.included or collect_callback_results(self.trainer),
             )
-            write_results(self.trainer, self.results)
+            write_parts(self.trainer, self.results)
+            if writes:  # last, so that an interrupted run has none
+                self.results.write_values(run_folder(self.trainer))
 
     def on_train_end(self) -> None:
         """Finish the run."""

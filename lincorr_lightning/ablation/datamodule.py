@@ -106,12 +106,9 @@ class PairedCorpus:
     """All texts of a run with their answers, for each seed and mapping.
 
     A seed has ``2 · n_subjects`` texts: the source texts of all subjects, then their target texts.
-    It is not a dataclass: Lightning would copy those of a batch field by field.
-
-    Attributes:
-        mapped: The labels by seed and mapping.
-        token_ids: Token ids of each text, by seed.
-        vocabularies: Tokens of a seed's texts, and of the answers under any mapping.
+    By seed, there are the labels of each mapping (`mapped`), the `token_ids` of each text, and the
+    tokens of the texts and of the answers under any mapping (`vocabularies`). It is not a
+    dataclass: Lightning would copy those of a batch field by field.
     """
 
     def __init__(
@@ -149,15 +146,11 @@ class PairedCorpus:
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class TextBatch:
-    """Texts of a training step, side by side for all seeds.
+    """Texts of a training step, side by side for all seeds, of a corpus, which a module pools once.
 
-    Attributes:
-        corpus: All texts of the run, which a module pools once.
-        rows: Index of the step's texts among those of their seed, ``(n_seeds, n)``; the part of
-            this rank.
-        n_rows: Number of texts per seed on all ranks.
-        phase: Name of the phase, which `begins` and `ends` with this step or not.
-        epoch: Epoch of the phase, from 0, which `ends_epoch` or not.
+    `rows` are the indices of this rank's texts among those of their seed, ``(n_seeds, n)``, of
+    `n_rows` on all ranks. The phase `begins` and `ends` with this step or not, and its epoch, from
+    0, `ends_epoch` or not.
     """
 
     corpus: PairedCorpus

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from time import monotonic
 from typing import Any, cast, get_args
 
 import numpy as np
@@ -128,7 +127,6 @@ class VocabularyAblation(Study):
         self.scores: dict[str, Shares] = {}
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._batch: TextBatch | None = None
-        self._started = 0.0
 
     # -- setting up ------------------------------------------------------------------------------
 
@@ -171,10 +169,6 @@ class VocabularyAblation(Study):
         )
 
     # -- training --------------------------------------------------------------------------------
-
-    def on_train_start(self) -> None:
-        """Start the clock."""
-        self._started = monotonic()
 
     def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
         """Pool the texts; at the beginning of a phase, reset optimizer and networks."""
@@ -262,7 +256,7 @@ class VocabularyAblation(Study):
             baselines=baselines(texts),
             history=self.history,
             cases=cases(texts, self.networks, self.embedding.tokenizer),
-            seconds=monotonic() - self._started,
+            seconds=self.seconds,
         )
 
     # -- checkpoints -----------------------------------------------------------------------------

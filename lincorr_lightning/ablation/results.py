@@ -53,7 +53,7 @@ def ablation_results(
     baselines: Mapping[str, Sequence[float]],
     history: History,
     cases: Iterable[Mapping[str, str | bool]],
-    seconds: float,
+    seconds: float | None,
 ) -> Results:
     """Build the results of a run.
 
@@ -90,7 +90,7 @@ def ablation_results(
             "n_paired": corpus.n_paired,
             "n_source_labels": len(corpus.labels),
             "n_target_labels": len(corpus.labels.target_domain),
-            "seconds": round(seconds, 2),
+            "seconds": seconds,
             "embedding": {"key": embedding.key, "shape": list(embedding.weight.shape)},
         },
         tables=list(_tables(corpus, lm, summary, runs, cases)),

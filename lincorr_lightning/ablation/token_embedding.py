@@ -104,15 +104,10 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
 
     Any Hugging Face checkpoint with an input embedding is supported: a decoder, an encoder, or
     both. The matrix is known by its name; of the checkpoint, only the file that holds it is opened,
-    and only the matrix is read from it, in its stored precision.
-
-    Args:
-        config: A folder, a GGUF file, a hub id or tiny-world; its `dtype` is ignored.
-        source: For an LM with an untied head: ``input`` for the embedding, ``output`` for the head.
-
-    Raises:
-        LanguageModelError: There is no such checkpoint or matrix, it cannot be read, or it has
-            fewer rows than the tokenizer has tokens.
+    and only the matrix is read from it, in its stored precision (the `dtype` of the settings is
+    ignored). Of an LM with an untied head, the `source` is the ``input``'s embedding or the head,
+    ``output``. A `LanguageModelError` if there is no such checkpoint or matrix, it cannot be read,
+    or it has fewer rows than the tokenizer has tokens.
     """
     checkpoint = find_checkpoint(config)
     text_config = read_config(checkpoint, must_be_causal=False).get_text_config()

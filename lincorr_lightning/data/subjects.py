@@ -32,12 +32,9 @@ _MIN_ACTUAL_SIZE = MIN_BATCH_SIZE // 2
 class SubjectBatch:
     """A batch of subjects, as the studies of subjects read it from any DataLoader.
 
-    Attributes:
-        subjects: The subjects.
-        first: Position of the first one within its half.
-        half: ``fit`` for subjects that maps are fitted on, ``test`` for held-out ones.
-        is_padding: Whether the batch only keeps a rank in step with the others: its forward runs (a
-            sharded LM needs all ranks in it), its numbers do not count.
+    `first` is the position of the first one within its half: ``fit`` for subjects that maps are
+    fitted on, ``test`` for held-out ones. A batch that `is_padding` only keeps a rank in step with
+    the others: its forward runs (a sharded LM needs all ranks in it), its numbers do not count.
     """
 
     subjects: list[str]

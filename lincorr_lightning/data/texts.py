@@ -33,13 +33,10 @@ from lincorr_lightning.study import StudyData
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class TokenRows:
-    """Texts, padded on the right.
+    """Texts, padded on the right: token ids and a mask of them, ``(n_texts, longest)``.
 
-    Attributes:
-        input_ids: Token ids, ``(n_texts, longest)``.
-        attention_mask: 1 at tokens, 0 at padding, same shape.
-        counted: Whether an activation counts: tokens without the skipped ones, bool, same shape.
-        is_padding: Whether the batch only keeps a rank in step with the others: no token counts.
+    An activation counts at tokens without the skipped ones: `counted`, bool, same shape. A batch
+    that `is_padding` only keeps a rank in step with the others: no token counts.
     """
 
     input_ids: Tensor
@@ -57,12 +54,8 @@ class TokenRows:
 class TokenStep:
     """A training step: some of the tokens of a block of texts, whose activations are read once.
 
-    Attributes:
-        block: Number of the block, different for other texts.
-        index: Number of the step within the block.
-        texts: All texts of the block.
-        positions: Tokens of this step, as positions among the counted tokens of `texts` in their
-            order, ``(batch_tokens,)``.
+    Blocks have numbers, different for other texts, and steps an `index` in their block. The tokens
+    are `positions` among the counted ones of all `texts` of the block, ``(batch_tokens,)``.
     """
 
     block: int
@@ -349,16 +342,12 @@ DEFAULT_N_TEXTS = 96
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class TokenBatch:
-    """Prompts of one length.
+    """Prompts of one length, ``(n_prompts, n_tokens)``, without the tokenizer's special tokens.
 
-    Attributes:
-        tokens: Token ids without the tokenizer's special tokens, ``(n_prompts, n_tokens)``.
-        names: Name of each prompt, such as its file and line.
-        corpora: Corpus of each prompt.
-        first: Number of the first prompt; the others follow.
-        n_skipped: Number of texts of the whole data that were too short.
-        is_padding: Whether the batch only keeps a rank in step with the others: its forward pass
-            runs, because a sharded LM needs all ranks, but its numbers do not count.
+    Each has a name, such as its file and line, and a corpus; the first one has the number `first`.
+    Of the whole data, `n_skipped` texts were too short. A batch that `is_padding` only keeps a rank
+    in step with the others: its forward pass runs, because a sharded LM needs all ranks, but its
+    numbers do not count.
     """
 
     tokens: Tensor

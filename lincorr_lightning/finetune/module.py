@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from time import monotonic
 from typing import Any, Literal
 
 import lightning as L
@@ -160,7 +159,6 @@ class SourceFinetune(TrainedLMStudy):
 
     def on_train_start(self) -> None:
         """Make the forecasts, from the LM before training."""
-        self._started = monotonic()
         if self.is_independent and self.trainer.world_size > 1:
             # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
@@ -278,7 +276,7 @@ class SourceFinetune(TrainedLMStudy):
 
     def on_train_end(self) -> None:
         """Restore the base weights of independent edits, and write the results."""
-        self._seconds = monotonic() - self._started
+        self._seconds = self.seconds
         if self._base:
             self._restore()
         super().on_train_end()
@@ -299,7 +297,7 @@ class SourceFinetune(TrainedLMStudy):
             "method": self.method,
             "n_edits": n_seen if dataset is None else len(dataset.edits),
             "n_steps": n_steps,
-            "seconds": round(self._seconds, 2),
+            "seconds": self._seconds,
         }
         return finetune_results(
             collect_callback_results(self.trainer), self.forecasts, run, dataset, history,

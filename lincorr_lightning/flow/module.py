@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,11 +28,7 @@ from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, train_saes
 from lincorr_lightning.study import LMStudy, as_settings, require_batch
 
-_log = logging.getLogger(__name__)
-
 _N_DRAWN = 3
-MAX_FEATURES = 250
-"""Number of features of a flow graph above which a warning is logged."""
 
 
 class FeatureFlow(LMStudy):
@@ -251,19 +246,10 @@ class FeatureFlow(LMStudy):
         starts = {start.id: [start] for start in self.starts}
         if not starts and relation is not None:
             starts = relation.starts_to_draw(_N_DRAWN)
-        flows = {
+        return {
             name: [self._matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
             for name, features in starts.items()
         }
-        graphs = [graph for group in flows.values() for graph in group]
-        largest = max(graphs, key=lambda graph: len(graph.features), default=None)
-        if largest is not None and len(largest.features) > MAX_FEATURES:
-            _log.warning(
-                "the flow of %s has %d features, too many to read: raise model.thresholds (%s) or "
-                "lower model.k (%d).",
-                largest.start.id, len(largest.features), min(self.thresholds.values()), self.k,
-            )  # fmt: skip
-        return flows
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the flow graphs, and the SAEs if they were trained here."""

@@ -25,11 +25,8 @@ def token_observables(
 ) -> dict[str, Tensor]:
     """Return the observables of the clouds of tokens of some prompts.
 
-    Args:
-        hidden: Hidden states, ``(..., n_layers, n_tokens, d)``.
-        nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
-        range_scalings: See `intrinsic_dimension`.
-        ks: See `neighborhood_overlap`.
+    Of hidden states, ``(..., n_layers, n_tokens, d)``, and their `nearest_tokens`, up to the
+    largest range scaling (see `intrinsic_dimension`) and k, at least two.
 
     Returns:
         By name and setting, ``(..., n_layers)`` float64 each: ``dimension n2=2`` (may be inf),

@@ -37,16 +37,11 @@ class EncodedStatement:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Statements about a world, and the tokenizer of their words.
+    """Statements about a world, and the tokenizer of everything that is true, stated or not.
 
-    Attributes:
-        world: The world.
-        tokenizer: Word-level tokenizer of everything that is true, stated or not.
-        knowledge: Names of the kinds of knowledge.
-        stated: Statements of the training text.
-        withheld: True statements that the training text never makes.
-        second_homes: Statements of second homes in the training text. They do not count in recall,
-            whose answer is the first home.
+    `knowledge` are the names of its kinds. The training text makes the statements `stated` and
+    never those `withheld`; its `second_homes` do not count in recall, whose answer is the first
+    home.
     """
 
     world: World

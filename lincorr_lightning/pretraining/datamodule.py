@@ -64,13 +64,7 @@ _Drawn = tuple[EncodedStatement, bool, EncodedStatement, float]
 
 @dataclass
 class RecallBatch:
-    """Prompts of one kind of knowledge, all of one length, with their true answers.
-
-    Attributes:
-        knowledge: Name of the knowledge.
-        input_ids: Prompts, ``(n_prompts, n_tokens)``.
-        answers: Tokens of the answers, ``(n_prompts,)``.
-    """
+    """Prompts of one kind of knowledge, ``(n_prompts, n_tokens)``, and tokens of their answers."""
 
     knowledge: str
     input_ids: Tensor

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
@@ -132,7 +131,6 @@ class Pretraining(Study):
         self._answers: Tensor
         self._loss = MeanMetric()
         self._recall: dict[str, float] = {}
-        self._started = 0.0
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -195,10 +193,6 @@ class Pretraining(Study):
         return total, total if epochs < 1 else total * (epochs - mixing) // epochs
 
     # -- training --------------------------------------------------------------------------------
-
-    def on_fit_start(self) -> None:
-        """Start the clock."""
-        self._started = monotonic()
 
     def on_train_epoch_start(self) -> None:
         """Forget the loss of the last epoch."""
@@ -299,7 +293,7 @@ class Pretraining(Study):
                 "n_tokens": len(corpus.tokenizer),
                 "n_parameters": sum(p.numel() for p in lm.parameters()),
                 "n_steps": self.trainer.global_step,
-                "seconds": round(monotonic() - self._started, 1),
+                "seconds": self.seconds,
                 "model": str(folder),
             },
             tables=[recall] if len(recall) else [],

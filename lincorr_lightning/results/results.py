@@ -46,12 +46,9 @@ def set_earlier_results_aside(folder: Path) -> None:
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of a study's results, drawn once for all writers.
+    """A figure of a study's results, ``figures/<name>.png``, drawn once for all writers.
 
-    Attributes:
-        name: Name of the file ``figures/<name>.png``.
-        caption: What the figure shows, one sentence.
-        draw: Function that draws it, or that returns the bytes of a PNG file.
+    The caption is one sentence; `draw` returns the figure, or the bytes of a PNG file.
     """
 
     name: str
@@ -73,18 +70,12 @@ class Figure:
 
 @dataclass
 class Results:
-    """Everything that a study found, as plain data.
+    """Everything that a study, such as ``linear_probe``, found, as plain data.
 
-    Attributes:
-        study: Name of the study, as ``linear_probe``.
-        values: The study's own keys of ``results.json``.
-        scalars: Numbers for the loggers, by log key (``val/label_mean``).
-        tables: Tables, written as CSV.
-        figures: Figures, written as PNG.
-        lm: Name, dtype, fingerprint and size of the LM, see `LanguageModel.info`; empty if the
-            study has none.
-        settings: Hyper-parameters of the study, and under ``data`` those of its data.
-        included: Results of callbacks, which write their own tables and figures.
+    `values` are the study's own keys of ``results.json``, `scalars` the numbers for the loggers, by
+    log key (``val/label_mean``). `lm` is `LanguageModel.info`, empty if the study has no LM;
+    `settings` are its hyper-parameters, and under ``data`` those of its data. The results that are
+    `included` are those of callbacks, which write their own tables and figures.
     """
 
     study: str

@@ -139,18 +139,6 @@ def _hparams(holder: Any) -> dict[str, Any]:
     return {key: value for key, value in hparams.items() if key in parameters}
 
 
-def write_results(trainer: L.Trainer, results: Results) -> None:
-    """Write a study's results to the run's folder, and log them with all loggers.
-
-    All ranks call this. Rank 0 writes, except in a dry run; scalars are in
-    `Trainer.callback_metrics` on all of them. ``results.json`` is written last, so that an
-    interrupted run has none. Raises `OutputError`.
-    """
-    write_parts(trainer, results)
-    if trainer.is_global_zero and not is_dry_run(trainer):
-        results.write_values(run_folder(trainer))
-
-
 def collect_callback_results(trainer: L.Trainer) -> list[Results]:
     """Return the results of a run's callbacks: what each has as `output`, if it is a `Results`."""
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
@@ -159,10 +147,11 @@ def collect_callback_results(trainer: L.Trainer) -> list[Results]:
 
 
 def write_parts(trainer: L.Trainer, results: Results) -> None:
-    """Do as `write_results`, but for ``results.json``: that of a run is its study's.
+    """Write tables and figures to the run's folder, and log them, and scalars, with all loggers.
 
-    Scalars go to all loggers. Tables and figures go to TensorBoard, to MLflow, and to any logger
-    with the ``log_table`` and ``log_image`` of `WandbLogger`.
+    All ranks call this. Rank 0 writes, except in a dry run; scalars are in
+    `Trainer.callback_metrics` on all of them. Tables and figures go to TensorBoard, to MLflow, and
+    to any logger with the ``log_table`` and ``log_image`` of `WandbLogger`. Raises `OutputError`.
     """
     log_scalars(trainer, results.scalars)
     if is_dry_run(trainer) or not trainer.is_global_zero:

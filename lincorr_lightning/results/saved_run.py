@@ -44,14 +44,10 @@ _WAY_OUT = "Run the study again, or delete the file to have the page without it.
 
 @dataclass
 class SavedRun(Results):
-    """The results of a finished run, read from its folder.
+    """The results of a finished run, read from its folder, as the user named that.
 
-    Attributes:
-        values: The whole content of ``results.json``.
-        tables: Tables whose CSV file is there.
-        figures: Figures whose PNG file is there.
-        folder: The run's folder, as the user named it.
-        config: Text of ``config.yaml``; empty if there is none.
+    `values` are the whole content of ``results.json``, tables and figures those whose file is
+    there, and `config` is the text of ``config.yaml``, empty if there is none.
     """
 
     folder: Path = Path()

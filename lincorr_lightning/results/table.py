@@ -20,10 +20,8 @@ if TYPE_CHECKING:
 def column(heading: str = "", format: str = "", default: Any = dataclasses.MISSING) -> Any:
     """Declare a field of a record: a key of ``results.json`` and a column of a table.
 
-    Args:
-        heading: Name of the column for readers; empty for the field's name with spaces.
-        format: Format specification of its numbers, such as ``.2f`` or ``.0%``; empty for text.
-        default: Default of the field.
+    An empty heading stands for the field's name with spaces, an empty format for text; numbers have
+    one such as ``.2f`` or ``.0%``.
     """
     return field(default=default, metadata={"heading": heading, "format": format})
 
@@ -59,17 +57,13 @@ def show(value: Any, form: str = "") -> str:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of a study's results.
+    """A table of a study's results, ``tables/<name>.csv``.
 
-    Args:
-        name: Name of the file ``tables/<name>.csv``.
-        frame: The rows. The first columns identify a row: a report joins the tables of several runs
-            on them. The upper one of two levels of columns names groups of columns.
-        caption: What the table shows, one sentence.
-        note: How to read it, or what is left out.
-        headline: Whether the table is shown at the end of a run and unfolded on a report page.
-        headings: Headings of columns that are not named as they are read.
-        formats: Format specifications of columns of numbers; texts in these stay as they are.
+    The first columns of the frame identify a row: a report joins the tables of several runs on
+    them. The upper one of two levels of columns names groups of columns. The caption is one
+    sentence, the note says how to read the table; a headline is shown at the end of a run and
+    unfolded on a report page. Columns that are not named as they are read have headings, those of
+    numbers formats; texts in these stay as they are.
     """
 
     name: str

@@ -90,17 +90,11 @@ def run_with_hooks(
 ) -> None:
     """Run the LM over texts, in batches of similar length that fit the memory.
 
-    The LM runs in eval mode and its own precision; its mode is restored afterwards.
-
-    Args:
-        lm: The LM, loaded.
-        rows: Token ids of each text, as `LanguageModel.rows` returns them.
-        callback: Function called with each forward pass.
-        hook_points: Hook points to capture, after interventions of contexts entered by `edited`.
-        logits: Whether to compute logits, for which the LM runs to its end.
-        context: Function from the indices of some texts to a context to run these in, such as
-            `edited`.
-        batches: Batches that keep the size that fits the memory from one call to the next.
+    The LM, loaded, runs in eval mode and its own precision; its mode is restored afterwards.
+    `callback` is called with each forward pass. Activations at hook points are captured as
+    interventions of `edited` leave them; `context` makes a context, such as that, to run the texts
+    of some indices in. For logits the LM runs to its end. `batches` keep the size that fits the
+    memory from one call to the next.
     """
 
     def run(cases: list[int], ids: Tensor, mask: Tensor) -> None:

@@ -22,10 +22,8 @@ T = TypeVar("T")
 class HookPoint:
     """A point of the transformer where an SAE reads and writes activations.
 
-    Attributes:
-        layer: Index of the layer, from 0.
-        kind: ``residual``, the residual stream after the layer, or ``mlp_out`` or
-            ``attention_out``, what the layer's MLP or attention adds to it.
+    Layers are counted from 0. The kinds are ``residual``, the residual stream after the layer, and
+    ``mlp_out`` and ``attention_out``, what the layer's MLP or attention adds to it.
 
     Example:
         >>> str(HookPoint(3, "mlp_out")), HookPoint(3, "mlp_out").id

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import torch
@@ -94,7 +93,6 @@ class SparseAutoencoders(LMStudy):
         """Number of tokens that this rank trained on."""
         self._reconstruction: Reconstruction | None = None
         self._reader: BlockActivations | None = None
-        self._started: float | None = None
 
     # -- setup -----------------------------------------------------------------------------------
 
@@ -139,8 +137,7 @@ class SparseAutoencoders(LMStudy):
     # -- training --------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
-        """Start the clock."""
-        self._started = monotonic()
+        """Count the steps of the learning rate's schedule."""
         n_steps, max_steps = float(self.trainer.num_training_batches), self.trainer.max_steps
         self._n_steps = n_steps if max_steps < 1 else min(n_steps, max_steps)
         if math.isinf(self._n_steps):
@@ -256,7 +253,7 @@ class SparseAutoencoders(LMStudy):
             self._sizes, self._reconstruction, self.history,
             lm_name=self.lm.config.name_or_path, n_steps=self.trainer.global_step,
             n_tokens=int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
-            seconds=None if self._started is None else monotonic() - self._started,
+            seconds=self.seconds,
         )  # fmt: skip
 
     def write_artifacts(self, folder: Path) -> None:

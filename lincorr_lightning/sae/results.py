@@ -116,7 +116,7 @@ def sae_results(
     values |= {
         "n_steps": n_steps,
         "n_tokens": n_tokens,
-        "seconds": None if seconds is None else round(seconds, 1),
+        "seconds": seconds,
     }
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
 

@@ -39,7 +39,6 @@ from lincorr_lightning.results.run_folder import (
     prepare_run_folder,
     run_folder,
     write_parts,
-    write_results,
 )
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import Table
@@ -136,6 +135,13 @@ def test_the_logger_claims_its_folder_once_and_on_rank_0_alone(
     assert run_folder(make_trainer(tmp_path, logger)) == tmp_path / "study" / "version_0"
     assert logger.log_dir == str(tmp_path / "study" / "version_0")
     assert everything(tmp_path) == ["study", "study/version_0"]
+
+
+def write_results(trainer: L.Trainer, found: Results) -> None:
+    """As a study ends its run."""
+    write_parts(trainer, found)
+    if trainer.is_global_zero and not trainer.fast_dev_run:  # type: ignore[attr-defined]
+        found.write_values(run_folder(trainer))
 
 
 # -- results of callbacks ------------------------------------------------------------------------

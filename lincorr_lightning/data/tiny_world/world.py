@@ -243,12 +243,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class World:
-    """People and their attributes.
-
-    Attributes:
-        people: Name -> attribute ("city", "color", ...) -> identity of the answer.
-        config: Settings that the world was generated from.
-    """
+    """People: name -> attribute ("city", "color", ...) -> identity of the answer."""
 
     people: Mapping[str, Mapping[str, str]]
     config: WorldConfig
