@@ -30,11 +30,14 @@ from lincorr_lightning.functional import Outcome, risk
 FLOATS = npt.NDArray[np.float64]
 N_RESAMPLES = 1000
 COUNT, WEIGHT = "same_reference", "minus_reference_weight"
-TOGETHER = ("in_context", "gradient_similarity", "popularity", COUNT, WEIGHT)
+FORWARD = ("in_context", "popularity", COUNT)  # at most a forward pass of an edit
+TOGETHER = (*FORWARD, "gradient_similarity", WEIGHT)
 PROBABILITY, CHEAP, BOTH = "probability", "baselines together", "baselines and step"
-FITS = {PROBABILITY: ("optimizer_step",), CHEAP: TOGETHER, BOTH: (*TOGETHER, "optimizer_step")}
+FEWER = "in context, popularity, count"
+FITS = {PROBABILITY: ("optimizer_step",), FEWER: FORWARD, CHEAP: TOGETHER,
+        BOTH: (*TOGETHER, "optimizer_step")}  # fmt: skip
 SINGLE = ("answer_before", *BASELINES, COUNT, WEIGHT, "map_0", "map_auto", "in_context")
-RISKS = (*SINGLE, CHEAP, "optimizer_step", PROBABILITY, BOTH)
+RISKS = (*SINGLE, FEWER, CHEAP, "optimizer_step", PROBABILITY, BOTH)
 # Trainings of the same edits: 1 to 3 steps, and all ten from other adapters.
 OTHER_TRAININGS = ("steps1", "steps2", "steps3", "repeated")
 STEP = f"step_{STEP_SCALE:g}"

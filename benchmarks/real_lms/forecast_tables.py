@@ -14,6 +14,7 @@ from benchmarks.real_lms.forecast_scores import (
     BOTH,
     CHEAP,
     COUNT,
+    FEWER,
     GENERALIZED,
     HALLUCINATED,
     OTHER_TRAININGS,
@@ -59,24 +60,23 @@ def lead_table(runs: Sequence[ForecastRun]) -> str:
     for within in (False, True):
         judged = [run for run in runs if run.is_judged(within) and run.fitted]
         for name, own in by_lm_and_method(judged):
-            found = {
-                risk: mean_areas(own, risk, within) for risk in (*SINGLE, CHEAP, PROBABILITY, BOTH)
-            }
+            found = {risk: mean_areas(own, risk, within) for risk in RISKS}
             best = max(SINGLE, key=lambda risk: found[risk][0])
-            leads = [signed(interval(found[each] - found[CHEAP])) for each in (PROBABILITY, BOTH)]
+            compared = ((PROBABILITY, FEWER), (PROBABILITY, CHEAP), (BOTH, CHEAP))
+            leads = [signed(interval(found[one] - found[other])) for one, other in compared]
             rows.append(
                 ["within a reference" if within else "all", name, len(own),
-                 f"{best} {found[best][0]:.2f}", f"{found[CHEAP][0]:.2f}",
-                 f"{found[PROBABILITY][0]:.2f}", leads[0], f"{found[BOTH][0]:.2f}", leads[1]]
+                 f"{best} {found[best][0]:.2f}",
+                 *(f"{found[risk][0]:.2f}" for risk in (FEWER, CHEAP, PROBABILITY, BOTH)), *leads]
             )  # fmt: skip
-    header = ["edits", "", "relations", "best baseline", CHEAP, PROBABILITY, "its lead over them",
-              BOTH, "lead of the step"]  # fmt: skip
+    header = ["edits", "", "relations", "best baseline", FEWER, CHEAP, PROBABILITY, BOTH,
+              f"lead over {FEWER}", f"lead over {CHEAP}", "lead of the step"]  # fmt: skip
     return markdown_table(header, rows)
 
 
 def signed(difference: tuple[float, float, float]) -> str:
     """Return a difference with its interval."""
-    return "{:+.2f} ({:+.2f} to {:+.2f})".format(*difference).replace("-", "−")
+    return "{:+.2f} ({:+.2f}…{:+.2f})".format(*difference).replace("-", "−")
 
 
 def area_table(runs: Sequence[ForecastRun], within: bool = False) -> str:

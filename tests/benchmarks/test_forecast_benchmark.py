@@ -100,8 +100,8 @@ def test_inputs_of_a_fit_do_not_depend_on_their_scale() -> None:
     np.testing.assert_allclose(found[:, 0], np.log(right / (1 - right)), rtol=1e-6)
     one.arrays["risk/popularity"] = np.exp(one.arrays["risk/popularity"])
     np.testing.assert_allclose(one.features(scores.TOGETHER), found)
-    assert found[:, 2].argsort().tolist() == one.risk("gradient_similarity").argsort().tolist()
-    assert abs(found[:, 2].mean()) < 1e-12 and found[:, 2].std() == pytest.approx(1)
+    assert found[:, 4].argsort().tolist() == one.risk("gradient_similarity").argsort().tolist()
+    assert abs(found[:, 4].mean()) < 1e-12 and found[:, 4].std() == pytest.approx(1)
 
 
 def test_areas_count_pairs_of_edits() -> None:
@@ -205,9 +205,9 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
     leads = {row[0]: row for row in made["real_leads"] if row[1] == "a, lora"}
     cheap = both(-one.fitted[scores.CHEAP][:, 0])
     for place, edited in enumerate(("all", "within a reference")):
-        assert leads[edited][4:6] == [cheap[place], both(-p[:, 0])[place]]
-        low, high = (float(x.replace("−", "-")) for x in leads[edited][6][7:-1].split(" to "))
-        assert low < float(leads[edited][5]) - float(leads[edited][4]) < high
+        assert leads[edited][5:7] == [cheap[place], both(-p[:, 0])[place]]
+        low, high = (float(x.replace("−", "-")) for x in leads[edited][9][7:-1].split("…"))
+        assert low < float(leads[edited][6]) - float(leads[edited][5]) < high
     column = [row[1] for row in made["real_within"] if row[0] == "map\\_0"]
     assert column[0].startswith(both(one.risk("map_0"))[1] + " (")
     assert own["real_steps"][0][5:] == ["1.00, 1.00", "", "", ""]

@@ -221,7 +221,7 @@ def test_what_is_known_in_context_is_compared_within_references() -> None:
     assert twice[0] == pytest.approx(-1 / 6) and np.isnan(twice[1])
     holds, numbers = findings.known_generalize({"lora_forecasts": [run]})
     assert not holds and numbers == (
-        "−0.17 (−0.17 to −0.17); city→country −0.17; over all references +0.38"
+        "−0.17 (−0.17…−0.17); city→country −0.17; over all references +0.38"
     )
     better = forecast_run("city->country", group, known, known)
     assert findings.known_generalize({"lora_forecasts": [better]})[0]
