@@ -17,7 +17,7 @@ from lincorr_lightning.linear_map.baselines import fit_and_score
 from lincorr_lightning.linear_map.layout import build_layout, domain_rows
 from lincorr_lightning.pretraining.corpus import Corpus
 from lincorr_lightning.pretraining.datamodule import PackedStatements
-from lincorr_lightning.results.plots import training_curves
+from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
 
@@ -155,13 +155,9 @@ class Formation(RelationCallback):
         scores = fit_and_score(fit, test, layout, self.ridge, self.random_labels, head)
         numbers: dict[str, dict[str, float | None]] = {}
         for pair, score in scores.items():
-            hits, baselines = score["precision"] or {}, score.get("baselines") or {}
-            known = {
-                "random_target_label_mean": baselines.get("random_target_labels", {}).get("mean"),
-                **{way: hits[way]["1"] for way in ("influenced", "influencing") if hits},
-                **score,
-            }
-            numbers["->".join(pair)] = {field: known.get(field) for field in _OF_PAIRS}
+            hits = score["precision"]
+            score |= {way: hits[way]["1"] for way in ("influenced", "influencing") if hits}
+            numbers["->".join(pair)] = {field: score.get(field) for field in _OF_PAIRS}
         recalled = {
             name: {"stated": self._recall(name, *stated), "withheld": self._recall(name, *withheld)}
             for name, (stated, withheld) in self._facts.items()
@@ -198,20 +194,25 @@ class Formation(RelationCallback):
         if recall:
             name, caption = "formation_recall", "Recall of stated and of withheld facts"
             tables.append(Table.of(self.numbered(name), recall, (), caption, **look))
-        title = "How correlations form"
-        note = "r on held-out subjects; dotted: random words, and the strongest vocabulary baseline"
-        curves, baselines = map(self._curves, (dict(zip(_PANELS, _PANELS, strict=True)), _DOTTED))
-        draw = partial(training_curves, curves, title, note, baselines=baselines)
-        figure = Figure(self.name, f"{title} during training", draw)
+        draw = partial(_draw, [*self.correlations, *self.recall])
+        figure = Figure(self.name, "How correlations form during training", draw)
         values = {"correlations": self.correlations, "recall": self.recall}
         return Results(self.name, values, tables=tables, figures=[figure])
 
-    def _curves(self, panels: Mapping[str, str]) -> dict[str, list[tuple[int, float]]]:
-        """Return what was logged of some numbers, by the number in whose panel each is drawn."""
-        return {
-            f"{_NUMBERS[panel][1]}/{key.removeprefix(prefix)}": points
-            for field, panel in panels.items()
-            for prefix in (f"{self.numbered(_NUMBERS[field][0])}/",)
-            for key, points in self.history.items()
-            if key.startswith(prefix)
-        }
+
+def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Draw numbers of pairs and of recall over the step, a panel for each, baselines dotted."""
+    from pandas import DataFrame  # takes a second
+
+    frame = DataFrame([{"name": row.get("pair", row.get("knowledge")), **row} for row in rows])
+    shown = [field for field in _NUMBERS if field in frame and field in (*_PANELS, *_DOTTED)]
+    points = frame.melt(["name", "step"], shown, "field").astype({"value": float})
+    return curves(
+        points.dropna(subset="value").assign(
+            panel=points["field"].replace(_DOTTED).map(lambda field: _NUMBERS[field][1]),
+            baseline=points["field"].isin(_DOTTED),
+        ),
+        "step", "value", "name", "panel", "baseline", title="How correlations form",
+        subtitle="r on held-out subjects; dotted: random words, and the strongest vocabulary "
+        "baseline; x: step",
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from lincorr_lightning.callbacks.relation_callback import MapCallback, check_sub
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.functional import Moments, labelwise_pearson, moments_of, number, summarize
-from lincorr_lightning.linear_map.baselines import random_words
+from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.layout import random_word_tokens
 from lincorr_lightning.linear_map.solver import fit_layout
 from lincorr_lightning.lm.query_cache import Query
@@ -27,11 +27,9 @@ if TYPE_CHECKING:
 class Resilience(MapCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
-    Logs ``resilience/<relation>``, and r of maps that are fitted like it: from random words
-    (``resilience_random``), to random words after the target prompt (``resilience_random_target``),
-    and W₀, the map of the vocabulary (``resilience_same_prompt``), see `random_words`; none of
-    these for the map of a folder. If several edits are trained side by side, each in an adapter,
-    the first adapter is evaluated.
+    Logs ``resilience/<relation>``, and unless the map is that of a folder, the same of its
+    `R_BASELINES`, as ``resilience_random_label_mean/<relation>``. If several edits are trained side
+    by side, each in an adapter, the first adapter is evaluated.
 
     Args:
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
@@ -40,17 +38,17 @@ class Resilience(MapCallback):
         n_watch: Number of sampled subjects.
         seed: Seed of sampled subjects.
         random_labels: Number of source labels whose r is compared with that of as many random
-            words (``resilience_excess_over_random``); 0 leaves out random words.
+            words (``excess_over_random``); 0 leaves out random words.
         **options: See `MapCallback`.
 
     Attributes:
         results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
-            None if no label varies. ``baselines`` has those of a probe's pair before and after;
-            None ``without_random_words``, which says why.
+            None if no label varies. ``baselines`` has the `R_BASELINES` before and after; if there
+            are none, ``without_random_words`` says why.
     """
 
     study = "resilience"
-    kept = (*MapCallback.kept, "_r", "_baselines", "_moments")
+    kept = (*MapCallback.kept, "_r", "_moments")
 
     def __init__(
         self,
@@ -73,7 +71,6 @@ class Resilience(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._r: list[float] = []
-        self._baselines: list[dict[str, Any]] = []
         # What the maps are fitted on, without the blocks; None for the map of a folder.
         self._moments: tuple[Tensor, ...] | None = None
 
@@ -122,27 +119,22 @@ class Resilience(MapCallback):
             fitted = fit_layout(Moments._make([*self._moments, blocks]), self._joint, self.ridge)
             test = moments_of(torch.cat([source, target, *others], dim=1), blocks)
             (pair,) = random_words(fitted, test, self._joint, self.random_labels, ())[0].values()
-            self._baselines.append(pair["baselines"])
-            r["resilience_random"] = pair["random_label_mean"]
-            r["resilience_random_target"] = pair["baselines"]["random_target_labels"]["mean"]
-            r["resilience_same_prompt"] = pair["baselines"]["same_prompt_map"]
-            r["resilience_excess_over_random"] = pair["excess_over_random"]
+            r |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
         known = {f"{key}/{self.tag}": one for key, one in r.items() if one is not None}
         self.log_scalars(trainer, known, step)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return r before and after training, with a table of all steps."""
         self._measure_once(trainer)
+        known = {key: self.history[at] for key in R_BASELINES
+                 if (at := f"resilience_{key}/{self.tag}") in self.history}  # fmt: skip
         values = {
             "relation": self.tokenized.name,
             "before": number(self._r[0]),
             "after": number(self._r[-1]),
             "worst": min((r for r in self._r if r == r), default=None),
-            "baselines": None,
-            "without_random_words": "They need a map that is fitted in this run, and words.",
+            "baselines": {key: [points[i][1] for i in (0, -1)] for key, points in known.items()},
+            "without_random_words": None if known else "They need a map that this run fits.",
         }
-        if self._baselines:
-            ends = {"before": self._baselines[0], "after": self._baselines[-1]}
-            values |= {"baselines": ends, "without_random_words": None}
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.name, values, tables=[self.history_table(caption)])

@@ -43,6 +43,10 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 # Numbers of source labels at which r is compared with that of as many random words.
 _COUNTS = (5, 10, 20, 50, 100, 200)
 _DRAWS = 10
+R_BASELINES = (
+    "random_label_mean", "random_target_label_mean", "same_prompt_label_mean", "excess_over_random"
+)  # fmt: skip
+"""Numbers of a pair that `random_words` gives."""
 # Some values of r, ``(n_values, ...)``, and the influence of subjects on their mean.
 _Sample = tuple[_FLOATS, _FLOATS]
 
@@ -110,14 +114,13 @@ def random_words(
                 curve.append(LabelCount("->".join(pair), n, *spread))
             labels, words = ((each[:, i], of_rows[:, i]) for each, of_rows in r[compared])
             excess, at_target = _difference(labels, words, test.n), at_targets[target]
-            from_words = _range(r[n_labels][1][0][:, i])
+            from_words, of_map = _range(r[n_labels][1][0][:, i]), mean_r(on_targets[pair])
+            to_words = _range(_means(at_target[1][0], layout.sizes[target], rng))
             numbers[pair] = {
                 "baselines": {
                     "random_source_labels": from_words,
-                    "random_target_labels": _range(
-                        _means(at_target[1][0], layout.sizes[target], rng)
-                    ),
-                    "same_prompt_map": mean_r(on_targets[pair]),
+                    "random_target_labels": to_words,
+                    "same_prompt_map": of_map,
                 },
                 "excess_over_random_labels": {
                     **excess,
@@ -126,6 +129,8 @@ def random_words(
                     "target": _difference(at_target[0], at_target[1], test.n),
                 },
                 "random_label_mean": from_words["mean"],
+                "random_target_label_mean": to_words["mean"],
+                "same_prompt_label_mean": of_map,
                 "excess_over_random": excess["mean"],
             }
     return numbers, curve

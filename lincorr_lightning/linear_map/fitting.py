@@ -11,7 +11,7 @@ from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, read_rows
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, RowReader
 from lincorr_lightning.linear_map.solver import (
     RidgeSolver,
     Solution,
@@ -78,7 +78,7 @@ def fit_linear_maps(
         A map for each ridge strength.
     """
     layout = relation_layout(relation)
-    return maps_of_rows(lm, layout, read_rows(lm, layout, subjects), ridges, tolerance)
+    return maps_of_rows(lm, layout, RowReader(lm).read(layout, subjects), ridges, tolerance)
 
 
 def sample_fitted_subjects(

@@ -243,7 +243,7 @@ def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
     return _progress(layout.sources, doing, n_few=8, unit="source")
 
 
-def _progress(items: list[T], doing: str, n_few: int, **options: Any) -> Iterable[T]:
+def _progress(items: Sequence[T], doing: str, n_few: int, **options: Any) -> Iterable[T]:
     hidden = len(items) < n_few or getattr(rank_zero_only, "rank", 0) != 0
     # None hides the bar where there is no terminal.
     return tqdm(items, desc=doing, disable=hidden or None, leave=False, **options)
@@ -276,22 +276,11 @@ def _read(lm: LanguageModel, reads: Sequence[_Read], subjects: Sequence[str]) ->
     return logits[:, columns]
 
 
-def read_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
-    """Return `domain_rows` of many subjects, with a progress bar on rank 0."""
-    return _read_many(lm, layout.reads, subjects)
-
-
-def _read_many(lm: LanguageModel, reads: Sequence[_Read], subjects: Sequence[str]) -> Tensor:
-    parts = [subjects[first : first + _CHUNK] for first in range(0, max(len(subjects), 1), _CHUNK)]
-    bar = _progress(parts, "reading subjects", n_few=2, unit_scale=_CHUNK, unit="subject")
-    return torch.cat([_read(lm, reads, part) for part in bar])
-
-
 class RowReader:
     """Reads joint rows, each prompt once: make a new reader when the LM's weights have changed.
 
     Whatever has been announced for the same subjects is read together: their prompts share their
-    beginnings, which the LM then reads once.
+    beginnings, which the LM then reads once. Rank 0 shows a progress bar.
     """
 
     def __init__(self, lm: LanguageModel) -> None:
@@ -309,7 +298,10 @@ class RowReader:
         known = self._logits.setdefault(tuple(subjects), {})
         missing = [one for one in self._announced[tuple(subjects)] if one not in known]
         if missing:
-            rows = _read_many(self.lm, missing, subjects)
+            starts = range(0, max(len(subjects), 1), _CHUNK)
+            options = {"unit_scale": _CHUNK, "unit": "subject"}
+            bar = _progress(starts, "reading subjects", n_few=2, **options)
+            rows = torch.cat([_read(self.lm, missing, subjects[i : i + _CHUNK]) for i in bar])
             sizes = [len(tokens) for _, tokens in missing]
             known |= zip(missing, torch.split(rows, sizes, dim=1), strict=True)
         return torch.cat([known[one] for one in layout.reads], dim=1)

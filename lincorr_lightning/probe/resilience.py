@@ -21,7 +21,7 @@ from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects
-from lincorr_lightning.linear_map.baselines import random_words
+from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair
 from lincorr_lightning.lm.config import LMConfig
@@ -37,6 +37,10 @@ _HALVES = ("fit", "test")
 _MAX_NAMED = 5
 # Below this r a fraction of it means nothing.
 _MIN_R = 0.2
+_WITHOUT_WORDS = (
+    "Without random words: they need model.before, an LM with the same words in its vocabulary, "
+    "and model.random_labels."
+)
 
 
 @dataclass(frozen=True)
@@ -149,12 +153,6 @@ class MapResilience(LMStudy):
                 )
         options: dict[str, Any] = {"n_random": 0 if before is None else random_labels}
         self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted, **options)
-        self.without_random_words: str | None = None
-        if not self.layout.words:
-            self.without_random_words = (
-                "Without random words: they need model.before, the LM that their maps are fitted "
-                "on, and model.random_labels."
-            )
         self.before: LanguageModel | None = None
         self.layout_before: JointLayout | None = None
         if before is not None:
@@ -163,9 +161,6 @@ class MapResilience(LMStudy):
                 self.before.tokenizer, catalogue, names, wanted, **options
             )
             if self.layout.words != self.layout_before.words:
-                self.without_random_words = (
-                    "Without random words: the vocabularies of the two LMs have other ones."
-                )
                 self.layout, self.layout_before = (
                     replace(one, words={}) for one in (self.layout, self.layout_before)
                 )
@@ -269,18 +264,20 @@ class MapResilience(LMStudy):
         old = weights[-1] if self.stored is None else self._stored_weights(self.stored)
         after = label_r_by_pair(test, layout, old)
         refitted = label_r_by_pair(test, layout, weights[0])
-        words = [random_words(one, test, layout, self.random_labels, ())[0] for one in fitted]
         before = _read_label_means(self._run) if self._run is not None and not then else {}
         if then:
             r = label_r_by_pair(then["test"], layout, old)
             before = {pair: mean_r(one) for pair, one in r.items()}
+        none = dict.fromkeys(layout.pairs, dict.fromkeys(R_BASELINES))
+        own, words = (
+            random_words(one, test, layout, self.random_labels, ())[0] or none
+            for one in (fitted[0], fitted[-1])
+        )
         self._scores = [
-            replace(
-                _compare(*pair, before.get(pair), after[pair], mean_r(refitted[pair])),
-                **_beside_random_words(*(one[pair] for one in words)) if layout.words else {},
-            )
+            _compare(pair, before.get(pair), after[pair], mean_r(refitted[pair]), words[pair],
+                     own[pair]["random_label_mean"])
             for pair in layout.pairs
-        ]
+        ]  # fmt: skip
 
     def _stored_weights(self, stored: LinearMap) -> dict[str, Tensor]:
         """Return W of the map of each source to all its targets, ``(n_target, n_source)``."""
@@ -307,24 +304,31 @@ class MapResilience(LMStudy):
                 f"the change in r is due to precision. Set model.lm.dtype to {old}."
             )
             rank_zero_warn(warning)
+        without = None if self.layout.words else _WITHOUT_WORDS
         about = {
             "lm_before": lm, "dtypes": {"before": old, "after": new}, "warning": warning,
-            "without_random_words": self.without_random_words, **self._n,
+            "without_random_words": without, **self._n,
         }  # fmt: skip
         return resilience_results(self._scores, about, self.lm.config.name_or_path)
 
 
 def _compare(
-    source: str, target: str, before: float | None, r: Tensor, refitted: float | None
+    pair: Pair,
+    before: float | None,
+    r: Tensor,
+    refitted: float | None,
+    words: Mapping[str, Any],
+    refitted_words: float | None,
 ) -> PairResilience:
-    """Compare r of the old map on the new LM, ``(n_target,)``, with the other two."""
+    """Compare r of the old map on the new LM, ``(n_target,)``, with that of other maps."""
     summary = summarize(r)
     after = number(summary.mean)
     return PairResilience(
-        source, target, before, after,
+        *pair, before, after,
         difference=None if after is None or before is None else after - before,
         refitted=refitted, kept=_kept(after, refitted), after_std=number(summary.std),
-        n_labels=len(r),
+        **{key: words[key] for key in R_BASELINES}, random_refitted=refitted_words,
+        random_kept=_kept(words["random_label_mean"], refitted_words), n_labels=len(r),
     )  # fmt: skip
 
 
@@ -332,19 +336,6 @@ def _kept(after: float | None, refitted: float | None) -> float | None:
     if after is None or refitted is None or refitted < _MIN_R:
         return None
     return after / refitted
-
-
-def _beside_random_words(new: Mapping[str, Any], old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of random words, from those of a probe's pair with both LMs' maps."""
-    after, refitted = old["random_label_mean"], new["random_label_mean"]
-    return {
-        "random_label_mean": after,
-        "random_target_label_mean": old["baselines"]["random_target_labels"]["mean"],
-        "same_prompt_label_mean": old["baselines"]["same_prompt_map"],
-        "excess_over_random": old["excess_over_random"],
-        "random_refitted": refitted,
-        "random_kept": _kept(after, refitted),
-    }
 
 
 def _read_label_means(run: Path) -> dict[Pair, float | None]:

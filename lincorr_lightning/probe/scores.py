@@ -32,8 +32,6 @@ _NESTED = (
 _BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
 # Columns of tables, and where they lie in an entry of ``results.json``.
 _COLUMNS = {
-    "random_target_label_mean": ("baselines", "random_target_labels", "mean"),
-    "same_prompt_label_mean": ("baselines", "same_prompt_map"),
     "excess_over_random_low": ("excess_over_random_labels", "low"),
     "excess_over_random_high": ("excess_over_random_labels", "high"),
     "excess_over_random_target": ("excess_over_random_labels", "target", "mean"),
@@ -111,6 +109,10 @@ class PairScore:
     """`label_mean` minus `control_label_mean`."""
     random_label_mean: float | None = pair_number("r, random words", ".2f", logged=True)
     """R of maps from as many random words as there are source labels."""
+    random_target_label_mean: float | None = None
+    """R of maps to as many random words as there are target labels."""
+    same_prompt_label_mean: float | None = None
+    """R of W₀, the map of the vocabulary."""
     excess_over_random: float | None = pair_number(
         "r above random words", ".2f", matrix="random_words",
         shows="Label-wise correlation above that of random words", unit="difference of r",
@@ -142,7 +144,7 @@ class PairScore:
     `vocabulary_baselines`; ``macro``: means over distinct reference sets. None without a
     reference."""
     baselines: Mapping[str, Any] | None = None
-    """R with random words as source labels and as target labels, and that of W₀."""
+    """The same, with the range over draws of random words."""
     excess_over_random_labels: Mapping[str, Any] | None = None
     """R from some source labels above that from as many random words, with its interval over draws;
     ``target``: r of the target labels above that of random words after the target prompt."""
@@ -252,18 +254,12 @@ def score_pairs(
                 ridge=number(fitted.ridges[pair]),
                 n_labels=layout.sizes[pair[1]],
                 n_constant_labels=int(summary.n_constant),
-                precision=_as_json(one.precision),
+                precision=one.precision,
                 completeness=by_completeness(one.r, one.weight, reference, completeness),
                 label_r=one.r.numpy(),
             )
         )
     return scores
-
-
-def _as_json(precision: Mapping[str, Rates] | None) -> dict[str, Rates] | None:
-    if precision is None:
-        return None
-    return {way: rates_as_json(rates) for way, rates in precision.items()}
 
 
 def by_completeness(
@@ -318,7 +314,7 @@ def ridge_paths(
             maps = {source: fitted.solvers[source].solve(ridge)}
             alone = replace(fitted, maps=maps, nulls={})
             for pair, one in score_maps(alone, test, layout).items():
-                hits = _as_json(one.precision) or dict.fromkeys(_WAYS)
+                hits = one.precision or dict.fromkeys(_WAYS)
                 point = {"ridge": float(ridge), "label_mean": mean_r(one.r), **hits}
                 paths.setdefault(pair, []).append(point)
     return paths

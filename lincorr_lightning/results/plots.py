@@ -332,28 +332,22 @@ _MANY, _SMOOTHING = 120, 0.6  # from so many points on, a curve is smoothed as T
 
 
 def training_curves(
-    history: History,
-    title: str,
-    subtitle: str = "",
-    colours: Mapping[Any, str] | None = None,
-    baselines: History | None = None,
+    history: History, title: str, subtitle: str = "", colours: Mapping[Any, str] | None = None
 ) -> Figure:
     """Draw scalars over the step, with a panel for each group of log keys.
 
-    The part of a key before its first ``/`` is its group; `colours` are by the rest; `baselines`
-    are dotted lines with keys of `history`. Values that are not finite are left out. Curves of many
-    points are smoothed as TensorBoard does.
+    The part of a key before its first ``/`` is its group; `colours` are by the rest. Values that
+    are not finite are left out. Curves of many points are smoothed as TensorBoard does.
     """
     from pandas import DataFrame, concat
 
     points = [
-        (key.partition("/")[0], key.partition("/")[2] or key, step, value, is_baseline)
-        for is_baseline, part in ((False, history), (True, baselines or {}))
-        for key, curve in part.items()
+        (key.partition("/")[0], key.partition("/")[2] or key, step, value)
+        for key, curve in history.items()
         for step, value in sorted(curve)
         if math.isfinite(value)
     ]
-    frame = DataFrame(points, columns=["group", "name", "step", "value", "baseline"])
+    frame = DataFrame(points, columns=["group", "name", "step", "value"])
     panels = []
     for group, rows in frame.groupby("group", sort=False):
         names = list(rows["name"].unique())
@@ -365,14 +359,14 @@ def training_curves(
     if len(panels) > _MAX_PANELS:
         notes.append(f"{_MAX_PANELS} of {len(panels)} groups")
     frame = concat(panels[:_MAX_PANELS]) if points else frame
-    by_curve = frame.groupby(["group", "name", "baseline"])["value"]
+    by_curve = frame.groupby(["group", "name"])["value"]
     many = by_curve.transform("size") > _MANY
     if many.any():
         notes.append(f"smoothed ({_SMOOTHING})")
         smooth = by_curve.transform(lambda curve: curve.ewm(alpha=1 - _SMOOTHING).mean())
         frame["value"] = smooth.where(many, frame["value"])
     return curves(
-        frame, "step", "value", "name", "panel" if points else None, "baseline", title=title,
+        frame, "step", "value", "name", "panel" if points else None, title=title,
         subtitle="; ".join(filter(None, notes)), colours=colours,
     )  # fmt: skip
 
