@@ -160,7 +160,11 @@ class MapResilience(LMStudy):
             self.layout_before = build_layout(
                 self.before.tokenizer, catalogue, names, wanted, **options
             )
-            if self.layout.words != self.layout_before.words:
+            texts = [
+                [lm.tokenizer.convert_ids_to_tokens(tokens) for tokens in layout.words.values()]
+                for lm, layout in ((self.lm, self.layout), (self.before, self.layout_before))
+            ]
+            if texts[0] != texts[1]:
                 self.layout, self.layout_before = (
                     replace(one, words={}) for one in (self.layout, self.layout_before)
                 )
