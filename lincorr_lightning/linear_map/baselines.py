@@ -160,8 +160,8 @@ def _r_of_draws(
             values = _r_and_influences(test, solution, x, y, rows)
             parts = (part.nanmean(1) for _, part in split_targets(layout, source, values))
             drawn.append(torch.stack(list(parts), 1))
-        both = torch.stack(drawn).numpy()
-        sides.append((both[:, 0], both[:, 1:].mean(0)))
+        both = torch.stack(drawn)
+        sides.append((both[:, 0].numpy(), both[:, 1:].nanmean(0).numpy()))
     return sides
 
 
