@@ -35,18 +35,12 @@ from lincorr_lightning.ablation.token_embedding import (
     TokenEmbedding,
     read_token_embedding,
 )
-from lincorr_lightning.errors import (
-    CheckpointError,
-    ConfigError,
-    NonFiniteError,
-    require,
-    require_one_of,
-)
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require, require_one_of
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
-from lincorr_lightning.study import Study, as_settings, require_one_epoch
+from lincorr_lightning.study import Study, as_settings, require_one_epoch, require_same
 
 
 class VocabularyAblation(Study):
@@ -272,10 +266,6 @@ class VocabularyAblation(Study):
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the scores; refuse another embedding."""
         self.configure_model()
-        if state["embedding"] != self.embedding.fingerprint:
-            raise CheckpointError(
-                "the checkpoint was written with another model.lm. Use the settings of the run "
-                "that wrote it (its config.yaml), or start a new run."
-            )
+        require_same({"lm": state["embedding"]}, {"lm": self.embedding.fingerprint}, "model.")
         self.scores = dict(state["scores"])
         self.history = dict(state["history"])

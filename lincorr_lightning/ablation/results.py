@@ -17,7 +17,7 @@ from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.plots import BLUE, History, bars, training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, column, short_name
+from lincorr_lightning.results.table import Table, column, number, short_name
 
 
 @dataclass(frozen=True)
@@ -134,16 +134,14 @@ def _summarize(
     table_7 = (n for n in paper_numbers() if n.place == "Table 7" and n.relation == relation)
     paper = {number.quantity.name: number.value for number in table_7}
     composed, uncomposed = runs[runs["composed"]], runs[~runs["composed"]]
-    means = {
-        name: float(composed[name].mean())
-        for name in ("source_learned", "generalized", "unrestricted", "says_source")
-    }
-    before = float(uncomposed["generalized"].mean()) if len(uncomposed) else None
+    shares = ["source_learned", "generalized", "unrestricted", "says_source"]
+    means = composed[shares].mean().to_dict()
+    before = number(uncomposed["generalized"].mean())
     return MappingScores(
         mapping,
         len(composed),
         **means,
-        std=float(composed["generalized"].std()) if len(composed) > 1 else None,
+        std=number(composed["generalized"].std()),
         uncomposed=before,
         gain=None if before is None else means["generalized"] - before,
         **baselines,

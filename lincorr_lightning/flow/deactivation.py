@@ -199,10 +199,7 @@ def find_cases(
     numbers, positions, features, codes = (column[order[drawn]] for column in columns)
     texts = [rows[number] for number in numbers.tolist()]
     activations = last_activations(lm, _beginnings(texts, positions), sources)
-    active = {
-        at: (saes[at].encode(x.to(saes[at].decoder.device)) > 0).cpu()
-        for at, x in activations.items()
-    }
+    active = {at: (saes[at].encode(x) > 0).cpu() for at, x in activations.items()}
     return Cases(groups.hook_point, texts, positions, features, codes, active)
 
 

@@ -139,15 +139,13 @@ class FlowGraph:
     """Features that a feature, `start`, comes from and goes to.
 
     `edges` are the matches above the `thresholds`, sorted. `groups` has the group, such as *From
-    RES & MLP*, of each residual feature whose predecessors were searched. `zero_norm` is the number
-    of decoder rows left out at a hook point because their norm is zero.
+    RES & MLP*, of each residual feature whose predecessors were searched.
     """
 
     start: Feature
     edges: tuple[Edge, ...]
     groups: Mapping[Feature, str]
     thresholds: Mapping[HookKind, float]
-    zero_norm: Mapping[HookPoint, int]
 
     @property
     def features(self) -> list[Feature]:
@@ -160,10 +158,6 @@ class FlowGraph:
         return {
             "start": self.start.id,
             "thresholds": dict(self.thresholds),
-            "zero_norm": [
-                {**asdict(hook_point), "features": count}
-                for hook_point, count in sorted(self.zero_norm.items())
-            ],
             "nodes": [
                 {
                     "id": feature.id,
@@ -210,10 +204,6 @@ class DecoderMatcher:
             raise SparseAutoencoderError("there is no SAE to follow features through. Pass some.")
         self.decoders = {at: decoders[at] for at in sorted(decoders)}
         """Decoder of each hook point that has an SAE, by layer."""
-        self.zero_norm = {
-            at: int((decoder.norm(dim=1) == 0).sum()) for at, decoder in self.decoders.items()
-        }
-        """Number of features of each hook point whose decoder is zero, so that none matches."""
         widths = sorted({decoder.shape[1] for decoder in self.decoders.values()})
         if len(widths) > 1:
             raise SparseAutoencoderError(
@@ -281,7 +271,6 @@ class DecoderMatcher:
         self.check_start(start)
         edges: list[Edge] = []
         codes: dict[Feature, int] = {}
-        zero_norm: dict[HookPoint, int] = {}
         for backward in (True, False):
             if direction not in ("both", "backward" if backward else "forward"):
                 continue
@@ -295,13 +284,12 @@ class DecoderMatcher:
                     new_edges = self._edges(features, other, backward, limit, k)
                     edges += new_edges
                     reached |= {edge.source if backward else edge.target for edge in new_edges}
-                    zero_norm[other] = self.zero_norm[other]
                     if backward:
                         codes = dict.fromkeys(features, 0) | codes
                         for target in {edge.target for edge in new_edges}:
                             codes[target] += 1 << KINDS.index(other.kind)
         groups = {feature: GROUPS[code] for feature, code in codes.items()}
-        return FlowGraph(start, tuple(sorted(edges)), groups, limits, zero_norm)
+        return FlowGraph(start, tuple(sorted(edges)), groups, limits)
 
     def _edges(
         self, features: Sequence[Feature], other: HookPoint, backward: bool, limit: float, k: int

@@ -222,7 +222,7 @@ class FeatureFlow(LMStudy):
             saes=saes,
             n_texts=statistics.n_texts,
             n_tokens=statistics.n_tokens,
-            groups=[each.summarize(matcher.zero_norm) for each in statistics.groups.values()],
+            groups=[each.summarize() for each in statistics.groups.values()],
             transitions=measure_transitions(saes, matcher, statistics.sample),
             cuts=cuts,
             steering=[] if relation is None else self._measure_steering(relation, statistics),

@@ -181,7 +181,7 @@ def measure_relation(
         members = answer_members(domain_logits, n_fit, answer_share)
         by_hook_point = {}
         for at, sae in saes.items():
-            features = sae.encode(activations[at].to(sae.decoder.device)).cpu()
+            features = sae.encode(activations[at]).cpu()
             by_hook_point[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
         by_side[side] = by_hook_point

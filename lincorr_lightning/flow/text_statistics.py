@@ -198,14 +198,13 @@ class FeatureGroups:
         cosines = self.matches[source].cosines[:, 0]
         return counted_auroc(cosines, together, self.counts.sum(1) - together)
 
-    def summarize(self, zero_norm: Mapping[HookPoint, int]) -> dict[str, Any]:
-        """Return the counts of this layer as plain data; `DecoderMatcher.zero_norm` is added."""
+    def summarize(self) -> dict[str, Any]:
+        """Return the counts of this layer as plain data."""
         return {
             "layer": self.hook_point.layer,
             "n_activations": int(self.counts.sum()),
             "shares": self.shares(),
             "auroc": {source.kind: number(self.auroc(source)) for source in self.matches},
-            "zero_norm": {at.id: zero_norm[at] for at in (self.hook_point, *self.matches)},
         }
 
 
@@ -290,7 +289,7 @@ def measure_transitions(
         own = number(explained_variance(x, target_sae(x)))
         for source in matcher.predecessors(target):
             source_sae = saes[source]
-            features = source_sae.encode(sample[source].to(source_sae.decoder.device))
+            features = source_sae.encode(sample[source])
             for compared in ("decoder", "encoder"):
                 weights = getattr(target_sae, compared), getattr(source_sae, compared)
                 indices = match_features(*weights, max(TRANSITION_K)).indices

@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from torchmetrics import MeanMetric
 
 from lincorr_lightning.data.tiny_world.world import WORLD_FILE
-from lincorr_lightning.errors import CheckpointError, ConfigError, require, require_one_of
+from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.pretraining.corpus import Corpus
@@ -313,15 +313,8 @@ class Pretraining(Study):
         return {"loss": ranks.reshape(-1, len(state)).cpu(), "recall": dict(self._recall)}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another vocabulary, and restore loss and recall."""
+        """Restore loss, recall and, while it trains, the progress of the run."""
         super().on_load_checkpoint(checkpoint)
-        stored = checkpoint["state_dict"]["lm.model.embed_tokens.weight"].shape
-        own = self._ready[0].model.embed_tokens.weight.shape
-        if stored != own:
-            raise CheckpointError(
-                f"the checkpoint's embedding is {tuple(stored)}, that of this corpus and size is "
-                f"{tuple(own)}. Resume with the config.yaml of the run that wrote it."
-            )
         if self._trainer is not None and self.trainer.training:
             # The schedule's length needs the data, which needs the progress of the run.
             self.trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])

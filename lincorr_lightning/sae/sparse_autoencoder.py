@@ -152,7 +152,7 @@ class SparseAutoencoder(nn.Module):
         return self.decoder.shape[1]
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return the features, all at least 0, of activations, in the SAE's precision.
+        """Return the features, all at least 0, of activations, in the SAE's precision and place.
 
         They are ``(..., n_features)``, the activations ``(..., width)``.
         """
@@ -161,7 +161,7 @@ class SparseAutoencoder(nn.Module):
                 f"the SAE at {self.hook_point} reads activations of width {self.width}, not "
                 f"{x.shape[-1]}. Pass those of {self.hook_point} of the LM it was trained on."
             )
-        x = x.to(self.encoder.dtype) * self.input_scale
+        x = x.to(self.encoder) * self.input_scale
         if self.subtract_decoder_bias:
             x = x - self.decoder_bias
         pre_activations = nn.functional.linear(x, self.encoder, self.encoder_bias)

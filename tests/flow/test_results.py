@@ -48,7 +48,7 @@ POINTS = [
     for strategy, least in (("single", 0.1), ("linear", 0.3))
     for strength, behaviour in ((0.0, 0.0), (1.0, least + plus), (2.0, least / 2 + plus))
 ]
-GRAPH = FlowGraph(Feature(STREAM, 3), (), {}, {}, {})
+GRAPH = FlowGraph(Feature(STREAM, 3), (), {}, {})
 
 
 def _relation() -> RelationFlow:
@@ -83,7 +83,7 @@ def _relation() -> RelationFlow:
 def _results(**more) -> Results:
     groups = {
         "layer": 0, "n_activations": 1000, "shares": dict.fromkeys(GROUPS, 0.125),
-        "auroc": {"mlp_out": 0.75, "attention_out": None}, "zero_norm": {"residual.0": 2},
+        "auroc": {"mlp_out": 0.75, "attention_out": None},
     }  # fmt: skip
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
     found = {"transitions": transitions, "cuts": CUTS, "steering": POINTS, "relation": _relation()}
@@ -179,9 +179,7 @@ def test_files(tmp_path) -> None:
     write_graphs(flows, tmp_path / "graphs")
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["study"] == "feature_flow" and content["saes"] == ["mlp_out.0", "residual.0"]
-    assert set(content["groups"][0]) == {
-        "layer", "n_activations", "shares", "auroc", "zero_norm"
-    }  # fmt: skip
+    assert set(content["groups"][0]) == {"layer", "n_activations", "shares", "auroc"}
     assert (tmp_path / "figures" / "flow_Paris-France.png").is_file()
     assert {path.name for path in (tmp_path / "graphs").iterdir()} == {
         "residual.0.3.json", "residual.0.3.graphml"
@@ -260,7 +258,7 @@ def _graph(start: int) -> FlowGraph:
         Edge(middle, top, 0.8), Edge(_feature(1, 3 + start, "attention_out"), middle, 0.4),
         Edge(_feature(0, 7), middle, 0.7),
     ]  # fmt: skip
-    return FlowGraph(top, tuple(sorted(edges)), {}, {}, {})
+    return FlowGraph(top, tuple(sorted(edges)), {}, {})
 
 
 def _wide_graph(seed: int, n_layers: int = 5, n: int = 12) -> FlowGraph:
@@ -287,7 +285,7 @@ def _wide_graph(seed: int, n_layers: int = 5, n: int = 12) -> FlowGraph:
         above = [_feature(layer, next(numbers)) for _ in range(n)]
         connect(above, reached, False)
         reached = above
-    return FlowGraph(start, tuple(sorted(edges)), {}, {}, {})
+    return FlowGraph(start, tuple(sorted(edges)), {}, {})
 
 
 def _boxes(figure) -> dict[str, object]:

@@ -35,7 +35,7 @@ GRAPH = FlowGraph(
     START,
     (Edge(BELOW, START, 0.9), Edge(BESIDE, START, 0.5), Edge(FAR, BELOW, 0.6),
      Edge(START, ABOVE, 0.7)),
-    {}, {}, {},
+    {}, {},
 )  # fmt: skip
 
 
@@ -75,7 +75,7 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     lm = LanguageModel.from_pretrained(small_lm)
     prompts, texts = lm.rows(["name1 lives in the city of"]), lm.rows(["name2 speaks", "red blue"])
     start, below = _feature(1, 0), _feature(0, 2)
-    graph = FlowGraph(start, (Edge(below, start, 0.9),), {}, {}, {})
+    graph = FlowGraph(start, (Edge(below, start, 0.9),), {}, {})
     saes = {f.hook_point: toy_sae(f.hook_point, torch.eye(16)) for f in (start, below)}
     activity = {at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer)) for at in saes}
     settings = SteeringSettings(strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5)
