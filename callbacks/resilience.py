@@ -12,7 +12,8 @@ from torch import Tensor
 from lincorr_lightning.callbacks.relation_callback import MapCallback, check_subjects
 from lincorr_lightning.errors import require
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.functional import Moments, labelwise_pearson, moments_of, number, summarize
+from lincorr_lightning.functional import Moments, labelwise_pearson, moments_of, summarize
+from lincorr_lightning.io import number
 from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.layout import random_word_tokens
 from lincorr_lightning.linear_map.solver import fit_layout

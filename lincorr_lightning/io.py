@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import errno
 import json
+import math
 import os
 import re
 import shutil
@@ -172,6 +173,11 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: it is not a JSON object. {way_out}")
     return content
+
+
+def number(value: float | None) -> float | None:
+    """Return a finite number as it is, and None, as JSON needs it, for any other."""
+    return float(value) if value is not None and math.isfinite(value) else None
 
 
 def write_json(path: str | Path, obj: Any) -> None:

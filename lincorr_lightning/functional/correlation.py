@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
@@ -113,13 +112,3 @@ def summarize(r: Tensor) -> CorrelationSummary:
     return CorrelationSummary(
         kept.mean().item(), kept.std(correction=0).item(), len(kept), r.numel() - len(kept)
     )
-
-
-def number(value: float | None) -> float | None:
-    """Return a finite number as it is, and None for any other."""
-    return float(value) if value is not None and math.isfinite(value) else None
-
-
-def mean_r(r: Tensor | None) -> float | None:
-    """Return the mean of r over labels, leaving out constant ones; None if there is none."""
-    return None if r is None else number(summarize(r).mean)

@@ -16,7 +16,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, macro_mean, mean_r, number
+from lincorr_lightning.functional import Moments, macro_mean
 from lincorr_lightning.functional.precision import (
     HIT_RANKS,
     is_hit,
@@ -24,6 +24,7 @@ from lincorr_lightning.functional.precision import (
     reference_groups,
 )
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
+from lincorr_lightning.io import number
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
@@ -32,6 +33,7 @@ from lincorr_lightning.linear_map.solver import (
     fit_layout,
     label_r,
     label_r_by_pair,
+    mean_r,
     per_target_ridge,
     r_influences,
     score_maps,

@@ -20,8 +20,10 @@ from lincorr_lightning.functional import (
     hit_rates,
     labelwise_pearson_from_moments,
     strongest_within,
+    summarize,
 )
 from lincorr_lightning.functional.significance import pearson_influence
+from lincorr_lightning.io import number
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
 
 _TUNE_EVERY = 5
@@ -148,6 +150,11 @@ def r_influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: 
     u = (solution(rows[:, x]) - solution(test.mean[x])) / (predicted / test.n).sqrt()
     v = (rows[:, y] - test.mean[y]) / (test.square[y] / test.n).sqrt()
     return pearson_influence(u, v, label_r(test, solution.weight, x, y).to(u))
+
+
+def mean_r(r: Tensor | None) -> float | None:
+    """Return the mean of r over labels, leaving out constant ones; None if there is none."""
+    return None if r is None else number(summarize(r).mean)
 
 
 def split_targets(

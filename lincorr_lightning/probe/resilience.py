@@ -16,14 +16,14 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, require
-from lincorr_lightning.functional import mean_r, summarize
+from lincorr_lightning.functional import summarize
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects
 from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair
+from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair, mean_r
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name

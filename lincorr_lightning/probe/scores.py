@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import SubjectsError
-from lincorr_lightning.functional import Moments, hit_rates, mean_r, summarize
+from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
-from lincorr_lightning.linear_map.solver import FittedMaps, score_maps
+from lincorr_lightning.linear_map.solver import FittedMaps, mean_r, score_maps
 from lincorr_lightning.results.table import Rates, Table, number, rates_as_json
 
 if TYPE_CHECKING:

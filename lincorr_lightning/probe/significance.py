@@ -14,7 +14,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, mean_r
+from lincorr_lightning.functional import Moments
 from lincorr_lightning.functional.significance import (
     adjust_for_many,
     one_sided_p,
@@ -26,6 +26,7 @@ from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     Solution,
     label_r,
+    mean_r,
     per_target_ridge,
     r_influences,
     split_targets,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lincorr_lightning.functional.correlation import number as number  # handed on
+from lincorr_lightning.io import number as number  # handed on
 
 if TYPE_CHECKING:
     from pandas import DataFrame
