@@ -1,6 +1,7 @@
 """Lightning callbacks that show what an LM comes to believe, for any LightningModule."""
 
 from lincorr_lightning.callbacks.feature_movement import FeatureMovement
+from lincorr_lightning.callbacks.forecast import Forecast
 from lincorr_lightning.callbacks.formation import Formation
 from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
@@ -10,6 +11,7 @@ from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMoni
 
 __all__ = [
     "FeatureMovement",
+    "Forecast",
     "Formation",
     "Generalization",
     "GradientCorrelation",

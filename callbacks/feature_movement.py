@@ -132,6 +132,7 @@ class FeatureMovement(RelationCallback):
         self._watched = list(dict.fromkeys(chosen))
         subjects = dict.fromkeys([*self._watched, *edited])
         self._rows = {subject: row for row, subject in enumerate(subjects)}
+        self.identify(self._watched)
 
     @torch.no_grad()
     def start(self, trainer: L.Trainer) -> None:
@@ -147,6 +148,7 @@ class FeatureMovement(RelationCallback):
             }
             active = features[features > 0]
             self._typical[hook_point.id] = float(active.sum()) / max(len(active), 1)
+        super().start(trainer)
 
     def _activations(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
@@ -191,14 +193,14 @@ class FeatureMovement(RelationCallback):
         """Measure if due."""
         if edit_batch is None:
             super().after_optimizer_step(trainer, None)
-        elif edit_batch.edits and self.is_due(trainer.global_step, edit_batch):
+        elif edit_batch.edits and self.is_due(self.step, edit_batch):
             measurement = self._compare(*self.own_subjects(edit_batch))
             _add(self._sums.setdefault(edit_batch.step + 1, {}), measurement)
 
     def measure(self, trainer: L.Trainer) -> None:
         """Measure the movement of the watched subjects' features."""
-        self._sums[trainer.global_step] = self._compare(self._watched)
-        self._log_step(trainer, trainer.global_step)
+        self._sums[self.step] = self._compare(self._watched)
+        self._log_step(trainer, self.step)
 
     def _scalars(self, key: str, sums: Sums) -> dict[str, float]:
         n, before = float(sums["n"]), float(sums["before"].sum())

@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation_callback import RelationCallback
+from lincorr_lightning.callbacks.relation_callback import RelationCallback, require_template
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.functional import moments_of
 from lincorr_lightning.linear_map.baselines import fit_and_score
@@ -94,12 +94,11 @@ class Formation(RelationCallback):
         super().__init__(relation=None, every_n_steps=every_n_steps, **options)
         require("Formation.ridge", ridge, at_least=0)
         require("Formation.random_labels", random_labels, at_least=0)
+        require("Formation.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
         if pairs is not None and not pairs:
             raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
-        if control is not None and control.count("{}") != 1:
-            raise ConfigError(
-                f"Formation.control {control!r} must hold {{}} once, in place of the subject."
-            )
+        if control is not None:
+            require_template("Formation.control", control)
         self.pairs = pairs
         self.n_subjects = n_subjects
         self.control = control
@@ -128,6 +127,7 @@ class Formation(RelationCallback):
                 f"Formation needs {MIN_SUBJECTS} subjects and has {len(self._subjects)}: raise its "
                 "n_subjects, or take an LM with a larger vocabulary."
             )
+        self.identify([*map("->".join, references), *self._subjects])
         dataset = getattr(trainer.train_dataloader, "dataset", None)
         corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
         self._facts = {} if corpus is None else self._find_facts(corpus)
@@ -147,7 +147,7 @@ class Formation(RelationCallback):
 
     def measure(self, trainer: L.Trainer) -> None:
         """Fit and score the maps, and measure recall."""
-        step = trainer.global_step
+        step = self.step
         layout = self._layout
         rows = domain_rows(self.cache.lm, layout, self._subjects)
         fit, test = (moments_of(half, layout.blocks) for half in (rows[::2], rows[1::2]))

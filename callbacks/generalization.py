@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
@@ -10,7 +12,12 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation_callback import DomainLogits, MapCallback
+from lincorr_lightning.callbacks.relation_callback import (
+    DomainLogits,
+    MapCallback,
+    require_template,
+)
+from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
@@ -25,8 +32,10 @@ from lincorr_lightning.finetune.results import case_results
 from lincorr_lightning.functional import Outcome, outcome_codes, reference_scores
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
+from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import log_scalars
 from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
@@ -53,7 +62,12 @@ class Generalization(MapCallback):
     ``generalization/macro_hallucinated`` (means over distinct references),
     ``generalization/constant`` (for which the best constant target label is right),
     ``probability/reference``, ``probability/old_answer`` and ``control_unchanged/<knowledge>``;
-    independent edits at the end of training as ``edit_step/...``, by their own steps.
+    independent edits at the end of training as ``edit_step/...``, by their own steps. Before the
+    first step these are of the LM before training, and after the last one of all edits.
+
+    With `paraphrases`, also ``paraphrases/source_learned``: the share of edits that hold in another
+    wording of the source. With `n_neighbours`, ``neighbours/source_unchanged`` and
+    ``neighbours/target_unchanged``: the share of subjects without an edit whose answers stay.
 
     If a run has several of these callbacks, the one of the run's own relation (or the first) has
     these keys and files; the others put their relation before their keys and after the names of
@@ -70,16 +84,20 @@ class Generalization(MapCallback):
             vocabulary is left out with a warning.
         linear_map: Folder of a linear map, whose W the cases show; None fits one at the start.
         n_watch: Number of edits that are measured during joint training.
+        paraphrases: Other prompts of the source, with ``{}`` for the subject.
+        n_neighbours: Number of sampled subjects without an edit that are measured, too.
         every_n_steps: Optimizer steps between two measurements.
         **options: See `MapCallback`.
 
     Attributes:
         results: ``n_edits``, ``source_learned``, ``generalized``, ``hallucinated``, ``unchanged``,
             ``random``, ``constant``, ``macro`` and more after training; shares of the edits.
+            ``paraphrases`` and ``neighbours`` have their shares, and their number ``n``.
         cases: What each edit did.
     """
 
     study = "generalization"
+    kept = (*MapCallback.kept, "_by_neighbours")
 
     def __init__(
         self,
@@ -89,17 +107,25 @@ class Generalization(MapCallback):
         linear_map: str | None = None,
         n_watch: int = 16,
         every_n_steps: int = 1,
+        paraphrases: list[str] | None = None,
+        n_neighbours: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(relation, linear_map, every_n_steps=every_n_steps, **options)
         require("Generalization.n_watch", n_watch, at_least=1)
+        require("Generalization.n_neighbours", n_neighbours, at_least=0)
+        for prompt in paraphrases or ():
+            require_template("Generalization.paraphrases", prompt)
         self.edits = edits
         self.controls = list(CONTROLS if controls is None else controls)
         self.n_watch = n_watch
+        self.paraphrases = paraphrases or []
+        self.n_neighbours = n_neighbours
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
         super().reset()
+        self._by_neighbours: dict[int, dict[str, float]] = {}  # of each independent edit
         self.cases: list[EditCase] = []
 
     def open(self, trainer: L.Trainer) -> None:
@@ -111,25 +137,40 @@ class Generalization(MapCallback):
         taught = None if dataset is None else dataset.relation.name
         is_first = siblings[names.index(taught) if taught in names else 0] is self
         self._prefix = "" if is_first else f"{self.tag}/"
-        self._last_step: int | None = None  # of each edit, if each is trained from the base weights
-        if dataset is not None and dataset.training.protocol == "independent":
-            self._last_step = dataset.training.steps_per_edit - 1
-            if self.edits is not None:
-                raise ConfigError(
-                    "Generalization.edits names edits, but this run trains each edit of its "
-                    "dataset from the base weights, and only those can be measured. Leave "
-                    "Generalization.edits null."
-                )
+        if self.is_independent and self.edits is not None:
+            raise ConfigError(
+                "Generalization.edits names edits, but this run trains each edit of its dataset "
+                "from the base weights, and only those can be measured. Leave "
+                "Generalization.edits null."
+            )
         self._edits, self._subjects = self._find_edits(dataset)
-        self.domains += self._find_controls()
+        taught_answers = [edit.answer for edit in self._edits] or [""] * len(self._subjects)
+        self.identify(map("{}: {}".format, self._subjects, taught_answers))
+        edited = {*self._subjects, *(edit.subject for edit in self.run_edits)}
+        sampled = self._sample_neighbours(self.cache.lm.tokenizer)
+        self._neighbours = [subject for subject in sampled if subject not in edited]
+        self._watched = list(range(min(self.n_watch, len(self._subjects))))
+        controls, source = self._find_controls(), self.tokenized.source
+        self._n_controls = len(controls)
+        self.domains += controls
+        for prompt in self.paraphrases:
+            self.domains.append(
+                replace(source, knowledge=replace(source.knowledge, template=prompt))
+            )
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects of the given edits; without any edits, sampled ones."""
+        neighbours = self._sample_neighbours(tokenizer)
         if self.edits is not None:
-            return [row.subject for row in read_edits(self.edits)]
-        return [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+            return [row.subject for row in read_edits(self.edits)] + neighbours
+        sampled = [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
+        return sampled + neighbours
+
+    def _sample_neighbours(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+        n = self.n_neighbours
+        return sample_up_to(tokenizer, n, seed=self.seed + 1) if n else []
 
     def _find_edits(self, dataset: EditDataset | None) -> tuple[list[Edit], list[str]]:
         """Return the edits in this relation's labels, or none, and the subjects."""
@@ -170,29 +211,83 @@ class Generalization(MapCallback):
 
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""
+        self.keep_base([*self._subjects, *self._neighbours])
         super().start(trainer)
-        self.keep_base(self._subjects, trainer.global_step)
-        self._watched = list(range(min(self.n_watch, len(self._subjects))))
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Announce the prompts to read after this step."""
         if edit_batch is None:
-            self._queries = self.queries([self._subjects[index] for index in self._watched])
+            self._queries = self._queries_of(self._watched)
         else:
             self._queries = self.queries(*self.own_subjects(edit_batch))
-        if self.is_due(trainer.global_step + 1, edit_batch):
-            self.prefetch(self._queries, trainer.global_step)
+        if self.is_due(self.step + self.watch.largest, edit_batch):
+            self.prefetch(self._queries)
+
+    def _queries_of(self, ids: Sequence[int]) -> list[list[Query]]:
+        """Return the prompts of some edits, and then of the neighbours."""
+        return self.queries([*(self._subjects[index] for index in ids), *self._neighbours])
+
+    def measure(self, trainer: L.Trainer) -> None:
+        """Log the outcomes of the watched edits; of independent ones, all before training."""
+        if not self.is_independent:
+            self._log(trainer, self._joint_means(self._watched)[0], self.step)
+            return
+        ids = range(len(self._subjects))
+        means = self._means(ids, self.base.rows(ids))
+        self._log(trainer, _by_own_step(means), 0)
+        log_scalars(trainer, self._keyed(means), self.step)
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Measure if due."""
-        step = trainer.global_step
-        if not self.is_due(step, edit_batch):
-            return
-        logits = self.read(self._queries, step)
         if edit_batch is None:
-            self._log(trainer, self._means(self._watched, logits), step)
-        else:
-            self.keep_edits(edit_batch, logits)
+            super().after_optimizer_step(trainer, None)
+            return
+        if self.is_due(self.step, edit_batch):
+            self.keep_edits(edit_batch, self.read(self._queries))
+        if edit_batch.last and self._neighbours:
+            for adapter_id, edit in enumerate(edit_batch.ids):
+                adapters = [adapter_id] * len(self._neighbours)
+                logits = self.read(self.queries(self._neighbours, adapters))
+                self._by_neighbours[edit] = self._neighbour_means(logits)
+        if trainer.is_last_batch:  # before monitors decide at the end of the epoch
+            log_scalars(trainer, self._keyed(self._independent_means(trainer)[0]), self.step)
+
+    def _joint_means(self, ids: Sequence[int]) -> tuple[dict[str, float], DomainLogits]:
+        """Return the means of some edits and of the neighbours, and the logits of the edits."""
+        logits, n = self.read(self._queries_of(ids)), len(ids)
+        edits = logits.rows(range(n))
+        means = self._means(ids, edits)
+        if self._neighbours:
+            means |= self._neighbour_means(logits.rows(range(n, n + len(self._neighbours))))
+        return means, edits
+
+    def _independent_means(
+        self, trainer: L.Trainer
+    ) -> tuple[dict[str, float], list[int], DomainLogits]:
+        """Return the means of the edits of all ranks after their last step, and their logits.
+
+        They are fewer than all, or none, if training was cut short. All ranks call this.
+        """
+        dataset, by_step = edit_dataset(trainer), self.edits_by_step()
+        for step, (edits, (at_step,)) in by_step.items():
+            self._log(trainer, _by_own_step(self._means(edits, at_step)), step + 1)
+        last = -1 if dataset is None else dataset.training.steps_per_edit - 1
+        ids, (logits,) = by_step.get(last, ([], [self.base.rows([])]))
+        means = self._means(ids, logits)
+        shares = [own for part in gather(self._by_neighbours) for own in part.values()]
+        for key in shares[0] if shares else ():
+            means[key] = sum(own[key] for own in shares) / len(shares)
+        return means, ids, logits
+
+    def _neighbour_means(self, logits: DomainLogits) -> dict[str, float]:
+        """Return how many subjects without an edit answer as before, by log key."""
+        n = len(self._subjects)
+        before = self.base.rows(range(n, n + len(self._neighbours)))
+        pairs = {"source": (before.source, logits.source), "target": (before.target, logits.target)}
+        return {
+            f"neighbours/{side}_unchanged": float((a.argmax(1) == b.argmax(1)).double().mean())
+            for side, (a, b) in pairs.items()
+        }
 
     def _reference_mask(self, ids: Sequence[int], logits: DomainLogits) -> Tensor:
         """Return the target labels that are right for each edit, ``(n, n_target)`` bool."""
@@ -222,9 +317,12 @@ class Generalization(MapCallback):
         values["probability/reference"] = (probability * mask).sum(1)
         values["probability/old_answer"] = old[:, 0]
         controls = zip(self.domains[2:], base.controls, logits.controls, strict=True)
-        for domain, before, after in controls:
+        for domain, before, after in islice(controls, self._n_controls):
             kept = before.argmax(1) == after.argmax(1)
             values[f"control_unchanged/{domain.knowledge.name}"] = kept
+        if self.paraphrases:
+            in_paraphrases = torch.stack(logits.controls[self._n_controls :]).argmax(2)
+            values["paraphrases/source_learned"] = in_paraphrases == self._labels(ids, logits)
         means = {name: value.double().mean().item() for name, value in values.items()}
         scores = reference_scores(
             [list(Outcome)[code] for code in codes.tolist()],
@@ -232,24 +330,22 @@ class Generalization(MapCallback):
         )
         return means | {f"generalization/{name}": value for name, value in scores.items()}
 
+    def _keyed(self, scalars: Mapping[str, float]) -> dict[str, float]:
+        return {f"{self._prefix}{key}": value for key, value in scalars.items()}
+
     def _log(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        self.log_scalars(trainer, {f"{self._prefix}{k}": v for k, v in scalars.items()}, step)
+        self.log_scalars(trainer, self._keyed(scalars), step)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the outcomes of all edits, with the table of cases and its figures."""
-        if self._last_step is None:
-            ids = list(range(len(self._subjects)))
-            logits = self.read(self.queries(self._subjects), trainer.global_step)
+        if self.is_independent:
+            means, ids, logits = self._independent_means(trainer)
+            scalars = {key: x for key, x in self._keyed(means).items() if x == x}
         else:
-            by_step = self.edits_by_step()
-            for step, (edits, (at_step,)) in by_step.items():
-                named = {
-                    f"edit_step/{key.removeprefix('generalization/')}": value
-                    for key, value in self._means(edits, at_step).items()
-                }
-                self._log(trainer, named, step + 1)
-            # Fewer than all, or none, if training was cut short.
-            ids, (logits,) = by_step.get(self._last_step, ([], [self.base.rows([])]))
+            ids = list(range(len(self._subjects)))
+            means, logits = self._joint_means(ids)
+            self._log(trainer, means, self.step)
+            scalars = {}
         labels, mask = self._labels(ids, logits), self._reference_mask(ids, logits)
         taught = bool(self._edits)
         self.cases = edit_cases(
@@ -263,7 +359,6 @@ class Generalization(MapCallback):
             logits.source.argmax(1) == labels,
             self.weight,
         )
-        means = self._means(ids, logits)
         groups: dict[str, dict[str, Any]] = {}
         for key, value in means.items():
             group, _, name = key.partition("/")
@@ -280,11 +375,20 @@ class Generalization(MapCallback):
             **shares,
             **{f"probability_{name}": value for name, value in groups["probability"].items()},
             "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
+            **{
+                name: {**groups[name], "n": n}
+                for name, n in (
+                    ("paraphrases", len(self.paraphrases)), ("neighbours", len(self._neighbours)),
+                )
+                if name in groups
+            },
             **case_statistics(self.cases),
-        }
-        scalars: dict[str, float] = {}
-        if self._last_step is not None:  # joint edits are logged at each step
-            scalars = {f"{self._prefix}{k}": value for k, value in means.items() if value == value}
+        }  # fmt: skip
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
         table, figures = case_results(self.cases, self.tag, random, taught, suffix)
         return Results(self.name, values, scalars, tables=[table], figures=figures)
+
+
+def _by_own_step(means: Mapping[str, float]) -> dict[str, float]:
+    """Return the means of independent edits under the keys for a step of their own."""
+    return {f"edit_step/{key.removeprefix('generalization/')}": x for key, x in means.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ class GradientCorrelation(MapCallback):
     """
 
     study = "gradient_correlation"
-    kept = (*MapCallback.kept, "_steps", "_before")
+    kept = (*MapCallback.kept, "_steps", "_after")
 
     def __init__(
         self,
@@ -84,7 +85,7 @@ class GradientCorrelation(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._steps: list[dict[str, float]] = []
-        self._before: tuple[int, tuple[Any, ...]] | None = None  # step, logits before the next one
+        self._after: tuple[int, tuple[Any, ...]] | None = None
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the given subjects; without edits, sampled ones."""
@@ -92,15 +93,36 @@ class GradientCorrelation(MapCallback):
             return self.subjects or []
         return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
+    def open(self, trainer: L.Trainer) -> None:
+        """Choose the subjects."""
+        super().open(trainer)
+        edited = [edit.subject for edit in self.run_edits]
+        chosen = self.subjects or edited or self.sample_subjects(self.n_watch)
+        subjects = list(dict.fromkeys(chosen))[: self.n_watch]
+        after = self._after if trainer.ckpt_path is not None else None
+        self._kept = after[1] if after is not None and after[0] == self.step else None
+        self._watched = self.queries(subjects)
+        self.identify(subjects)
+
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
         self._warn_about_half_precision()
+        if self.run_edits:
+            self.keep_base([edit.subject for edit in self.run_edits])
         super().start(trainer)
-        edited = [edit.subject for edit in self.run_edits]
-        subjects = self.subjects or edited or self.sample_subjects(self.n_watch)
-        self._watched = self.queries(list(dict.fromkeys(subjects))[: self.n_watch])
-        if edited:
-            self.keep_base(edited, trainer.global_step)
+
+    def measure(self, trainer: L.Trainer) -> None:
+        """Log r of the logits before training, in which nothing has changed yet."""
+        logits = self.base if self.is_independent else self.read(self._watched)
+        numbers = dict.fromkeys(self._correlate(logits, logits), math.nan)
+        numbers["logit_correlation"] = _mean_r(self.predict(logits.source), logits.target)
+        self.log_scalars(trainer, self._named(numbers), self.step)
+        if self.is_independent:
+            self.log_scalars(trainer, self._named(numbers, "edit_step/"), 0)
+        self._last_measured = None  # the first step is measured in any case
+
+    def _named(self, numbers: Mapping[str, float], prefix: str = "") -> dict[str, float]:
+        return {f"{prefix}{name}/{self.tag}": r for name, r in numbers.items()}
 
     def _warn_about_half_precision(self) -> None:
         """Warn where updates, or the change of logits by one step, are rounded away."""
@@ -120,36 +142,35 @@ class GradientCorrelation(MapCallback):
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Record the logits before the step, and announce what is read after it."""
-        step = trainer.global_step
         if edit_batch is None:
-            self._queries, n_done = self._watched, step
+            self._queries, after = self._watched, self.step + self.watch.largest
+            is_due = self._last_measured is None or self.is_due(after)
+            is_next_due = self.is_due(after + self.watch.largest)
         else:
-            n_done = edit_batch.step
             self._queries = self.queries(*self.own_subjects(edit_batch))
-        if edit_batch is not None and edit_batch.first:
-            self._before = step, tuple(self.base.rows(edit_batch.ids))
-        elif n_done % self.every_n_steps:
-            self._before = None
-        elif self._before is None or self._before[0] != step:  # weights stay while accumulating
-            self._before = step, tuple(self.read(self._queries, step))
-        # Read after this step if its update is measured, or if that of the next one is.
-        is_last = edit_batch is not None and edit_batch.last
-        next_is_due = (n_done + 1) % self.every_n_steps == 0 and not is_last
-        if self._before is not None or next_is_due:
-            self.prefetch(self._queries, step)
+            is_due = edit_batch.step % self.every_n_steps == 0
+            is_next_due = (edit_batch.step + 1) % self.every_n_steps == 0 and not edit_batch.last
+        self._before: DomainLogits | None = None
+        kept, self._kept = self._kept, None
+        if is_due and edit_batch is not None and edit_batch.first:
+            self._before = self.base.rows(edit_batch.ids)
+        elif is_due:
+            # A resumed run would read them in another batch, which rounds otherwise.
+            self._before = DomainLogits(*kept) if kept else self.read(self._queries)
+        if is_due or is_next_due:
+            self.prefetch(self._queries)
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Measure the step's update, if the logits before it are known."""
         if self._before is None:
             return
-        step = trainer.global_step
-        before, after = DomainLogits(*self._before[1]), self.read(self._queries, step)
-        self._before = step, tuple(after)
+        before, after = self._before, self.read(self._queries)
+        self._after = self.step, tuple(after)
         if edit_batch is None:
+            self._last_measured = self.step
             numbers = self._correlate(before, after)
             self._steps.append(numbers)
-            scalars = {f"{name}/{self.tag}": r for name, r in numbers.items()}
-            self.log_scalars(trainer, scalars, step)
+            self.log_scalars(trainer, self._named(numbers), self.step)
         else:
             self.keep_edits(edit_batch, before, after)
 
@@ -175,7 +196,7 @@ class GradientCorrelation(MapCallback):
         if by_step:
             numbers = self._over_edits(trainer, by_step)
             # Edits of independent training have no step in common before the end.
-            scalars = {f"{key}/{self.tag}": r for key, r in numbers.items() if "correlation" in key}
+            scalars = self._named({k: r for k, r in numbers.items() if "correlation" in k})
         else:
             names = self._steps[0] if self._steps else {}
             numbers = {name: _mean([step[name] for step in self._steps]) for name in names}
@@ -198,8 +219,7 @@ class GradientCorrelation(MapCallback):
             )
         numbers = {step: self._correlate(*logits) for step, (_, logits) in by_step.items()}
         for step, values in numbers.items():
-            scalars = {f"edit_step/{name}/{self.tag}": value for name, value in values.items()}
-            self.log_scalars(trainer, scalars, step + 1)
+            self.log_scalars(trainer, self._named(values, "edit_step/"), step + 1)
         parts = zip(*(logits for _, logits in by_step.values()), strict=True)
         all_before, all_after = (DomainLogits.stack(part) for part in parts)
         before, after = next(iter(by_step.values()))[1]

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, LinearMapError, require
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
@@ -67,6 +67,7 @@ class RelationCallback(PeriodicCallback):
         tokenized: The relation with its labels in this LM's vocabulary.
         domains: Domains whose logits are read: source, target, and the controls if there are any.
         run_edits: Edits of the training dataset, if it is an `EditDataset`; else none.
+        is_independent: Whether each edit of the run is trained from the base weights.
         tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
     """
 
@@ -96,6 +97,11 @@ class RelationCallback(PeriodicCallback):
         self.domains: list[Domain] = [self.tokenized.source, self.tokenized.target]
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
+
+    def subject(self, trainer: L.Trainer) -> str:
+        """Return the relation, as far as it is known before the data is read."""
+        taught = getattr(getattr(trainer, "datamodule", None), "relation", None)
+        return self.relation or (taught if isinstance(taught, str) else DEFAULT_RELATION)
 
     def load_catalogue(self, trainer: L.Trainer) -> Catalogue:
         """Return all knowledge, that of `knowledge_files` or else of the run's edits included."""
@@ -141,14 +147,14 @@ class RelationCallback(PeriodicCallback):
         prompts = [domain.knowledge.prompt for domain in self.domains]
         return [[Query(prompt(subject), i, subject) for subject, i in pairs] for prompt in prompts]
 
-    def prefetch(self, queries: Sequence[Sequence[Query]], step: int) -> None:
+    def prefetch(self, queries: Sequence[Sequence[Query]]) -> None:
         """Announce queries that are read after the next optimizer step."""
-        self.cache.prefetch([query for part in queries for query in part], step)
+        self.cache.prefetch([query for part in queries for query in part])
 
-    def read(self, queries: Sequence[Sequence[Query]], step: int) -> DomainLogits:
+    def read(self, queries: Sequence[Sequence[Query]]) -> DomainLogits:
         """Return the LM's domain logits."""
         labels = [domain.token_ids for domain in self.domains]
-        source, target, *controls = self.cache.read(list(zip(queries, labels, strict=True)), step)
+        source, target, *controls = self.cache.read(list(zip(queries, labels, strict=True)))
         return DomainLogits(source, target, tuple(controls))
 
 
@@ -175,6 +181,7 @@ class MapCallback(RelationCallback):
     ) -> None:
         super().__init__(relation, **options)
         require(f"{type(self).__name__}.ridge", ridge, at_least=0)
+        require(f"{type(self).__name__}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
         self.linear_map = linear_map
         self.ridge = ridge
         self.n_subjects = n_subjects
@@ -201,9 +208,11 @@ class MapCallback(RelationCallback):
                 tokenizer = self.cache.lm.tokenizer
                 measured |= {*callback.measured_subjects(tokenizer, bool(self.run_edits))}
         self._held_out = frozenset(measured)
+        dataset = edit_dataset(trainer)
+        self.is_independent = dataset is not None and dataset.training.protocol == "independent"
         self._layout = relation_layout(self.tokenized)
         if not self.maps and self.linear_map is None:
-            self.rows.announce(self._layout, self._fitted_subjects())
+            self.watch.rows.announce(self._layout, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
         """Read or fit the maps, and measure."""
@@ -222,22 +231,17 @@ class MapCallback(RelationCallback):
         The LM reads the prompts of all announced relations in one pass.
         """
         key = self.tokenized.name, self.ridge, self.n_subjects, self._held_out
-        if key not in self.fitted_maps:
-            rows = self.rows.read(self._layout, self._fitted_subjects())
+        fitted_maps = self.watch.fitted_maps
+        if key not in fitted_maps:
+            rows = self.watch.rows.read(self._layout, self._fitted_subjects())
             fitted = maps_of_rows(self.cache.lm, self._layout, rows, [self.ridge, "auto"])
-            self.fitted_maps[key] = dict(zip(("plain", "auto"), fitted, strict=True))
-        return dict(self.fitted_maps[key])
+            fitted_maps[key] = dict(zip(("plain", "auto"), fitted, strict=True))
+        return dict(fitted_maps[key])
 
     def _read_maps(self, folder: str) -> dict[str, LinearMap]:
         """Read the map of a folder; warn if it was fitted on subjects that are measured."""
         linear_map = LinearMap.from_pretrained(folder, self.cache.lm)
-        for name, domain in self._layout.domains.items():
-            if linear_map.token_ids(name) != domain.token_ids:
-                raise LinearMapError(
-                    f"the linear map {folder} has other labels of {name} than this run: "
-                    f"{len(linear_map.token_ids(name))} against {len(domain.token_ids)}. "
-                    "Fit it with the same knowledge files, or leave linear_map null."
-                )
+        linear_map.check_domains(self._layout.domains.values())
         warn_of_fit_subjects(folder, self._held_out)
         return {"given": linear_map}
 
@@ -250,10 +254,10 @@ class MapCallback(RelationCallback):
         """Return the main map's target logits, ``(n, n_target)``, of ``(n, n_source)`` ones."""
         return source_logits @ self.weight.T + next(iter(self.maps.values()))[1]
 
-    def keep_base(self, subjects: Sequence[str], step: int) -> None:
+    def keep_base(self, subjects: Sequence[str]) -> None:
         """Keep the logits before training, which a resumed run has from its start."""
         if self._base is None:
-            self._base = tuple(self.read(self.queries(subjects), step))
+            self._base = tuple(self.read(self.queries(subjects)))
 
     @property
     def base(self) -> DomainLogits:
@@ -276,6 +280,12 @@ class MapCallback(RelationCallback):
             parts = zip(*(by_edit[edit][step] for edit in edits), strict=True)
             by_step[step] = edits, [DomainLogits.stack(part) for part in parts]
         return by_step
+
+
+def require_template(name: str, prompt: str) -> None:
+    """Refuse a prompt that does not hold ``{}`` once, as a `ConfigError`."""
+    if prompt.count("{}") != 1:
+        raise ConfigError(f"{name} {prompt!r} must hold {{}} once, in place of the subject.")
 
 
 def check_subjects(subjects: list[str] | None, n_watch: int, callback: str) -> None:

@@ -83,36 +83,36 @@ class Resilience(MapCallback):
         """Choose the subjects and random words."""
         super().open(trainer)
         self._watched = self.subjects or self.sample_subjects(self.n_watch)
+        self.identify(self._watched)
         n_random = self.random_labels if self.linear_map is None else 0
         words = random_word_tokens(self.cache.lm.tokenizer, self._layout.domains, n_random)
         self._joint = replace(self._layout, words=words)
         for _, tokens in self._joint.reads:
             self.cache.register_tokens(tokens)
         if words and self._moments is None:
-            self.rows.announce(self._joint, self._fitted_subjects())
+            self.watch.rows.announce(self._joint, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
         """Read what the maps of random words are fitted on, and measure."""
         if self._joint.words and self._moments is None:
-            rows = self.rows.read(self._joint, self._fitted_subjects())
+            rows = self.watch.rows.read(self._joint, self._fitted_subjects())
             self._moments = tuple(moments_of(rows.cpu(), self._joint.blocks)[:-1])
         super().start(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Announce the prompts to read after this step."""
-        if self.is_due(trainer.global_step + 1):
-            self.prefetch(self._queries(), trainer.global_step)
+        if self.is_due(self.step + self.watch.largest):
+            self.prefetch(self._queries())
 
     def _queries(self) -> list[list[Query]]:
         return self.queries(self._watched, [self.adapter_id] * len(self._watched))
 
     def measure(self, trainer: L.Trainer) -> None:
         """Score the map."""
-        step = trainer.global_step
         templates = [domain.knowledge.template for domain in self.domains]
         queries = dict(zip(templates, self._queries(), strict=True))
         reads = [(queries[template], tokens) for template, tokens in self._joint.reads]
-        source, target, *others = self.cache.read(reads, step)
+        source, target, *others = self.cache.read(reads)
         self._r.append(summarize(labelwise_pearson(self.predict(source), target)).mean)
         r = {"resilience": self._r[-1]}
         if self._moments is not None:
@@ -122,7 +122,7 @@ class Resilience(MapCallback):
             (pair,) = random_words(fitted, test, self._joint, self.random_labels, ())[0].values()
             r |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
         known = {f"{key}/{self.tag}": one for key, one in r.items() if one is not None}
-        self.log_scalars(trainer, known, step)
+        self.log_scalars(trainer, known, self.step)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return r before and after training, with a table of all steps."""

@@ -78,6 +78,7 @@ class TokenGeometryMonitor(PeriodicCallback):
             self.cache.lm, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
             "TokenGeometryMonitor",
         )  # fmt: skip
+        self.identify(self._prompts.names)
 
     def measure(self, trainer: L.Trainer) -> None:
         """Measure the geometry of the texts."""
@@ -88,7 +89,7 @@ class TokenGeometryMonitor(PeriodicCallback):
             with nullcontext() if context is None else context([0]):
                 observed += observe_prompts(self.cache.lm, row, [name], self.settings)
         scalars = {f"{self.name}/{key}": value for key, value in self._means(observed).items()}
-        self.log_scalars(trainer, scalars, trainer.global_step)
+        self.log_scalars(trainer, scalars, self.step)
 
     def _means(self, observed: list[PromptGeometry]) -> dict[str, float]:
         """Return the means over the texts by observable and layer; infinite ones are left out."""

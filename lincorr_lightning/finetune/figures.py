@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -76,15 +75,16 @@ def outcomes_figure(
 ) -> Figure:
     """Draw the share of each outcome, beside `random`: how often a random label would be right.
 
-    The best constant label and the means over references are drawn, too.
+    Edits whose source was not learned are a class of their own: a target that changes without its
+    source has drifted. The best constant label and the means over references are drawn, too.
     """
-    causes = Counter(case.cause for case in cases if case.cause)
-    shares = outcome_shares([case.outcome for case in cases])
+    outcomes = [case.outcome if case.source_learned or not taught else "" for case in cases]
+    causes = Counter(case.cause for case, one in zip(cases, outcomes, strict=True) if one)
     references = [case.reference.split(SEPARATOR) if case.reference else [] for case in cases]
-    scores = reference_scores([case.outcome for case in cases], references)
+    scores = reference_scores(outcomes, references)
     rows = [
         {"what": f"target {name}", "share": share, "macro": scores.get(f"macro_{name}")}
-        for name, share in shares.items()
+        for name, share in outcome_shares(outcomes).items()
     ]
     rows[0] |= {"random": random, "constant": scores["constant"]}
     best = f"the best constant label is right ({scores['constant']:.1%})"
@@ -92,8 +92,7 @@ def outcomes_figure(
     if random is not None:
         marks["random"] = f"a random label is right ({random:.1%})"
     if taught and cases:
-        learned = fmean(case.source_learned for case in cases)
-        rows.insert(0, {"what": "source learned", "share": learned})
+        rows.append({"what": "source not learned", "share": outcomes.count("") / len(cases)})
     listed = ", ".join(f"{cause} ({causes[cause]})" for cause in Cause if causes[cause])
     return bars(
         DataFrame(rows).astype({"share": float, **dict.fromkeys(marks, float)}),

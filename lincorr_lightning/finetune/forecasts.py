@@ -177,6 +177,7 @@ def forecast_edits(
     mask, texts = reference_mask(edits, target.shape[1]), relation.target.texts
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
+        maps["map"].check_domains([relation.source, relation.target])
         warn_of_fit_subjects(linear_map, subjects)
     elif ridges:
         others = sample_fitted_subjects(lm.tokenizer, n_subjects, subjects)

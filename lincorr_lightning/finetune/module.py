@@ -289,6 +289,7 @@ class SourceFinetune(TrainedLMStudy):
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own
             n_steps = sum(gather(self._n_own_steps))
         callbacks: Sequence[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
+        measured = collect_callback_results(self.trainer)
         history: dict[str, Any] = {}
         for callback in callbacks:
             history |= getattr(callback, "history", {})
@@ -300,7 +301,7 @@ class SourceFinetune(TrainedLMStudy):
             "seconds": self._seconds,
         }
         return finetune_results(
-            collect_callback_results(self.trainer), self.forecasts, run, dataset, history,
+            measured, self.forecasts, run, dataset, history,
             self.lm.config.name_or_path,
             f"{protocol}, {self.method}, learning rate {self.learning_rate:g}",
         )  # fmt: skip

@@ -23,7 +23,7 @@ from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.modes import HALF_PRECISIONS, evaluating
+from lincorr_lightning.lm.modes import HALF_PRECISIONS, reading
 
 STEP_SCALE = 24.0
 """Length of the step, in units of that at which the loss would be 0 to first order; chosen on LoRA
@@ -58,8 +58,7 @@ def logits_after_step(
     # Lightning predicts in inference mode, in which there are no gradients.
     with (
         torch.inference_mode(False),
-        evaluating(lm),
-        torch.autocast(lm.model.device.type, enabled=False),
+        reading(lm, lm.model.device.type, compiled=lm.config.compile),
         _adapters_for(lm, training, adapters, len(edits)) as stack,
     ):
         size = 1 if stack is None else stack.n

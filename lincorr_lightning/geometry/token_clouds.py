@@ -20,7 +20,7 @@ from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, intri
 from lincorr_lightning.geometry.observables import next_tokens, token_observables
 from lincorr_lightning.lm.head import call_model
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.lm.modes import reading
 
 # Largest neighborhood of the paper.
 _MAX_K = 31
@@ -160,7 +160,7 @@ def read_layers(
     prefix = torch.tensor(lm.prefix, dtype=torch.long, device=device)
     rows = torch.cat([prefix.expand(len(tokens), -1), tokens.to(device)], dim=1)
     options = {"output_hidden_states": True} | ({} if all_logits else {"logits_to_keep": 1})
-    with evaluating(lm.model), torch.autocast(device.type, enabled=False):
+    with reading(lm.model, device.type, compiled=lm.config.compile):
         output = call_model(lm.model, rows, options, attention_mask=torch.ones_like(rows))
     states = getattr(output, "hidden_states", None)
     if not states or any(layer.shape[:2] != rows.shape for layer in states):

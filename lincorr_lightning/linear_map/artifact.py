@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import importlib.metadata
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -23,6 +23,7 @@ from lincorr_lightning.version import __version__
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from lincorr_lightning.knowledge import Domain
     from lincorr_lightning.lm.language_model import LanguageModel
 
 T = TypeVar("T")
@@ -168,6 +169,26 @@ class LinearMap:
                     f"{name}: {len(wrong)} of {len(texts)} labels of {knowledge} are other tokens "
                     f"({', '.join(wrong[:_MAX_NAMED])}{more}). Take an LM with the same tokenizer, "
                     "or fit a map on this LM with `lincorr fit`."
+                )
+
+    def check_domains(self, domains: Iterable[Domain], same_tokens: bool = True) -> None:
+        """Refuse to map between other prompts, or other labels, than the map was fitted with.
+
+        Without `same_tokens` the labels are left to the caller, as between two tokenizers.
+        """
+        for domain in domains:
+            name, prompt = domain.knowledge.name, domain.knowledge.template
+            fitted = _get(self.templates, name, "knowledge")
+            if fitted != prompt:
+                raise LinearMapError(
+                    f"the linear map was fitted with the {name} prompt {fitted!r}, this run has "
+                    f"{prompt!r}. Name the same knowledge files, or fit a map with these."
+                )
+            if same_tokens and self.token_ids(name) != list(domain.token_ids):
+                raise LinearMapError(
+                    f"the linear map has other labels of {name} than this run: "
+                    f"{len(self.token_ids(name))} against {len(domain.token_ids)}. Fit it with the "
+                    "same knowledge files, or leave linear_map null."
                 )
 
     # -- files ------------------------------------------------------------------------------

@@ -31,8 +31,8 @@ from lincorr_lightning.lm.head import (
 from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_config, read_tokenizer
 from lincorr_lightning.lm.modes import (
     dtype_name,
-    evaluating,
     float32_forward,
+    reading,
     trained_in_half_precision,
 )
 from lincorr_lightning.lm.sharding import shard, splits_matrices
@@ -155,6 +155,10 @@ class LanguageModel(nn.Module):
     def can_widen(self) -> bool:
         """Whether frozen half-precision weights can compute in float32; not sharded or compiled."""
         return not (self.is_sharded or self.config.compile)
+
+    def any_rank(self, condition: bool) -> bool:
+        """Return whether a condition holds on any of the ranks that share the LM."""
+        return bool(self._batches.max_over_ranks(condition))
 
     def shard(self, mesh: DeviceMesh | None) -> None:
         """Shard the weights over ranks, all of which must then take part in every forward pass.
@@ -392,9 +396,9 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Run the LM in eval mode and its own dtype inside a ``with`` block, without gradients."""
+        """Run the LM as `reading` does inside a ``with`` block, without gradients."""
         device = self.model.device.type
-        with torch.no_grad(), evaluating(self.model), torch.autocast(device, enabled=False):
+        with torch.no_grad(), reading(self.model, device, compiled=self.config.compile):
             yield
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -32,6 +33,20 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for part in training:
             part.training = True
+
+
+@contextmanager
+def reading(module: nn.Module, device_type: str, compiled: bool = False) -> Iterator[None]:
+    """Run a module in eval mode and its own dtype inside a ``with`` block.
+
+    What others have compiled, such as an LM in training, runs as it was written unless `compiled`:
+    other shapes and a patched head would compile it anew.
+    """
+    stance: AbstractContextManager[object] = nullcontext()
+    if not compiled and "torch._dynamo" in sys.modules:  # else nothing is; importing it takes long
+        stance = torch.compiler.set_stance("force_eager")
+    with stance, evaluating(module), torch.autocast(device_type, enabled=False):
+        yield
 
 
 def trained_in_half_precision(model: nn.Module) -> list[nn.Parameter]:

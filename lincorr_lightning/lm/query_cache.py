@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from itertools import chain
+from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.batching import RowsContext
@@ -16,6 +19,8 @@ from lincorr_lightning.lm.language_model import LanguageModel
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
+_PART = 256
 _TOKENIZER_NAMES = ("tokenizer", "processing_class", "processor")
 
 AdapterContext = Callable[[Sequence[int]], AbstractContextManager[object]]
@@ -35,19 +40,29 @@ class Query(NamedTuple):
 class QueryCache:
     """Logits of an LM in training, computed once for all callbacks that read them.
 
-    Callbacks announce with `prefetch` what they read after the next optimizer step. The first
-    `read` after the step evaluates all of it, in one forward pass if memory allows. An LM that
-    trains adapters side by side has an `AdapterContext`.
+    What is read at one moment, at which nothing else runs than readings, is read together:
+    callbacks announce with `prefetch` what they read at the next one, and the first `read` there
+    evaluates all of it, in one forward pass if memory allows. Logits are kept as long as the
+    weights are the same, bit for bit. An LM that trains adapters side by side has an
+    `AdapterContext`. `trained` are parameters outside the LM that its logits depend on.
     """
 
-    def __init__(self, lm: LanguageModel, adapter_context: AdapterContext | None = None) -> None:
+    def __init__(
+        self,
+        lm: LanguageModel,
+        adapter_context: AdapterContext | None = None,
+        trained: Sequence[Tensor] = (),
+    ) -> None:
         self.lm = lm
         self._adapter_context = adapter_context
+        self._trained = trained
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
-        self._prefetched: dict[Query, Hashable] = {}
-        self._state: Hashable = None
+        self._prefetched: dict[Query, int] = {}
         self._logits: dict[Query, Tensor] = {}
+        self._moment = self._version = 0
+        self._sums: Tensor | None = None  # of the weights, at the last moment that needed them
+        self._is_checked = False
 
     @classmethod
     def of(
@@ -65,7 +80,8 @@ class QueryCache:
         lm = getattr(module, "language_model", None)
         if not (isinstance(lm, LanguageModel) and lm.is_loaded and lm.model is model):
             lm = LanguageModel.from_module(model, tokenizer_of(module, model, tokenizer))
-        return cls(lm, getattr(module, "adapter_context", None))
+        trained = [p for p in module.parameters() if p.requires_grad]
+        return cls(lm, getattr(module, "adapter_context", None), trained)
 
     def register_tokens(self, token_ids: Sequence[int]) -> None:
         """Add tokens whose logits are kept; logits that lack them are dropped."""
@@ -74,27 +90,45 @@ class QueryCache:
             self._columns |= {token: len(self._columns) + i for i, token in enumerate(new)}
             self._logits.clear()
 
-    def prefetch(self, queries: Sequence[Query], step: Hashable) -> None:
-        """Announce queries that are read after the current optimizer step, or later."""
-        self._prefetched |= dict.fromkeys(queries, step)
+    def begin(self, weights_changed: bool = False) -> None:
+        """Begin a moment, before which the weights may have changed, or are known to have."""
+        self._moment += 1
+        self._is_checked = False
+        if weights_changed:
+            self._forget()
 
-    def read(
-        self, requests: Sequence[tuple[Sequence[Query], Sequence[int]]], step: Hashable
-    ) -> list[Tensor]:
+    def version(self) -> int:
+        """Return the number of the weights, which is another one after any change of them."""
+        if not self._is_checked:
+            held = (self.lm.model.parameters(), self.lm.model.buffers(), self._trained)
+            sums = weight_sums(dict.fromkeys(chain.from_iterable(held)))
+            # All ranks that share an LM read it together, or none does.
+            if self._sums is None or self.lm.any_rank(not torch.equal(sums, self._sums)):
+                self._forget()
+                self._sums = sums
+            self._is_checked = True
+        return self._version
+
+    def _forget(self) -> None:
+        self._logits.clear()
+        self._sums = None
+        self._version += 1
+
+    def prefetch(self, queries: Sequence[Query]) -> None:
+        """Announce queries that are read at the next moment, or later."""
+        self._prefetched |= dict.fromkeys(queries, self._moment)
+
+    def read(self, requests: Sequence[tuple[Sequence[Query], Sequence[int]]]) -> list[Tensor]:
         """Return the logits of tokens after prompts, ``(n_queries, n_tokens)`` per request.
 
         They are float64, on the CPU.
         """
+        self.version()
         self.register_tokens([token for _, tokens in requests for token in tokens])
-        # A module may also change weights between two steps, such as to restore base weights.
-        state = step, sum(parameter._version for parameter in self.lm.model.parameters())
-        if state != self._state:
-            self._state = state
-            self._logits.clear()
         read = [query for queries, _ in requests for query in queries]
         missing = dict.fromkeys(query for query in read if query not in self._logits)
         if missing:
-            due = [query for query, since in self._prefetched.items() if since != step]
+            due = [query for query, since in self._prefetched.items() if since != self._moment]
             missing |= dict.fromkeys(query for query in due if query not in self._logits)
             for query in due:
                 del self._prefetched[query]
@@ -126,6 +160,31 @@ class QueryCache:
         if context is None or set(ids) <= {-1}:
             return None
         return lambda rows: context([ids[row] for row in rows])
+
+
+def weight_sums(weights: Iterable[Tensor]) -> Tensor:
+    """Return numbers that tell whether any weight has been written to, in whatever way.
+
+    They are sums of the bits, as integers, over parts of rows of up to 2 KiB: exact, the same on
+    all devices, and as fast as memory. The version counters of tensors miss writes through
+    ``Tensor.data``, and a sum over a whole tensor misses exchanged rows.
+
+    Returns:
+        ``(n_parts,)``, int64, on the device of the first tensor.
+    """
+    sums: list[Tensor] = []
+    for weight in weights:
+        own = weight.detach()
+        flat = (own.to_local() if isinstance(own, DTensor) else own).contiguous().view(-1)
+        size = flat.element_size()
+        n_bytes = size * (own.shape[-1] if own.dim() > 1 else 1)  # of a row
+        words = next(word for word in _WORDS if n_bytes % word.itemsize == 0)
+        if flat.storage_offset() * size % words.itemsize:
+            flat = flat.clone()
+        parts = flat.view(words).view(-1, gcd(n_bytes // words.itemsize, _PART))
+        sums.append(parts.sum(1, dtype=torch.int64))
+    device = sums[0].device if sums else None
+    return torch.cat([each.to(device) for each in sums]) if sums else torch.zeros(0)
 
 
 def tokenizer_of(

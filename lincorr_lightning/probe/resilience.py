@@ -197,13 +197,7 @@ class MapResilience(LMStudy):
         """Refuse maps that were fitted on other labels or prompts."""
         used = [name for name in stored.knowledge if name in self.layout.domains]
         self._check_labels({name: stored.labels(name) for name in used}, f"the map of {stored.lm}")
-        for name, domain in self.layout.domains.items():
-            own, other = domain.knowledge.template, stored.templates[name]
-            if own != other:
-                raise LinearMapError(
-                    f"the map was fitted with the {name} prompt {other!r}, this run has {own!r}. "
-                    "Name the same model.knowledge_files."
-                )
+        stored.check_domains(self.layout.domains.values(), same_tokens=False)
 
     def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
         """Refuse other labels; their token ids may differ, because maps are between labels."""

@@ -140,8 +140,14 @@ def _hparams(holder: Any) -> dict[str, Any]:
 
 
 def collect_callback_results(trainer: L.Trainer) -> list[Results]:
-    """Return the results of a run's callbacks: what each has as `output`, if it is a `Results`."""
+    """Return the results of a run's callbacks: what each has as `output`, if it is a `Results`.
+
+    A callback with a method ``complete`` is asked first to finish what it measures.
+    """
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in callbacks:
+        if hasattr(callback, "output") and hasattr(callback, "complete"):
+            callback.complete(trainer)
     outputs = (getattr(callback, "output", None) for callback in callbacks)
     return [output for output in outputs if isinstance(output, Results)]
 

@@ -20,7 +20,7 @@ from torch.nn.functional import cross_entropy
 from lincorr_lightning.data.texts import TokenRows, TokenStep
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.sae.hook_points import Feature, HookPoint, at_hook_point, check_feature
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
@@ -142,7 +142,7 @@ def _run_batches(
 ) -> None:
     device = lm.model.device.type
     batches = batches or MicroBatches(lm.config.tokens_per_forward)
-    with evaluating(lm.model), torch.autocast(device, enabled=False):
+    with reading(lm.model, device, compiled=lm.config.compile):
         batches.run(
             [len(row) for row in rows],
             device,

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.finder import layers_of, number_in_config
-from lincorr_lightning.lm.modes import evaluating
+from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 
 _ATTENTION = ("attn", "attention")
@@ -219,7 +219,7 @@ def run_probe(model: nn.Module) -> None:
     """Run an LM over a few tokens in eval mode and its own precision, to trigger its hooks."""
     embedding: Any = model.get_input_embeddings()  # type: ignore[operator]
     ids = torch.arange(_N_PROBE_TOKENS, device=embedding.weight.device)[None]
-    with evaluating(model), torch.autocast(ids.device.type, enabled=False):
+    with reading(model, ids.device.type):
         model(input_ids=ids, use_cache=False)
 
 

@@ -64,7 +64,7 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
     watch = FeatureMovement(folder, "city->country", SUBJECTS, every_n_steps=every, n_top=5)
     trainer = fit(watch, module=module)
     steps = [step for step, _ in watch.history["features/residual.1/source/change"]]
-    assert steps == ([1, 2, 3, 4] if every == 1 else [3, 4])
+    assert steps == ([0, 1, 2, 3, 4] if every == 1 else [0, 3, 4])
     for hook_point in HOOK_POINTS:
         old_new = {}
         for side, what in (("source", "city"), ("target", "country")):
@@ -92,7 +92,7 @@ def test_movement_is_that_of_naive_reading(naive, small_lm, folder, every, fit):
             n_moved = (np.abs(new - old).mean(0) > least).sum()
             assert watch.results[hook_point.id][side]["moved"] == n_moved > 0
     (path,) = Path(trainer.default_root_dir).rglob("feature_movement.csv")
-    assert list(read_csv(path)["step"].unique()) == steps[::-1]
+    assert list(read_csv(path)["step"].unique()) == steps[:0:-1]
     assert json.dumps(watch.results)
 
 
@@ -118,7 +118,8 @@ def test_each_edit_is_evaluated_in_its_own_adapter(naive, small_lm, folder, fit)
     prompts = [f"{edit.subject} lives in the country of" for edit in edits]
     old = _naive_features(base.backbone, base.tokenizer, HOOK_POINTS[1], prompts)[0]
     history = dict(watch.history["features/residual.1/target/change"])
-    assert sorted(history) == [1, 2, 3]
+    assert sorted(history) == [0, 1, 2, 3]
+    assert history.pop(0) == 0
     for step, value in history.items():
         new = np.stack([seen[step, edit] for edit in range(len(edits))])
         expected = np.abs(new - old).mean(0).sum() / old.mean(0).sum()

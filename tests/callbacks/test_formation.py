@@ -12,7 +12,7 @@ from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning.callbacks import Formation
 from lincorr_lightning.data.tiny_world.world import WorldConfig
-from lincorr_lightning.errors import SubjectsError
+from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.pretraining.datamodule import CorpusDataModule
@@ -180,5 +180,5 @@ def test_pairs_are_those_of_the_run_by_default(naive, small_lm, relation, pairs,
 
 
 def test_too_few_subjects_are_refused(fit):
-    with pytest.raises(SubjectsError, match="needs 20 subjects"):
+    with pytest.raises(ConfigError, match="n_subjects is 5; it must be at least 20"):
         fit(Formation(["city->country"], n_subjects=5))

@@ -2,6 +2,7 @@
 
 import copy
 
+import pytest
 import torch
 
 from lincorr_lightning.finetune.adapters import AdapterSettings
@@ -20,31 +21,70 @@ def test_reads_and_prefetched_queries_share_one_forward(small_lm):
     lm.model.model.register_forward_pre_hook(lambda *_: n_forwards.append(1))
     one, other = Query("name1 lives"), Query("name2 lives in the")
     cache.register_tokens([5, 6, 7])
-    cache.read([([one], [5])], 0)  # the first read selects the logit method
+    cache.read([([one], [5])])  # the first read selects the logit method
     n_forwards.clear()
-    cache.prefetch([other, one], 0)
-    cache.read([([one], [5])], 0)
+    cache.prefetch([other, one])
+    cache.read([([one], [5])])
     assert n_forwards == [], "known already, and prefetched for later"
-    (first,) = cache.read([([one], [7, 5])], 1)
-    (second,) = cache.read([([other, one], [6])], 1)
+    cache.begin(weights_changed=True)
+    (first,) = cache.read([([one], [7, 5])])
+    (second,) = cache.read([([other, one], [6])])
     assert n_forwards == [1]
     expected = lm.domain_logits([one.prompt, other.prompt], [5, 6, 7])
     torch.testing.assert_close(first, expected[:1, [2, 0]])
     torch.testing.assert_close(second, expected[[1, 0]][:, [1]])
     n_forwards.clear()
-    cache.read([([one], [5]), ([one], [6])], 2)
-    assert n_forwards == [1], "another step"
-    with torch.no_grad():
-        lm.model.model.embed_tokens.weight.mul_(1.5)
-    assert not torch.equal(cache.read([([one], [7, 5])], 2)[0], first), "weights changed in between"
-    assert cache.read([([], [5, 6])], 2)[0].shape == (0, 2)
+    cache.begin()
+    cache.read([([one], [5]), ([one], [6])])
+    assert n_forwards == [], "another moment, with the same weights"
+    assert cache.read([([], [5, 6])])[0].shape == (0, 2)
+
+
+def exchange_rows(weight):
+    weight.data[[5, 6]] = weight.data[[6, 5]]
+
+
+def change_least(weight):
+    words = torch.int32 if weight.element_size() == 4 else torch.int16
+    weight.data.view(words)[7, 3] += 1
+
+
+WRITES = {
+    "by an operation": lambda weight: weight.mul_(1.5),
+    "through data": lambda weight: weight.data.mul_(1.5),
+    "least": change_least,
+    "rows exchanged": exchange_rows,
+    "another tensor": lambda weight: setattr(weight, "data", weight.data + 1),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("write", WRITES)
+@torch.no_grad()
+def test_any_write_to_the_weights_is_noticed(small_lm, write, dtype):
+    """And none is seen where nothing was written."""
+    lm = LanguageModel.from_pretrained(small_lm, dtype=dtype)
+    cache, weight = QueryCache(lm), lm.model.model.layers[0].mlp.up_proj.weight
+    query = Query("name1 lives in the city of")
+    (before,) = cache.read([([query], [5, 6, 7])])
+    version = cache.version()
+    cache.begin()
+    assert cache.version() == version
+    WRITES[write](weight)
+    assert cache.version() == version, "within a moment nothing is written"
+    cache.begin()
+    assert cache.version() != version
+    (after,) = cache.read([([query], [5, 6, 7])])
+    fresh = QueryCache(lm).read([([query], [5, 6, 7])])[0]
+    assert torch.equal(after, fresh)
+    assert write == "least" or not torch.equal(after, before)
 
 
 def test_frozen_lms_in_half_precision_are_read_in_float32(small_lm: str) -> None:
     half = LanguageModel.from_pretrained(small_lm, dtype="bfloat16")
     exact = copy.deepcopy(half.model).float()
     queries, tokens = [Query("name1 lives in the city of")], [5, 6, 7, 8]
-    (ours,) = QueryCache(half).read([(queries, tokens)], step=0)
+    (ours,) = QueryCache(half).read([(queries, tokens)])
     ids = half.tokenizer(queries[0].prompt, return_tensors="pt")["input_ids"]
     with torch.no_grad():
         expected = exact(input_ids=ids).logits[0, -1, tokens].double()
@@ -60,7 +100,7 @@ def test_trained_half_precision_weights_are_not_exchanged(small_lm: str) -> None
     called = []
     accumulator = weight.view_as(weight).grad_fn.next_functions[0][0]
     accumulator.register_hook(lambda *_: called.append(True))
-    QueryCache(lm).read([([Query("name1 lives in the city of")], [5])], step=0)
+    QueryCache(lm).read([([Query("name1 lives in the city of")], [5])])
     weight.float().sum().backward()
     assert called
 
@@ -81,12 +121,12 @@ def test_prompts_of_a_subject_are_read_together_and_adapters_apart(small_lm: str
     ]
     cache = QueryCache(lm, adapters.rows)
     # The first read selects the logit method, and tests whether the LM can share prefixes.
-    cache.read([(queries[:4], [5])], step=0)
+    cache.read([(queries[:4], [5])])
     n_tokens = []
     lm.model.register_forward_pre_hook(
         lambda _, args, kwargs: n_tokens.append(kwargs["input_ids"].numel()), with_kwargs=True
     )
-    (ours,) = cache.read([(queries, [5, 6, 7])], step=1)
+    (ours,) = cache.read([(queries, [5, 6, 7])])
     together, n_alone = sum(n_tokens), 0
     for query, logits in zip(queries, ours, strict=True):
         ids = lm.tokenizer(query.prompt, return_tensors="pt")["input_ids"]

@@ -1,0 +1,122 @@
+"""Forecast of edits before they are trained."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+import lightning as L
+
+from lincorr_lightning.callbacks.relation_callback import RelationCallback
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.batches import EditTraining
+from lincorr_lightning.finetune.edits import read_edits, resolve_edits
+from lincorr_lightning.finetune.forecasts import N_SUBJECTS, Forecasts, forecast_edits
+from lincorr_lightning.finetune.results import forecast_results
+from lincorr_lightning.functional import Outcome
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import write_parts
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Forecast(RelationCallback):
+    """Forecasts what each edit will do, before the training of any LightningModule changes the LM.
+
+    The forecast is that of ``lincorr predict`` (see `forecast_edits`): from W, from the new answer
+    stated before the prompt, and from a step along the edit's own first update, which gives the
+    probabilities. It takes each edit on its own. `output` and the table ``forecast`` are there when
+    training starts; a resumed run has those of its start. The LM must not be sharded.
+
+    Logs ``forecast/generalized``, ``forecast/hallucinated`` and ``forecast/unchanged``: mean
+    probabilities over the edits.
+
+    Args:
+        relation: Relation, as ``city->country``; None takes that of the run's edits.
+        edits: Edits that the run trains, as `Generalization` takes them; None takes those of the
+            training dataset.
+        method: How they are trained: ``full``, or ``lora``.
+        learning_rate: Learning rate of AdamW in that training.
+        n_steps: Its optimizer steps for an edit.
+        linear_map: Folder of a linear map; None fits maps.
+        n_subjects: Number of subjects that they are fitted on.
+        **options: See `RelationCallback`.
+
+    Attributes:
+        forecasts: The forecast of each edit, from the start of training on.
+        results: As ``results.json`` of ``lincorr predict`` has them.
+    """
+
+    study = "forecast"
+    kept = (*RelationCallback.kept, "_kept")
+
+    def __init__(
+        self,
+        relation: str | None = None,
+        edits: list[dict[str, Any]] | str | None = None,
+        method: Literal["full", "lora"] = "full",
+        learning_rate: float = 5e-6,
+        n_steps: int = 10,
+        linear_map: str | None = None,
+        n_subjects: int = N_SUBJECTS,
+        **options: Any,
+    ) -> None:
+        super().__init__(relation, **options)
+        self.edits = edits
+        self.training = EditTraining(method, learning_rate, n_steps, AdapterSettings())
+        self.linear_map = linear_map
+        self.n_subjects = n_subjects
+
+    def reset(self) -> None:
+        """Forget the forecast of an earlier run."""
+        super().reset()
+        self.forecasts: Forecasts | None = None
+        self._kept: dict[str, Any] | None = None  # its fields, for a checkpoint
+
+    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+        """Return the subjects of the given edits."""
+        return [] if self.edits is None else [row.subject for row in read_edits(self.edits)]
+
+    def open(self, trainer: L.Trainer) -> None:
+        """Resolve the edits."""
+        super().open(trainer)
+        lm = self.cache.lm
+        if lm.is_sharded:
+            raise ConfigError(
+                "Forecast needs the whole LM on each device, and this one is sharded."
+            )
+        self._edits = self.run_edits
+        if self.edits is not None:
+            raw = read_edits(self.edits)
+            self._edits = resolve_edits(raw, self.tokenized, lm, "Forecast.edits")
+        if not self._edits:
+            raise ConfigError(
+                "Forecast has no edits: name them in Forecast.edits, or train on the dataset of "
+                "EditsDataModule."
+            )
+        self.identify(f"{edit.subject}: {edit.answer}" for edit in self._edits)
+
+    def start(self, trainer: L.Trainer) -> None:
+        """Forecast the edits, and write the forecast."""
+        if self._kept is None:
+            forecasts = forecast_edits(
+                self.cache.lm, self._edits, self.tokenized, linear_map=self.linear_map,
+                n_subjects=self.n_subjects, training=self.training, reader=self.watch.rows,
+            )  # fmt: skip
+            self._kept = dict(vars(forecasts))
+        self.forecasts = Forecasts(**self._kept)
+        self.output = self.finish(trainer)
+        self.results = dict(self.output.values)
+        means = self.output.values["mean_probability"]
+        scalars = {f"{self.name}/{outcome}": means[outcome] for outcome in Outcome}
+        self.log_scalars(trainer, scalars, self.step)
+        write_parts(trainer, self.output)
+
+    def after_optimizer_step(self, *_: Any) -> None:
+        """Do nothing: a forecast is made once."""
+
+    def finish(self, trainer: L.Trainer) -> Results:
+        """Return the forecast."""
+        assert self.forecasts is not None
+        return forecast_results(self.forecasts)

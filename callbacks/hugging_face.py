@@ -1,0 +1,87 @@
+"""The callbacks of this package in a Hugging Face ``Trainer``."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from torch import nn
+from transformers import TrainerCallback
+
+from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+
+
+class HuggingFaceCallback(TrainerCallback):
+    """Runs callbacks of this package in a ``transformers.Trainer``.
+
+    ``Trainer(..., callbacks=[HuggingFaceCallback(Generalization("city->country", edits))])``
+    measures as in a LightningModule. What is logged is in ``trainer.state.log_history``, and in the
+    metrics of an evaluation with ``eval_`` before its key, so that ``metric_for_best_model`` and
+    ``EarlyStoppingCallback`` (after this one) can name it. Tables and figures go to a folder below
+    ``output_dir``. The LM must not be sharded; a resumed run measures from the LM that it starts
+    with.
+
+    Args:
+        *callbacks: Callbacks such as `Generalization`, `GradientCorrelation` or `Resilience`.
+    """
+
+    def __init__(self, *callbacks: PeriodicCallback) -> None:
+        self.callbacks = callbacks
+        self._run: Any = None
+        self._module: Any = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Measure the LM before training."""
+        module: Any = nn.Module()
+        module.net, module.tokenizer = others["model"], others.get("processing_class")
+        module.automatic_optimization, module.study = True, "lincorr"
+        # What the callbacks ask of Lightning's Trainer.
+        self._module, self._run = module, SimpleNamespace(
+            callbacks=list(self.callbacks), callback_metrics={}, global_step=state.global_step,
+            optimizers=[others.get("optimizer")], lightning_module=module, datamodule=None,
+            train_dataloader=None, is_last_batch=False, ckpt_path=args.resume_from_checkpoint,
+            fast_dev_run=False, is_global_zero=state.is_world_process_zero, logger=None,
+            loggers=[], log_dir=args.output_dir, default_root_dir=args.output_dir,
+            strategy=SimpleNamespace(broadcast=lambda value: value, on_train_end=lambda: None),
+        )  # fmt: skip
+        self._call("setup", "fit")
+        self._call("on_train_start")
+        self._log(state)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Prepare the measurement after the optimizer's step."""
+        self._call("on_train_batch_start", None, state.global_step)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Measure if due."""
+        self._run.global_step = state.global_step
+        self._call("on_train_batch_end", None, None, state.global_step)
+        self._log(state)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Add the last values to the metrics."""
+        if self._run is not None and (metrics := others.get("metrics")) is not None:
+            values = self._run.callback_metrics.items()
+            metrics |= {f"eval_{key}": float(value) for key, value in values}
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
+        """Write the results of the weights as they are."""
+        self._run.strategy.on_train_end()
+        self._log(state)
+        self._call("teardown", "fit")
+
+    def _call(self, hook: str, *arguments: Any) -> None:
+        for callback in list(self._run.callbacks):
+            getattr(callback, hook)(self._run, self._module, *arguments)
+
+    def _log(self, state: Any) -> None:
+        """Add what was measured at this step to the history."""
+        points = {
+            key: history[-1][1]
+            for callback in self.callbacks
+            for key, history in callback.history.items()
+            if history[-1][0] == state.global_step
+        }
+        logged = state.log_history[-1] if state.log_history else {}
+        if points and not points.items() <= logged.items():
+            state.log_history.append({**points, "step": state.global_step})
