@@ -205,6 +205,8 @@ class GradientCorrelation(MapCallback):
             "relation": self.tokenized.name,
             **{name: number(value) for name, value in sorted(numbers.items())},
         }
+        # What is known before the first step stands last.
+        self.history = dict(sorted(self.history.items(), key=lambda item: "logit_" in item[0]))
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
         return Results(self.name, values, scalars, tables=[self.history_table(caption)])
 

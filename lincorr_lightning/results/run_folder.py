@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import io
 import math
@@ -15,7 +16,7 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
-from lincorr_lightning.io import as_output_error, check_writable, new_version
+from lincorr_lightning.io import as_output_error, atomic_write, check_writable, new_version
 from lincorr_lightning.results.results import Figure, Results, set_earlier_results_aside
 
 if TYPE_CHECKING:
@@ -173,6 +174,8 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
             _log_by_methods(logger, results, trainer.global_step)
         # CSVLogger keeps scalars until it is saved, and the Trainer saves it before a run's end.
         logger.save()
+        if isinstance(logger, CSVLogger):
+            _join_rows(Path(logger.experiment.metrics_file_path))
 
 
 # -- loggers --------------------------------------------------------------------------------------
@@ -197,6 +200,21 @@ def log_scalars(
     if finite:
         for logger in trainer.loggers:
             logger.log_metrics(finite, step=trainer.global_step if step is None else step)
+
+
+def _join_rows(path: Path) -> None:
+    """Make one row of all numbers of a step, whoever has logged them, in the file of `CSVLogger`."""
+    if not path.exists():
+        return
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.DictReader(file)
+        rows: dict[str, dict[str, str]] = {}
+        for row in reader:
+            rows.setdefault(row["step"], {}).update({key: x for key, x in row.items() if x})
+    with atomic_write(path) as new, new.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, reader.fieldnames or ())
+        writer.writeheader()
+        writer.writerows(rows.values())
 
 
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import TrainingArguments
 
 from benchmarks.common import ROOT, placed
 from benchmarks.docs_tables import feature_flow, probe
@@ -167,8 +168,10 @@ def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> Non
 @pytest.mark.usefixtures("small_runs")
 def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
+    hugging_face = next(block for block in blocks("python") if "HuggingFaceCallback" in block)
     own_module, probe, features, stopping = sorted(
-        with_own_files(blocks("python")), key=lambda block: "EarlyStopping" in block
+        with_own_files([block for block in blocks("python") if block != hugging_face]),
+        key=lambda block: "EarlyStopping" in block,
     )
     exec(compile(probe, "own_lm.md", "exec"), {})
     assert capsys.readouterr().out.strip() in {
@@ -180,6 +183,17 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert int(learned) > 0
     exec(compile(stopping, "own_module.md", "exec"), script)
     assert re.search(r"^stopped after [1-5] epochs$", capsys.readouterr().out, re.M)
+    mine = script["Mine"](*with_own_files(["path/to/checkpoint"]))
+    rows = [dict(mine.tokenizer(text)) for text in script["texts"]]
+    theirs = {
+        "model": mine.net, "tokenizer": mine.tokenizer,
+        "data": [row | {"labels": row["input_ids"]} for row in rows],
+        "args": TrainingArguments(
+            "out", per_device_train_batch_size=1, report_to=[], save_strategy="no", use_cpu=True
+        ),
+    }  # fmt: skip
+    exec(compile(hugging_face, "own_module.md", "exec"), script | theirs)
+    assert list(Path("out").rglob("cases.csv"))
     names: dict[str, Any] = {}
     exec(compile(features, "feature_flow.md", "exec"), names)
     assert names["logits"].shape[:2] == names["features"].shape[:2]
