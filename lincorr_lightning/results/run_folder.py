@@ -203,7 +203,7 @@ def log_scalars(
 
 
 def _join_rows(path: Path) -> None:
-    """Make one row of all numbers of a step, whoever has logged them, in the file of `CSVLogger`."""
+    """Make one row of all numbers of a step, whoever logged them, in the file of `CSVLogger`."""
     if not path.exists():
         return
     with path.open(newline="", encoding="utf-8") as file:
