@@ -127,7 +127,7 @@ class Formation(RelationCallback):
                 f"Formation needs {MIN_SUBJECTS} subjects and has {len(self._subjects)}: raise its "
                 "n_subjects, or take an LM with a larger vocabulary."
             )
-        self.identify([*map("->".join, references), *self._subjects])
+        self.identify([*map("->".join, self._layout.pairs), *self._subjects])
         dataset = getattr(trainer.train_dataloader, "dataset", None)
         corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
         self._facts = {} if corpus is None else self._find_facts(corpus)

@@ -28,6 +28,8 @@ from lincorr_lightning.results.table import number
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_NAMES = ("gradient_correlation", "permuted_gradient_correlation", "logit_correlation")
+
 
 class GradientCorrelation(MapCallback):
     """Label-wise r between ``W · ΔF_source`` and ``ΔF_target`` at optimizer steps.
@@ -198,7 +200,7 @@ class GradientCorrelation(MapCallback):
             # Edits of independent training have no step in common before the end.
             scalars = self._named({k: r for k, r in numbers.items() if "correlation" in k})
         else:
-            names = self._steps[0] if self._steps else {}
+            names = [*_NAMES, *(["gradient_correlation_auto"] if "auto" in self.maps else [])]
             numbers = {name: _mean([step[name] for step in self._steps]) for name in names}
             numbers["n_updates"] = len(self._steps)
         values = {
@@ -206,7 +208,8 @@ class GradientCorrelation(MapCallback):
             **{name: number(value) for name, value in sorted(numbers.items())},
         }
         # What is known before the first step stands last.
-        self.history = dict(sorted(self.history.items(), key=lambda item: "logit_" in item[0]))
+        last = {key: self.history.pop(key) for key in [*self.history] if "logit_" in key}
+        self.history |= last
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"
         return Results(self.name, values, scalars, tables=[self.history_table(caption)])
 
