@@ -9,7 +9,6 @@ import threading
 import warnings
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
@@ -142,7 +141,7 @@ class LincorrCLI(LightningCLI):
             parser.link_arguments(
                 "model",
                 f"data.init_args.{argument}",
-                compute_fn=partial(_attribute, name=attribute, default=default),
+                compute_fn=lambda study, name=attribute, own=default: getattr(study, name, own),
                 apply_on="instantiate",
             )
 
@@ -265,10 +264,6 @@ def check_datamodule(
         f"{datamodule.__name__} yields {given.__name__}, but {module.__name__} takes "
         f"{wanted.__name__}. Use --data {next(fitting, 'of your own')}."
     )
-
-
-def _attribute(module: L.LightningModule, name: str, default: Any) -> Any:
-    return getattr(module, name, default)
 
 
 def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

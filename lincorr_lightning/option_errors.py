@@ -60,7 +60,11 @@ def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -
         return f"there is no option {prefix}{name}{_origin(name, args)}{near or fallback}"
     if unknown := _UNKNOWN_CLASS.search(message):
         name = next(filter(None, unknown.groups()))
-        near = _suggest(name, _known_classes(key)) or ". Give a class as module.Class."
+        import lightning as L  # here: `lincorr audit` does without it
+
+        bases = {"model": L.LightningModule, "data": L.LightningDataModule}
+        known = [kind.__name__ for kind in subclasses(bases.get(key, L.Callback))]
+        near = _suggest(name, known) or ". Give a class as module.Class."
         return f"{key}: there is no class or module {name}{_origin(name, args)}{near}"
     if missing := re.search(r"the following arguments are required: .*", message):
         way_out = " Pass a study's config, as --config configs/linear_probe.yaml."
@@ -91,13 +95,6 @@ def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
     else:
         near = get_close_matches(name, known, 1)
     return f"; did you mean {prefix}{near[0]}?" if near else ""
-
-
-def _known_classes(key: str) -> list[str]:
-    import lightning as L  # here: `lincorr audit` does without it
-
-    bases = {"model": L.LightningModule, "data": L.LightningDataModule}
-    return [kind.__name__ for kind in subclasses(bases.get(key, L.Callback))]
 
 
 def subclasses(kind: type[Any]) -> Iterator[type[Any]]:

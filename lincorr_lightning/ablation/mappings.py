@@ -88,7 +88,15 @@ def pair_labels(
         for source in np.flatnonzero(relation.reference_mask.any(0))
     }
     if only is not None:
-        target_of = {source: target_of[source] for source in _indices(only, relation, target_of)}
+        position = source_positions(relation)
+        if unknown := [text for text in only if position.get(text) not in target_of]:
+            raise SubjectsError(
+                f"data.source_labels: {', '.join(map(repr, unknown))} cannot be taught: no single "
+                "token of this vocabulary stands for the answer of "
+                f"{relation.relation.source.name!r}, or none for its target in {relation.name}. "
+                "Remove them; `lincorr audit --details true` lists the labels."
+            )
+        target_of = {i: target_of[i] for i in sorted({position[text] for text in only})}
     if len(target_of) < max(n or 0, 2):
         raise SubjectsError(
             f"{relation.name} has {len(target_of)} usable pairs among the labels of this "
@@ -102,22 +110,6 @@ def pair_labels(
     shuffled.sort(key=lambda source: first[target_of[source]] != source)
     chosen = sorted(shuffled[:n])
     return PairedLabels(relation, tuple(chosen), tuple(target_of[source] for source in chosen))
-
-
-def _indices(
-    only: Sequence[str], relation: TokenizedRelation, target_of: dict[int, int]
-) -> list[int]:
-    """Look up source answers that can be taught."""
-    position = source_positions(relation)
-    unknown = [text for text in only if position.get(text) not in target_of]
-    if unknown:
-        raise SubjectsError(
-            f"data.source_labels: {', '.join(map(repr, unknown))} cannot be taught: no single "
-            f"token of this vocabulary stands for the answer of {relation.relation.source.name!r}, "
-            f"or none for its target in {relation.name}. Remove them; `lincorr audit --details "
-            "true` lists the labels."
-        )
-    return sorted({position[text] for text in only})
 
 
 def source_positions(relation: TokenizedRelation) -> dict[str, int]:

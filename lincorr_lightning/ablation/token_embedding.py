@@ -129,7 +129,18 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
             config.name_or_path, key, other,
         )  # fmt: skip
     weight = tensors[key]()
-    _check(weight, key, checkpoint, tokenizer)
+    if weight.ndim != 2 or not weight.is_floating_point():
+        raise LanguageModelError(
+            f"{key} of {checkpoint} is {tuple(weight.shape)} in {weight.dtype}, not a matrix of "
+            "floating-point numbers with a row for each token. If it is quantized, pass the "
+            "checkpoint that it was made from."
+        )
+    if len(weight) <= (largest := max(tokenizer.get_vocab().values())):
+        raise LanguageModelError(
+            f"{key} of {checkpoint} has {len(weight)} rows, but the tokenizer's largest id is "
+            f"{largest}, which needs {largest + 1}: tokenizer and weights do not belong together. "
+            "Take both from one checkpoint."
+        )
     return TokenEmbedding(weight, key, tokenizer, config.name_or_path)
 
 
@@ -137,24 +148,6 @@ def _find(keys: Iterable[str], endings: Sequence[str]) -> str | None:
     """Return the shortest name outside of layers that has the first ending which any has."""
     outside = [key for key in sorted(keys, key=len) if not _IN_A_LAYER.search(key)]
     return next((k for end in endings for k in outside if f".{k}".endswith(f".{end}")), None)
-
-
-def _check(
-    weight: Tensor, key: str, checkpoint: Checkpoint, tokenizer: PreTrainedTokenizerBase
-) -> None:
-    if weight.ndim != 2 or not weight.is_floating_point():
-        raise LanguageModelError(
-            f"{key} of {checkpoint} is {tuple(weight.shape)} in {weight.dtype}, not a matrix of "
-            "floating-point numbers with a row for each token. If it is quantized, pass the "
-            "checkpoint that it was made from."
-        )
-    largest = max(tokenizer.get_vocab().values())
-    if len(weight) <= largest:
-        raise LanguageModelError(
-            f"{key} of {checkpoint} has {len(weight)} rows, but the tokenizer's largest id is "
-            f"{largest}, which needs {largest + 1}: tokenizer and weights do not belong together. "
-            "Take both from one checkpoint."
-        )
 
 
 # -- tensors of a file -----------------------------------------------------------------------

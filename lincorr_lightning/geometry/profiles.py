@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -19,14 +19,8 @@ _PAPER_K = 2  # size of the neighborhood in the paper's figures
 _MIN_CORPORA = 4  # for a correlation over them
 
 
-class ObservedPrompt(NamedTuple):
-    """A prompt at one shuffling level."""
-
-    number: int
-    level: int
-    name: str
-    corpus: str
-    geometry: PromptGeometry
+ObservedPrompt = tuple[int, int, str, str, PromptGeometry]
+"""A prompt's number, shuffling level, name, corpus and geometry."""
 
 
 @dataclass(frozen=True)
@@ -97,9 +91,9 @@ def _corpora(
 ) -> list[dict[str, object]]:
     """Return the rows of `TokenProfiles.corpora`."""
     members: dict[str, list[PromptGeometry]] = {}
-    for prompt in observed:
-        if prompt.level == 0:
-            members.setdefault(prompt.corpus, []).append(prompt.geometry)
+    for _, level, _, corpus, geometry in observed:
+        if level == 0:
+            members.setdefault(corpus, []).append(geometry)
     rows: list[dict[str, object]] = []
     for corpus, prompts in sorted(members.items()) if len(members) >= _MIN_CORPORA else ():
         last: list[Tensor] = [prompt.last for prompt in prompts if prompt.last is not None]

@@ -94,10 +94,10 @@ class TokenGeometry(LMStudy):
             if level:
                 observed = [one._replace(last=None) for one in observed]
             if not batch.is_padding:
-                prompts = zip(numbers, batch.names, batch.corpora, observed, strict=True)
-                self._observed += [
-                    ObservedPrompt(n, level, name, corpus, one) for n, name, corpus, one in prompts
-                ]
+                levels = [level] * len(observed)
+                self._observed += zip(
+                    numbers, levels, batch.names, batch.corpora, observed, strict=True
+                )
 
     def _cloud_settings(self, n_tokens: int) -> CloudSettings:
         for level in self.shuffles:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -34,6 +35,9 @@ _ARGUMENTS = (
 )  # fmt: skip
 _WAY_OUT = "Copy or download the SAE again, or pass another folder."
 _MAX_COMPRESSION = 1032  # of zip's deflate
+
+read_config = partial(read_json, error=SparseAutoencoderError, way_out=_WAY_OUT)
+"""Read a JSON object."""
 
 
 class SparseAutoencoder(nn.Module):
@@ -271,11 +275,6 @@ class SparseAutoencoder(nn.Module):
 def fail_to_read(path: Path, reason: str) -> NoReturn:
     """Raise the error of a file that cannot be read."""
     raise SparseAutoencoderError(f"cannot read {path}: {reason}. {_WAY_OUT}")
-
-
-def read_config(path: Path) -> dict[str, Any]:
-    """Read a JSON object."""
-    return read_json(path, SparseAutoencoderError, _WAY_OUT)
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
