@@ -67,12 +67,10 @@ def new_version(parent: Path) -> Path:
         version = max(taken, default=-1) + 1
         while True:
             folder = parent / f"version_{version}"
-            try:
+            with suppress(FileExistsError):  # another run was quicker
                 folder.mkdir()
-            except FileExistsError:  # another run was quicker
-                version += 1
-            else:
                 return folder
+            version += 1
 
 
 def check_writable(folder: str | Path) -> None:
@@ -147,8 +145,7 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
 def regular_file(path: str | Path) -> Path:
     """Return the path of a file; raise OSError if reading it could block or never end.
 
-    Every file that a user names, or that a folder of theirs holds, is checked here before it is
-    opened.
+    Every file that a user names, or in a folder of theirs, is checked here before it is opened.
     """
     path = Path(path)
     mode = path.stat().st_mode

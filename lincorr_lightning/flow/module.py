@@ -13,7 +13,7 @@ from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoder
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
 from lincorr_lightning.flow.graph import DecoderMatcher, thresholds_by_kind
 from lincorr_lightning.flow.relation import RelationFlow, measure_relation
-from lincorr_lightning.flow.results import Flows, feature_flow_results, write_graphs
+from lincorr_lightning.flow.results import feature_flow_results, write_graphs
 from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
 from lincorr_lightning.flow.text_statistics import TextStatistics, measure_transitions
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -208,14 +208,29 @@ class FeatureFlow(LMStudy):
                 lm, saes, matcher, self._rows, groups, self.deactivation, generator,
                 self._n_skipped,
             )  # fmt: skip
-        relation = None
+        relation: RelationFlow | None = None
+        steering: list[SteeringPoint] = []
+        starts = {start.id: [start] for start in self.starts}
         if self.relation is not None:
             subjects = sample_up_to(lm.tokenizer, self.n_subjects, seed=self.seed)
             relation = measure_relation(
                 lm, saes, matcher, self.relation, subjects, self.thresholds, self.k, generator,
                 self.answer_share,
             )  # fmt: skip
-        self._flows = self._follow(relation)
+            starts = starts or relation.starts_to_draw(_N_DRAWN)
+            answers = relation.answers_to_steer(
+                lm, matcher, self.thresholds, self.steering.n_answers, self.steering.n_prompts
+            )
+            # Evenly spaced, because they may come in the order of their length.
+            n = self.steering.n_texts
+            texts = self._rows[:: max(1, len(self._rows) // n)][:n]
+            steering = measure_steering(
+                lm, saes, statistics.activity, answers, texts, self.steering
+            )
+        self._flows = {
+            name: [matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
+            for name, features in starts.items()
+        }
         drawn = {f for graphs in self._flows.values() for graph in graphs for f in graph.features}
         return feature_flow_results(
             lm_name=lm.config.name_or_path,
@@ -225,31 +240,11 @@ class FeatureFlow(LMStudy):
             groups=[each.summarize() for each in statistics.groups.values()],
             transitions=measure_transitions(saes, matcher, statistics.sample),
             cuts=cuts,
-            steering=[] if relation is None else self._measure_steering(relation, statistics),
+            steering=steering,
             relation=relation,
             flows=self._flows,
             names=statistics.names(drawn),
         )
-
-    def _measure_steering(
-        self, relation: RelationFlow, statistics: TextStatistics
-    ) -> list[SteeringPoint]:
-        lm, settings = self.lm, self.steering
-        answers = relation.answers_to_steer(
-            lm, self._matcher, self.thresholds, settings.n_answers, settings.n_prompts
-        )
-        # Evenly spaced, because they may come in the order of their length.
-        texts = self._rows[:: max(1, len(self._rows) // settings.n_texts)][: settings.n_texts]
-        return measure_steering(lm, self.saes, statistics.activity, answers, texts, settings)
-
-    def _follow(self, relation: RelationFlow | None) -> Flows:
-        starts = {start.id: [start] for start in self.starts}
-        if not starts and relation is not None:
-            starts = relation.starts_to_draw(_N_DRAWN)
-        return {
-            name: [self._matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
-            for name, features in starts.items()
-        }
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the flow graphs, and the SAEs if they were trained here."""

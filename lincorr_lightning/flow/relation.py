@@ -110,9 +110,8 @@ class RelationFlow:
         """
 
         def starts(pair: AnswerPair) -> list[Feature]:
-            source = self.features["source"][self.last][pair.source].feature
-            target = self.features["target"][self.last][pair.target].feature
-            return [source] if source == target else [source, target]
+            ends = (("source", pair.source), ("target", pair.target))
+            return list(dict.fromkeys(self.features[s][self.last][i].feature for s, i in ends))
 
         def order(pair: AnswerPair) -> tuple[int, ...]:
             return (-len(starts(pair)), -len(pair.shared), -len(pair.carriers))

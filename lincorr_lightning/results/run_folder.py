@@ -33,8 +33,7 @@ class RunLogger(TensorBoardLogger):
     """TensorBoardLogger with a folder of its own for each run.
 
     Lightning's own takes the first free version, which runs that start at the same time all do;
-    this one makes the folder. If events cannot be written, such as on a full disk, it raises
-    `OutputError`.
+    this one makes the folder. It raises `OutputError` if events cannot be written.
     """
 
     _claimed: int | None = None

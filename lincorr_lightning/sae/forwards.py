@@ -220,13 +220,12 @@ def rescale_at(sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: flo
     """
 
     def rescale(x: Tensor) -> Tensor:
-        rows = torch.arange(len(x), device=x.device)
-        where = positions.to(x.device)
+        at = torch.arange(len(x), device=x.device), positions.to(x.device)
         index = chosen.to(x.device)
-        features = sae.encode(x[rows, where]).gather(1, index.clamp(min=0)) * (index >= 0)
+        features = sae.encode(x[at]).gather(1, index.clamp(min=0)) * (index >= 0)
         removed = (features.unsqueeze(1) @ sae.decoder[index.clamp(min=0)]).squeeze(1)
         changed = x.clone()
-        changed[rows, where] -= ((1 - r) * removed / sae.input_scale).to(x.dtype)
+        changed[at] -= ((1 - r) * removed / sae.input_scale).to(x.dtype)
         return changed
 
     return rescale
