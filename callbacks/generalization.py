@@ -94,6 +94,7 @@ class Generalization(MapCallback):
             ``random``, ``constant``, ``macro`` and more after training; shares of the edits.
             ``paraphrases`` and ``neighbours`` have their shares, and their number ``n``.
         cases: What each edit did.
+        neighbours: Subjects without an edit that are measured, too.
     """
 
     study = "generalization"
@@ -127,6 +128,7 @@ class Generalization(MapCallback):
         super().reset()
         self._by_neighbours: dict[int, dict[str, float]] = {}  # of each independent edit
         self.cases: list[EditCase] = []
+        self.neighbours: list[str] = []
 
     def open(self, trainer: L.Trainer) -> None:
         """Resolve the edits and the controls."""
@@ -145,10 +147,11 @@ class Generalization(MapCallback):
             )
         self._edits, self._subjects = self._find_edits(dataset)
         taught_answers = [edit.answer for edit in self._edits] or [""] * len(self._subjects)
-        self.identify(map("{}: {}".format, self._subjects, taught_answers))
         edited = {*self._subjects, *(edit.subject for edit in self.run_edits)}
         sampled = self._sample_neighbours(self.cache.lm.tokenizer)
-        self._neighbours = [subject for subject in sampled if subject not in edited]
+        self.neighbours = [subject for subject in sampled if subject not in edited]
+        edits = map("{}: {}".format, self._subjects, taught_answers)
+        self.identify([*edits, *self.neighbours, *self.paraphrases])
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
         controls, source = self._find_controls(), self.tokenized.source
         self._n_controls = len(controls)
@@ -211,7 +214,7 @@ class Generalization(MapCallback):
 
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""
-        self.keep_base([*self._subjects, *self._neighbours])
+        self.keep_base([*self._subjects, *self.neighbours])
         super().start(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
@@ -225,7 +228,7 @@ class Generalization(MapCallback):
 
     def _queries_of(self, ids: Sequence[int]) -> list[list[Query]]:
         """Return the prompts of some edits, and then of the neighbours."""
-        return self.queries([*(self._subjects[index] for index in ids), *self._neighbours])
+        return self.queries([*(self._subjects[index] for index in ids), *self.neighbours])
 
     def measure(self, trainer: L.Trainer) -> None:
         """Log the outcomes of the watched edits; of independent ones, all before training."""
@@ -244,10 +247,10 @@ class Generalization(MapCallback):
             return
         if self.is_due(self.step, edit_batch):
             self.keep_edits(edit_batch, self.read(self._queries))
-        if edit_batch.last and self._neighbours:
+        if edit_batch.last and self.neighbours:
             for adapter_id, edit in enumerate(edit_batch.ids):
-                adapters = [adapter_id] * len(self._neighbours)
-                logits = self.read(self.queries(self._neighbours, adapters))
+                adapters = [adapter_id] * len(self.neighbours)
+                logits = self.read(self.queries(self.neighbours, adapters))
                 self._by_neighbours[edit] = self._neighbour_means(logits)
         if trainer.is_last_batch:  # before monitors decide at the end of the epoch
             log_scalars(trainer, self._keyed(self._independent_means(trainer)[0]), self.step)
@@ -257,8 +260,8 @@ class Generalization(MapCallback):
         logits, n = self.read(self._queries_of(ids)), len(ids)
         edits = logits.rows(range(n))
         means = self._means(ids, edits)
-        if self._neighbours:
-            means |= self._neighbour_means(logits.rows(range(n, n + len(self._neighbours))))
+        if self.neighbours:
+            means |= self._neighbour_means(logits.rows(range(n, n + len(self.neighbours))))
         return means, edits
 
     def _independent_means(
@@ -282,7 +285,7 @@ class Generalization(MapCallback):
     def _neighbour_means(self, logits: DomainLogits) -> dict[str, float]:
         """Return how many subjects without an edit answer as before, by log key."""
         n = len(self._subjects)
-        before = self.base.rows(range(n, n + len(self._neighbours)))
+        before = self.base.rows(range(n, n + len(self.neighbours)))
         pairs = {"source": (before.source, logits.source), "target": (before.target, logits.target)}
         return {
             f"neighbours/{side}_unchanged": float((a.argmax(1) == b.argmax(1)).double().mean())
@@ -378,7 +381,7 @@ class Generalization(MapCallback):
             **{
                 name: {**groups[name], "n": n}
                 for name, n in (
-                    ("paraphrases", len(self.paraphrases)), ("neighbours", len(self._neighbours)),
+                    ("paraphrases", len(self.paraphrases)), ("neighbours", len(self.neighbours)),
                 )
                 if name in groups
             },

@@ -46,15 +46,17 @@ def naive_logits(
     knowledge: str,
     subjects: Sequence[str],
     words: Sequence[str] | None = None,
+    template: str = "",
 ) -> np.ndarray:
     """One unpadded prompt at a time, in eval mode, all logits, sliced: at labels or other words."""
+    template = template or TEMPLATES[knowledge]
     labels = words or {"city": CITIES, "country": COUNTRIES, "color": COLORS}[knowledge]
     ids = [tokenizer.convert_tokens_to_ids(label) for label in labels]
     model = copy.deepcopy(model).float().eval()
     rows = []
     with torch.no_grad():
         for subject in subjects:
-            prompt = tokenizer(TEMPLATES[knowledge].format(subject), return_tensors="pt")
+            prompt = tokenizer(template.format(subject), return_tensors="pt")
             rows.append(model(input_ids=prompt["input_ids"]).logits[0, -1, ids].double().numpy())
     return np.stack(rows)
 

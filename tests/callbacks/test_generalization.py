@@ -174,6 +174,72 @@ def test_a_reference_of_an_edit_replaces_that_of_the_relation(tmp_path, fit):
     assert list(count.results["controls"]) == ["country"]
 
 
+# -- other wordings, and subjects without an edit --------------------------------------------------
+
+WORDINGS = ["the city of {} is", "{} lives in"]
+
+
+def unchanged(naive, states, tokenizer, knowledge, subjects):
+    before, after = (naive.logits(one, tokenizer, knowledge, subjects).argmax(1) for one in states)
+    return (before == after).mean()
+
+
+def test_other_wordings_and_neighbours_as_by_hand(naive, small_lm, lessons, own_map, fit):
+    module = naive.module(small_lm, lr=0.02)
+    states = naive.loop(module, list(lessons) * 4).states
+    count = Generalization(
+        "city->country", naive.edits, linear_map=own_map.folder, paraphrases=WORDINGS,
+        n_neighbours=20, n_watch=3,
+    )  # fmt: skip
+    trainer = fit(count, max_epochs=4, module=module, data=lessons)
+    subjects = [edit["subject"] for edit in naive.edits]
+    cities = [
+        naive.logits(states[-1], module.tokenizer, "city", subjects, template=wording).argmax(1)
+        for wording in WORDINGS
+    ]
+    learned = [[naive.cities[i] == edit["answer"] for i, edit in zip(row, naive.edits, strict=True)]
+               for row in cities]  # fmt: skip
+    assert count.results["paraphrases"] == {"source_learned": np.mean(learned), "n": 2}
+    logged = trainer.callback_metrics["paraphrases/source_learned"]
+    assert float(logged) == pytest.approx(np.mean(learned))
+    others = count.results["neighbours"]
+    assert others["n"] == len(count.neighbours) > 10
+    assert not {*count.neighbours} & {*subjects}
+    for side, knowledge in (("source", "city"), ("target", "country")):
+        ends = states[0], states[-1]
+        share = unchanged(naive, ends, module.tokenizer, knowledge, count.neighbours)
+        assert others[f"{side}_unchanged"] == pytest.approx(share)
+    assert others["source_unchanged"] < 1, "the test changes nobody else"
+
+
+def test_neighbours_of_independent_edits_are_read_in_the_lm_of_each(naive, small_lm, own_map, fit):
+    last = {}
+
+    class Stacked(naive.stacked):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            if batch.last:
+                for adapter, edit in enumerate(batch.ids):
+                    with self.adapters.rows([adapter]):
+                        last[edit] = self.answers()
+
+        def answers(self):
+            return [naive.logits(self.backbone, self.tokenizer, what, count.neighbours).argmax(1)
+                    for what in ("city", "country")]  # fmt: skip
+
+    module = Stacked(small_lm)
+    base = naive.module(small_lm)
+    data = naive.data(module, n_edits=5, training=EditTraining(edits_per_step=2, n_steps=3))
+    count = Generalization(linear_map=own_map.folder, n_neighbours=8, every_n_steps=2)
+    fit(count, module=module, data=data)
+    before = [naive.logits(base.backbone, base.tokenizer, what, count.neighbours).argmax(1)
+              for what in ("city", "country")]  # fmt: skip
+    assert len(last) == 5
+    for i, side in enumerate(("source", "target")):
+        share = np.mean([last[edit][i] == before[i] for edit in last])
+        assert count.results["neighbours"][f"{side}_unchanged"] == pytest.approx(share)
+    assert share < 1
+
+
 # -- what is written -------------------------------------------------------------------------------
 
 
