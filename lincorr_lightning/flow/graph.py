@@ -241,8 +241,7 @@ class DecoderMatcher:
 
     def successors(self, hook_point: HookPoint) -> list[HookPoint]:
         """Return the hook points with an SAE to which features of a hook point can go."""
-        after = HookPoint(hook_point.layer + (hook_point.kind == "residual"), "residual")
-        return [after] if after in self.decoders else []
+        return [after for after in self.decoders if hook_point in self.predecessors(after)]
 
     def match(self, hook_point: HookPoint, k: int = 1) -> dict[HookPoint, Matches]:
         """Match all features of a hook point with k of each predecessor."""

@@ -32,19 +32,11 @@ _DRAWN_TOGETHER = 256
 class PackedBatch:
     """Statements side by side in rows; each begins at position 0 and attends only to itself.
 
-    All tensors have the shape ``(n_rows, row_length)``.
-
-    Attributes:
-        input_ids: Tokens.
-        position_ids: Position of each token within its statement.
-        targets: The token that follows, or `IGNORED`.
-        knowledge: Index of the kind of knowledge whose answer follows, or `IGNORED`.
-        partners: Token of the second subject where a subject is mixed, else the token itself.
-        shares: Share of the second subject in the mixture; 0 elsewhere.
-        second_targets: Answer of the second subject where a mixture has its answer as target, else
-            `IGNORED`.
-        second_shares: Share of that answer; 0 elsewhere.
-        is_padding: Whether the batch only keeps a rank in step with the others and does not count.
+    All tensors have the shape ``(n_rows, row_length)``. Targets are the tokens that follow, and
+    `knowledge` the index of the kind whose answer follows, or `IGNORED`. Where a subject is mixed,
+    `partners` are the tokens of the second one, else the tokens themselves, and `shares` its share
+    in the mixture, else 0; likewise its answer and that share, or `IGNORED` and 0, where a mixture
+    has its answer as target. A batch that `is_padding` only keeps a rank in step with the others.
     """
 
     input_ids: Tensor

@@ -242,10 +242,7 @@ class StackedAutoencoders(nn.Module):
         return {
             hook_point: SparseAutoencoder(
                 hook_point=hook_point,
-                encoder=self.encoder[i].clone(),
-                decoder=self.decoder[i].clone(),
-                encoder_bias=self.encoder_bias[i].clone(),
-                decoder_bias=self.decoder_bias[i].clone(),
+                **{name: each[i].clone() for name, each in self.named_parameters()},
                 activation=activation,
                 threshold=self.threshold[i].repeat(settings.n_features) if is_batchtopk else None,
                 k=None if activation == "relu" else settings.k,
