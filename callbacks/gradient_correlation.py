@@ -117,7 +117,7 @@ class GradientCorrelation(MapCallback):
         """Log r of the logits before training, in which nothing has changed yet."""
         logits = self.base if self.is_independent else self.read(self._watched)
         numbers = dict.fromkeys(self._correlate(logits, logits), math.nan)
-        numbers["logit_correlation"] = _mean_r(self.predict(logits.source), logits.target)
+        numbers["logit_correlation"] = self._logit_r(logits)
         self.log_scalars(trainer, self._named(numbers), self.step)
         if self.is_independent:
             self.log_scalars(trainer, self._named(numbers, "edit_step/"), 0)
@@ -184,12 +184,15 @@ class GradientCorrelation(MapCallback):
         correlations = {
             "gradient_correlation": _mean_r(d_source @ weight.T, d_target),
             "permuted_gradient_correlation": _mean_r(d_source @ weight[order].T, d_target),
-            "logit_correlation": _mean_r(self.predict(after.source), after.target),
+            "logit_correlation": self._logit_r(after),
         }
         if "auto" in self.maps:
             auto = _mean_r(d_source @ self.maps["auto"][0].T, d_target)
             correlations["gradient_correlation_auto"] = auto
         return correlations
+
+    def _logit_r(self, logits: DomainLogits) -> float:
+        return _mean_r(self.predict(logits.source), logits.target)
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the mean over the steps, or the correlations over the edits of all ranks."""
@@ -203,6 +206,8 @@ class GradientCorrelation(MapCallback):
             names = [*_NAMES, *(["gradient_correlation_auto"] if "auto" in self.maps else [])]
             numbers = {name: _mean([step[name] for step in self._steps]) for name in names}
             numbers["n_updates"] = len(self._steps)
+            at_last = {"logit_correlation": self._logit_r(self.read(self._watched))}
+            self.log_scalars(trainer, self._named(at_last), self.step)
         values = {
             "relation": self.tokenized.name,
             **{name: number(value) for name, value in sorted(numbers.items())},
@@ -232,7 +237,7 @@ class GradientCorrelation(MapCallback):
         all_steps = self._correlate(all_before, all_after)["gradient_correlation"]
         return next(iter(numbers.values())) | {
             "gradient_correlation_error": mean_r_error(predicted, after.target - before.target),
-            "logit_correlation": _mean_r(self.predict(self.base.source), self.base.target),
+            "logit_correlation": self._logit_r(self.base),
             "gradient_correlation_all_steps": all_steps,
             "n_updates": len(all_after.source),
         }

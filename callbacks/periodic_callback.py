@@ -95,7 +95,9 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     study: ClassVar[str]
     """Kind of the results, as ``resilience``."""
-    kept: ClassVar[tuple[str, ...]] = ("history", "_last_measured", "_identity", "_not_counted")
+    kept: ClassVar[tuple[str, ...]] = (
+        "history", "_metrics", "_last_measured", "_identity", "_not_counted",
+    )  # fmt: skip
     """Names of the attributes that a checkpoint keeps (numbers, texts, tensors and containers)."""
 
     def __init__(
@@ -126,6 +128,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""
         self.history: dict[str, list[tuple[int, float]]] = {}
+        self._metrics: dict[str, float] = {}
         self.results: dict[str, Any] = {}
         self.output: Results | None = None
         self._last_measured: int | None = None
@@ -214,8 +217,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         """Measure the LM before training; in a resumed run, the LM is a later one."""
         if self._last_measured is None:
             self._measure_once(trainer)
-        for key, points in self.history.items():
-            trainer.callback_metrics.setdefault(key, torch.tensor(points[-1][1]))
+        for key, value in self._metrics.items():
+            trainer.callback_metrics.setdefault(key, torch.tensor(value))
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the results at the end of training; called on all ranks."""
@@ -324,25 +327,24 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         return self.numbered(self.study)
 
     def log_scalars(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        """Log scalars, see `log_scalars`, and keep them in `history`; NaN is left out.
-
-        A key that has had no value yet is 0 in ``trainer.callback_metrics``, so that what monitors
-        it finds one.
-        """
-        finite = {key: float(value) for key, value in scalars.items() if value == value}
-        new = {
-            key: value
-            for key, value in finite.items()
-            if self.history.get(key, [None])[-1] != (step, value)
-        }
+        """Log scalars, see `monitor`, and keep them in `history`, from which NaN is left out."""
+        history = self.history
+        new = {key: x for key, x in scalars.items() if (step, x) not in history.get(key, ())[-1:]}
         for key, value in new.items():
-            points = self.history.setdefault(key, [])
+            points = history.setdefault(key, [])
             if points and points[-1][0] == step:
                 points.pop()  # the same weights, of more edits, or others after all else has ended
-            points.append((step, value))
-        for key in scalars:
-            trainer.callback_metrics.setdefault(key, torch.tensor(0.0))
-        log_scalars(trainer, new, step)
+            if value == value:
+                points.append((step, float(value)))
+            if not points:
+                del history[key]
+        self.monitor(trainer, new, step)
+
+    def monitor(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
+        """Log scalars, see `log_scalars`; NaN is a metric of 0, for what monitors its key."""
+        self._metrics |= {key: x if x == x else 0.0 for key, x in scalars.items()}
+        trainer.callback_metrics.update({key: torch.tensor(self._metrics[key]) for key in scalars})
+        log_scalars(trainer, scalars, step)
 
     def history_table(self, caption: str) -> Table:
         """Return `history` as a table with a row per step and a column per log key."""

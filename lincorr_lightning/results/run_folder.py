@@ -8,6 +8,7 @@ import io
 import math
 import re
 from collections.abc import Mapping
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -202,18 +203,28 @@ def log_scalars(
 
 
 def _join_rows(path: Path) -> None:
-    """Make one row of all numbers of a step, whoever logged them, in the file of `CSVLogger`."""
+    """Make one row of all numbers of a step, whoever logged them, in the file of `CSVLogger`.
+
+    What a step has several numbers of has more rows: nothing is lost but epochs.
+    """
     if not path.exists():
         return
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)
-        rows: dict[str, dict[str, str]] = {}
+        rows: dict[str, list[dict[str, str]]] = {}
         for row in reader:
-            rows.setdefault(row["step"], {}).update({key: x for key, x in row.items() if x})
+            filled, own = {k: x for k, x in row.items() if x}, rows.setdefault(row["step"], [])
+            clashes = (
+                any(one.get(k, x) != x for k, x in filled.items() if k != "epoch") for one in own
+            )
+            place = max((i for i, clash in enumerate(clashes, 1) if clash), default=0)
+            if place == len(own):
+                own.append({})
+            own[place] |= filled
     with atomic_write(path) as new, new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, reader.fieldnames or ())
         writer.writeheader()
-        writer.writerows(rows.values())
+        writer.writerows(chain.from_iterable(rows.values()))
 
 
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:

@@ -171,34 +171,6 @@ def test_three_callbacks_cost_one_forward(naive, small_lm, own_map, fit, order, 
 # -- runs of other shapes --------------------------------------------------------------------------
 
 
-def test_several_updates_in_one_batch(naive, small_lm, own_map, fit):
-    """Manual optimization with two optimizers counts two steps a batch."""
-
-    class Manual(naive.module):
-        automatic_optimization = False
-
-        def configure_optimizers(self):
-            weights = list(self.parameters())
-            return [torch.optim.SGD(part, lr=0.01) for part in (weights[:3], weights[3:])]
-
-        def training_step(self, batch, batch_idx):
-            optimizers = self.optimizers()
-            for optimizer in optimizers:
-                optimizer.zero_grad()
-            self.manual_backward(super().training_step(batch, batch_idx))
-            for optimizer in optimizers:
-                optimizer.step()
-
-    three = three_callbacks(naive, linear_map=own_map.folder)
-    fit(*three, module=Manual(small_lm))
-    for tag, steps in (
-        ("gradient_correlation/city->country", [2, 4, 6, 8]),
-        ("generalization/generalized", [0, 2, 4, 6, 8]),
-    ):
-        history = next(w.history[tag] for w in three if tag in w.history)
-        assert [step for step, _ in history] == steps
-
-
 def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, fit):
     """Where ranks share independent edits, some have none in the last round."""
     module = naive.on_edits(small_lm)

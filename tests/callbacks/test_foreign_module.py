@@ -213,26 +213,3 @@ def test_every_number_is_in_loggers_metrics_and_results(naive, own_map, tmp_path
     for callback, results in zip(callbacks, found, strict=True):
         assert callback.results == results.values != {}
         json.dumps(results.to_json(), allow_nan=False)
-
-
-def test_the_loss_and_what_is_measured_at_a_step_are_one_row(
-    naive, small_lm, own_map, tmp_path, fit
-):
-    """The loss of step n is that of the weights after n updates, as are the callbacks' values."""
-
-    class Logs(naive.module):
-        def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
-            self.log("train/loss", loss)
-            return loss
-
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
-    logger = CSVLogger(tmp_path, name="", version="csv", flush_logs_every_n_steps=3)
-    fit(count, module=Logs(small_lm), logger=logger, log_every_n_steps=1, max_epochs=2)
-    with (tmp_path / "csv" / "metrics.csv").open() as handle:
-        rows = list(csv.DictReader(handle))
-    shares = dict(count.history["generalization/generalized"])
-    both = [row for row in rows if row["train/loss"] and row["generalization/generalized"]]
-    assert len(both) >= 6
-    for row in both:
-        assert float(row["generalization/generalized"]) == pytest.approx(shares[int(row["step"])])

@@ -1,0 +1,483 @@
+"""Callbacks in loops that are not ours: right numbers whatever changes the weights, and when.
+
+What is right is computed by plain forwards of copies of the LM, made as training goes.
+"""
+
+import copy
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import lightning as L
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    EMAWeightAveraging,
+    ModelCheckpoint,
+    StochasticWeightAveraging,
+)
+from lightning.pytorch.loggers import CSVLogger
+from peft import LoraConfig, get_peft_model
+from torch._dynamo.testing import CompileCounter
+from torch.utils.data import DataLoader
+
+from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LincorrError
+from lincorr_lightning.finetune.batches import EditTraining
+from tests.callbacks import conftest as naive
+from tests.launching import launch
+from tests.toys import NO_FILES, quiet_trainer, read_table
+
+EDITS = naive.EDITS
+N_WATCHED = 3
+SUBJECTS = [f"name{i}" for i in range(5, 17)]
+CORRELATIONS = "gradient_correlation permuted_gradient_correlation logit_correlation resilience"
+SHARES = "generalized hallucinated unchanged source_learned constant generalized_of_learned"
+SHARES += " hallucinated_of_learned macro_generalized macro_hallucinated"
+KEYS = [f"generalization/{name}" for name in SHARES.split()]
+KEYS += [f"{name}/city->country" for name in CORRELATIONS.split()]
+KEYS += ["probability/reference", "probability/old_answer", "control_unchanged/color"]
+
+
+def three_callbacks(own_map, edits=EDITS, **options):
+    options = {"linear_map": Path(own_map.folder), "every_n_steps": 1} | options
+    return [
+        Generalization("city->country", edits, n_watch=N_WATCHED, **options),
+        GradientCorrelation("city->country", subjects=SUBJECTS, **options),
+        Resilience(relation="city->country", subjects=SUBJECTS, **options),
+    ]
+
+
+# -- loops -----------------------------------------------------------------------------------------
+
+
+class Recorded(naive.Theirs):
+    """Trains on the texts of the edits, and copies its LM before training and after each batch."""
+
+    def __init__(self, folder, lr=0.02):
+        super().__init__(folder, lr)
+        self.states, self.counts = [], []
+
+    def train_dataloader(self):
+        texts = [f"{edit['subject']} lives in the city of {edit['answer']}" for edit in EDITS]
+        return DataLoader(self.tokenizer(texts, return_tensors="pt")["input_ids"], batch_size=2)
+
+    val_dataloader = train_dataloader
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("train/loss", loss)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.backbone(input_ids=batch)
+
+    def on_train_start(self):
+        super().on_train_start()
+        self.on_train_batch_end()
+
+    def on_train_batch_end(self, *_):
+        self.states.append(copy.deepcopy(self.backbone))
+        self.counts.append(self.trainer.global_step)
+
+
+def low_rank(folder):
+    torch.manual_seed(0)
+    module, config = Recorded(folder, 0.1), LoraConfig(r=2, target_modules="all-linear")
+    module.backbone = get_peft_model(module.backbone, config)
+    return module
+
+
+class Raw(Recorded):
+    """Steps its optimizer behind Lightning's back: `global_step` stays at 0."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class Editor(Recorded):
+    """Writes `param.data`, which leaves no trace in the parameter's version."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        weights = list(self.backbone.parameters())
+        gradients = torch.autograd.grad(super().training_step(batch, batch_idx), weights)
+        for weight, gradient in zip(weights, gradients, strict=True):
+            weight.data.sub_(0.02 * gradient.sign())
+
+    def configure_optimizers(self):
+        return None
+
+
+class Loading(Editor):
+    """Loads weights from elsewhere, under automatic optimization of nothing."""
+
+    automatic_optimization = True
+
+    def training_step(self, batch, batch_idx):
+        weights = self.backbone.state_dict().items()
+        self.backbone.load_state_dict({name: w + 0.05 * w.roll(1, 0) for name, w in weights})
+
+
+class Two(Recorded):
+    """Two optimizers, the second of which steps in every n-th batch."""
+
+    automatic_optimization = False
+    every = 1
+
+    def configure_optimizers(self):
+        weights = list(self.backbone.parameters())
+        return [torch.optim.AdamW(part, lr=self.lr) for part in (weights[:3], weights[3:])]
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        self.backbone.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        first.step()
+        if batch_idx % self.every == 0:
+            second.step()
+
+
+class Skipping(Two):
+    every = 2
+
+
+class Closing(Recorded):
+    """Changes its weights when training has ended."""
+
+    def on_train_end(self):
+        for weight in self.backbone.parameters():
+            weight.data.mul_(0.8)
+
+
+class FirstEpoch(L.Callback):
+    """Restores the weights after the first epoch, as one does with the best ones."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == 0:
+            self.best = copy.deepcopy(pl_module.state_dict())
+
+    def on_train_end(self, trainer, pl_module):
+        pl_module.load_state_dict(self.best)
+
+
+# name: module, options of the Trainer, and another callback
+LOOPS = {
+    "lightning": (Recorded, {}, None),
+    "accumulating": (Recorded, {"accumulate_grad_batches": 3}, None),
+    "bf16-mixed": (Recorded, {"precision": "bf16-mixed"}, None),
+    "lora": (low_rank, {}, None), "raw": (Raw, {}, None), "editor": (Editor, {}, None),
+    "loading": (Loading, {}, None), "two": (Two, {}, None), "skipping": (Skipping, {}, None),
+    "closing": (Closing, {}, None),
+    "ema": (Recorded, {}, lambda: EMAWeightAveraging(decay=0.5)),
+    "swa": (Recorded, {}, lambda: StochasticWeightAveraging(0.02, swa_epoch_start=1)),
+    "best": (Recorded, {}, FirstEpoch),
+}  # fmt: skip
+
+
+# -- the oracle ------------------------------------------------------------------------------------
+
+
+def read(model, tokenizer):
+    """All logits of an LM that are compared; the first rows are the edits'."""
+    names = [edit["subject"] for edit in EDITS] + SUBJECTS
+    kinds = ("city", "country", "color")
+    return {kind: naive.naive_logits(model, tokenizer, kind, names) for kind in kinds}
+
+
+def outcomes(base, now, n):
+    """What the first n edits did, by log key; NaN of those learned if there is none."""
+    answers = [edit["answer"] for edit in EDITS[:n]]
+    right = np.array([naive.COUNTRIES.index(naive.PLACES[answer]) for answer in answers])
+    learned = now["city"][:n].argmax(1) == [naive.CITIES.index(answer) for answer in answers]
+    before, after = (logits["country"][:n].argmax(1) for logits in (base, now))
+    chance = np.exp(now["country"][:n]) / np.exp(now["country"][:n]).sum(1, keepdims=True)
+    colors = [logits["color"][:n].argmax(1) for logits in (base, now)]
+    hits = {"generalized": after == right, "source_learned": learned}
+    hits["hallucinated"] = (after != right) & (after != before)
+    hits["unchanged"] = (after != right) & (after == before)
+    for name in ("generalized", "hallucinated"):
+        hits[f"{name}_of_learned"] = hits[name][learned] if learned.any() else np.array(np.nan)
+    return {f"generalization/{name}": hit.mean() for name, hit in hits.items()} | {
+        "probability/reference": chance[np.arange(n), right].mean(),
+        "probability/old_answer": chance[np.arange(n), before].mean(),
+        "control_unchanged/color": (colors[0] == colors[1]).mean(),
+    }
+
+
+def correlation(own_map, now, before=None):
+    """r of the map's predictions, or of its predictions of the change between two copies."""
+    bias = own_map.bias if before is None else 0
+    kinds = ("city", "country")
+    source, target = (now[k] - (0 if before is None else before[k]) for k in kinds)
+    return naive.naive_r((source @ own_map.weight.T + bias)[len(EDITS) :], target[len(EDITS) :])
+
+
+def differ(one, other):
+    return any((one[kind] != other[kind]).any() for kind in one)
+
+
+def expected_of(module, own_map):
+    """What is to be logged with `every_n_steps=1`, ``(step, value)`` by key; and the results."""
+    base, *after, left = (read(lm, module.tokenizer) for lm in (*module.states, module.backbone))
+    counts = module.counts if any(module.counts) else range(len(module.states))
+    # Under accumulation, the weights stay for some batches.
+    changed = [i for i, (one, two) in enumerate(pairwise([base, *after])) if differ(one, two)]
+    assert len(changed) > 1 and differ(base, left), "the loop teaches nothing"
+    at, steps = [0, *(counts[i + 1] for i in changed)], [base, *(after[i] for i in changed)]
+    gradients = [correlation(own_map, now, before) for before, now in pairwise(steps)]
+    final = outcomes(base, left, len(EDITS))
+    watched = [*(outcomes(base, now, N_WATCHED) for now in steps[:-1]), final]
+    r = [correlation(own_map, now) for now in (*steps[:-1], left)]
+    curves = {key: [one[key] for one in watched] for key in final}
+    curves |= {f"{name}/city->country": r for name in ("resilience", "logit_correlation")}
+    curves["gradient_correlation/city->country"] = [np.nan, *gradients]
+    results = {name: final[f"generalization/{name}"] for name in SHARES.split()[:4]}
+    results |= {"before": r[0], "after": r[-1], "gradient_correlation": np.mean(gradients)}
+    return {key: [*zip(at, curve, strict=True)] for key, curve in curves.items()}, results
+
+
+def check(module, trainer, three, own_map):
+    """Compare curves, metrics and results with the copies, and with what `fit` has left."""
+    curves, results = expected_of(module, own_map)
+    history = {key: points for each in three for key, points in each.history.items()}
+    own = three[0].results | three[1].results | three[2].results
+    sides = {name: (own[name], value) for name, value in results.items()}
+    for key, points in curves.items():
+        drawn = [point for point in points if point[1] == point[1]]
+        sides[f"curve of {key}"] = history.get(key, []), drawn
+        sides[f"metric {key}"] = float(trainer.callback_metrics[key]), np.nan_to_num(points[-1][1])
+    wrong = {
+        key: f"{found}, to be {expected}" for key, (found, expected) in sides.items()
+        if np.shape(found) != np.shape(expected) or not np.allclose(found, expected, 0, 3e-4)
+    }  # fmt: skip
+    assert not wrong, wrong
+    assert own["n_edits"] == len(EDITS)
+
+
+# -- right numbers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(small_lm, make_trainer):
+    """Train the LM of a module of some kind with some callbacks."""
+
+    def train(kind, *callbacks, data=None, ckpt_path=None, **options):
+        module, trainer = kind(small_lm), make_trainer(*callbacks, **options)
+        trainer.fit(module, None if data is None else data(module), ckpt_path=ckpt_path)
+        return module, trainer
+
+    return train
+
+
+@pytest.mark.parametrize(("loop", "first"), [
+    (loop, first) for loop in LOOPS for first in (True, False) if LOOPS[loop][-1] or first
+])  # fmt: skip
+def test_numbers_in_any_loop(run, own_map, tmp_path, loop, first):
+    """In results, metrics and loggers; and training is the same without the callbacks."""
+    (kind, options, other), three = LOOPS[loop], three_callbacks(own_map)
+    others = [other()] if other else []
+    order = [*three, *others] if first else [*others, *three]
+    logger = CSVLogger(tmp_path, name="", version="csv")
+    module, trainer = run(kind, *order, max_epochs=2, logger=logger, **options)
+    check(module, trainer, three, own_map)
+    rows = read_table(tmp_path / "csv" / "metrics.csv")
+    for key, ((at, value), *_) in [(k, p[::-1]) for each in three for k, p in each.history.items()]:
+        last = [row for row in rows if row[key]][-1]
+        # Where nothing is learned in the end, there is no last point of what is learned.
+        assert (int(last["step"]), float(last[key])) == (at, pytest.approx(value)) or "of_" in key
+    bare, alone = run(kind, *([other()] if other else []), max_epochs=2, **options)
+    assert alone.global_step == trainer.global_step
+    assert all(torch.equal(w, bare.state_dict()[name]) for name, w in module.state_dict().items())
+
+
+def test_the_same_callbacks_in_another_fit(run, own_map):
+    three = three_callbacks(own_map)
+    for kind in (Editor, Recorded, Raw):
+        check(*run(kind, *three), three, own_map)
+
+
+def fit_in_two(rank, small_lm, own_map, folder):
+    """One of the two processes: the numbers are right on both."""
+    three, module = three_callbacks(own_map), Recorded(small_lm)
+    options = {"strategy": "ddp", "devices": 2, "max_epochs": 2, "callbacks": three}
+    trainer = quiet_trainer(Path(folder), **options, **NO_FILES)
+    trainer.fit(module)
+    check(module, trainer, three, own_map)
+
+
+@pytest.mark.slow
+def test_two_processes(small_lm, own_map, tmp_path):
+    launch(2, fit_in_two, small_lm, own_map, str(tmp_path))
+
+
+# -- the steps that are measured -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "options", "most"), [
+    (Recorded, {}, 3), (Recorded, {"accumulate_grad_batches": 3}, 2), (Two, {}, 3), (Two, {}, 5),
+    (Skipping, {}, 2), (Skipping, {}, 3), (Skipping, {}, 4), (Raw, {}, 3),
+])  # fmt: skip
+def test_steps_between_measurements(run, own_map, kind, options, most):
+    """At most as many as are asked for, and no more measurements than that takes."""
+    three = three_callbacks(own_map, every_n_steps=most)
+    module, _ = run(kind, *three, max_epochs=3, **options)
+    counts = module.counts if any(module.counts) else range(len(module.counts))
+    for callback, key in zip(three[::2], ("unchanged", "city->country"), strict=True):
+        (points,) = (points for name, points in callback.history.items() if name.endswith(key))
+        steps = [step for step, _ in points]
+        gaps = np.diff(steps)
+        assert (steps[0], steps[-1]) == (0, counts[-1]) and {*steps} <= {*counts}
+        assert max(gaps) <= most and all(gaps[:-1] + max(np.diff(counts)) > most), (steps, counts)
+
+
+class AsItStarts(L.Callback):
+    """Keeps the metrics as the run's first batch begins."""
+
+    metrics = None
+
+    def on_train_batch_start(self, trainer, *_):
+        self.metrics = self.metrics or {k: float(x) for k, x in trainer.callback_metrics.items()}
+
+
+@pytest.mark.parametrize("independent", [False, True])
+def test_every_key_can_be_monitored(run, own_map, tmp_path, independent):
+    """By callbacks that look at it after each step, before any measurement but the first."""
+    kind, data, training = Recorded, None, EditTraining(edits_per_step=2, n_steps=2)
+    if independent:
+        kind, data = naive.OnEdits, lambda lm: naive.edits_of(lm, n_edits=4, training=training)
+
+    def monitored(ckpt_path=None):
+        start, three = AsItStarts(), three_callbacks(own_map, every_n_steps=1000)
+        if independent:
+            three[0] = Generalization(linear_map=own_map.folder, every_n_steps=1000)
+        stops = [EarlyStopping(key, patience=99, check_on_train_epoch_end=True) for key in KEYS]
+        names = {key: key.replace("/", " ") for key in KEYS}
+        keeps = [ModelCheckpoint(tmp_path, names[key], key, every_n_train_steps=1) for key in KEYS]
+        options = {"data": data, "enable_checkpointing": True, "ckpt_path": ckpt_path}
+        return start, three, run(kind, *stops, *three, *keeps, start, **options)[0]
+
+    start, three, module = monitored()
+    resumed, *_ = monitored(tmp_path / "generalization constant.ckpt")  # of the first step
+    assert resumed.metrics.keys() >= {*KEYS}
+    logged = {key for each in three for key in each.history if not key.startswith("edit_step")}
+    assert start.metrics.keys() >= {*KEYS} >= logged
+    assert not any(value for key, value in start.metrics.items() if "gradient" in key)
+    if not independent:
+        base = read(module.states[0], module.tokenizer)
+        expected = outcomes(base, base, N_WATCHED)
+        expected["resilience/city->country"] = correlation(own_map, base)
+        found = [start.metrics[key] for key in expected]
+        assert found == pytest.approx(np.nan_to_num([*expected.values()]), abs=3e-4)
+
+
+def test_the_fine_tune_as_shipped_stops_early(small_lm, tmp_path):
+    cli = main([
+        "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--model.steps_per_edit=2", "--data.n_edits=4", "--model.forecast=false",
+        f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
+        "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience=5",
+        "--trainer.callbacks.monitor=generalization/hallucinated",
+    ])  # fmt: skip
+    assert "generalization/hallucinated" in cli.trainer.callback_metrics
+
+
+def test_rows_of_csv(run, own_map, tmp_path):
+    """The loss of a step stands beside the callbacks' numbers, and nothing is lost."""
+
+    class Talkative(Recorded):
+        def on_before_zero_grad(self, optimizer):
+            for number in (1, 2):
+                self.logger.log_metrics({"own": number}, self.global_step)
+
+    logger = CSVLogger(tmp_path, name="", version="csv", flush_logs_every_n_steps=3)
+    three, options = three_callbacks(own_map), {"max_epochs": 2, "log_every_n_steps": 1}
+    module, _ = run(Talkative, *three, logger=logger, **options)
+    rows = read_table(tmp_path / "csv" / "metrics.csv")
+    for key in ("generalization/unchanged", "resilience/city->country", "train/loss"):
+        at = [int(row["step"]) for row in rows if row["train/loss"] and row[key]]
+        assert at == module.counts[:-1], key
+    assert [float(row["own"]) for row in rows if row["own"]] == [1, 2] * len(at)
+
+
+# -- compiled LMs ----------------------------------------------------------------------------------
+
+
+def compile_layers(model, **options):
+    for layer in model.model.layers:
+        layer.compile(**options)
+
+
+@pytest.mark.parametrize("way", [
+    lambda model, **options: model.compile(**options),
+    lambda model, **options: model.compile(fullgraph=True, **options), compile_layers,
+], ids=["whole", "fullgraph", "layers"])  # fmt: skip
+def test_measuring_never_uses_the_compiled_call(run, own_map, way):
+    """Nothing is compiled for it, and weights are the same bit for bit."""
+
+    def compiled(folder):
+        module = Recorded(folder)
+        way(module.backbone, backend=counter)
+        return module
+
+    counts, weights, three = [], [], three_callbacks(own_map)
+    for callbacks in ([], three):
+        torch._dynamo.reset()
+        counter = CompileCounter()
+        module, trainer = run(compiled, *callbacks, limit_val_batches=0)
+        counts.append(counter.frame_count)
+        weights.append(module.state_dict())
+    assert counts[0] == counts[1] > 0
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+    check(module, trainer, three, own_map)
+
+
+# -- resuming, and arguments -----------------------------------------------------------------------
+
+
+def test_a_resumed_run_continues(run, own_map, tmp_path, monkeypatch):
+    """Under other spellings and another interval; other edits are refused."""
+    monkeypatch.chdir(tmp_path)
+    lines = [json.dumps(edit) for edit in EDITS]
+    for name, some in (("edits.jsonl", lines), ("others.jsonl", lines[1:])):
+        Path(name).write_text("\n".join(some))
+
+    def trained(edits, ckpt_path="kept/epoch=0.ckpt", **options):
+        callbacks = three_callbacks(own_map, edits, **options)
+        callbacks.append(Generalization("city->country", EDITS[:4], **options))
+        keep = ModelCheckpoint("kept", "{epoch}", save_top_k=-1)
+        options = {"max_epochs": 2, "enable_checkpointing": True, "ckpt_path": ckpt_path}
+        return callbacks, *run(Recorded, *callbacks, keep, **options)
+
+    first, module, trainer = trained(str(tmp_path / "edits.jsonl"), None)
+    check(module, trainer, first[:3], own_map)
+    again, *_ = trained("./edits.jsonl")
+    for one, other in zip(first, again, strict=True):
+        assert (one.results, one.history) == (other.results, other.history)
+    again, *_ = trained(Path("edits.jsonl"), every_n_steps=3)
+    assert [each.results for each in again[::3]] == [each.results for each in first[::3]]
+    assert again[2].results["before"] == first[2].results["before"]
+    before, later = (read(module.states[i], module.tokenizer)["country"] for i in (0, 4))
+    assert any(before[: len(EDITS)].argmax(1) != later[: len(EDITS)].argmax(1))
+    with pytest.raises(LincorrError, match=r"Generalization .*name0") as refusal:
+        trained("others.jsonl")
+    assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(("kind", "setting"), [
+    (Generalization, {"controls": "color"}), (Generalization, {"n_subjects": -1}),
+    (GradientCorrelation, {"n_subjects": -5}), (Resilience, {"n_subjects": -1}),
+])  # fmt: skip
+def test_arguments_are_checked_as_on_the_command_line(kind, setting):
+    with pytest.raises(ConfigError, match=rf"{kind.__name__}\.{next(iter(setting))}") as refusal:
+        kind(**setting)
+    assert "\n" not in str(refusal.value)
