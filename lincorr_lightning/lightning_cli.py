@@ -39,7 +39,6 @@ from lincorr_lightning.results.run_folder import RunLogger, is_dry_run, run_fold
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.run_errors import is_disk_full, run_error
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
-from lincorr_lightning.study import Study
 from lincorr_lightning.termination import exit_with_parent
 from lincorr_lightning.version import __version__
 
@@ -52,10 +51,6 @@ _FROM_STUDY: dict[str, tuple[str, Any]] = {
 }
 # Trainer settings that must not be 0 or less, which Lightning does not check.
 _POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
-_STEPS = {
-    "fit": "training_step", "validate": "validation_step", "test": "test_step",
-    "predict": "predict_step",
-}  # fmt: skip
 _CONFIGS_ARE_CODE = (
     f"A config is code: the classes that it names are imported and instantiated. Pass {SAFE} with "
     "a config that you do not trust; it allows only classes of this package, Lightning and torch, "
@@ -185,7 +180,6 @@ class LincorrCLI(LightningCLI):
         if folder.is_absolute() or ".." in folder.parts:
             raise ConfigError(f"--name {folder} leaves trainer.default_root_dir. Pass a name.")
         module = pkgutil.resolve_name(config.model.class_path)
-        check_subcommand(module, str(self.subcommand))
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
         if config.get("ckpt_path") is not None:
             study = str(getattr(module, "study", module.__name__))
@@ -237,18 +231,6 @@ class LincorrCLI(LightningCLI):
             raise explained from error
         if is_first and not is_dry_run(self.trainer):
             sys.stdout.write(describe_run(run_folder(self.trainer)))
-
-
-def check_subcommand(module: type[L.LightningModule], subcommand: str) -> None:
-    """Refuse a study without the step of the subcommand; Lightning does so for other modules."""
-    is_defined = {name: getattr(module, step) is not getattr(L.LightningModule, step)
-                  for name, step in _STEPS.items()}  # fmt: skip
-    if issubclass(module, Study) and not is_defined[subcommand]:
-        others = " or ".join(f"`lincorr {name}`" for name in is_defined if is_defined[name])
-        raise ConfigError(
-            f"{module.__name__} has no {_STEPS[subcommand]}, which `lincorr {subcommand}` runs. "
-            f"Use {others}."
-        )
 
 
 def check_datamodule(

@@ -20,6 +20,7 @@ _RESTORING = {
     "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
     "_load_combined_loader_states",
 }  # fmt: skip
+_OWN_COMMAND = " Run the command at the head of the study's config; `lincorr --help` has it, too."
 # Settings that decide how large a batch is.
 _BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")
 
@@ -45,7 +46,9 @@ def run_error(
     if _RESTORING & {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}:
         return _restoring_error(error, ckpt_path)
     if isinstance(error, MisconfigurationException):
-        return ConfigError(one_line(error))
+        # Such as the `test_step` that `lincorr test` runs.
+        way_out = _OWN_COMMAND if "method defined" in str(error) else ""
+        return ConfigError(one_line(error) + way_out)
     if isinstance(error, OSError) and is_disk_full(error):
         return output_error(error.filename or "a file of the run", error.strerror)
     return None
