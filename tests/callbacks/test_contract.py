@@ -299,6 +299,9 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
 @pytest.mark.parametrize(("kind", "setting", "message"), [
     (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
     (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
+    (Generalization, {"controls": "color"}, "controls is 'color'; it must be list[str]"),
+    *((kind, {"n_subjects": -1}, "n_subjects is -1") for kind in
+      (Generalization, GradientCorrelation, Resilience)),
     (Generalization, {"n_watch": 0}, "n_watch is 0"),
     (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
     (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
@@ -311,8 +314,9 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
     (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings has [64], with 64 points"),
 ])  # fmt: skip
 def test_settings_out_of_range(kind, setting, message):
-    with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")):
+    with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")) as refusal:
         kind(**setting)
+    assert "\n" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(("relation", "folder", "message"), [
