@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,6 +92,10 @@ def fingerprint_weights(module: nn.Module) -> str:
 def _lane_sums(tensor: Tensor) -> bytes:
     if isinstance(tensor, DTensor):  # the local shard is only a part of it
         tensor = tensor.full_tensor()
+    return b"".join(part.cpu().numpy().tobytes() for part in _lanes(tensor))
+
+
+def _lanes(tensor: Tensor) -> tuple[Tensor, Tensor]:
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:
         raw = raw.clone()
@@ -100,5 +104,19 @@ def _lane_sums(tensor: Tensor) -> bytes:
     n_whole = n_words // _LANES * _LANES
     sums = words[:n_whole].view(-1, _LANES).sum(0)
     sums[: n_words - n_whole] += words[n_whole:]
-    tail = raw[n_words * 8 :]
-    return sums.cpu().numpy().tobytes() + tail.cpu().numpy().tobytes()
+    return sums, raw[n_words * 8 :]
+
+
+def bit_sums(weights: Iterable[Tensor]) -> Tensor:
+    """Return numbers that tell whether any weight has been written to, in whatever way.
+
+    They are the lanes of `fingerprint_weights`, of the local shards: the same on all devices, and
+    as fast as memory. The version counters of tensors miss writes through ``Tensor.data``.
+
+    Returns:
+        ``(n_sums,)``, int64, on the device of the first tensor.
+    """
+    own = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
+    parts = [part for weight in own for part in _lanes(weight)]
+    device = own[0].device if own else None
+    return torch.cat([part.to(device, torch.int64) for part in parts]) if own else torch.zeros(0)

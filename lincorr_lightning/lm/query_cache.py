@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from math import gcd
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.batching import RowsContext
+from lincorr_lightning.lm.fingerprint import bit_sums
 from lincorr_lightning.lm.language_model import LanguageModel
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-_WORDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-_PART = 256
 _TOKENIZER_NAMES = ("tokenizer", "processing_class", "processor")
 
 AdapterContext = Callable[[Sequence[int]], AbstractContextManager[object]]
@@ -101,7 +98,7 @@ class QueryCache:
         """Return the number of the weights, which is another one after any change of them."""
         if not self._is_checked:
             held = (self.lm.model.parameters(), self.lm.model.buffers(), self._trained)
-            sums = weight_sums(dict.fromkeys(chain.from_iterable(held)))
+            sums = bit_sums(dict.fromkeys(chain.from_iterable(held)))
             # All ranks that share an LM read it together, or none does.
             if self._sums is None or self.lm.any_rank(not torch.equal(sums, self._sums)):
                 self._forget()
@@ -160,31 +157,6 @@ class QueryCache:
         if context is None or set(ids) <= {-1}:
             return None
         return lambda rows: context([ids[row] for row in rows])
-
-
-def weight_sums(weights: Iterable[Tensor]) -> Tensor:
-    """Return numbers that tell whether any weight has been written to, in whatever way.
-
-    They are sums of the bits, as integers, over parts of rows of up to 2 KiB: exact, the same on
-    all devices, and as fast as memory. The version counters of tensors miss writes through
-    ``Tensor.data``, and a sum over a whole tensor misses exchanged rows.
-
-    Returns:
-        ``(n_parts,)``, int64, on the device of the first tensor.
-    """
-    sums: list[Tensor] = []
-    for weight in weights:
-        own = weight.detach()
-        flat = (own.to_local() if isinstance(own, DTensor) else own).contiguous().view(-1)
-        size = flat.element_size()
-        n_bytes = size * (own.shape[-1] if own.dim() > 1 else 1)  # of a row
-        words = next(word for word in _WORDS if n_bytes % word.itemsize == 0)
-        if flat.storage_offset() * size % words.itemsize:
-            flat = flat.clone()
-        parts = flat.view(words).view(-1, gcd(n_bytes // words.itemsize, _PART))
-        sums.append(parts.sum(1, dtype=torch.int64))
-    device = sums[0].device if sums else None
-    return torch.cat([each.to(device) for each in sums]) if sums else torch.zeros(0)
 
 
 def tokenizer_of(
