@@ -271,8 +271,6 @@ class Generalization(MapCallback):
         They are fewer than all, or none, if training was cut short. All ranks call this.
         """
         dataset, by_step = edit_dataset(trainer), self.edits_by_step()
-        for step, (edits, (at_step,)) in by_step.items():
-            self._log(trainer, _by_own_step(self._means(edits, at_step)), step + 1)
         last = -1 if dataset is None else dataset.training.steps_per_edit - 1
         ids, (logits,) = by_step.get(last, ([], [self.base.rows([])]))
         means = self._means(ids, logits)
@@ -341,6 +339,8 @@ class Generalization(MapCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the outcomes of all edits, with the table of cases and its figures."""
         if self.is_independent:
+            for step, (edits, (at_step,)) in self.edits_by_step().items():
+                self._log(trainer, _by_own_step(self._means(edits, at_step)), step + 1)
             means, ids, logits = self._independent_means(trainer)
             scalars = {key: x for key, x in self._keyed(means).items() if x == x}
         else:

@@ -41,18 +41,18 @@ class QueryCache:
     callbacks announce with `prefetch` what they read at the next one, and the first `read` there
     evaluates all of it, in one forward pass if memory allows. Logits are kept as long as the
     weights are the same, bit for bit. An LM that trains adapters side by side has an
-    `AdapterContext`. `trained` are parameters outside the LM that its logits depend on.
+    `AdapterContext`. What the module `holder` trains outside the LM counts as its weights, too.
     """
 
     def __init__(
         self,
         lm: LanguageModel,
         adapter_context: AdapterContext | None = None,
-        trained: Sequence[Tensor] = (),
+        holder: nn.Module | None = None,
     ) -> None:
         self.lm = lm
         self._adapter_context = adapter_context
-        self._trained = trained
+        self._holder = holder
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
         self._prefetched: dict[Query, int] = {}
@@ -77,8 +77,7 @@ class QueryCache:
         lm = getattr(module, "language_model", None)
         if not (isinstance(lm, LanguageModel) and lm.is_loaded and lm.model is model):
             lm = LanguageModel.from_module(model, tokenizer_of(module, model, tokenizer))
-        trained = [p for p in module.parameters() if p.requires_grad]
-        return cls(lm, getattr(module, "adapter_context", None), trained)
+        return cls(lm, getattr(module, "adapter_context", None), module)
 
     def register_tokens(self, token_ids: Sequence[int]) -> None:
         """Add tokens whose logits are kept; logits that lack them are dropped."""
@@ -97,8 +96,11 @@ class QueryCache:
     def version(self) -> int:
         """Return the number of the weights, which is another one after any change of them."""
         if not self._is_checked:
-            held = (self.lm.model.parameters(), self.lm.model.buffers(), self._trained)
-            sums = bit_sums(dict.fromkeys(chain.from_iterable(held)))
+            # Looked up each time: sharding exchanges parameters.
+            held = self._holder.parameters() if self._holder is not None else ()
+            trained = (parameter for parameter in held if parameter.requires_grad)
+            model = self.lm.model
+            sums = bit_sums(dict.fromkeys(chain(model.parameters(), model.buffers(), trained)))
             # All ranks that share an LM read it together, or none does.
             if self._sums is None or self.lm.any_rank(not torch.equal(sums, self._sums)):
                 self._forget()
