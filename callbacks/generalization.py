@@ -35,6 +35,7 @@ from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.run_folder import log_scalars
 from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
@@ -237,7 +238,8 @@ class Generalization(MapCallback):
         ids = range(len(self._subjects))
         means = self._means(ids, self.base.rows(ids))
         self._log(trainer, _by_own_step(means), 0)
-        self.monitor(trainer, self._keyed(means), self.step)
+        self.monitor(trainer, self._keyed(means))
+        log_scalars(trainer, self._keyed(means), self.step)
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Measure if due."""
@@ -252,7 +254,7 @@ class Generalization(MapCallback):
                 logits = self.read(self.queries(self.neighbours, adapters))
                 self._by_neighbours[edit] = self._neighbour_means(logits)
         if trainer.is_last_batch:  # before monitors decide at the end of the epoch
-            self.monitor(trainer, self._keyed(self._independent_means(trainer)[0]), self.step)
+            self.monitor(trainer, self._keyed(self._independent_means(trainer)[0]))
 
     def _joint_means(self, ids: Sequence[int]) -> tuple[dict[str, float], DomainLogits]:
         """Return the means of some edits and of the neighbours, and the logits of the edits."""

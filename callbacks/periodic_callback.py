@@ -215,7 +215,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def start(self, trainer: L.Trainer) -> None:
         """Measure the LM before training; in a resumed run, the LM is a later one."""
-        if self._last_measured is None:
+        if not self.history:
             self._measure_once(trainer)
         for key, value in self._metrics.items():
             trainer.callback_metrics.setdefault(key, torch.tensor(value))
@@ -338,13 +338,13 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
                 points.append((step, float(value)))
             if not points:
                 del history[key]
-        self.monitor(trainer, new, step)
+        self.monitor(trainer, new)
+        log_scalars(trainer, new, step)
 
-    def monitor(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        """Log scalars, see `log_scalars`; NaN is a metric of 0, for what monitors its key."""
+    def monitor(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
+        """Let ``trainer.callback_metrics`` have scalars; NaN is 0, for what monitors its key."""
         self._metrics |= {key: x if x == x else 0.0 for key, x in scalars.items()}
         trainer.callback_metrics.update({key: torch.tensor(self._metrics[key]) for key in scalars})
-        log_scalars(trainer, scalars, step)
 
     def history_table(self, caption: str) -> Table:
         """Return `history` as a table with a row per step and a column per log key."""
