@@ -372,6 +372,7 @@ FINDINGS = (
     ),
     Finding(FORECAST, leads(scores.PROBABILITY, scores.CHEAP)),
     Finding("… and adds to these baselines", leads(scores.BOTH, scores.CHEAP)),
+    Finding("three real steps of ten forecast better than them", leads("steps3", scores.CHEAP)),
     Finding(IN_CONTEXT, known_generalize),
     Finding(REPAIR, repair_helps),
     Finding(VOCABULARY, composes("ablation")),

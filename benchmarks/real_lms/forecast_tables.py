@@ -52,10 +52,7 @@ def by_lm_and_method(runs: Sequence[ForecastRun]) -> Iterator[tuple[str, list[Fo
 
 
 def lead_table(runs: Sequence[ForecastRun]) -> str:
-    """Return the AUROC of the probabilities beside that of all baselines together.
-
-    Over all edits and within a reference, means over relations.
-    """
+    """Return the mean AUROC of the probabilities beside that of all baselines together."""
     rows = []
     for within in (False, True):
         judged = [run for run in runs if run.is_judged(within) and run.fitted]
