@@ -132,7 +132,7 @@ class FeatureMovement(RelationCallback):
         self._watched = list(dict.fromkeys(chosen))
         subjects = dict.fromkeys([*self._watched, *edited])
         self._rows = {subject: row for row, subject in enumerate(subjects)}
-        self.identify(self._watched)
+        self.declare_measured(self._watched)
 
     @torch.no_grad()
     def start(self, trainer: L.Trainer) -> None:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 
 
 class Forecast(RelationCallback):
-    """Forecasts what each edit will do, before the training of any LightningModule changes the LM.
+    """Forecasts what each edit will do, before a LightningModule trains it.
 
     The forecast is that of ``lincorr predict`` (see `forecast_edits`): from W, from the new answer
     stated before the prompt, and from a step along the edit's own first update, which gives the
-    probabilities. It takes each edit on its own. `output` and the table ``forecast`` are there when
-    training starts; a resumed run has those of its start. The LM must not be sharded.
+    probabilities. Each edit is forecast as if it were trained alone. `output` and the table
+    ``forecast`` exist when training starts; a resumed run keeps those of its start. The LM must not
+    be sharded.
 
     Logs ``forecast/generalized``, ``forecast/hallucinated`` and ``forecast/unchanged``: mean
     probabilities over the edits.
@@ -36,11 +37,11 @@ class Forecast(RelationCallback):
         relation: Relation, as ``city->country``; None takes that of the run's edits.
         edits: Edits that the run trains, as `Generalization` takes them; None takes those of the
             training dataset.
-        method: How they are trained: ``full``, or ``lora``.
+        method: How the edits are trained: ``full``, or ``lora``.
         learning_rate: Learning rate of AdamW in that training.
-        n_steps: Its optimizer steps for an edit.
+        n_steps: Optimizer steps of each edit in that training.
         linear_map: Folder of a linear map; None fits maps.
-        n_subjects: Number of subjects that they are fitted on.
+        n_subjects: Number of subjects that maps are fitted on.
         **options: See `RelationCallback`.
 
     Attributes:
@@ -49,7 +50,7 @@ class Forecast(RelationCallback):
     """
 
     study = "forecast"
-    kept = (*RelationCallback.kept, "_kept")
+    kept = (*RelationCallback.kept, "_fields")
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Forecast(RelationCallback):
         """Forget the forecast of an earlier run."""
         super().reset()
         self.forecasts: Forecasts | None = None
-        self._kept: dict[str, Any] | None = None  # its fields, for a checkpoint
+        self._fields: dict[str, Any] | None = None  # of `forecasts`, for a checkpoint
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects of the given edits."""
@@ -95,17 +96,17 @@ class Forecast(RelationCallback):
                 "Forecast has no edits: name them in Forecast.edits, or train on the dataset of "
                 "EditsDataModule."
             )
-        self.identify(f"{edit.subject}: {edit.answer}" for edit in self._edits)
+        self.declare_measured(f"{edit.subject}: {edit.answer}" for edit in self._edits)
 
     def start(self, trainer: L.Trainer) -> None:
         """Forecast the edits, and write the forecast."""
-        if self._kept is None:
+        if self._fields is None:
             forecasts = forecast_edits(
                 self.cache.lm, self._edits, self.tokenized, linear_map=self.linear_map,
-                n_subjects=self.n_subjects, training=self.training, reader=self.watch.rows,
+                n_subjects=self.n_subjects, training=self.training, reader=self.shared.rows,
             )  # fmt: skip
-            self._kept = dict(vars(forecasts))
-        self.forecasts = Forecasts(**self._kept)
+            self._fields = dict(vars(forecasts))
+        self.forecasts = Forecasts(**self._fields)
         self.output = self.finish(trainer)
         self.results = dict(self.output.values)
         means = self.output.values["mean_probability"]

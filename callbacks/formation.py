@@ -61,8 +61,8 @@ class Formation(RelationCallback):
         pairs: Ordered pairs, as ``city->country``; None takes the relation that the training
             dataset is about (without one, ``city->country``), and its source with ``color``.
         n_subjects: Number of subjects, or as many as the vocabulary has.
-        every_n_steps: Optimizer steps between two measurements; the LM before and after training
-            is always measured.
+        every_n_steps: Largest number of optimizer steps between two measurements; the LM before and
+            after training is always measured.
         control: Control prompt in place of the source's; None leaves it out.
         ridge: Ridge of the maps.
         random_labels: Number of source labels whose r is compared with that of as many random
@@ -127,7 +127,7 @@ class Formation(RelationCallback):
                 f"Formation needs {MIN_SUBJECTS} subjects and has {len(self._subjects)}: raise its "
                 "n_subjects, or take an LM with a larger vocabulary."
             )
-        self.identify([*map("->".join, self._layout.pairs), *self._subjects])
+        self.declare_measured([*map("->".join, self._layout.pairs), *self._subjects])
         dataset = getattr(trainer.train_dataloader, "dataset", None)
         corpus = dataset.corpus if isinstance(dataset, PackedStatements) else None
         self._facts = {} if corpus is None else self._find_facts(corpus)

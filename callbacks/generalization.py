@@ -86,7 +86,7 @@ class Generalization(MapCallback):
         n_watch: Number of edits that are measured during joint training.
         paraphrases: Other prompts of the source, with ``{}`` for the subject.
         n_neighbours: Number of sampled subjects without an edit that are measured, too.
-        every_n_steps: Optimizer steps between two measurements.
+        every_n_steps: Largest number of optimizer steps between two measurements.
         **options: See `MapCallback`.
 
     Attributes:
@@ -151,7 +151,7 @@ class Generalization(MapCallback):
         sampled = self._sample_neighbours(self.cache.lm.tokenizer)
         self.neighbours = [subject for subject in sampled if subject not in edited]
         edits = map("{}: {}".format, self._subjects, taught_answers)
-        self.identify([*edits, *self.neighbours, *self.paraphrases])
+        self.declare_measured([*edits, *self.neighbours, *self.paraphrases])
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
         controls, source = self._find_controls(), self.tokenized.source
         self._n_controls = len(controls)
@@ -223,7 +223,7 @@ class Generalization(MapCallback):
             self._queries = self._queries_of(self._watched)
         else:
             self._queries = self.queries(*self.own_subjects(edit_batch))
-        if self.is_due(self.step + self.watch.largest, edit_batch):
+        if self.is_due(self.step + self.shared.max_updates_per_batch, edit_batch):
             self.prefetch(self._queries)
 
     def _queries_of(self, ids: Sequence[int]) -> list[list[Query]]:
@@ -238,7 +238,7 @@ class Generalization(MapCallback):
         ids = range(len(self._subjects))
         means = self._means(ids, self.base.rows(ids))
         self._log(trainer, _by_own_step(means), 0)
-        self.monitor(trainer, self._keyed(means))
+        self.set_callback_metrics(trainer, self._keyed(means))
         log_scalars(trainer, self._keyed(means), self.step)
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
@@ -254,7 +254,7 @@ class Generalization(MapCallback):
                 logits = self.read(self.queries(self.neighbours, adapters))
                 self._by_neighbours[edit] = self._neighbour_means(logits)
         if trainer.is_last_batch:  # before monitors decide at the end of the epoch
-            self.monitor(trainer, self._keyed(self._independent_means(trainer)[0]))
+            self.set_callback_metrics(trainer, self._keyed(self._independent_means(trainer)[0]))
 
     def _joint_means(self, ids: Sequence[int]) -> tuple[dict[str, float], DomainLogits]:
         """Return the means of some edits and of the neighbours, and the logits of the edits."""

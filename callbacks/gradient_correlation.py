@@ -53,7 +53,7 @@ class GradientCorrelation(MapCallback):
         subjects: Subjects that ΔF is measured on; None takes those of the run's edits, or samples
             the vocabulary.
         n_watch: Number of these subjects at most.
-        every_n_steps: Optimizer steps between two measurements.
+        every_n_steps: Largest number of optimizer steps between two measurements.
         seed: Seed of sampled subjects and of the permutation.
         **options: See `MapCallback`.
 
@@ -66,7 +66,7 @@ class GradientCorrelation(MapCallback):
     """
 
     study = "gradient_correlation"
-    kept = (*MapCallback.kept, "_steps", "_after")
+    kept = (*MapCallback.kept, "_steps", "_last_logits")
 
     def __init__(
         self,
@@ -87,7 +87,7 @@ class GradientCorrelation(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._steps: list[dict[str, float]] = []
-        self._after: tuple[int, tuple[Any, ...]] | None = None
+        self._last_logits: tuple[int, tuple[Any, ...]] | None = None
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the given subjects; without edits, sampled ones."""
@@ -101,10 +101,10 @@ class GradientCorrelation(MapCallback):
         edited = [edit.subject for edit in self.run_edits]
         chosen = self.subjects or edited or self.sample_subjects(self.n_watch)
         subjects = list(dict.fromkeys(chosen))[: self.n_watch]
-        after = self._after if trainer.ckpt_path is not None else None
-        self._kept = after[1] if after is not None and after[0] == self.step else None
+        step, logits = (trainer.ckpt_path is not None and self._last_logits) or (None, None)
+        self._resumed_logits = logits if step == self.step else None
         self._watched = self.queries(subjects)
-        self.identify(subjects)
+        self.declare_measured(subjects)
 
     def start(self, trainer: L.Trainer) -> None:
         """Fit or read the maps, and record the logits at the edits' subjects before training."""
@@ -114,7 +114,7 @@ class GradientCorrelation(MapCallback):
         super().start(trainer)
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Log r of the logits before training, in which nothing has changed yet."""
+        """Log r of the logits before training; ΔF has no r yet."""
         logits = self.base if self.is_independent else self.read(self._watched)
         numbers = dict.fromkeys(self._correlate(logits, logits), math.nan)
         numbers["logit_correlation"] = self._logit_r(logits)
@@ -145,20 +145,20 @@ class GradientCorrelation(MapCallback):
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Record the logits before the step, and announce what is read after it."""
         if edit_batch is None:
-            self._queries, after = self._watched, self.step + self.watch.largest
+            self._queries, after = self._watched, self.step + self.shared.max_updates_per_batch
             is_due = self._last_measured is None or self.is_due(after)
-            is_next_due = self.is_due(after + self.watch.largest)
+            is_next_due = self.is_due(after + self.shared.max_updates_per_batch)
         else:
             self._queries = self.queries(*self.own_subjects(edit_batch))
             is_due = edit_batch.step % self.every_n_steps == 0
             is_next_due = (edit_batch.step + 1) % self.every_n_steps == 0 and not edit_batch.last
         self._before: DomainLogits | None = None
-        kept, self._kept = self._kept, None
+        resumed, self._resumed_logits = self._resumed_logits, None
         if is_due and edit_batch is not None and edit_batch.first:
             self._before = self.base.rows(edit_batch.ids)
         elif is_due:
-            # A resumed run would read them in another batch, which rounds otherwise.
-            self._before = DomainLogits(*kept) if kept else self.read(self._queries)
+            # A resumed run would read them in another batch, which changes their rounding.
+            self._before = DomainLogits(*resumed) if resumed else self.read(self._queries)
         if is_due or is_next_due:
             self.prefetch(self._queries)
 
@@ -167,7 +167,7 @@ class GradientCorrelation(MapCallback):
         if self._before is None:
             return
         before, after = self._before, self.read(self._queries)
-        self._after = self.step, tuple(after)
+        self._last_logits = self.step, tuple(after)
         if edit_batch is None:
             self._last_measured = self.step
             numbers = self._correlate(before, after)
@@ -200,7 +200,7 @@ class GradientCorrelation(MapCallback):
         by_step = self.edits_by_step()
         if by_step:
             numbers = self._over_edits(trainer, by_step)
-            # Edits of independent training have no step in common before the end.
+            # Independent edits have no common step before the end of training.
             scalars = self._named({k: r for k, r in numbers.items() if "correlation" in k})
         else:
             names = [*_NAMES, *(["gradient_correlation_auto"] if "auto" in self.maps else [])]
@@ -212,7 +212,7 @@ class GradientCorrelation(MapCallback):
             "relation": self.tokenized.name,
             **{name: number(value) for name, value in sorted(numbers.items())},
         }
-        # What is known before the first step stands last.
+        # The table's last column is the one that has a value before the first step.
         last = {key: self.history.pop(key) for key in [*self.history] if "logit_" in key}
         self.history |= last
         caption = f"Label-wise r between W · ΔF_source and ΔF_target of {self.tag} at each step"

@@ -35,7 +35,7 @@ class HuggingFaceCallback(TrainerCallback):
         module: Any = nn.Module()
         module.net, module.tokenizer = others["model"], others.get("processing_class")
         module.automatic_optimization, module.study = True, "lincorr"
-        # What the callbacks ask of Lightning's Trainer.
+        # The attributes of Lightning's Trainer that the callbacks use.
         self._module, self._run = module, SimpleNamespace(
             callbacks=list(self.callbacks), callback_metrics={}, global_step=state.global_step,
             optimizers=[others.get("optimizer")], lightning_module=module, datamodule=None,
@@ -65,7 +65,7 @@ class HuggingFaceCallback(TrainerCallback):
             metrics |= {f"eval_{key}": float(value) for key, value in values}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Write the results of the weights as they are."""
+        """Write the results on the final weights."""
         self._run.strategy.on_train_end()
         self._log(state)
         self._call("teardown", "fit")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -29,54 +29,55 @@ from lincorr_lightning.results.run_folder import (
 )
 from lincorr_lightning.results.table import Table
 
-_MAX_NAMED = 3  # parts of what is measured, in a message
+_MAX_NAMED = 3  # measured items in a message
 
 
 @dataclass
-class Watch:
-    """What the callbacks of a run that evaluate the same LM share.
+class SharedState:
+    """State that the callbacks of a run share if they evaluate the same LM.
 
     It counts the updates of the LM: the optimizer steps that Lightning counts, and batches under
     manual optimization that changed the weights in any other way.
     """
 
     cache: QueryCache
-    rows: RowReader  #: Of the LM before training, to fit maps.
-    step: int  #: Updates before the current batch, or after it in its last hook.
-    largest: int  #: Most updates of one batch.
-    not_counted: int = 0  #: Updates that ``trainer.global_step`` does not count.
-    has_moved: bool = False  #: Whether the last batch updated the LM.
+    rows: RowReader  #: Reads rows of the LM before training, to fit maps.
+    step: int  #: Updates so far; those of a batch are counted at its end.
+    max_updates_per_batch: int  #: Most updates of one batch so far.
+    uncounted: int = 0  #: Updates that ``trainer.global_step`` does not count.
+    was_updated: bool = False  #: Whether the last batch updated the LM.
     fitted_maps: dict[Hashable, Any] = field(default_factory=dict)
 
     def start_batch(self, pl_module: L.LightningModule) -> None:
-        """Begin a moment before a batch."""
-        self.cache.begin()
+        """Start the pause before a batch."""
+        self.cache.start_pause()
         if not pl_module.automatic_optimization:
-            self.cache.version()
+            self.cache.weights_version()
 
     def end_batch(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Begin a moment after a batch, and count its updates."""
-        n = trainer.global_step + self.not_counted - self.step
-        version = self.cache.version() if n == 0 and not pl_module.automatic_optimization else None
-        self.cache.begin(weights_changed=n > 0)
-        if version is not None and self.cache.version() != version:
+        """Start the pause after a batch, and count its updates."""
+        n = trainer.global_step + self.uncounted - self.step
+        compares_weights = n == 0 and not pl_module.automatic_optimization
+        version = self.cache.weights_version() if compares_weights else None
+        self.cache.start_pause(weights_changed=n > 0)
+        if compares_weights and self.cache.weights_version() != version:
             n = 1
-            self.not_counted += 1
+            self.uncounted += 1
         self.step += n
-        self.largest = max(self.largest, n)
-        self.has_moved = n > 0
+        self.max_updates_per_batch = max(self.max_updates_per_batch, n)
+        self.was_updated = n > 0
 
 
 class PeriodicCallback(HyperparametersMixin, L.Callback):
     """Evaluates the LM of any LightningModule every few updates of its weights.
 
     The LM is evaluated in eval mode and without gradients: weights, optimizer state, random number
-    generators and train/eval modes are afterwards as before. All ranks evaluate the same. However
-    the weights change (another optimizer, an editor, averaging), the results are those of the
-    weights that training leaves; to that end these callbacks run after all others but checkpoints.
+    generators and train/eval modes are restored. All ranks evaluate the same prompts. Whatever
+    changes the weights (another optimizer, an editor, averaging), the results are those of the
+    final weights: these callbacks run after all others but checkpoints.
 
     Subclasses measure in `measure`, or in `start` and `after_optimizer_step`, return their
-    `Results` from `finish`, and name in `kept` the attributes that a checkpoint keeps.
+    `Results` from `finish`, and list in `kept` the attributes that a checkpoint keeps.
 
     Args:
         every_n_steps: Largest number of optimizer steps between two measurements.
@@ -96,7 +97,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     study: ClassVar[str]
     """Kind of the results, as ``resilience``."""
     kept: ClassVar[tuple[str, ...]] = (
-        "history", "_metrics", "_last_measured", "_identity", "_not_counted",
+        "history", "_metrics", "_last_measured", "_measured_items", "_uncounted",
     )  # fmt: skip
     """Names of the attributes that a checkpoint keeps (numbers, texts, tensors and containers)."""
 
@@ -117,12 +118,12 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     def state_key(self) -> str:
         """Key of the callback's state in checkpoints, the same in each run from `setup` on.
 
-        It is made of its class, what it evaluates, and its place among callbacks with the same.
+        It is made of its class, its relation, and its number among callbacks with the same two.
         """
         return self._key
 
-    def subject(self, trainer: L.Trainer) -> str:
-        """Return what is evaluated, such as a relation; `setup` asks for it."""
+    def expected_relation(self, trainer: L.Trainer) -> str:
+        """Return the relation that is evaluated, as far as `setup` knows it; empty without one."""
         return ""
 
     def reset(self) -> None:
@@ -133,8 +134,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self.output: Results | None = None
         self._last_measured: int | None = None
         self._measured_version: int | None = None
-        self._not_counted = 0
-        self._identity: list[str] | None = None
+        self._uncounted = 0
+        self._measured_items: list[str] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Start afresh; a resumed run loads its measurements from the checkpoint later."""
@@ -144,55 +145,55 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         own = [each for each in callbacks if isinstance(each, PeriodicCallback)]
         last = [each for each in callbacks if isinstance(each, Checkpoint)]
         others = [each for each in callbacks if each not in (*own, *last)]
-        # What others do to the weights comes before it is measured, and that before it is saved.
+        # Weights are measured after other callbacks have changed them, and before they are saved.
         trainer.callbacks = [*others, *own, *last]  # type: ignore[attr-defined]
-        names = [f"{type(each).__qualname__} {each.subject(trainer)}" for each in own]
-        place = own.index(self)
-        self._key = f"{names[place]} {names[:place].count(names[place]) + 1}"
+        names = [f"{type(each).__qualname__} {each.expected_relation(trainer)}" for each in own]
+        index = own.index(self)
+        self._key = f"{names[index]} {names[:index].count(names[index]) + 1}"
         self.reset()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Find the LM, and measure before training changes it.
 
-        The first callback opens all: what they announce is then read together.
+        The first callback prepares all, so that what they announce is read together.
         """
-        opened = [each for each in _periodic(trainer) if "cache" in vars(each)]
-        if not opened:
-            watches: dict[nn.Module, Watch] = {}
+        if not any("cache" in vars(each) for each in _periodic(trainer)):
+            states: dict[nn.Module, SharedState] = {}
             for callback in _periodic(trainer):
-                callback._open(trainer, pl_module, watches)
-            _after_training(trainer, _complete_all)
+                callback._attach(trainer, pl_module, states)
+            _complete_after_training(trainer)
         if not is_dry_run(trainer):
             run_folder(trainer)  # a collective call, made before rank 0 alone writes
         self.start(trainer)
 
-    def _open(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, watches: dict[nn.Module, Watch]
+    def _attach(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, states: dict[nn.Module, SharedState]
     ) -> None:
+        """Find the LM and the state that is shared by its callbacks, and `open` this one."""
         model = causal_lm_of(pl_module, self.lm)
-        self._leads = model not in watches
-        if self._leads:
+        self._is_first = model not in states
+        if self._is_first:
             cache = QueryCache.of(pl_module, model, self.tokenizer)
             rows = getattr(pl_module, "row_reader", None)
             if not (isinstance(rows, RowReader) and rows.lm is cache.lm):
                 rows = RowReader(cache.lm)
-            step = trainer.global_step + self._not_counted
-            watches[model] = Watch(
-                cache, rows, step, max(len(trainer.optimizers), 1), self._not_counted
+            step = trainer.global_step + self._uncounted
+            states[model] = SharedState(
+                cache, rows, step, max(len(trainer.optimizers), 1), self._uncounted
             )
-        self.watch = watches[model]
-        self.cache = self.watch.cache
+        self.shared = states[model]
+        self.cache = self.shared.cache
         self.adapter_id: int | None = None
         self._index = self.siblings(trainer).index(self)
-        before = self._identity
-        self._identity = None
+        before, self._measured_items = self._measured_items, None
         self.open(trainer)
         name = type(self).__name__
-        if before is not None and self._identity != before:
+        now: list[str] = self._measured_items or []
+        if before is not None and now != before:
             raise CheckpointError(
                 f"{name} measured {_in_short(before)} in the run of the checkpoint, and "
-                f"{_in_short(self._identity or [])} now. Give {name} the same to go on with its "
-                "curves, or start a new run."
+                f"{_in_short(now)} now. Give {name} the same to go on with its curves, or start a "
+                "new run."
             )
         if before is None and trainer.ckpt_path is not None:
             rank_zero_warn(
@@ -202,19 +203,19 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def open(self, trainer: L.Trainer) -> None:
         """Resolve what the arguments name for this run's LM."""
-        self.identify([])
+        self.declare_measured([])
 
-    def identify(self, parts: Iterable[str]) -> None:
-        """Note what is measured, which a resumed run must measure too, such as subjects."""
-        self._identity = list(parts)
+    def declare_measured(self, items: Iterable[str]) -> None:
+        """Declare what is measured, such as subjects; a resumed run must measure the same."""
+        self._measured_items = list(items)
 
     @property
     def step(self) -> int:
         """Number of updates of the LM so far."""
-        return self.watch.step
+        return self.shared.step
 
     def start(self, trainer: L.Trainer) -> None:
-        """Measure the LM before training; in a resumed run, the LM is a later one."""
+        """Measure the LM before training; a resumed run has done so at its start."""
         if not self.history:
             self._measure_once(trainer)
         for key, value in self._metrics.items():
@@ -225,58 +226,60 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         raise NotImplementedError
 
     def complete(self, trainer: L.Trainer) -> None:
-        """Collect the results of the weights as they are, and write their tables and figures.
+        """Collect the results on the current weights, and write their tables and figures.
 
-        Does nothing if that is done, or in a run that trains nothing.
+        Does nothing if that has been done, or in a run without training.
         """
         if self.output is not None or "cache" not in vars(self):
             return
-        if self._leads:
-            self.cache.begin()
+        if self._is_first:
+            self.cache.start_pause()
         self.output = self.finish(trainer)
         self.results = dict(self.output.values)
-        self._measured_version = self.cache.version()
+        self._measured_version = self.cache.weights_version()
         write_parts(trainer, self.output)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM, which other callbacks may have changed after training."""
         if self.output is not None and "cache" in vars(self) and self.adapter_id is None:
-            if self._leads:
-                self.cache.begin()
-            if not self.cache.lm.is_sharded and self._measured_version != self.cache.version():
+            if self._is_first:
+                self.cache.start_pause()
+            version = None if self.cache.lm.is_sharded else self.cache.weights_version()
+            if version not in (None, self._measured_version):
                 self.output = None
                 self.complete(trainer)
         self.release()
 
     def release(self) -> None:
-        """Forget the LM."""
-        for name in ("watch", "cache"):
+        """Drop all references to the LM."""
+        for name in ("shared", "cache"):
             vars(self).pop(name, None)
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        """Release the LM, since Lightning calls no `teardown` then."""
+        """Release the LM, since Lightning calls no `teardown` after an exception."""
         vars(trainer.strategy).pop("on_train_end", None)
         self.release()
 
     def is_due(self, step: int, edit_batch: EditBatch | None = None) -> bool:
         """Return whether to measure after update `step`, or a step of independent edits.
 
-        The next batch may make several updates, of which none may be too many.
+        A batch may make several updates, so it is due if after the next batch it could be too late.
         """
         if edit_batch is None:
-            return step + self.watch.largest - (self._last_measured or 0) > self.every_n_steps
+            latest = step + self.shared.max_updates_per_batch
+            return latest - (self._last_measured or 0) > self.every_n_steps
         return (edit_batch.step + 1) % self.every_n_steps == 0 or edit_batch.last
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Note the adapter that is measured, and prepare the measurement after the step."""
-        if self._leads:
-            self.watch.start_batch(pl_module)
+        if self._is_first:
+            self.shared.start_batch(pl_module)
         edit_batch = independent_edits(batch)
-        # Of adapters that are trained side by side the first; a rank without edits trains none.
+        # The first of the adapters that are trained side by side; a rank without edits has none.
         self.adapter_id = 0 if edit_batch is not None and edit_batch.edits else None
         self.before_step(trainer, edit_batch)
 
@@ -288,10 +291,10 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        """Detect an update."""
-        if self._leads:
-            self.watch.end_batch(trainer, pl_module)
-        if self.watch.has_moved:
+        """Count the batch's updates, and hand them to `after_optimizer_step`."""
+        if self._is_first:
+            self.shared.end_batch(trainer, pl_module)
+        if self.shared.was_updated:
             self.after_optimizer_step(trainer, independent_edits(batch))
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
@@ -306,8 +309,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         """Measure the LM as it is now; nothing by default."""
 
     def _measure_once(self, trainer: L.Trainer) -> None:
-        """Measure unless these weights have been."""
-        state = self.step, self.cache.version()
+        """Measure unless these weights have been measured at this step."""
+        state = self.step, self.cache.weights_version()
         if (self._last_measured, self._measured_version) != state:
             self._last_measured, self._measured_version = state
             self.measure(trainer)
@@ -327,22 +330,22 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         return self.numbered(self.study)
 
     def log_scalars(self, trainer: L.Trainer, scalars: Mapping[str, float], step: int) -> None:
-        """Log scalars, see `monitor`, and keep them in `history`, from which NaN is left out."""
+        """Log scalars, also to `callback_metrics`, and keep them in `history`, without NaN."""
         history = self.history
         new = {key: x for key, x in scalars.items() if (step, x) not in history.get(key, ())[-1:]}
         for key, value in new.items():
             points = history.setdefault(key, [])
             if points and points[-1][0] == step:
-                points.pop()  # the same weights, of more edits, or others after all else has ended
+                points.pop()  # measured again at the end: on all edits, or on restored weights
             if value == value:
                 points.append((step, float(value)))
             if not points:
                 del history[key]
-        self.monitor(trainer, new)
+        self.set_callback_metrics(trainer, new)
         log_scalars(trainer, new, step)
 
-    def monitor(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
-        """Let ``trainer.callback_metrics`` have scalars; NaN is 0, for what monitors its key."""
+    def set_callback_metrics(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
+        """Put scalars into ``trainer.callback_metrics``; NaN becomes 0, so that a key exists."""
         self._metrics |= {key: x if x == x else 0.0 for key, x in scalars.items()}
         trainer.callback_metrics.update({key: torch.tensor(self._metrics[key]) for key in scalars})
 
@@ -355,8 +358,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the measurements so far."""
-        if "watch" in vars(self):
-            self._not_counted = self.watch.not_counted
+        if "shared" in vars(self):
+            self._uncounted = self.shared.uncounted
         return {name: getattr(self, name) for name in self.kept}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -370,43 +373,39 @@ def independent_edits(batch: Any) -> EditBatch | None:
     return batch if isinstance(batch, EditBatch) and batch.n_steps > 0 else None
 
 
-def _complete_all(trainer: L.Trainer) -> None:
-    for callback in _periodic(trainer):
-        callback.complete(trainer)
-
-
 def _periodic(trainer: L.Trainer) -> list[PeriodicCallback]:
     callbacks = trainer.callbacks  # type: ignore[attr-defined]
     return [each for each in callbacks if isinstance(each, PeriodicCallback)]
 
 
-def _after_training(trainer: L.Trainer, action: Callable[[L.Trainer], None]) -> None:
-    """Act after the last ``on_train_end`` of callbacks and module, while the LM is on its device.
+def _complete_after_training(trainer: L.Trainer) -> None:
+    """Complete all callbacks after the last ``on_train_end`` hook, with the LM on its device.
 
-    Lightning has no hook for it: the next one finds the LM moved to the CPU.
+    Lightning has no hook for this: in the next one the LM has been moved to the CPU.
     """
     strategy = trainer.strategy
     own = strategy.on_train_end
 
     def run() -> None:
         vars(strategy).pop("on_train_end")
-        action(trainer)
+        for callback in _periodic(trainer):
+            callback.complete(trainer)
         own()
 
     vars(strategy)["on_train_end"] = run
 
 
-def _in_short(parts: Sequence[str]) -> str:
-    return f"{len(parts)} ({', '.join(parts[:_MAX_NAMED])}{', ...' * (len(parts) > _MAX_NAMED)})"
+def _in_short(items: Sequence[str]) -> str:
+    return f"{len(items)} ({', '.join(items[:_MAX_NAMED])}{', ...' * (len(items) > _MAX_NAMED)})"
 
 
 def _check_types(kind: type, arguments: Mapping[str, Any]) -> None:
-    """Refuse arguments that the command line would refuse; paths are taken for texts."""
+    """Refuse arguments that the command line would refuse; paths count as strings."""
     from jsonargparse import ArgumentError, ArgumentParser
 
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(kind, fail_untyped=False)
-    # Others are what a class fixes for its base.
+    # The class sets the other arguments of its base itself.
     given = {name: arguments[name] for name in vars(parser.get_defaults()) if name in arguments}
     texts = {k: os.fspath(x) if isinstance(x, os.PathLike) else x for k, x in given.items()}
     try:

@@ -98,8 +98,8 @@ class RelationCallback(PeriodicCallback):
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
 
-    def subject(self, trainer: L.Trainer) -> str:
-        """Return the relation, as far as it is known before the data is read."""
+    def expected_relation(self, trainer: L.Trainer) -> str:
+        """Return the relation that is known before the data is read."""
         taught = getattr(getattr(trainer, "datamodule", None), "relation", None)
         return self.relation or (taught if isinstance(taught, str) else DEFAULT_RELATION)
 
@@ -111,7 +111,7 @@ class RelationCallback(PeriodicCallback):
         return Catalogue.load(*(self.knowledge_files or ()))
 
     def relation_name(self, trainer: L.Trainer) -> str:
-        """Return the relation: given, that of the training dataset, or else city->country."""
+        """Return the given relation, else that of the training dataset, else city->country."""
         dataset = getattr(trainer.train_dataloader, "dataset", None)
         taught = getattr(dataset, "relation", None)
         default = taught.name if isinstance(taught, TokenizedRelation) else DEFAULT_RELATION
@@ -212,7 +212,7 @@ class MapCallback(RelationCallback):
         self.is_independent = dataset is not None and dataset.training.protocol == "independent"
         self._layout = relation_layout(self.tokenized)
         if not self.maps and self.linear_map is None:
-            self.watch.rows.announce(self._layout, self._fitted_subjects())
+            self.shared.rows.announce(self._layout, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
         """Read or fit the maps, and measure."""
@@ -231,9 +231,9 @@ class MapCallback(RelationCallback):
         The LM reads the prompts of all announced relations in one pass.
         """
         key = self.tokenized.name, self.ridge, self.n_subjects, self._held_out
-        fitted_maps = self.watch.fitted_maps
+        fitted_maps = self.shared.fitted_maps
         if key not in fitted_maps:
-            rows = self.watch.rows.read(self._layout, self._fitted_subjects())
+            rows = self.shared.rows.read(self._layout, self._fitted_subjects())
             fitted = maps_of_rows(self.cache.lm, self._layout, rows, [self.ridge, "auto"])
             fitted_maps[key] = dict(zip(("plain", "auto"), fitted, strict=True))
         return dict(fitted_maps[key])
@@ -255,7 +255,7 @@ class MapCallback(RelationCallback):
         return source_logits @ self.weight.T + next(iter(self.maps.values()))[1]
 
     def keep_base(self, subjects: Sequence[str]) -> None:
-        """Keep the logits before training, which a resumed run has from its start."""
+        """Keep the logits before training; a resumed run keeps those of its start."""
         if self._base is None:
             self._base = tuple(self.read(self.queries(subjects)))
 

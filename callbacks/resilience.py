@@ -83,25 +83,25 @@ class Resilience(MapCallback):
         """Choose the subjects and random words."""
         super().open(trainer)
         self._watched = self.subjects or self.sample_subjects(self.n_watch)
-        self.identify(self._watched)
+        self.declare_measured(self._watched)
         n_random = self.random_labels if self.linear_map is None else 0
         words = random_word_tokens(self.cache.lm.tokenizer, self._layout.domains, n_random)
         self._joint = replace(self._layout, words=words)
         for _, tokens in self._joint.reads:
             self.cache.register_tokens(tokens)
         if words and self._moments is None:
-            self.watch.rows.announce(self._joint, self._fitted_subjects())
+            self.shared.rows.announce(self._joint, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
         """Read what the maps of random words are fitted on, and measure."""
         if self._joint.words and self._moments is None:
-            rows = self.watch.rows.read(self._joint, self._fitted_subjects())
+            rows = self.shared.rows.read(self._joint, self._fitted_subjects())
             self._moments = tuple(moments_of(rows.cpu(), self._joint.blocks)[:-1])
         super().start(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
         """Announce the prompts to read after this step."""
-        if self.is_due(self.step + self.watch.largest):
+        if self.is_due(self.step + self.shared.max_updates_per_batch):
             self.prefetch(self._queries())
 
     def _queries(self) -> list[list[Query]]:

@@ -78,7 +78,7 @@ class TokenGeometryMonitor(PeriodicCallback):
             self.cache.lm, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
             "TokenGeometryMonitor",
         )  # fmt: skip
-        self.identify(self._prompts.names)
+        self.declare_measured(self._prompts.names)
 
     def measure(self, trainer: L.Trainer) -> None:
         """Measure the geometry of the texts."""

@@ -37,10 +37,10 @@ class Query(NamedTuple):
 class QueryCache:
     """Logits of an LM in training, computed once for all callbacks that read them.
 
-    What is read at one moment, at which nothing else runs than readings, is read together:
-    callbacks announce with `prefetch` what they read at the next one, and the first `read` there
-    evaluates all of it, in one forward pass if memory allows. Logits are kept as long as the
-    weights are the same, bit for bit. An LM that trains adapters side by side has an
+    In a pause of the training, such as that after a batch, the weights do not change, and all
+    callbacks read together: they announce with `prefetch` what they read in the next pause, and its
+    first `read` evaluates all of it, in one forward pass if memory allows. Logits are kept as long
+    as the weights are the same, bit for bit. An LM that trains adapters side by side has an
     `AdapterContext`. What the module `holder` trains outside the LM counts as its weights, too.
     """
 
@@ -57,9 +57,9 @@ class QueryCache:
         self._rows: dict[str, list[int]] = {}
         self._prefetched: dict[Query, int] = {}
         self._logits: dict[Query, Tensor] = {}
-        self._moment = self._version = 0
-        self._sums: Tensor | None = None  # of the weights, at the last moment that needed them
-        self._is_checked = False
+        self._pause = self._version = 0
+        self._sums: Tensor | None = None  # of the weights, in the last pause that needed them
+        self._is_checked = False  # whether `_version` is that of this pause
 
     @classmethod
     def of(
@@ -86,17 +86,17 @@ class QueryCache:
             self._columns |= {token: len(self._columns) + i for i, token in enumerate(new)}
             self._logits.clear()
 
-    def begin(self, weights_changed: bool = False) -> None:
-        """Begin a moment, before which the weights may have changed, or are known to have."""
-        self._moment += 1
+    def start_pause(self, weights_changed: bool = False) -> None:
+        """Start a pause of the training; the weights are compared unless known to have changed."""
+        self._pause += 1
         self._is_checked = False
         if weights_changed:
             self._forget()
 
-    def version(self) -> int:
-        """Return the number of the weights, which is another one after any change of them."""
+    def weights_version(self) -> int:
+        """Return a number that differs after any change of the weights."""
         if not self._is_checked:
-            # Looked up each time: sharding exchanges parameters.
+            # Looked up each time, since sharding replaces parameters.
             held = self._holder.parameters() if self._holder is not None else ()
             trained = (parameter for parameter in held if parameter.requires_grad)
             model = self.lm.model
@@ -114,20 +114,20 @@ class QueryCache:
         self._version += 1
 
     def prefetch(self, queries: Sequence[Query]) -> None:
-        """Announce queries that are read at the next moment, or later."""
-        self._prefetched |= dict.fromkeys(queries, self._moment)
+        """Announce queries that are read in the next pause, or later."""
+        self._prefetched |= dict.fromkeys(queries, self._pause)
 
     def read(self, requests: Sequence[tuple[Sequence[Query], Sequence[int]]]) -> list[Tensor]:
         """Return the logits of tokens after prompts, ``(n_queries, n_tokens)`` per request.
 
         They are float64, on the CPU.
         """
-        self.version()
+        self.weights_version()
         self.register_tokens([token for _, tokens in requests for token in tokens])
         read = [query for queries, _ in requests for query in queries]
         missing = dict.fromkeys(query for query in read if query not in self._logits)
         if missing:
-            due = [query for query, since in self._prefetched.items() if since != self._moment]
+            due = [query for query, since in self._prefetched.items() if since != self._pause]
             missing |= dict.fromkeys(query for query in due if query not in self._logits)
             for query in due:
                 del self._prefetched[query]

@@ -26,7 +26,7 @@ def test_reads_and_prefetched_queries_share_one_forward(small_lm):
     cache.prefetch([other, one])
     cache.read([([one], [5])])
     assert n_forwards == [], "known already, and prefetched for later"
-    cache.begin(weights_changed=True)
+    cache.start_pause(weights_changed=True)
     (first,) = cache.read([([one], [7, 5])])
     (second,) = cache.read([([other, one], [6])])
     assert n_forwards == [1]
@@ -34,9 +34,9 @@ def test_reads_and_prefetched_queries_share_one_forward(small_lm):
     torch.testing.assert_close(first, expected[:1, [2, 0]])
     torch.testing.assert_close(second, expected[[1, 0]][:, [1]])
     n_forwards.clear()
-    cache.begin()
+    cache.start_pause()
     cache.read([([one], [5]), ([one], [6])])
-    assert n_forwards == [], "another moment, with the same weights"
+    assert n_forwards == [], "another pause, with the same weights"
     assert cache.read([([], [5, 6])])[0].shape == (0, 2)
 
 
@@ -67,13 +67,13 @@ def test_any_write_to_the_weights_is_noticed(small_lm, write, dtype):
     cache, weight = QueryCache(lm), lm.model.model.layers[0].mlp.up_proj.weight
     query = Query("name1 lives in the city of")
     (before,) = cache.read([([query], [5, 6, 7])])
-    version = cache.version()
-    cache.begin()
-    assert cache.version() == version
+    version = cache.weights_version()
+    cache.start_pause()
+    assert cache.weights_version() == version
     WRITES[write](weight)
-    assert cache.version() == version, "within a moment nothing is written"
-    cache.begin()
-    assert cache.version() != version
+    assert cache.weights_version() == version, "within a pause nothing is written"
+    cache.start_pause()
+    assert cache.weights_version() != version
     (after,) = cache.read([([query], [5, 6, 7])])
     fresh = QueryCache(lm).read([([query], [5, 6, 7])])[0]
     assert torch.equal(after, fresh)
