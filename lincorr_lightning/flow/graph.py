@@ -186,7 +186,7 @@ class FlowGraph:
 
 
 class DecoderMatcher:
-    """Matches features of neighbouring hook points of an LM by the cosine of their decoders.
+    """Matches features of neighboring hook points of an LM by the cosine of their decoders.
 
     A decoder is ``(n_features, width)``, with a feature in each row.
 

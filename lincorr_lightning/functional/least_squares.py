@@ -15,7 +15,7 @@ class LeastSquares:
     """Solver of linear maps to many targets, for any ridge strength, by one eigendecomposition.
 
     Solves ``min_W  sum_x |y - mean_y - W (x - mean_x)|^2 + ridge * |W|^2``; the intercept is
-    ``b = mean_y - W mean_x`` and is not penalised. With ``ridge = 0`` it is ordinary least squares
+    ``b = mean_y - W mean_x`` and is not penalized. With ``ridge = 0`` it is ordinary least squares
     (paper section 3.2), with the solution of minimum norm: the logits of a small LM span
     ``hidden_size`` dimensions, fewer than there are labels.
 

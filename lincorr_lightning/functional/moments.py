@@ -1,7 +1,7 @@
 """Second moments of rows of logits, sufficient for least squares and label-wise Pearson.
 
-Their size does not depend on the number of rows. They are float64 and centred on their own mean, so
-that large logits with a small spread keep their digits, and they merge exactly
+Their size does not depend on the number of rows. They are float64 and centered on their own mean,
+so that large logits with a small spread keep their digits, and they merge exactly
 (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
 variances", 1979) over batches and over ranks.
 """

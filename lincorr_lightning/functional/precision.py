@@ -81,7 +81,7 @@ def reference_groups(reference_mask: Tensor) -> list[int]:
 
 
 def neighbor_weights(source_rows: Tensor, target_rows: Tensor) -> Tensor:
-    """Return cosines between the rows of an LM's head, each side centred on its own mean.
+    """Return cosines between the rows of an LM's head, each side centered on its own mean.
 
     As weights, they pair each source label with the nearest target label of the vocabulary.
 

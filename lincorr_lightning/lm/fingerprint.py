@@ -108,7 +108,7 @@ def _lanes(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def bit_sums(weights: Iterable[Tensor]) -> Tensor:
-    """Return numbers that tell whether any weight has been written to, in whatever way.
+    """Return sums that show whether any weight has been written to, in whatever way.
 
     They are the lanes of `fingerprint_weights`, of the local shards: the same on all devices, and
     as fast as memory. The version counters of tensors miss writes through ``Tensor.data``.

@@ -203,9 +203,9 @@ def log_scalars(
 
 
 def _join_rows(path: Path) -> None:
-    """Make one row of all numbers of a step, whoever logged them, in the file of `CSVLogger`.
+    """Join the rows of each step in the file of `CSVLogger`.
 
-    What a step has several numbers of has more rows: nothing is lost but epochs.
+    If a key has several values at a step, more rows keep them; only epochs are overwritten.
     """
     if not path.exists():
         return
