@@ -92,31 +92,40 @@ def fingerprint_weights(module: nn.Module) -> str:
 def _lane_sums(tensor: Tensor) -> bytes:
     if isinstance(tensor, DTensor):  # the local shard is only a part of it
         tensor = tensor.full_tensor()
-    return b"".join(part.cpu().numpy().tobytes() for part in _lanes(tensor))
+    words, tail = _words(tensor)
+    n_whole = len(words) // _LANES * _LANES
+    sums = words[:n_whole].view(-1, _LANES).sum(0)
+    sums[: len(words) - n_whole] += words[n_whole:]
+    return sums.cpu().numpy().tobytes() + tail.cpu().numpy().tobytes()
 
 
-def _lanes(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _words(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the bits of a tensor as 64-bit integers, and the bytes that are left over."""
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:
         raw = raw.clone()
-    n_words = len(raw) // 8
-    words = raw[: n_words * 8].view(torch.int64)
-    n_whole = n_words // _LANES * _LANES
-    sums = words[:n_whole].view(-1, _LANES).sum(0)
-    sums[: n_words - n_whole] += words[n_whole:]
-    return sums, raw[n_words * 8 :]
+    n = len(raw) // 8 * 8
+    return raw[:n].view(torch.int64), raw[n:]
 
 
 def bit_sums(weights: Iterable[Tensor]) -> Tensor:
     """Return sums that show whether any weight has been written to, in whatever way.
 
-    They are the lanes of `fingerprint_weights`, of the local shards: the same on all devices, and
-    as fast as memory. The version counters of tensors miss writes through ``Tensor.data``.
+    They are exact sums of the bits of each row, and the bits of the first row, of local shards: the
+    same on all devices, and as fast as memory. Only values that change places within another row
+    are missed. (The version counters of tensors miss all writes through ``Tensor.data``.)
 
     Returns:
         ``(n_sums,)``, int64, on the device of the first tensor.
     """
     own = [weight.to_local() if isinstance(weight, DTensor) else weight for weight in weights]
-    parts = [part for weight in own for part in _lanes(weight)]
+    parts = []
+    for weight in own:
+        words, tail = _words(weight)
+        n_rows = len(weight) if weight.dim() > 1 and len(weight) else 1
+        if len(tail) or len(words) % n_rows:
+            n_rows = 1
+        rows = words.view(n_rows, -1)
+        parts += [rows.sum(1), rows[0], tail]
     device = own[0].device if own else None
     return torch.cat([part.to(device, torch.int64) for part in parts]) if own else torch.zeros(0)
