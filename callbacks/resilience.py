@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Resilience(MapCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
-    Logs ``resilience/<relation>``, and unless the map is that of a folder, the same of its
+    Logs ``resilience/<relation>``. If this run fits the map, it also logs its baselines, those of
     `R_BASELINES`, as ``resilience_random_label_mean/<relation>``. If several edits are trained side
     by side, each in an adapter, the first adapter is evaluated.
 
@@ -39,7 +39,7 @@ class Resilience(MapCallback):
         n_watch: Number of sampled subjects.
         seed: Seed of sampled subjects.
         random_labels: Number of source labels whose r is compared with that of as many random
-            words (``excess_over_random``); 0 leaves out random words.
+            words (``excess_over_random``); 0 leaves out all baselines.
         **options: See `MapCallback`.
 
     Attributes:
@@ -72,7 +72,7 @@ class Resilience(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._r: list[float] = []
-        # What the maps are fitted on, without the blocks; None for the map of a folder.
+        # Those that maps of random words are fitted on, without the blocks; None without words.
         self._moments: tuple[Tensor, ...] | None = None
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
@@ -86,17 +86,17 @@ class Resilience(MapCallback):
         self.declare_measured(self._watched)
         n_random = self.random_labels if self.linear_map is None else 0
         words = random_word_tokens(self.cache.lm.tokenizer, self._layout.domains, n_random)
-        self._joint = replace(self._layout, words=words)
-        for _, tokens in self._joint.reads:
+        self._word_layout = replace(self._layout, words=words)
+        for _, tokens in self._word_layout.reads:
             self.cache.register_tokens(tokens)
         if words and self._moments is None:
-            self.shared.rows.announce(self._joint, self._fitted_subjects())
+            self.shared.rows.announce(self._word_layout, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
-        """Read what the maps of random words are fitted on, and measure."""
-        if self._joint.words and self._moments is None:
-            rows = self.shared.rows.read(self._joint, self._fitted_subjects())
-            self._moments = tuple(moments_of(rows.cpu(), self._joint.blocks)[:-1])
+        """Read the rows that maps of random words are fitted on, and measure."""
+        if self._word_layout.words and self._moments is None:
+            rows = self.shared.rows.read(self._word_layout, self._fitted_subjects())
+            self._moments = tuple(moments_of(rows.cpu(), self._word_layout.blocks)[:-1])
         super().start(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
@@ -108,18 +108,18 @@ class Resilience(MapCallback):
         return self.queries(self._watched, [self.adapter_id] * len(self._watched))
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Score the map."""
+        """Score the map and its baselines."""
         templates = [domain.knowledge.template for domain in self.domains]
         queries = dict(zip(templates, self._queries(), strict=True))
-        reads = [(queries[template], tokens) for template, tokens in self._joint.reads]
+        reads = [(queries[template], tokens) for template, tokens in self._word_layout.reads]
         source, target, *others = self.cache.read(reads)
         self._r.append(summarize(labelwise_pearson(self.predict(source), target)).mean)
         r = {"resilience": self._r[-1]}
         if self._moments is not None:
-            blocks = tuple(self._joint.blocks)
-            fitted = fit_layout(Moments._make([*self._moments, blocks]), self._joint, self.ridge)
+            layout, blocks = self._word_layout, tuple(self._word_layout.blocks)
+            fitted = fit_layout(Moments._make([*self._moments, blocks]), layout, self.ridge)
             test = moments_of(torch.cat([source, target, *others], dim=1), blocks)
-            (pair,) = random_words(fitted, test, self._joint, self.random_labels, ())[0].values()
+            (pair,) = random_words(fitted, test, layout, self.random_labels, ())[0].values()
             r |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
         known = {f"{key}/{self.tag}": one for key, one in r.items() if one is not None}
         self.log_scalars(trainer, known, self.step)
@@ -129,13 +129,14 @@ class Resilience(MapCallback):
         self._measure_once(trainer)
         known = {key: self.history[at] for key in R_BASELINES
                  if (at := f"resilience_{key}/{self.tag}") in self.history}  # fmt: skip
+        reason = "They need a map that this run fits, and random_labels above 0."
         values = {
             "relation": self.tokenized.name,
             "before": number(self._r[0]),
             "after": number(self._r[-1]),
             "worst": min((r for r in self._r if r == r), default=None),
             "baselines": {key: [points[i][1] for i in (0, -1)] for key, points in known.items()},
-            "without_random_words": None if known else "They need a map that this run fits.",
+            "without_random_words": None if known else reason,
         }
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.name, values, tables=[self.history_table(caption)])

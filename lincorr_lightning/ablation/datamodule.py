@@ -146,7 +146,7 @@ class PairedCorpus:
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class TextBatch:
-    """Texts of a training step, side by side for all seeds, of a corpus, which a module pools once.
+    """Texts of a training step, side by side for all seeds; the module pools their corpus once.
 
     `rows` are the indices of this rank's texts among those of their seed, ``(n_seeds, n)``, of
     `n_rows` on all ranks. The phase `begins` and `ends` with this step or not, and its epoch, from

@@ -78,7 +78,7 @@ def pair_labels(
 ) -> PairedLabels:
     """Choose source labels, and for each the target label that is taught with it.
 
-    `n` are chosen of those with a target (None: all), or of those `only` names by their texts.
+    `n` labels with a target are chosen (None: all), or `n` of those whose texts `only` lists.
     Targets are distinct as far as there are enough; of several right targets the first one in the
     domain is taught.
     """

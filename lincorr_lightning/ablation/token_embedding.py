@@ -145,7 +145,7 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
 
 
 def _find(keys: Iterable[str], endings: Sequence[str]) -> str | None:
-    """Return the shortest name outside of layers that has the first ending which any has."""
+    """Return the shortest name outside of layers with the first of `endings` that occurs."""
     outside = [key for key in sorted(keys, key=len) if not _IN_A_LAYER.search(key)]
     return next((k for end in endings for k in outside if f".{k}".endswith(f".{end}")), None)
 

@@ -174,7 +174,7 @@ def measure_steering(
         edits = add_features(saes, {f: strength * weights[f] * typical[f] for f in weights})
         with edited(lm.model, edits):
             behaviour = answer_probability(lm, answer.prompts, answer.token_id)
-            # A perplexity that falls is no more than coherent.
+            # Coherence is 1 at most, also where the perplexity falls.
             coherence = math.exp(min(0.0, loss_before - text_loss(lm, texts)))
         points.append(
             SteeringPoint(

@@ -146,7 +146,7 @@ def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Float
     x, y = a[rows, columns], b[rows, columns]
     parts = np.array_split(orders, 1 + len(orders) // _PERMUTATIONS_AT_ONCE)
     if not np.isfinite([x, y]).all():
-        # Of b's pairs, often few are known: each meets the pair of a where an order moves it.
+        # Often few pairs of b are known: compare them alone with the pairs of a at their places.
         known = np.isfinite(y)
         r, c, places = rows[known], columns[known], (part.argsort(1) for part in parts)
         return np.concatenate([_rho(a[at[:, r], at[:, c]], y[known]) for at in places])

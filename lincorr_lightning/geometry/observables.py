@@ -179,9 +179,8 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
     """Return a prompt's positions after a shuffle of its blocks, ``(n_tokens,)`` (figure 1).
 
     At level S the prompt is cut into ``4^S`` blocks of equal length, whose order is shuffled; the
-    order within a block stays. Level 0 leaves the prompt as it is. The seed is integers below 2^32,
-    such as that of a run and the number of the prompt; the same ones give the same order
-    everywhere.
+    order within a block stays. Level 0 leaves the prompt as it is. `seed` has integers below 2^32,
+    such as a run's seed and a prompt's number; equal ones give the same order on any machine.
 
     Example:
         >>> shuffle_blocks(8, 1, seed=[0]).tolist()

@@ -156,7 +156,7 @@ class SparseAutoencoder(nn.Module):
         return self.decoder.shape[1]
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return the features, all at least 0, of activations, in the SAE's precision and place.
+        """Return the features of activations, all at least 0, in the SAE's precision and device.
 
         They are ``(..., n_features)``, the activations ``(..., width)``.
         """

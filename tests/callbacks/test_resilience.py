@@ -63,7 +63,7 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
     fit(watch, module=module)
     words = {
         name: module.tokenizer.convert_ids_to_tokens(tokens)
-        for name, tokens in watch._joint.words.items()
+        for name, tokens in watch._word_layout.words.items()
     }
     views = {
         "city": ("city", None), "country": ("country", None), "city words": ("city", words["city"]),
