@@ -117,6 +117,10 @@ class Forecast(RelationCallback):
     def after_optimizer_step(self, *_: Any) -> None:
         """Do nothing: a forecast is made once."""
 
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Release the LM; what training has made of it does not matter."""
+        self.release()
+
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the forecast."""
         assert self.forecasts is not None

@@ -238,6 +238,9 @@ class Generalization(MapCallback):
         ids = range(len(self._subjects))
         means = self._means(ids, self.base.rows(ids))
         self._log(trainer, _by_own_step(means), 0)
+        if self.neighbours:
+            n = len(ids)
+            means |= self._neighbour_means(self.base.rows(range(n, n + len(self.neighbours))))
         self.set_callback_metrics(trainer, self._keyed(means))
         log_scalars(trainer, self._keyed(means), self.step)
 
