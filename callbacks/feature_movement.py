@@ -57,8 +57,7 @@ class FeatureMovement(RelationCallback):
     """Counts which features of sparse autoencoders (SAEs) move while an LM is fine-tuned.
 
     Features are read at the last position of the source and target prompts of fixed subjects, and
-    compared with those before training. The SAEs are not trained; ``explained`` shows how well they
-    still fit the LM.
+    compared with those before training. The SAEs are not trained.
 
     Logs ``features/<hook point>/<source or target>/<name>``: ``change`` (sum over features of the
     mean absolute change, relative to the sum of all activations before), ``moved`` (number of

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import lightning as L
 
-from lincorr_lightning.callbacks.relation_callback import RelationCallback
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.callbacks.relation_callback import MIN_SUBJECTS, RelationCallback
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edits import read_edits, resolve_edits
@@ -30,16 +30,15 @@ class Forecast(RelationCallback):
     ``forecast`` exist when training starts; a resumed run keeps those of its start. The LM must not
     be sharded.
 
-    Logs ``forecast/generalized``, ``forecast/hallucinated`` and ``forecast/unchanged``: mean
-    probabilities over the edits.
+    Logs mean probabilities of the outcomes, as ``forecast/hallucinated``.
 
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
         edits: Edits that the run trains, as `Generalization` takes them; None takes those of the
             training dataset.
         method: How the edits are trained: ``full``, or ``lora``.
-        learning_rate: Learning rate of AdamW in that training.
-        n_steps: Optimizer steps of each edit in that training.
+        learning_rate: Learning rate of AdamW.
+        n_steps: Optimizer steps of each edit.
         linear_map: Folder of a linear map; None fits maps.
         n_subjects: Number of subjects that maps are fitted on.
         **options: See `RelationCallback`.
@@ -64,6 +63,9 @@ class Forecast(RelationCallback):
         **options: Any,
     ) -> None:
         super().__init__(relation, **options)
+        require("Forecast.learning_rate", learning_rate, at_least=0)
+        require("Forecast.n_steps", n_steps, at_least=1)
+        require("Forecast.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
         self.edits = edits
         self.training = EditTraining(method, learning_rate, n_steps, AdapterSettings())
         self.linear_map = linear_map

@@ -70,10 +70,8 @@ class Formation(RelationCallback):
         **options: See `RelationCallback`.
 
     Attributes:
-        correlations: A row per pair and step: mean label-wise r on held-out subjects
-            (``label_mean``), the same from the control prompt (``control_label_mean``), Hit@1 of
-            ``influenced`` targets and ``influencing`` sources, and the baselines as in a probe's
-            ``pairs.csv``; None if it cannot be computed.
+        correlations: A row per pair and step, with the columns of a probe's ``pairs.csv`` and
+            Hit@1 of ``influenced`` targets and ``influencing`` sources; None if there is none.
         recall: A row per kind of knowledge and step: shares of facts that the LM answers right,
             ``stated`` by the training text and ``withheld`` from it; None if there are none.
     """

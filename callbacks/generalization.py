@@ -55,19 +55,13 @@ class Generalization(MapCallback):
     after it. If each is trained from the base weights (see `EditBatch`), each is measured after
     its own steps, and counts with its last one.
 
-    Logs ``generalization/generalized``, ``generalization/hallucinated``,
-    ``generalization/unchanged`` and ``generalization/source_learned`` (shares of the edits),
-    ``generalization/generalized_of_learned`` and ``generalization/hallucinated_of_learned`` (of
-    those whose source is learned, if any is), ``generalization/macro_generalized`` and
-    ``generalization/macro_hallucinated`` (means over distinct references),
-    ``generalization/constant`` (for which the best constant target label is right),
-    ``probability/reference``, ``probability/old_answer`` and ``control_unchanged/<knowledge>``;
-    independent edits at the end of training as ``edit_step/...``, by their own steps. Before the
-    first step these are of the LM before training, and after the last one of all edits.
-
-    With `paraphrases`, also ``paraphrases/source_learned``: the share of edits that hold in another
-    wording of the source. With `n_neighbours`, ``neighbours/source_unchanged`` and
-    ``neighbours/target_unchanged``: the share of subjects without an edit whose answers stay.
+    Logs shares of the edits as ``generalization/...``: the outcomes and ``source_learned``, the
+    outcomes ``..._of_learned`` alone, as means over distinct references (``macro_...``), and
+    ``constant``, for which the best constant target label is right; also ``probability/reference``,
+    ``probability/old_answer``, ``control_unchanged/<knowledge>``, ``paraphrases/source_learned``
+    and ``neighbours/source_unchanged`` and ``.../target_unchanged``. Independent edits are logged
+    at the end as ``edit_step/...``, by their own steps. Values before the first step are of the LM
+    before training, those after the last one of all edits.
 
     If a run has several of these callbacks, the one of the run's own relation (or the first) has
     these keys and files; the others put their relation before their keys and after the names of
@@ -90,9 +84,8 @@ class Generalization(MapCallback):
         **options: See `MapCallback`.
 
     Attributes:
-        results: ``n_edits``, ``source_learned``, ``generalized``, ``hallucinated``, ``unchanged``,
-            ``random``, ``constant``, ``macro`` and more after training; shares of the edits.
-            ``paraphrases`` and ``neighbours`` have their shares, and their number ``n``.
+        results: As in ``results.json`` of a fine-tune; ``paraphrases`` and ``neighbours`` have
+            their shares, and their number ``n``.
         cases: What each edit did.
         neighbours: Subjects without an edit that are measured, too.
     """
@@ -150,11 +143,12 @@ class Generalization(MapCallback):
         edited = {*self._subjects, *(edit.subject for edit in self.run_edits)}
         sampled = self._sample_neighbours(self.cache.lm.tokenizer)
         self.neighbours = [subject for subject in sampled if subject not in edited]
-        edits = map("{}: {}".format, self._subjects, taught_answers)
-        self.declare_measured([*edits, *self.neighbours, *self.paraphrases])
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
         controls, source = self._find_controls(), self.tokenized.source
         self._n_controls = len(controls)
+        edits = map("{}: {}".format, self._subjects, taught_answers)
+        names = [domain.knowledge.name for domain in controls]
+        self.declare_measured([*edits, *self.neighbours, *names, *self.paraphrases])
         self.domains += controls
         for prompt in self.paraphrases:
             self.domains.append(

@@ -58,11 +58,10 @@ class GradientCorrelation(MapCallback):
         **options: See `MapCallback`.
 
     Attributes:
-        results: ``relation``, ``gradient_correlation`` (independent edits: at the first step; else
-            the mean over steps), ``gradient_correlation_error`` (independent edits: standard error
-            over edits), ``gradient_correlation_auto``, ``gradient_correlation_all_steps``,
-            ``permuted_gradient_correlation``, ``logit_correlation`` (independent edits: of the LM
-            before training) and ``n_updates``; None if nothing varies.
+        results: ``relation``, ``n_updates`` and what is logged as means over steps; of independent
+            edits at the first step (``logit_correlation``: before it), with the standard error
+            over edits ``gradient_correlation_error`` and ``gradient_correlation_all_steps``. None
+            if nothing varies.
     """
 
     study = "gradient_correlation"

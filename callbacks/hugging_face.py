@@ -39,7 +39,7 @@ class HuggingFaceCallback(TrainerCallback):
         self._module, self._run = module, SimpleNamespace(
             callbacks=list(self.callbacks), callback_metrics={}, global_step=state.global_step,
             optimizers=[others.get("optimizer")], lightning_module=module, datamodule=None,
-            train_dataloader=None, is_last_batch=False, ckpt_path=args.resume_from_checkpoint,
+            train_dataloader=None, is_last_batch=False, ckpt_path=state.global_step or None,
             fast_dev_run=False, is_global_zero=state.is_world_process_zero, logger=None,
             loggers=[], log_dir=args.output_dir, default_root_dir=args.output_dir,
             strategy=SimpleNamespace(broadcast=lambda value: value, on_train_end=lambda: None),

@@ -111,7 +111,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self.every_n_steps = every_n_steps
         self.lm = lm
         self.tokenizer = tokenizer
-        self._key = f"{type(self).__qualname__} {id(self)}"
+        self._key = ""
         self.reset()
 
     @property
@@ -120,7 +120,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
         It is made of its class, its relation, and its number among callbacks with the same two.
         """
-        return self._key
+        return self._key or f"{type(self).__qualname__} {id(self)}"
 
     def expected_relation(self, trainer: L.Trainer) -> str:
         """Return the relation that is evaluated, as far as `setup` knows it; empty without one."""
@@ -135,12 +135,14 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self._last_measured: int | None = None
         self._measured_version: int | None = None
         self._uncounted = 0
+        self._is_awaited = False
         self._measured_items: list[str] | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Start afresh; a resumed run loads its measurements from the checkpoint later."""
         if stage != "fit":
             return
+        self.release()  # what a run that failed may have left
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         own = [each for each in callbacks if isinstance(each, PeriodicCallback)]
         last = [each for each in callbacks if isinstance(each, Checkpoint)]
@@ -191,9 +193,9 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         now: list[str] = self._measured_items or []
         if before is not None and now != before:
             raise CheckpointError(
-                f"{name} measured {_in_short(before)} in the run of the checkpoint, and "
-                f"{_in_short(now)} now. Give {name} the same to go on with its curves, or start a "
-                "new run."
+                f"{name} measures other things than in the run of the checkpoint, or in another "
+                f"order: only there {_only(before, now)}; only here {_only(now, before)}. Give it "
+                "the same to go on with its curves, or start a new run."
             )
         if before is None and trainer.ckpt_path is not None:
             rank_zero_warn(
@@ -234,6 +236,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             return
         if self._is_first:
             self.cache.start_pause()
+            self.cache.exchange(causal_lm_of(trainer.lightning_module, self.lm))
         self.output = self.finish(trainer)
         self.results = dict(self.output.values)
         self._measured_version = self.cache.weights_version()
@@ -241,6 +244,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM, which other callbacks may have changed after training."""
+        if stage == "fit" and self.output is None:
+            rank_zero_warn(f"{type(self).__name__} has no results: nothing was trained.")
         if self.output is not None and "cache" in vars(self) and self.adapter_id is None:
             if self._is_first:
                 self.cache.start_pause()
@@ -265,11 +270,13 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     def is_due(self, step: int, edit_batch: EditBatch | None = None) -> bool:
         """Return whether to measure after update `step`, or a step of independent edits.
 
-        A batch may make several updates, so it is due if after the next batch it could be too late.
+        A batch may make several updates, so it is due if after the next batch it could be too late;
+        it also is at the end of an epoch, where another callback may monitor a key.
         """
         if edit_batch is None:
             latest = step + self.shared.max_updates_per_batch
-            return latest - (self._last_measured or 0) > self.every_n_steps
+            is_late = latest - (self._last_measured or 0) > self.every_n_steps
+            return is_late or self._is_awaited
         return (edit_batch.step + 1) % self.every_n_steps == 0 or edit_batch.last
 
     def on_train_batch_start(
@@ -279,6 +286,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         if self._is_first:
             self.shared.start_batch(pl_module)
         edit_batch = independent_edits(batch)
+        monitored = {getattr(each, "monitor", None) for each in trainer.callbacks}  # type: ignore[attr-defined]
+        self._is_awaited = trainer.is_last_batch and not monitored.isdisjoint(self._metrics)
         # The first of the adapters that are trained side by side; a rank without edits has none.
         self.adapter_id = 0 if edit_batch is not None and edit_batch.edits else None
         self.before_step(trainer, edit_batch)
@@ -345,8 +354,13 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         log_scalars(trainer, new, step)
 
     def set_callback_metrics(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
-        """Put scalars into ``trainer.callback_metrics``; NaN becomes 0, so that a key exists."""
-        self._metrics |= {key: x if x == x else 0.0 for key, x in scalars.items()}
+        """Put scalars into ``trainer.callback_metrics``.
+
+        NaN is 0, so that a key exists; of hallucinations, of which 0 would be the best value, 1.
+        """
+        for key, x in scalars.items():
+            worst = float(key.endswith("hallucinated_of_learned"))
+            self._metrics[key] = x if x == x else worst
         trainer.callback_metrics.update({key: torch.tensor(self._metrics[key]) for key in scalars})
 
     def history_table(self, caption: str) -> Table:
@@ -395,8 +409,15 @@ def _complete_after_training(trainer: L.Trainer) -> None:
     vars(strategy)["on_train_end"] = run
 
 
-def _in_short(items: Sequence[str]) -> str:
-    return f"{len(items)} ({', '.join(items[:_MAX_NAMED])}{', ...' * (len(items) > _MAX_NAMED)})"
+def _only(items: Sequence[str], others: Sequence[str]) -> str:
+    own = [item for item in items if item not in others]
+    return ", ".join(own[:_MAX_NAMED]) + ", ..." * (len(own) > _MAX_NAMED) or "nothing"
+
+
+def _as_text(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_as_text(member) for member in value]
+    return os.fspath(value) if isinstance(value, os.PathLike) else value
 
 
 def _check_types(kind: type, arguments: Mapping[str, Any]) -> None:
@@ -407,9 +428,12 @@ def _check_types(kind: type, arguments: Mapping[str, Any]) -> None:
     parser.add_class_arguments(kind, fail_untyped=False)
     # The class sets the other arguments of its base itself.
     given = {name: arguments[name] for name in vars(parser.get_defaults()) if name in arguments}
-    texts = {k: os.fspath(x) if isinstance(x, os.PathLike) else x for k, x in given.items()}
+    texts = {name: _as_text(value) for name, value in given.items()}
     try:
-        parser.parse_object(texts)
+        parsed = parser.parse_object(texts)
+        for name, value in texts.items():
+            if isinstance(value, str) and parsed[name] != value:  # "100" for 100
+                raise ArgumentError(None, f'key "{name}"')
     except ArgumentError as error:
         wrong = re.search(r'key "(\w+)', str(error))
         if wrong is None:

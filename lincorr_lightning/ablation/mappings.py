@@ -67,9 +67,6 @@ class MappedLabels:
     """Whether each domain token is right for each source, ``(n_sources, n_domain)``."""
 
 
-# -- choosing the labels ---------------------------------------------------------------------
-
-
 def pair_labels(
     relation: TokenizedRelation,
     n: int | None = None,
@@ -118,9 +115,6 @@ def source_positions(relation: TokenizedRelation) -> dict[str, int]:
     return {
         text: i for i, label in labels for text in (label.text, *(a.text for a in label.answers))
     }
-
-
-# -- mappings --------------------------------------------------------------------------------
 
 
 def map_labels(

@@ -150,9 +150,6 @@ def _find(keys: Iterable[str], endings: Sequence[str]) -> str | None:
     return next((k for end in endings for k in outside if f".{k}".endswith(f".{end}")), None)
 
 
-# -- tensors of a file -----------------------------------------------------------------------
-
-
 def _gguf_tensors(checkpoint: Checkpoint) -> _Tensors:
     """Open a GGUF file; its tensors have llama.cpp's names, and are dequantized to float32."""
     import gguf

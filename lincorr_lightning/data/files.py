@@ -57,9 +57,6 @@ def read_subjects(path: str | Path) -> list[str]:
     return list(subjects)
 
 
-# -- rows --------------------------------------------------------------------------------------
-
-
 def read_rows(path: str | Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield file and line of each row, for messages, and the row, whose fields are unchecked.
 
@@ -108,9 +105,6 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
         raise SubjectsError(
             f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
         ) from error
-
-
-# -- texts -------------------------------------------------------------------------------------
 
 
 def read_texts(

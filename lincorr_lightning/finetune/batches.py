@@ -75,9 +75,6 @@ def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
     return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
 
 
-# -- edits -----------------------------------------------------------------------------------------
-
-
 @dataclass  # not frozen, as above
 class EditBatch(LabelledTokens):
     """The edits of one optimizer step, whose answers' tokens alone have a loss.

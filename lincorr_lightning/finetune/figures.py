@@ -80,7 +80,10 @@ def outcomes_figure(
     """
     outcomes = [case.outcome if case.source_learned or not taught else "" for case in cases]
     causes = Counter(case.cause for case, one in zip(cases, outcomes, strict=True) if one)
-    references = [case.reference.split(SEPARATOR) if case.reference else [] for case in cases]
+    references = [
+        case.reference.split(SEPARATOR) if case.reference and one else []
+        for case, one in zip(cases, outcomes, strict=True)
+    ]
     scores = reference_scores(outcomes, references)
     rows = [
         {"what": f"target {name}", "share": share, "macro": scores.get(f"macro_{name}")}

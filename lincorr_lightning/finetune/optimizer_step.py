@@ -169,9 +169,6 @@ def _update(gradient: Tensor) -> Tensor:
     return gradient.div_(gradient.abs().add_(_EPS)).neg_()
 
 
-# -- whole trainings -------------------------------------------------------------------------------
-
-
 @contextmanager
 def trained_edits(
     lm: LanguageModel,

@@ -48,9 +48,6 @@ def token_observables(
     }
 
 
-# -- neighborhoods ---------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
     """Return the k nearest other tokens of each token, including copies.
@@ -119,9 +116,6 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     return (shared / sizes).reshape(*a.shape[:-1], len(sizes))
 
 
-# -- directions ------------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     """Return the angle at each token between its first and second nearest distinct token.
@@ -170,9 +164,6 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
         statistics.append(torch.stack([mean, (spread / n_pairs).sqrt()]))
     means, stds = torch.stack(statistics).unbind(1)
     return means.reshape(leading), stds.reshape(leading)
-
-
-# -- prompts ---------------------------------------------------------------------------------------
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:

@@ -134,9 +134,6 @@ def observe_prompts(
     return observed
 
 
-# -- hidden states ---------------------------------------------------------------------------------
-
-
 @torch.no_grad()
 def read_layers(
     lm: LanguageModel,

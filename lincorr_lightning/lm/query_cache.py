@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class QueryCache:
         self._logits: dict[Query, Tensor] = {}
         self._pause = self._version = 0
         self._sums: Tensor | None = None  # of the weights, in the last pause that needed them
+        self._adapters: list[Any] = []
         self._is_checked = False  # whether `_version` is that of this pause
 
     @classmethod
@@ -94,17 +95,23 @@ class QueryCache:
             self._forget()
 
     def weights_version(self) -> int:
-        """Return a number that differs after any change of the weights."""
+        """Return a number that differs after any change of weights, or of the adapters in use."""
         if not self._is_checked:
             # Looked up each time, since sharding replaces parameters.
             held = self._holder.parameters() if self._holder is not None else ()
             trained = (parameter for parameter in held if parameter.requires_grad)
-            model = self.lm.model
+            model: Any = self.lm.model
             sums = bit_sums(dict.fromkeys(chain(model.parameters(), model.buffers(), trained)))
+            adapters = [
+                (layer.disable_adapters, tuple(layer.active_adapters), dict(layer.scaling))
+                for layer in model.modules()
+                if isinstance(getattr(layer, "scaling", None), dict)  # a layer of peft
+            ]
+            same = self._sums is not None and torch.equal(sums, self._sums)
             # All ranks that share an LM read it together, or none does.
-            if self._sums is None or self.lm.any_rank(not torch.equal(sums, self._sums)):
+            if self.lm.any_rank(not same or adapters != self._adapters):
                 self._forget()
-                self._sums = sums
+                self._sums, self._adapters = sums, adapters
             self._is_checked = True
         return self._version
 
@@ -112,6 +119,12 @@ class QueryCache:
         self._logits.clear()
         self._sums = None
         self._version += 1
+
+    def exchange(self, model: PreTrainedModel) -> None:
+        """Read another LM with the same tokenizer, which has taken the place of this one."""
+        if model is not self.lm.model:
+            self.lm = LanguageModel.from_module(model, self.lm.tokenizer)
+            self._forget()
 
     def prefetch(self, queries: Sequence[Query]) -> None:
         """Announce queries that are read in the next pause, or later."""

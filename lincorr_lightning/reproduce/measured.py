@@ -108,9 +108,6 @@ class LMRuns:
         return {way: rate.rates.tolist() for way, rate in zip(ways, rates, strict=True)}
 
 
-# -- agreement -------------------------------------------------------------------------------------
-
-
 def agreements(numbers: Iterable[PaperNumber], lms: Sequence[LMRuns]) -> Iterator[Row]:
     """Yield how each quantity of a table agrees with that of each LM: rows of the overview."""
     by_quantity: dict[str, list[PaperNumber]] = {}

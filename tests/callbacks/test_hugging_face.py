@@ -103,6 +103,27 @@ def test_numbers_are_those_of_plain_forwards(naive, own_map, train, tmp_path, ac
     assert [path.name for path in tmp_path.rglob("cases.csv")]
 
 
+class Fails(TrainerCallback):
+    """Stops the first training as Ctrl-C does."""
+
+    has_failed = False
+
+    def on_step_end(self, args, state, control, **others):
+        if not self.has_failed:
+            self.has_failed = True
+            raise KeyboardInterrupt
+
+
+def test_a_training_that_failed_leaves_nothing_behind(naive, own_map, train):
+    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
+    watch = HuggingFaceCallback(count)
+    with pytest.raises(KeyboardInterrupt):
+        train(watch, Fails())
+    assert count.results == {}
+    train(watch)
+    assert count.results["n_edits"] == len(naive.edits)
+
+
 def test_their_early_stopping_finds_the_keys(naive, own_map, train):
     count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
     trainer = train(

@@ -81,8 +81,6 @@ def _pattern(unspaced_words: Collection[str]) -> str:
     return "|".join([*map(re.escape, longest_first), _WORD])
 
 
-# -- plain answers ----------------------------------------------------------------------------
-
 MAY_SHARE = {"color": {"flower", "food", "drink"}}
 """Kinds of knowledge that may share a word with others: without it there would be no orange.
 
@@ -156,8 +154,6 @@ class PlainWords:
         whole = phrases or is_unspaced(text) or words_of(text) == [word]
         return not others and word not in self.of_prompts and len(alike) == 1 and whole
 
-
-# -- names ------------------------------------------------------------------------------------
 
 _ONSETS = ["b", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kr", "l", "m",
            "n", "p", "pr", "qu", "r", "s", "sh", "st", "t", "th", "tr", "v", "w", "z"]  # fmt: skip
