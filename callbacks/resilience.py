@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 class Resilience(MapCallback):
     """Label-wise r of a fixed linear map on the LM as it trains (paper, section 4.2).
 
-    Logs ``resilience/<relation>``. If this run fits the map, it also logs its baselines, those of
-    `R_BASELINES`, as ``resilience_random_label_mean/<relation>``. If several edits are trained side
-    by side, each in an adapter, the first adapter is evaluated.
+    Logs ``resilience/<relation>``. If this run fits the map, it also logs the baselines of r that a
+    probe has, as ``resilience_random_label_mean/<relation>``. If several edits are trained side by
+    side, each in an adapter, the first adapter is evaluated.
 
     Args:
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
@@ -44,8 +44,8 @@ class Resilience(MapCallback):
 
     Attributes:
         results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
-            None if no label varies. ``baselines`` has the `R_BASELINES` before and after; if there
-            are none, ``without_random_words`` says why.
+            None if no label varies. ``baselines`` has those before and after; if there are none,
+            ``without_random_words`` says why.
     """
 
     study = "resilience"
