@@ -1,7 +1,7 @@
 """Every study on pretrained LMs of several sizes, and the tables that docs/real_lms.md shows.
 
     python -m benchmarks.real_lms.run FOLDER --texts TEXTS
-    python -m benchmarks.real_lms.run FOLDER --show
+    python -m benchmarks.real_lms.run FOLDER --show true
 
 FOLDER holds a folder for each LM. The numbers of each run go to
 ``benchmarks/results/real_lms/LM/RUN.json``, its figures beside them, as soon as it ends; a run
@@ -16,10 +16,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from shutil import copyfile, copytree, rmtree
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jsonargparse import auto_cli
@@ -27,8 +26,12 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.common import QUIET, ROOT, cost_of, read_numbers, write_numbers
 from benchmarks.real_lms.tables import (
+    BALANCED,
+    BALANCED_SEEDS,
     EDITED,
     REAL_LMS,
+    REAL_STEPS,
+    RELATIONS,
     RISK_LIMITS,
     RISK_RELATION,
     TABLES,
@@ -54,51 +57,28 @@ PAIR_KEYS = (
     "q", "partial_label_mean", "n_labels", "ridge", "precision", "baselines",
     "excess_over_random_labels", "excess_over_unembedding", "decomposition",
 )  # fmt: skip
-# Pairs with a reference, whose precision is compared with what the vocabulary gives.
-RELATIONS = (
-    "city->country", "country->continent", "country->language", "landmark->country",
-    "birthplace->country", "ceo->company", "X+1->X+2", "city->city_es",
-)  # fmt: skip
+
+# Each layer is read anew.
+LAYER_RELATIONS = ("city->country", "country->continent", "country->language")
 
 
 # No edit has 1000 steps, so that only its end is measured.
-OUTCOMES_ONLY = [
-    {
-        "class_path": "Generalization",
-        "init_args": {"controls": ["color", "pet"], "every_n_steps": 1000},
-    }
-]
+OUTCOMES_ONLY = {"controls": ["color", "pet"], "every_n_steps": 1000}
 
 
-@dataclass(frozen=True)
-class Size:
-    """How much an LM can be asked for on a CPU.
+class Size(NamedTuple):
+    """How much an LM can be asked for on a CPU; 0 skips a run."""
 
-    Attributes:
-        n_parameters: Largest number of parameters that this is for.
-        n_subjects: Subjects of the probe of all pairs.
-        n_probed: Subjects of the probe of some relations.
-        n_ridge: Subjects of the ridge path.
-        n_edits: Edits of city->country with LoRA, measured at each step; of the other relations, 32
-            at most.
-        n_full: The same with all weights; 0 skips them.
-        n_outcomes: Edits of each relation with LoRA, measured at the end.
-        n_full_outcomes: The same with all weights; 0 skips them.
-        geometry: Texts of the token geometry.
-        sae_tokens: Tokens that SAEs of some layers are trained on, for the feature flow; 0 skips
-            both.
-    """
-
-    n_parameters: float
+    n_parameters: float  #: Largest number of parameters that this is for.
     n_subjects: int
-    n_probed: int
-    n_ridge: int
-    n_edits: int
-    n_full: int
-    n_outcomes: int
-    n_full_outcomes: int
-    geometry: int
-    sae_tokens: int = 0
+    n_probed: int  #: Subjects of the probe of all pairs.
+    n_ridge: int  #: Subjects of the ridge path.
+    n_edits: int  #: Edits of city->country with LoRA, measured at each step; of others, 32 at most.
+    n_full: int  #: The same with all weights.
+    n_outcomes: int  #: Edits of each relation with LoRA, measured at the end.
+    n_full_outcomes: int  #: The same with all weights.
+    geometry: int  #: Texts of the token geometry.
+    sae_tokens: int = 0  #: Tokens that SAEs of some layers are trained on, for the feature flow.
 
 
 SIZES = (
@@ -121,26 +101,17 @@ SIZES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run of `lincorr`.
-
-    Attributes:
-        name: Name of its file of results.
-        options: Its command and options.
-        keep: Keys of results.json to keep.
-        figures: Figures to keep.
-        tables: Tables to keep.
-    """
+class Run(NamedTuple):
+    """A run of `lincorr`: its name, command and options, and what of it is kept."""
 
     name: str
     options: tuple[str, ...]
-    keep: tuple[str, ...]
+    keep: tuple[str, ...]  #: Keys of results.json.
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
 
 
-def plan(size: Size, texts: str | None) -> Iterator[Run]:
+def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
     """Yield the runs on one LM."""
     reading = (
         f"--data.texts={texts}", "--data.sample_by=document", "--data.skip_tokens=1",
@@ -149,17 +120,19 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
     yield Run(
         "probe",
         ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
-         f"--model.knowledge={json.dumps(KNOWLEDGE)}", f"--data.n_subjects={size.n_subjects}",
+         f"--model.knowledge={json.dumps(KNOWLEDGE)}", f"--data.n_subjects={size.n_probed}",
          "--model.partial_out=[pet]", "--data.batch_size=128"),
-        ("n_fit", "n_test", "control", "pairs"),
-        ("correlation_matrix", "nulls", "ridge_path"),
-    )  # fmt: skip
-    yield Run(
-        "relations",
-        ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
-         f"--model.pairs={json.dumps(RELATIONS)}", f"--data.n_subjects={size.n_probed}",
-         "--data.batch_size=128"),
         ("n_fit", "n_test", "control", "pairs", "ridge_path"),
+        ("correlation_matrix", "random_words_matrix", "nulls", "ridge_path"),
+    )  # fmt: skip
+    layers = list(range(0, n_layers, n_layers // 6))
+    yield Run(
+        "layers",
+        ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
+         f"--model.pairs={json.dumps(LAYER_RELATIONS)}", "--data.n_subjects=1000",
+         f"--model.layers={layers}", "--data.batch_size=128"),
+        ("n_fit", "n_test", "control", "pairs", "logit_lens"),
+        ("logit_lens",),
     )  # fmt: skip
     names = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
     yield Run(
@@ -242,9 +215,11 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
          # In 10 steps at the paper's 5e-6, the smallest LM hardly learns any edit.
          ("--model.learning_rate=5e-5", "--model.steps_per_edit=10")),
     )  # fmt: skip
+    callbacks = json.dumps([{"class_path": "Generalization", "init_args": OUTCOMES_ONLY}])
     outcomes = (
         "relation", "n_edits", "method", "source_learned", "generalized", "hallucinated",
-        "ambiguous_hallucinated", "unchanged", "random", "controls", "causes",
+        "ambiguous_hallucinated", "unchanged", "random", "controls", "causes", "constant", "macro",
+        "generalized_of_learned", "hallucinated_of_learned",
     )  # fmt: skip
     for method, config, n_edits, n_outcomes, own in methods:
         for relation in EDITED:
@@ -256,14 +231,23 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
                 *(("--model.edits_per_step=8",) if size.n_parameters > 8e8 else ()),
             )  # fmt: skip
             trainings: dict[str, tuple[str, ...]] = {"outcomes": ()} if n_outcomes else {}
-            if n_outcomes and method == "lora" and size.n_parameters <= 4e8:
-                # From other adapters: how reproducible the outcomes are.
-                trainings["repeated"] = ("--model.adapter.seed=1000",)
+            if n_outcomes and method == "lora":
+                if size.n_parameters <= 4e8:
+                    # From other adapters: how reproducible the outcomes are.
+                    trainings["repeated"] = ("--model.adapter.seed=1000",)
+                # The first steps of the same training, as forecasts of its end.
+                for n in REAL_STEPS:
+                    trainings[f"steps{n}"] = (f"--model.steps_per_edit={n}",)
+                for seed in BALANCED_SEEDS if relation in BALANCED else ():
+                    trainings[f"balanced{seed}"] = (
+                        f"--data.seed={seed}", "--data.n_edits=60",
+                        "--data.max_edits_per_reference=2",
+                    )  # fmt: skip
             for name, changed in trainings.items():
                 yield Run(
                     f"{name}_{edit_run(method, relation)}",
                     (*options, f"--data.n_edits={n_outcomes}", *changed, "--model.forecast=false",
-                     f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
+                     f"--trainer.callbacks={callbacks}"),
                     (*outcomes, "seconds"),
                     tables=("cases",),
                 )  # fmt: skip
@@ -283,7 +267,7 @@ def plan(size: Size, texts: str | None) -> Iterator[Run]:
              f"--data.relation={RISK_RELATION}", "--matmul_precision=medium",
              "--model.lm.attn_implementation=eager", "--data.n_edits=96",
              f"--data.max_risk={json.dumps(limit)}", "--model.forecast=false",
-             f"--trainer.callbacks={json.dumps(OUTCOMES_ONLY)}"),
+             f"--trainer.callbacks={callbacks}"),
             (*outcomes, "seconds"),
         )  # fmt: skip
 
@@ -346,6 +330,12 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
         kept["tests"] = [test for test in kept["tests"] if test["layer"] == "all"]
     if "pairs" in kept:
         kept["pairs"] = [{key: pair.get(key) for key in PAIR_KEYS} for pair in kept["pairs"]]
+    if "logit_lens" in kept:
+        keys = ("layer", *PAIR_KEYS)
+        kept["logit_lens"] = [{key: row[key] for key in keys} for row in kept["logit_lens"]]
+    if "ridge_path" in kept:  # of all pairs it would be most of the file
+        paths = kept["ridge_path"]
+        kept["ridge_path"] = [p for p in paths if f"{p['source']}->{p['target']}" in RELATIONS]
     if "dimension_loss" in kept:
         unshuffled = [row for row in kept["dimension_loss"] if row["shuffle"] == 0]
         kept["dimension_loss"] = [row for row in unshuffled if row["n2"] in GEOMETRY_N2]
@@ -373,12 +363,12 @@ def main(
     """
     results = Path(output)
     found = [path.parent for path in Path(folder).glob("**/config.json")]
-    sized = sorted((count_parameters(lm), lm) for lm in found)
-    for n_parameters, lm in sized if not show else ():
+    sized = sorted((*shape_of(lm), lm) for lm in found)
+    for n_parameters, n_layers, lm in sized if not show else ():
         size = next(size for size in SIZES if n_parameters <= size.n_parameters)
         missing = [
             run
-            for run in (*plan(size, texts), Run("ridge", (), ()))
+            for run in (*plan(size, n_layers, texts), Run("ridge", (), ()))
             if (not only or run.name.startswith(only))
             and not (results / lm.name / f"{run.name}.json").exists()
         ]
@@ -389,14 +379,15 @@ def main(
             else:
                 execute(run, lm, results / lm.name)
     for table in TABLES:
-        print(f"\n{table([lm.name for _, lm in sized], results)}")
+        print(f"\n{table([lm.name for *_, lm in sized], results)}")
 
 
-def count_parameters(lm: Path) -> int:
-    """Return the number of parameters of an LM, without reading them."""
+def shape_of(lm: Path) -> tuple[int, int]:
+    """Return the number of parameters of an LM, without reading them, and of its layers."""
+    config = AutoConfig.from_pretrained(lm)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(lm))
-    return int(model.num_parameters())
+        model = AutoModelForCausalLM.from_config(config)
+    return int(model.num_parameters()), int(config.get_text_config().num_hidden_layers)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -12,8 +12,21 @@ from benchmarks.common import RESULTS, arrow, markdown_table, percent, read_numb
 
 REAL_LMS = RESULTS / "real_lms"
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
+BALANCED, BALANCED_SEEDS = ("city->country", "country->language"), (1, 2, 3)
+REAL_STEPS = (1, 2, 3)
+# Pairs with a reference, whose precision is compared with what the vocabulary gives.
+RELATIONS = (
+    "city->country", "country->continent", "country->language", "landmark->country",
+    "birthplace->country", "ceo->company", "X+1->X+2", "city->city_es",
+)  # fmt: skip
 BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
+MOST_LISTED = 12
 RISK_RELATION, RISK_LIMITS = "landmark->country", (None, 0.5)
+
+Found = Mapping[str, Any]
+Rows = Iterable[Sequence[Any]]
+RowsOf = Callable[[Found], Rows]
+TableOf = Callable[[list[str], Path], str]
 
 
 def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
@@ -22,14 +35,6 @@ def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
     content = read_numbers(file) if file.exists() else {}
     found: dict[str, Any] | None = content.get("results")
     return found
-
-
-def made(lms: list[str], run: str, results: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the LMs that have a run, with its results."""
-    for lm in lms:
-        found = load(lm, run, results)
-        if found is not None:
-            yield lm, found
 
 
 def edit_run(method: str, relation: str) -> str:
@@ -84,188 +89,217 @@ def spread(shares: list[float]) -> str:
     return percent(mean(shares)) + deviation
 
 
-def geometry_table(lms: list[str], results: Path) -> str:
-    """Return the peak of the intrinsic dimension, of unshuffled and of shuffled texts."""
-    rows = []
-    for lm, found in made(lms, "token_geometry", results):
-        layers, levels = found["layers"], found["shuffles"]
-        for n2 in levels[0]["dimension"]:
-            curve = levels[0]["dimension"][n2]
-            peak = peak_of(curve)
-            cells = [two(level["dimension"][n2][peak]) for level in levels]
-            rows.append([lm, found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak],
-                         " / ".join(cells), layers[-1], two(curve[-1])])  # fmt: skip
-    columns = ("LM", "texts", "n2", "first layer", "ID", "peak layer",
-               "ID, by level of shuffling", "last layer", "ID")  # fmt: skip
-    return markdown_table(columns, rows)
+def table_of(run: str, *columns: str, key: str = "lm") -> Callable[[RowsOf], TableOf]:
+    """Make a table of a run, whose rows a function yields for each LM that has it with a key."""
+
+    def decorate(rows_of: RowsOf) -> TableOf:
+        def table(lms: list[str], results: Path) -> str:
+            found = {lm: load(lm, run, results) for lm in lms}
+            has_key = {lm: one for lm, one in found.items() if one and key in one}
+            rows = [[lm, *row] for lm, one in has_key.items() for row in rows_of(one)]
+            return markdown_table(("LM", *columns), rows)
+
+        return table
+
+    return decorate
 
 
-def shuffling_table(lms: list[str], results: Path) -> str:
-    """Return what shuffling changes where the dimension of unshuffled texts peaks, and below."""
-    rows = []
-    for lm, found in made(lms, "token_geometry", results):
-        layers, levels = found["layers"], found["shuffles"]
-        curve = levels[0]["dimension"]["2"]
+@table_of("token_geometry", "texts", "n2", "first layer", "ID", "peak layer",
+          "ID, by level of shuffling", "last layer", "ID")  # fmt: skip
+def geometry_table(found: Found) -> Rows:
+    """Yield the peak of the intrinsic dimension, of unshuffled and of shuffled texts."""
+    layers, levels = found["layers"], found["shuffles"]
+    for n2 in levels[0]["dimension"]:
+        curve = levels[0]["dimension"][n2]
         peak = peak_of(curve)
-        tests = {
-            row["layer"]: row
-            for row in found["dimension_loss"]
-            if (row["n2"], row["shuffle"]) == (2, 0)
-        }
-        for level in levels:
-            own = tests.get(layers[peak]) if level["shuffle"] == 0 else None
-            r = "" if own is None else f"{two(own['pearson'])} (p {own['pearson_p']:.4f})"
-            at_peak = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
-            numbers = [two(observed[peak]) for observed in at_peak]
-            last = two(level["cosine_mean"][-1])
-            rows.append([lm, level["shuffle"], two(level["loss"]), layers[peak], *numbers, last, r])
-    columns = ("LM", "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
-               "cosine, last layer", "r of log ID and log loss")  # fmt: skip
-    return markdown_table(columns, rows)
+        cells = [two(level["dimension"][n2][peak]) for level in levels]
+        yield [found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak], " / ".join(cells),
+               layers[-1], two(curve[-1])]  # fmt: skip
 
 
-def sae_table(lms: list[str], results: Path) -> str:
-    """Return the quality of the SAEs, mean and range over the layers."""
-    rows = []
-    for lm, found in made(lms, "sparse_autoencoders", results):
-        for kind in ("residual", "mlp_out", "attention_out"):
-            own = [each for each in found["hook_points"] if each["kind"] == kind]
-            cells = []
-            for key in ("explained_variance", "l0", "dead", "loss_recovered"):
-                values = [each[key] for each in own]
-                cells.append(f"{two(mean(values))} "
-                             f"({two(min(values))}–{two(max(values))})")  # fmt: skip
-            layers = f"{own[0]['layer']}–{own[-1]['layer']}"
-            rows.append([lm, kind.replace("_", " "), layers, own[0]["n_features"], *cells])
-    columns = ("LM", "hook points", "layers", "features", "explained variance", "L0",
-               "dead", "loss recovered")  # fmt: skip
-    return markdown_table(columns, rows)
+@table_of("token_geometry", "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
+          "cosine, last layer", "r of log ID and log loss")  # fmt: skip
+def shuffling_table(found: Found) -> Rows:
+    """Yield what shuffling changes where the dimension of unshuffled texts peaks, and below."""
+    layers, levels = found["layers"], found["shuffles"]
+    peak = peak_of(levels[0]["dimension"]["2"])
+    rows = found["dimension_loss"]
+    tests = {row["layer"]: row for row in rows if (row["n2"], row["shuffle"]) == (2, 0)}
+    for level in levels:
+        own = tests.get(layers[peak]) if level["shuffle"] == 0 else None
+        r = "" if own is None else f"{two(own['pearson'])} (p {own['pearson_p']:.4f})"
+        at_peak = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
+        numbers = [two(observed[peak]) for observed in at_peak]
+        last = two(level["cosine_mean"][-1])
+        yield [level["shuffle"], two(level["loss"]), layers[peak], *numbers, last, r]
 
 
-def deactivation_table(lms: list[str], results: Path) -> str:
-    """Return how often features are switched off by layer: matched, random, their ratio."""
-    methods = ("top-1", "top-5", "one-to-one")
-    rows = []
-    for lm, found in made(lms, "feature_flow", results):
-        cells: dict[int, dict[str, Any]] = {}
-        for each in found["deactivation_layers"]:
-            times = each["times_random"]
-            cells.setdefault(each["layer"], {"cases": each["n"]})[each["method"]] = (
-                f"{percent(each['matched_success'])}, {percent(each['random_success'])}"
-                + ("" if times is None else f" ({times:.1f} times)")
-            )
-        rows += [
-            [lm, layer, own["cases"], *(own.get(method, "") for method in methods)]
-            for layer, own in cells.items()
-        ]
-    return markdown_table(("LM", "layer", "cases", *methods), rows)
+@table_of("sparse_autoencoders", "hook points", "layers", "features", "explained variance", "L0",
+          "dead", "loss recovered")  # fmt: skip
+def sae_table(found: Found) -> Rows:
+    """Yield the quality of the SAEs, mean and range over the layers."""
+    for kind in ("residual", "mlp_out", "attention_out"):
+        own = [each for each in found["hook_points"] if each["kind"] == kind]
+        cells = []
+        for key in ("explained_variance", "l0", "dead", "loss_recovered"):
+            values = [each[key] for each in own]
+            cells.append(f"{two(mean(values))} ({two(min(values))}–{two(max(values))})")
+        layers = f"{own[0]['layer']}–{own[-1]['layer']}"
+        yield [kind.replace("_", " "), layers, own[0]["n_features"], *cells]
 
 
-def flow_cut_table(lms: list[str], results: Path) -> str:
-    """Return r of a relation with the features of its answers removed, beside a control."""
-    rows = []
-    for lm, found in made(lms, "feature_flow_relation", results):
-        for cut in found["relation"]["cuts"]:
-            name = cut["cut"] + (", control" if cut["control"] else "")
-            rows.append([lm, arrow(found["relation"]["relation"]), name,
-                         cut["n_features"], *(two(cut[key]) for key in
-                         ("fixed", "target_only", "refitted", "recall"))])  # fmt: skip
-    columns = ("LM", "relation", "removed", "features", "r", "r, removed in the target alone",
-               "r, refitted", "recall")  # fmt: skip
-    return markdown_table(columns, rows)
+METHODS = ("top-1", "top-5", "one-to-one")
 
 
-def flow_pair_table(lms: list[str], results: Path) -> str:
-    """Return how often the flows of two answers meet, beside pairs outside the reference."""
-    rows = []
-    for lm, found in made(lms, "feature_flow_relation", results):
-        own = found["relation"]
-        rows.append([lm, arrow(own["relation"]), own["n_reference_pairs"],
-                     percent(own["shared_flow"]), own["n_other_pairs"],
-                     percent(own["shared_flow_permuted"])])  # fmt: skip
-    columns = ("LM", "relation", "pairs", "flows meet", "other pairs", "flows meet")
-    return markdown_table(columns, rows)
+@table_of("feature_flow", "layer", "cases", *METHODS)
+def deactivation_table(found: Found) -> Rows:
+    """Yield how often features are switched off by layer: matched, random, their ratio."""
+    cells: dict[int, dict[str, Any]] = {}
+    for each in found["deactivation_layers"]:
+        times = each["times_random"]
+        cells.setdefault(each["layer"], {"cases": each["n"]})[each["method"]] = (
+            f"{percent(each['matched_success'])}, {percent(each['random_success'])}"
+            + ("" if times is None else f" ({times:.1f} times)")
+        )
+    for layer, own in cells.items():
+        yield [layer, own["cases"], *(own.get(method, "") for method in METHODS)]
 
 
-def steering_table(lms: list[str], results: Path) -> str:
-    """Return the best strength of each way to steer."""
-    rows = []
-    for lm, found in made(lms, "feature_flow_relation", results):
-        for name, best in found["steering"].items():
-            scores = (f"{best[key]:.4f}" for key in ("behaviour", "coherence", "score"))
-            rows.append([lm, name, best["n_answers"], best["strength"], *scores])
-    columns = ("LM", "steering", "answers", "best strength", "probability", "coherence", "score")
-    return markdown_table(columns, rows)
+@table_of("feature_flow_relation", "relation", "removed", "features", "r",
+          "r, removed in the target alone", "r, refitted", "recall")  # fmt: skip
+def flow_cut_table(found: Found) -> Rows:
+    """Yield r of a relation with the features of its answers removed, beside a control."""
+    for cut in found["relation"]["cuts"]:
+        name = cut["cut"] + (", control" if cut["control"] else "")
+        keys = ("fixed", "target_only", "refitted", "recall")
+        yield [arrow(found["relation"]["relation"]), name, cut["n_features"],
+               *(two(cut[key]) for key in keys)]  # fmt: skip
 
 
-def closeness_table(lms: list[str], results: Path) -> str:
-    """Return rho over pairs of closeness and scores of the maps, and p by permutation."""
+@table_of("feature_flow_relation", "relation", "pairs", "flows meet", "other pairs", "flows meet")
+def flow_pair_table(found: Found) -> Rows:
+    """Yield how often the flows of two answers meet, beside pairs outside the reference."""
+    own = found["relation"]
+    yield [arrow(own["relation"]), own["n_reference_pairs"], percent(own["shared_flow"]),
+           own["n_other_pairs"], percent(own["shared_flow_permuted"])]  # fmt: skip
+
+
+@table_of("feature_flow_relation", "steering", "answers", "best strength", "probability",
+          "coherence", "score")  # fmt: skip
+def steering_table(found: Found) -> Rows:
+    """Yield the best strength of each way to steer."""
+    for name, best in found["steering"].items():
+        scores = (f"{best[key]:.4f}" for key in ("behaviour", "coherence", "score"))
+        yield [name, best["n_answers"], best["strength"], *scores]
+
+
+@table_of("knowledge_geometry", "subjects", "over pairs", "ρ with r", "ρ with r, given wording",
+          "ρ with Hit@1")  # fmt: skip
+def closeness_table(found: Found) -> Rows:
+    """Yield rho over pairs of closeness and scores of the maps, and p by permutation."""
     shown = (("overlap", "k=10"), ("dimension_difference", "n2=8"), ("wording", ""))
     columns = (("r", None), ("r", "wording"), ("hit1", None))
-    rows = []
-    for lm, found in made(lms, "knowledge_geometry", results):
-        for measure in shown:
-            own = {
-                (test["against"], test["given"]): f"{two(test['spearman'])} (p {test['p']:.3f})"
-                for test in found["tests"]
-                if (test["closeness"], test["setting"]) == measure
-            }
-            cells = (own.get(column, "") for column in columns)
-            rows.append([lm, found["n_subjects"], " ".join(measure).strip(), *cells])
-    heads = ("LM", "subjects", "over pairs", "ρ with r", "ρ with r, given wording", "ρ with Hit@1")
-    return markdown_table(heads, rows)
-
-
-def precision_table(lms: list[str], results: Path) -> str:
-    """Return Hit@1 of W and of what knows the vocabulary alone, and the excess over the best."""
-    rows = []
-    for lm, found in made(lms, "relations", results):
-        plain = {
-            (one["source"], one["target"]): one["path"][0]["influenced"]["1"]
-            for one in found["ridge_path"]
+    for measure in shown:
+        own = {
+            (test["against"], test["given"]): f"{two(test['spearman'])} (p {test['p']:.3f})"
+            for test in found["tests"]
+            if (test["closeness"], test["setting"]) == measure
         }
-        for pair in found["pairs"]:
-            precision, excess = pair["precision"], pair["excess_over_unembedding"]
-            baselines = precision["baselines"]
-            best = max(one["macro_1"] for one in baselines.values())
-            rows.append(
-                [lm, arrow(f"{pair['source']}->{pair['target']}"), precision["influenced"]["n"],
-                 two(plain[pair["source"], pair["target"]]), two(precision["influenced"]["1"]),
-                 *(two(baselines[name]["1"]) for name in BASELINES),
-                 f"{two(excess['mean'])} ({two(excess['low'])} to {two(excess['high'])})",
-                 two(precision["macro"]["1"]), two(best)]
-            )  # fmt: skip
-    columns = (
-        "LM", "pair", "labels", "W, ridge 0", "W, auto", "constant", "unembedding", "same prompt",
-        "Gaussian states", "auto above the best (95 %)", "macro: W, auto", "macro: best baseline",
-    )  # fmt: skip
-    return markdown_table(columns, rows)
+        cells = (own.get(column, "") for column in columns)
+        yield [found["n_subjects"], " ".join(measure).strip(), *cells]
 
 
-def random_words_table(lms: list[str], results: Path) -> str:
-    """Return r of relations beside that of random words, and the excess at 20 source labels."""
-    rows = []
-    for lm, found in made(lms, "relations", results):
-        for pair in found["pairs"]:
-            baselines, excess = pair["baselines"], pair["excess_over_random_labels"]
-            cells = (f"{two(one['mean'])} ({two(one['low'])} to {two(one['high'])})"
-                     for one in (excess, excess["target"]))  # fmt: skip
-            rows.append(
-                [lm, arrow(f"{pair['source']}->{pair['target']}"), two(pair["label_mean"]),
-                 two(pair["control_label_mean"]),
-                 two(baselines["random_source_labels"]["mean"]),
-                 two(baselines["random_target_labels"]["mean"]), *cells,
-                 two(baselines["same_prompt_map"]), two(pair["decomposition"]["cosine"])]
-            )  # fmt: skip
-    columns = (
-        "LM", "pair", "r", "control prompt", "random source words", "random target words",
-        "excess, source side", "excess, target side", "r of W₀", "cosine of W, W₀",
-    )  # fmt: skip
-    return markdown_table(columns, rows)
+def pair_name(scores: Found) -> str:
+    """Return the name of a pair of a probe."""
+    return f"{scores['source']}->{scores['target']}"
+
+
+def of_relations(found: Found) -> list[dict[str, Any]]:
+    """Return the scores of `RELATIONS` in a probe of all pairs."""
+    by_name = {pair_name(pair): pair for pair in found["pairs"]}
+    return [by_name[name] for name in RELATIONS]
+
+
+def with_interval(one: Mapping[str, float]) -> str:
+    """Return a mean and its interval."""
+    return f"{two(one['mean'])} ({two(one['low'])} to {two(one['high'])})"
+
+
+@table_of(
+    "probe", "pair", "labels", "W, ridge 0", "W, auto", "constant", "unembedding", "same prompt",
+    "Gaussian states", "auto above the best (95 %)", "macro: W, auto", "macro: best baseline",
+    key="ridge_path",
+)  # fmt: skip
+def precision_table(found: Found) -> Rows:
+    """Yield Hit@1 of W and of what knows the vocabulary alone, and the excess over the best."""
+    paths = found["ridge_path"]
+    plain = {pair_name(one): one["path"][0]["influenced"]["1"] for one in paths}
+    for pair in of_relations(found):
+        precision, name = pair["precision"], pair_name(pair)
+        baselines = precision["baselines"]
+        yield [
+            arrow(name), precision["influenced"]["n"], two(plain[name]),
+            two(precision["influenced"]["1"]), *(two(baselines[name]["1"]) for name in BASELINES),
+            with_interval(pair["excess_over_unembedding"]), two(precision["macro"]["1"]),
+            two(max(one["macro_1"] for one in baselines.values())),
+        ]  # fmt: skip
+
+
+@table_of(
+    "probe", "pair", "r", "control prompt", "random source words", "random target words",
+    "excess, source side", "excess, target side", "r of W₀", "cosine of W, W₀", key="ridge_path",
+)  # fmt: skip
+def random_words_table(found: Found) -> Rows:
+    """Yield r of relations beside that of random words, and the excess at 20 source labels."""
+    for pair in of_relations(found):
+        baselines, excess = pair["baselines"], pair["excess_over_random_labels"]
+        yield [
+            arrow(pair_name(pair)), two(pair["label_mean"]), two(pair["control_label_mean"]),
+            *(two(baselines[f"random_{side}_labels"]["mean"]) for side in ("source", "target")),
+            with_interval(excess), with_interval(excess["target"]),
+            two(baselines["same_prompt_map"]), two(pair["decomposition"]["cosine"]),
+        ]  # fmt: skip
+
+
+def exceeds_words(pair: Found) -> bool:
+    """Return whether r of a pair exceeds that of random words on both sides, 95 % each."""
+    excess = pair["excess_over_random_labels"]
+    return bool(excess["low"] > 0 and excess["target"]["low"] > 0)
+
+
+@table_of("probe", "pairs", "number", "above the control prompt", "above random words", "which",
+          key="ridge_path")  # fmt: skip
+def remaining_table(found: Found) -> Rows:
+    """Yield how many of all pairs exceed random words on both sides, and which.
+
+    A pair with a reference is one whose answers are known to follow from each other.
+    """
+    for name, has_reference in (("with a reference", True), ("others", False)):
+        own = [pair for pair in found["pairs"] if (pair["precision"] is not None) == has_reference]
+        above = [arrow(pair_name(pair)) for pair in own if exceeds_words(pair)]
+        control = [p for p in own if p["label_mean"] > p["control_label_mean"] and p["q"] < 0.05]
+        listed = ", ".join(above[:MOST_LISTED]) + ", …" * (len(above) > MOST_LISTED)
+        yield [name, len(own), len(control), len(above), listed]
+
+
+@table_of("layers", "pair", "layer", "r", "random words", "excess, 20 labels", "Hit@1",
+          "best baseline", "Hit@1 above it")  # fmt: skip
+def layer_table(found: Found) -> Rows:
+    """Yield r and Hit@1 of the logit lens of some layers, beside the strongest baselines."""
+    rows = [*found["logit_lens"], *({"layer": "all", **pair} for pair in found["pairs"])]
+    for row in sorted(rows, key=pair_name):
+        best = max(one["1"] for one in row["precision"]["baselines"].values())
+        yield [
+            arrow(pair_name(row)), row["layer"], two(row["label_mean"]),
+            two(row["baselines"]["random_source_labels"]["mean"]),
+            with_interval(row["excess_over_random_labels"]),
+            two(row["precision"]["influenced"]["1"]), two(best),
+            with_interval(row["excess_over_unembedding"]),
+        ]  # fmt: skip
 
 
 TABLES = (
-    precision_table, random_words_table,
+    precision_table, random_words_table, remaining_table, layer_table,
     ablation_table, geometry_table, shuffling_table, sae_table, deactivation_table, flow_cut_table,
     flow_pair_table, steering_table, closeness_table,
 )  # fmt: skip

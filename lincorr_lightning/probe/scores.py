@@ -344,8 +344,9 @@ class PairMatrix(NamedTuple):
         # matplotlib takes long to import, and not every run draws.
         from lincorr_lightning.results.plots import correlation_heatmap
 
-        highest = max(float(np.nan_to_num(self.frame.to_numpy()).max()), 0.01)
-        limits = (-1.0, 1.0) if self.is_signed else (0.0, highest)
+        highest = max(float(np.abs(np.nan_to_num(self.frame.to_numpy())).max()), 0.01)
+        least = -highest if self.is_signed else 0.0
+        limits = (-1.0, 1.0) if self.unit == "r" else (least, highest)
         return correlation_heatmap(self.frame, title, note, self.unit, limits)
 
 

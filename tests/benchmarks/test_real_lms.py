@@ -107,7 +107,8 @@ def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
     def scored(low: float) -> dict[str, Any]:
         return {
             **pair("city", "country", 0.8, 0.3, 0.0),
-            "excess_over_unembedding": {"low": low}, "excess_over_random_labels": {"low": -low},
+            "excess_over_unembedding": {"low": low},
+            "excess_over_random_labels": {"low": -low, "target": {"low": 0.1}},
             "precision": {
                 "influenced": {"1": 0.4}, "baselines": {"a": {"1": 0.1}, "b": {"1": 0.35}},
             },
@@ -115,11 +116,17 @@ def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
         }  # fmt: skip
 
     for lows, holds in (([0.1, 0.2, -0.1], True), ([0.1, -0.1, -0.2], False)):
-        runs = {"relations": {"pairs": [scored(low) for low in lows]}}
+        runs = {"probe": {"pairs": [scored(low) for low in lows]}}
         above = sum(low > 0 for low in lows)
         numbers = f"{above} of 3 relations; city→country 0.40, baseline 0.35"
         assert findings.precise(runs) == (holds, numbers)
-        assert findings.above_random_words(runs)[0] is not holds
+        runs["probe"]["pairs"].append(
+            {"source": "pet", "target": "color", "precision": None,
+             "excess_over_random_labels": {"low": 0.1, "target": {"low": -0.1}}}
+        )  # fmt: skip
+        numbers = f"{3 - above} of 3, others 0 of 1; city→country 0.80"
+        found = findings.above_random_words(runs)
+        assert found == (not holds, f"{numbers}, words 0.79")
 
 
 def test_edits_are_compared_with_one_answer_for_all(tmp_path: Path) -> None:
