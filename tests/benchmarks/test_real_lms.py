@@ -68,7 +68,7 @@ def test_every_kind_of_run_parses(capsys: pytest.CaptureFixture[str]) -> None:
     """All runs of the smallest LM; of those with the same options, one."""
     kinds = {
         tuple(option.partition("=")[0] for option in one.options): one.options
-        for one in run.plan(run.SIZES[0], "texts.jsonl")
+        for one in run.plan(run.SIZES[0], 30, "texts.jsonl")
     }
     for options in kinds.values():
         with pytest.raises(SystemExit) as end:
