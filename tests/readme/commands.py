@@ -46,6 +46,8 @@ def with_own_files(command: list[str]) -> list[str]:
         "path/to/checkpoint": str(files("lincorr_lightning.lm").joinpath("tiny_world")),
         "folder/of/one": f"{saes}/residual.0",
         "folder/of/another": f"{saes}/mlp_out.0",
+        # In its small form feature flow takes these, too, and trains none.
+        "runs/feature_flow/version_0/sparse_autoencoders": saes,
     }
     for name, path in paths.items():
         command = [part.replace(name, path) for part in command]
