@@ -13,7 +13,7 @@ from torch import Tensor
 from lincorr_lightning.callbacks.relation_callback import RelationCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
+from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table, column
 from lincorr_lightning.sae.formats import check_fit, load_saes
@@ -236,8 +236,7 @@ class FeatureMovement(RelationCallback):
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the movement after training, with a table of the features that moved most."""
-        dataset = edit_dataset(trainer)
-        if dataset is not None and dataset.training.protocol == "independent":
+        if self.is_independent:
             by_step: dict[int, Measurement] = {}
             for part in gather(self._sums):
                 for step, measurement in part.items():

@@ -10,7 +10,7 @@ from lincorr_lightning.callbacks.relation_callback import MIN_SUBJECTS, Relation
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.finetune.edits import read_edits, resolve_edits
+from lincorr_lightning.finetune.edits import read_edits
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, Forecasts, forecast_edits
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome
@@ -84,15 +84,11 @@ class Forecast(RelationCallback):
     def open(self, trainer: L.Trainer) -> None:
         """Resolve the edits."""
         super().open(trainer)
-        lm = self.cache.lm
-        if lm.is_sharded:
+        if self.cache.lm.is_sharded:
             raise ConfigError(
                 "Forecast needs the whole LM on each device, and this one is sharded."
             )
-        self._edits = self.run_edits
-        if self.edits is not None:
-            raw = read_edits(self.edits)
-            self._edits = resolve_edits(raw, self.tokenized, lm, "Forecast.edits")
+        self._edits = self.find_edits(self.edits, trainer)
         if not self._edits:
             raise ConfigError(
                 "Forecast has no edits: name them in Forecast.edits, or train on the dataset of "

@@ -19,14 +19,12 @@ from lincorr_lightning.callbacks.relation_callback import (
 )
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, DomainError, require
-from lincorr_lightning.finetune.batches import EditBatch, EditDataset, edit_dataset
+from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
 from lincorr_lightning.finetune.edits import (
     Edit,
-    RawEdit,
     read_edits,
     reference_mask,
-    resolve_edits,
 )
 from lincorr_lightning.finetune.results import case_results
 from lincorr_lightning.functional import Outcome, outcome_codes, reference_scores
@@ -138,7 +136,7 @@ class Generalization(MapCallback):
                 "from the base weights, and only those can be measured. Leave "
                 "Generalization.edits null."
             )
-        self._edits, self._subjects = self._find_edits(dataset)
+        self._edits, self._subjects = self._edits_and_subjects(trainer)
         taught_answers = [edit.answer for edit in self._edits] or [""] * len(self._subjects)
         edited = {*self._subjects, *(edit.subject for edit in self.run_edits)}
         sampled = self._sample_neighbours(self.cache.lm.tokenizer)
@@ -169,29 +167,13 @@ class Generalization(MapCallback):
         n = self.n_neighbours
         return sample_up_to(tokenizer, n, seed=self.seed + 1) if n else []
 
-    def _find_edits(self, dataset: EditDataset | None) -> tuple[list[Edit], list[str]]:
+    def _edits_and_subjects(self, trainer: L.Trainer) -> tuple[list[Edit], list[str]]:
         """Return the edits in this relation's labels, or none, and the subjects."""
-        edits: list[Edit] = []
-        if self.edits is not None:
-            raw, lm = read_edits(self.edits), self.cache.lm
-            edits = resolve_edits(raw, self.tokenized, lm, "Generalization.edits")
-        elif dataset is not None:
-            edits = self._translate(dataset)
+        edits = self.find_edits(self.edits, trainer)
         if not edits:
             self.tokenized.require_reference()
         subjects = [edit.subject for edit in edits or self.run_edits]
         return edits, subjects or self.sample_subjects(self.n_watch)
-
-    def _translate(self, dataset: EditDataset) -> list[Edit]:
-        """Return the dataset's edits in this relation's labels; none if it edits another source."""
-        taught, measured = dataset.relation, self.tokenized
-        if taught.source.knowledge.name != measured.source.knowledge.name:
-            return []
-        labels = [(each.source.token_ids, each.target.token_ids) for each in (taught, measured)]
-        if taught.name == measured.name and labels[0] == labels[1]:
-            return dataset.edits
-        raw = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in dataset.edits]
-        return resolve_edits(raw, measured, self.cache.lm)
 
     def _find_controls(self) -> list[Domain]:
         """Return the controls that the LM's vocabulary has labels for."""
@@ -233,8 +215,7 @@ class Generalization(MapCallback):
         means = self._means(ids, self.base.rows(ids))
         self._log(trainer, _by_own_step(means), 0)
         if self.neighbours:
-            n = len(ids)
-            means |= self._neighbour_means(self.base.rows(range(n, n + len(self.neighbours))))
+            means |= self._neighbour_means(self._last_rows(self.base))
         self.set_callback_metrics(trainer, self._keyed(means))
         log_scalars(trainer, self._keyed(means), self.step)
 
@@ -251,7 +232,8 @@ class Generalization(MapCallback):
                 logits = self.read(self.queries(self.neighbours, adapters))
                 self._by_neighbours[edit] = self._neighbour_means(logits)
         if trainer.is_last_batch:  # before monitors decide at the end of the epoch
-            self.set_callback_metrics(trainer, self._keyed(self._independent_means(trainer)[0]))
+            means, _, _ = self._independent_means(trainer, self.edits_by_step())
+            self.set_callback_metrics(trainer, self._keyed(means))
 
     def _joint_means(self, ids: Sequence[int]) -> tuple[dict[str, float], DomainLogits]:
         """Return the means of some edits and of the neighbours, and the logits of the edits."""
@@ -259,17 +241,22 @@ class Generalization(MapCallback):
         edits = logits.rows(range(n))
         means = self._means(ids, edits)
         if self.neighbours:
-            means |= self._neighbour_means(logits.rows(range(n, n + len(self.neighbours))))
+            means |= self._neighbour_means(self._last_rows(logits))
         return means, edits
 
+    def _last_rows(self, logits: DomainLogits) -> DomainLogits:
+        """Return the rows of the neighbours, which are read after the edits."""
+        n = len(logits.source)
+        return logits.rows(range(n - len(self.neighbours), n))
+
     def _independent_means(
-        self, trainer: L.Trainer
+        self, trainer: L.Trainer, by_step: Mapping[int, tuple[list[int], list[DomainLogits]]]
     ) -> tuple[dict[str, float], list[int], DomainLogits]:
         """Return the means of the edits of all ranks after their last step, and their logits.
 
         They are fewer than all, or none, if training was cut short. All ranks call this.
         """
-        dataset, by_step = edit_dataset(trainer), self.edits_by_step()
+        dataset = edit_dataset(trainer)
         last = -1 if dataset is None else dataset.training.steps_per_edit - 1
         ids, (logits,) = by_step.get(last, ([], [self.base.rows([])]))
         means = self._means(ids, logits)
@@ -280,8 +267,7 @@ class Generalization(MapCallback):
 
     def _neighbour_means(self, logits: DomainLogits) -> dict[str, float]:
         """Return how many subjects without an edit answer as before, by log key."""
-        n = len(self._subjects)
-        before = self.base.rows(range(n, n + len(self.neighbours)))
+        before = self._last_rows(self.base)
         pairs = {"source": (before.source, logits.source), "target": (before.target, logits.target)}
         return {
             f"neighbours/{side}_unchanged": float((a.argmax(1) == b.argmax(1)).double().mean())
@@ -338,9 +324,10 @@ class Generalization(MapCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the outcomes of all edits, with the table of cases and its figures."""
         if self.is_independent:
-            for step, (edits, (at_step,)) in self.edits_by_step().items():
+            by_step = self.edits_by_step()
+            for step, (edits, (at_step,)) in by_step.items():
                 self._log(trainer, _by_own_step(self._means(edits, at_step)), step + 1)
-            means, ids, logits = self._independent_means(trainer)
+            means, ids, logits = self._independent_means(trainer, by_step)
             scalars = {key: x for key, x in self._keyed(means).items() if x == x}
         else:
             ids = list(range(len(self._subjects)))

@@ -13,7 +13,7 @@ from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, RawEdit, read_edits, resolve_edits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
 from lincorr_lightning.linear_map.fitting import (
@@ -88,6 +88,7 @@ class RelationCallback(PeriodicCallback):
         name, dataset = self.relation_name(trainer), edit_dataset(trainer)
         self.catalogue = self.load_catalogue(trainer)
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
+        self.is_independent = dataset is not None and dataset.training.protocol == "independent"
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
         )
@@ -116,6 +117,26 @@ class RelationCallback(PeriodicCallback):
         taught = getattr(dataset, "relation", None)
         default = taught.name if isinstance(taught, TokenizedRelation) else DEFAULT_RELATION
         return self.relation or default
+
+    def find_edits(
+        self, given: list[dict[str, Any]] | str | None, trainer: L.Trainer
+    ) -> list[Edit]:
+        """Return given edits, or those of the run's dataset, in this relation's labels.
+
+        There are none if the run edits another source than that of this relation.
+        """
+        dataset, measured, lm = edit_dataset(trainer), self.tokenized, self.cache.lm
+        if given is not None:
+            name = f"{type(self).__name__}.edits"
+            return resolve_edits(read_edits(given), measured, lm, name)
+        taught = None if dataset is None else dataset.relation
+        if taught is None or taught.source.knowledge.name != measured.source.knowledge.name:
+            return []
+        labels = [(each.source.token_ids, each.target.token_ids) for each in (taught, measured)]
+        if taught.name == measured.name and labels[0] == labels[1]:
+            return self.run_edits
+        raw = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in self.run_edits]
+        return resolve_edits(raw, measured, lm)
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects that this callback measures, the run's edits excepted.
@@ -208,8 +229,6 @@ class MapCallback(RelationCallback):
                 tokenizer = self.cache.lm.tokenizer
                 measured |= {*callback.measured_subjects(tokenizer, bool(self.run_edits))}
         self._held_out = frozenset(measured)
-        dataset = edit_dataset(trainer)
-        self.is_independent = dataset is not None and dataset.training.protocol == "independent"
         self._layout = relation_layout(self.tokenized)
         if not self.maps and self.linear_map is None:
             self.shared.rows.announce(self._layout, self._fitted_subjects())

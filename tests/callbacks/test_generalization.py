@@ -9,7 +9,7 @@ import yaml
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.callbacks import Generalization
+from lincorr_lightning.callbacks import Forecast, Generalization
 from lincorr_lightning.errors import ConfigError, KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.lm.vocabulary import usable_strings
@@ -278,6 +278,16 @@ def test_several_relations(naive, small_lm, own_map, tmp_path, painted, order, f
     for callback, prefix in ((own, ""), (other, "city->color/")):
         assert {tag.startswith("city->color/") for tag in callback.history} == {bool(prefix)}
         assert f"{prefix}generalization/generalized" in callback.history
+
+
+def test_a_forecast_has_the_edits_in_its_own_labels(naive, small_lm, painted, fit):
+    file, color_of = painted
+    module = naive.on_edits(small_lm)
+    data = naive.data(module, n_edits=5, knowledge_files=[file])
+    forecast = Forecast("city->color", n_subjects=60)
+    fit(forecast, module=module, data=data)
+    right = [color_of[edit.answer] for edit in data.prepare_edits()]
+    assert list(forecast.forecasts.references) == right
 
 
 def test_another_source_is_measured_at_the_taught_subjects(naive, small_lm, painted, fit):
