@@ -144,7 +144,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             return
         self.release()  # what a run that failed may have left
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        own = [each for each in callbacks if isinstance(each, PeriodicCallback)]
+        own = _periodic(trainer)
         last = [each for each in callbacks if isinstance(each, Checkpoint)]
         others = [each for each in callbacks if each not in (*own, *last)]
         # Weights are measured after other callbacks have changed them, and before they are saved.
@@ -286,8 +286,10 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         if self._is_first:
             self.shared.start_batch(pl_module)
         edit_batch = independent_edits(batch)
-        monitored = {getattr(each, "monitor", None) for each in trainer.callbacks}  # type: ignore[attr-defined]
-        self._is_awaited = trainer.is_last_batch and not monitored.isdisjoint(self._metrics)
+        self._is_awaited = trainer.is_last_batch and any(
+            getattr(each, "monitor", None) in self._metrics
+            for each in trainer.callbacks  # type: ignore[attr-defined]
+        )
         # The first of the adapters that are trained side by side; a rank without edits has none.
         self.adapter_id = 0 if edit_batch is not None and edit_batch.edits else None
         self.before_step(trainer, edit_batch)

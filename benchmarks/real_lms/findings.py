@@ -89,7 +89,7 @@ class Finding:
 
 def pair(runs: Runs, name: str, run: str = "probe") -> Mapping[str, Any]:
     """Return the scores of a pair of a probe."""
-    by_name = {f"{each['source']}->{each['target']}": each for each in runs[run]["pairs"]}
+    by_name = {pair_name(each): each for each in runs[run]["pairs"]}
     found: Mapping[str, Any] = by_name[name]
     return found
 
