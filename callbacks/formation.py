@@ -149,13 +149,13 @@ class Formation(RelationCallback):
         layout = self._layout
         rows = domain_rows(self.cache.lm, layout, self._subjects)
         fit, test = (moments_of(half, layout.blocks) for half in (rows[::2], rows[1::2]))
-        head = self.cache.lm.head_rows(layout.label_tokens) if layout.words else None
-        scores = fit_and_score(fit, test, layout, self.ridge, self.random_labels, head)
         numbers: dict[str, dict[str, float | None]] = {}
-        for pair, score in scores.items():
-            hits = score["precision"]
-            score |= {way: hits[way]["1"] for way in ("influenced", "influencing") if hits}
-            numbers["->".join(pair)] = {field: score.get(field) for field in _OF_PAIRS}
+        for score in fit_and_score(
+            fit, test, layout, self.cache.lm, self.ridge, self.random_labels
+        ):
+            row = score.row()
+            row |= {way: row[f"{way}_1"] for way in ("influenced", "influencing")}
+            numbers[score.name] = {field: row[field] for field in _OF_PAIRS}
         recalled = {
             name: {"stated": self._recall(name, *stated), "withheld": self._recall(name, *withheld)}
             for name, (stated, withheld) in self._facts.items()

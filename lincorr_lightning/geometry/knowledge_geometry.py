@@ -180,10 +180,9 @@ class KnowledgeGeometry(LMStudy):
         )
 
     def _fit_and_score(self) -> list[Score]:
-        fit, test, layout = self.fit_moments.gather(), self.test_moments.gather(), self.layout
-        rows = self.lm.head_rows(layout.label_tokens) if layout.words else None
-        scores = fit_and_score(fit, test, layout, self.ridge, self.random_labels, rows)
-        return [{"source": s, "target": t, **score} for (s, t), score in scores.items()]
+        fit, test = self.fit_moments.gather(), self.test_moments.gather()
+        scores = fit_and_score(fit, test, self.layout, self.lm, self.ridge, self.random_labels)
+        return [score.to_json() for score in scores]
 
     def _gather_cloud(self, name: str) -> Tensor:
         """Return the hidden states of all ranks in the subjects' order, ``(n_layers, n, d)``."""

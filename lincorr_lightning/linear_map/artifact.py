@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lincorr_lightning.errors import LinearMapError
+from lincorr_lightning.errors import LinearMapError, SubjectsError
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.version import __version__
@@ -314,4 +314,15 @@ def warn_of_fit_subjects(folder: str, subjects: Collection[str]) -> None:
             f"{len(seen)} of {len(subjects)} subjects, such as {min(seen)!r}, are among those that "
             f"the linear map {folder} was fitted on: scores on them are too good. Fit it on other "
             "subjects (data.seed of the probe), or let this run fit one (linear_map null)."
+        )
+
+
+def require_held_out(subjects: Sequence[str], fit_subjects: Collection[str]) -> None:
+    """Refuse to score maps on subjects that they were fitted on."""
+    seen = set(fit_subjects).intersection(subjects)
+    if seen:
+        raise SubjectsError(
+            f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are among "
+            "those that the maps were fitted on. Use the data settings of the run that fitted them "
+            "(its config.yaml), or other subjects."
         )

@@ -8,7 +8,7 @@ W pairs the labels whose rows of the LM's head are alike, whatever the LM has le
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from lincorr_lightning.functional.precision import (
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
+from lincorr_lightning.linear_map.scores import Numbers, PairScore, score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     RidgeSolver,
@@ -36,10 +37,12 @@ from lincorr_lightning.linear_map.solver import (
     mean_r,
     per_target_ridge,
     r_influences,
-    score_maps,
     split_targets,
     weights_by_pair,
 )
+
+if TYPE_CHECKING:
+    from lincorr_lightning.lm.language_model import LanguageModel
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Numbers of source labels at which r is compared with that of as many random words.
@@ -75,7 +78,7 @@ def random_words(
     n_compared: int,
     counts: Sequence[int] = _COUNTS,
     rows: Tensor | None = None,
-) -> tuple[dict[Pair, dict[str, Any]], list[LabelCount]]:
+) -> tuple[Numbers, list[LabelCount]]:
     """Fit maps from and to random words after the same prompts, with the ridges of the pairs.
 
     Args:
@@ -89,10 +92,9 @@ def random_words(
             the intervals cover subjects, too; None for intervals over labels and words alone.
 
     Returns:
-        Fields of a pair in a probe's ``results.json`` by pair, and r by the number of source
-        labels.
+        Fields of `PairScore` by pair, and r by the number of source labels.
     """
-    numbers: dict[Pair, dict[str, Any]] = {}
+    numbers: dict[Pair, Any] = {}
     curve: list[LabelCount] = []
     if fitted.moments is None or not layout.words:
         return numbers, curve
@@ -231,11 +233,8 @@ def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float |
 
 
 def vocabulary_baselines(
-    fitted: FittedMaps,
-    layout: JointLayout,
-    precision: Mapping[Pair, Mapping[str, Any] | None],
-    head_rows: Tensor | None,
-) -> dict[Pair, dict[str, Any]]:
+    scores: Sequence[PairScore], fitted: FittedMaps, layout: JointLayout, head_rows: Tensor | None
+) -> Numbers:
     """Score the pairings that need no knowledge of the subjects, beside that of W.
 
     They are the best constant answer (``constant``), the nearest target label by the rows of the
@@ -243,8 +242,8 @@ def vocabulary_baselines(
     (``same_prompt``), and that after the source prompt, W₀, which Gaussian states with the
     covariance of the LM's give (``gaussian_states``). W is also compared with W₀ as a matrix.
 
-    `precision` is Hit@N of each pair, None without a reference; `head_rows` are the rows of the
-    head for `JointLayout.label_tokens`, ``(n_labels, hidden_size)``, None for a head without rows.
+    `head_rows` are the rows of the head for `JointLayout.label_tokens`, ``(n_labels,
+    hidden_size)``, None for a head without rows. Returns fields of `PairScore`.
     """
     numbers: dict[Pair, dict[str, Any]] = {}
     weights = weights_by_pair(layout, fitted.maps)
@@ -253,7 +252,8 @@ def vocabulary_baselines(
         for name, null in (("same_prompt", "same_prompt"), ("gaussian_states", "vocabulary"))
         if null in fitted.nulls
     }
-    for pair, own in precision.items() if layout.words else ():
+    for score in scores if layout.words else ():
+        pair = score.pair
         weight, others = weights[pair].cpu(), {k: v[pair].cpu() for k, v in nulls.items()}
         reference, numbers[pair] = layout.references.get(pair), {}
         right = None if reference is None else torch.from_numpy(reference)
@@ -261,7 +261,7 @@ def vocabulary_baselines(
             numbers[pair]["decomposition"] = _decomposition(
                 weight, others["gaussian_states"], right
             )
-        if right is None or own is None:
+        if right is None or score.precision is None:
             continue
         counts = right.sum(1)
         order = counts.argsort(descending=True, stable=True).argsort()
@@ -269,7 +269,7 @@ def vocabulary_baselines(
         if head_rows is not None:
             source, target = (head_rows[layout.columns(name)] for name in pair)
             others["unembedding"] = neighbor_weights(source, target)
-        numbers[pair] |= _hits(weight, others, right, own)
+        numbers[pair] |= _hits(weight, others, right, score.precision)
     return numbers
 
 
@@ -312,33 +312,32 @@ def _hits(
     }  # fmt: skip
 
 
+def beside_baselines(
+    scores: Sequence[PairScore],
+    fitted: FittedMaps,
+    test: Moments,
+    layout: JointLayout,
+    lm: LanguageModel,
+    n_compared: int,
+    counts: Sequence[int] = _COUNTS,
+    rows: Tensor | None = None,
+) -> tuple[list[PairScore], list[LabelCount]]:
+    """Return the scores with what `random_words` and `vocabulary_baselines` give, and the curve."""
+    words, curve = random_words(fitted, test, layout, n_compared, counts, rows)
+    head_rows = lm.head_rows(layout.label_tokens) if layout.words else None
+    hits = vocabulary_baselines(scores, fitted, layout, head_rows)
+    return with_numbers(with_numbers(scores, words), hits), curve
+
+
 def fit_and_score(
     fit: Moments,
     test: Moments,
     layout: JointLayout,
+    lm: LanguageModel,
     ridge: float = 0.0,
     n_compared: int = 0,
-    head_rows: Tensor | None = None,
-) -> dict[Pair, dict[str, Any]]:
-    """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`.
-
-    Returns:
-        Fields of a pair in a probe's ``results.json`` by pair: ``label_mean``,
-        ``control_label_mean`` and ``precision``, and if the layout has random words what
-        `random_words` and `vocabulary_baselines` return.
-    """
+) -> list[PairScore]:
+    """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
     fitted = fit_layout(fit, layout, ridge)
     scores = score_maps(fitted, test, layout)
-    words, _ = random_words(fitted, test, layout, n_compared, counts=())
-    precision = {pair: score.precision for pair, score in scores.items()}
-    hits = vocabulary_baselines(fitted, layout, precision, head_rows)
-    return {
-        pair: {
-            "label_mean": mean_r(scores[pair].r),
-            "control_label_mean": mean_r(scores[pair].null_r.get("control")),
-            "precision": scores[pair].precision,
-            **words.get(pair, {}),
-            **hits.get(pair, {}),
-        }
-        for pair in layout.pairs
-    }
+    return beside_baselines(scores, fitted, test, layout, lm, n_compared, counts=())[0]

@@ -1,7 +1,7 @@
 """From second moments of joint rows to W and b of every pair, their ridges and their scores.
 
 Maps are kept by source: one `Solution` leads from a source to all of its targets, side by side, as
-one eigendecomposition gives them. `score_maps` and `weights_by_pair` split them into pairs.
+one eigendecomposition gives them. `label_r_by_pair` and `weights_by_pair` split them into pairs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from lincorr_lightning.functional import (
     LeastSquares,
     Moments,
-    hit_rates,
     labelwise_pearson_from_moments,
     strongest_within,
     summarize,
@@ -77,17 +76,6 @@ class AffineMap(nn.Module):
         self.weight.copy_(solution.weight)
         self.center.copy_(solution.mean_x)
         self.offset.copy_(solution.mean_y)
-
-    @torch.no_grad()
-    def set_newton_gradients(self, solution: Solution) -> None:
-        """Set the gradients with which an SGD step of learning rate 1 reaches the solution.
-
-        The inverse curvature times the gradient of a least squares problem is the distance to its
-        solution, from anywhere. The solution's center is taken over.
-        """
-        self.center.copy_(solution.mean_x)
-        self.weight.grad = self.weight - solution.weight
-        self.offset.grad = self.offset - solution.mean_y
 
     def forward(self, source: Tensor) -> Tensor:
         """Return predicted logits, ``(n_subjects, n_target)``, of ``(n_subjects, n_source)``."""
@@ -188,8 +176,6 @@ class FittedMaps:
 
 
 _FROM_CONTROL = ("control", "same_prompt")
-# Nulls of r; the others are nulls of W.
-_SCORED_NULLS = ("permuted", "control")
 
 
 def null_columns(layout: JointLayout, source: str) -> dict[str, tuple[Tensor, Tensor]]:
@@ -293,42 +279,3 @@ def label_r_by_pair(
         r = label_r(test, weight, x, y).cpu()
         by_pair |= {(source, target): part for target, part in split_targets(layout, source, r)}
     return by_pair
-
-
-@dataclass(frozen=True)
-class MapScore:
-    """W of one pair and its scores, on the CPU.
-
-    Attributes:
-        weight: W, ``(n_target, n_source)``.
-        r: Label-wise r on held-out rows, ``(n_target,)``; NaN where constant.
-        null_r: That of the maps ``permuted`` and ``control``, where there are any.
-        precision: Hit@N (`HitRates.by_rank`) under ``influenced`` and ``influencing``; None without
-            a reference.
-    """
-
-    weight: Tensor
-    r: Tensor
-    null_r: dict[str, Tensor]
-    precision: dict[str, dict[str, float]] | None
-
-
-def score_maps(fitted: FittedMaps, test: Moments, layout: JointLayout) -> dict[Pair, MapScore]:
-    """Score the map of every pair and those of its nulls on the held-out rows behind `test`."""
-    scored = {"": fitted.maps}
-    scored |= {null: fitted.nulls[null] for null in _SCORED_NULLS if null in fitted.nulls}
-    r, *null_r = (
-        label_r_by_pair(test, layout, {s: each.weight for s, each in maps.items()}, null)
-        for null, maps in scored.items()
-    )
-    scores = {}
-    for pair, weight in weights_by_pair(layout, fitted.maps).items():
-        reference, precision = layout.references.get(pair), None
-        weight = weight.cpu()
-        if reference is not None and reference.any():
-            hits = hit_rates(weight, torch.from_numpy(reference))
-            ways = ("influenced", "influencing")
-            precision = {way: rates.by_rank() for way, rates in zip(ways, hits, strict=True)}
-        nulls = {null: each[pair] for null, each in zip([*scored][1:], null_r, strict=True)}
-        scores[pair] = MapScore(weight, r[pair], nulls, precision)
-    return scores

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from pandas import DataFrame, concat
 
-from lincorr_lightning.probe.scores import PairScore
+from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results.plots import (
     BLUE,

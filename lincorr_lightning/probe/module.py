@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -20,17 +21,15 @@ from lincorr_lightning.errors import CheckpointError, ConfigError, require
 from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.artifact import LinearMap
-from lincorr_lightning.linear_map.baselines import (
-    LabelCount,
-    random_words,
-    vocabulary_baselines,
-)
+from lincorr_lightning.linear_map.artifact import LinearMap, require_held_out
+from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
 from lincorr_lightning.linear_map.fitting import to_linear_map
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
+from lincorr_lightning.linear_map.scores import PairScore, ridge_paths, score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import (
     AffineMap,
     FittedMaps,
+    Solution,
     choose_ridges,
     fit_layout,
     null_columns,
@@ -43,13 +42,6 @@ from lincorr_lightning.lm.finder import logit_lens
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
-from lincorr_lightning.probe.scores import (
-    PairScore,
-    require_held_out,
-    ridge_paths,
-    score_pairs,
-    with_numbers,
-)
 from lincorr_lightning.probe.significance import (
     compose_maps,
     p_values,
@@ -61,6 +53,9 @@ from lincorr_lightning.study import LMStudy, require_one_pass
 
 # Number of held-out subjects whose logits are kept until the end, for standard errors.
 _MAX_KEPT = 2000
+# Name of the LM itself among the views that are read; the others are layers.
+_LM = "lm"
+_HALVES: tuple[Half, Half] = ("fit", "test")
 
 
 class LinearProbe(LMStudy):
@@ -147,7 +142,7 @@ class LinearProbe(LMStudy):
         self.save_hyperparameters()
         self.ridge, self.ridge_tolerance, self.partial_out = ridge, ridge_tolerance, partial_out
         self.solver, self.learning_rate, self.momentum = solver, learning_rate, momentum
-        self.random_labels = random_labels
+        self.random_labels, self.layers = random_labels, list(dict.fromkeys(layers))
         self.automatic_optimization = False
         self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(
@@ -159,27 +154,24 @@ class LinearProbe(LMStudy):
         self.maps = self._new_maps(trainable=True)
         nulls = null_columns(self.layout, self.layout.sources[0])
         self.null_maps = nn.ModuleDict({null: self._new_maps() for null in nulls})
-        self.fit_moments, self.test_moments = self._new_moments(), self._new_moments()
+        views = _LM, *map(str, layers)
+        self.moments = nn.ModuleDict(
+            {half: nn.ModuleDict({v: self._new_moments() for v in views}) for half in _HALVES}
+        )
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
         self.tune_moments = self._new_moments() if tuned else JointMoments(0)
-        self.lens_fit, self.lens_test = (
-            nn.ModuleDict({str(layer): self._new_moments() for layer in layers}) for _ in range(2)
-        )
-        self.instancewise = nn.ModuleDict(
-            {
-                source: InstancewisePearson([self.layout.sizes[t] for t in targets])
-                for source in self.layout.sources
-                if (targets := self.layout.targets(source))
-            }
-        )
+        self.instancewise = nn.ModuleDict()
+        for source in self.layout.sources:
+            sizes = [self.layout.sizes[target] for target in self.layout.targets(source)]
+            self.instancewise[source] = InstancewisePearson(sizes)
         self.ridges = dict.fromkeys(self.layout.pairs, 0.0 if tuned else float(ridge))
         self.n_fit = 0
         self.fit_subjects: list[str] = []
         self._findings: ProbeFindings | None = None
         self._fit: FittedMaps | None = None
-        self._read: dict[Half, list[SubjectBatch]] = {"fit": [], "test": []}
-        self._kept: dict[int | None, list[Tensor]] = {}  # by layer, None for the LM itself
+        self._batches: dict[Half, list[SubjectBatch]] = {"fit": [], "test": []}
+        self._kept: dict[str, list[Tensor]] = {}  # by view
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
         sizes = {s: (self.layout.sizes[s], len(self.layout.target_columns(s)))
@@ -192,9 +184,7 @@ class LinearProbe(LMStudy):
     # -- setup -------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return plain SGD for the closed form's single step, or gradient descent on all maps."""
-        if self.solver == "closed_form":
-            return torch.optim.SGD(self.maps.parameters(), lr=1.0)
+        """Return gradient descent on all maps, which the closed form steps without gradients."""
         groups: list[dict[str, Any]] = [
             {"params": [parameter], "source": source, "parameter": name}
             for source, module in _modules(self.maps)
@@ -209,11 +199,10 @@ class LinearProbe(LMStudy):
             refuse_sharding(self.trainer, "model.solver sgd")
         elif stage == "fit":
             require_one_pass(self.trainer)
-        halves = 3 if self.ridge == "auto" else 2
-        numbers = self.fit_moments.products.numel()
+        n = sum(one.products.numel() for one in self.modules() if isinstance(one, JointMoments))
         rank_zero_info(
             f"{len(self.layout.domains)} kinds of knowledge, {len(self.layout.pairs)} pairs, "
-            f"{self.layout.n_labels} labels; statistics of {halves * numbers * 8 / 2**30:.2f} GiB"
+            f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
         )
 
     # -- reading -----------------------------------------------------------------------------
@@ -225,7 +214,7 @@ class LinearProbe(LMStudy):
 
     def _gather_subjects(self, half: Half) -> list[str]:
         """Return the subjects that all ranks read, in order; all ranks must call it."""
-        batches = sorted(chain(*gather(self._read[half])), key=lambda batch: batch.first)
+        batches = sorted(chain(*gather(self._batches[half])), key=lambda batch: batch.first)
         return [subject for batch in batches for subject in batch.subjects]
 
     def forward(self, rows: Tensor) -> dict[Pair, Tensor]:
@@ -247,36 +236,43 @@ class LinearProbe(LMStudy):
 
     def on_train_epoch_start(self) -> None:
         """Reset the moments: each epoch is a fit of its own."""
-        self._read["fit"].clear()
-        self.fit_moments.reset()
-        self.tune_moments.reset()
-        for _, moments in self._lens_moments("fit"):
+        self._batches["fit"].clear()
+        for moments in (*self._moments_of("fit").values(), self.tune_moments):
             moments.reset()
 
-    def _lens_moments(self, half: Half) -> list[tuple[int, JointMoments]]:
-        """Return the moments of the logit lens of each layer."""
-        modules = self.lens_fit if half == "fit" else self.lens_test
-        return [(int(layer), cast(JointMoments, moments)) for layer, moments in modules.items()]
+    def _moments_of(self, half: Half) -> dict[str, JointMoments]:
+        """Return the moments of the LM itself, and of the logit lens of each layer."""
+        return dict(cast(nn.ModuleDict, self.moments[half]).items())  # type: ignore[arg-type]
 
-    def _read_lenses(self, batch: SubjectBatch, half: Half) -> None:
-        for layer, moments in self._lens_moments(half):
-            with logit_lens(self.lm.model, layer):
-                rows = self.joint_rows(batch.subjects)
-            if not batch.is_padding:
-                moments.update(self.layout.with_permuted(rows))
-                if half == "test":
-                    self._keep(layer, rows)
+    def _read(self, batch: SubjectBatch, half: Half) -> Tensor:
+        """Add a batch to the moments of all views, and return the rows of the LM itself."""
+        rows: dict[str, Tensor] = {}
+        for view, moments in self._moments_of(half).items():
+            with nullcontext() if view == _LM else logit_lens(self.lm.model, int(view)):
+                rows[view] = used = self.joint_rows(batch.subjects)
+            if batch.is_padding:
+                continue
+            if half == "test":
+                self._keep(view, used)
+            elif view == _LM and self.ridge == "auto":
+                judge = tuning_rows(len(used), batch.first).to(used.device)
+                self.tune_moments.update(self.layout.with_permuted(used[judge]))
+                used = used[~judge]
+            moments.update(self.layout.with_permuted(used))
+        if not batch.is_padding:
+            self._batches[half].append(batch)
+        return rows[_LM]
 
-    def _keep(self, layer: int | None, rows: Tensor) -> None:
-        kept = self._kept.setdefault(layer, [])
+    def _keep(self, view: str, rows: Tensor) -> None:
+        kept = self._kept.setdefault(view, [])
         room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, kept))
         if room > 0:
             kept.append(rows[:room, : self.layout.n_kept].float().cpu())
 
-    def _gather_kept(self, layer: int | None) -> Tensor:
+    def _gather_kept(self, view: str) -> Tensor:
         """Return the kept rows of all ranks, ``(n, n_kept)``; all ranks must call it."""
         none = torch.zeros(0, self.layout.n_kept)
-        return torch.cat([none, *chain(*gather(self._kept.pop(layer, [])))])
+        return torch.cat([none, *chain(*gather(self._kept.pop(view, [])))])
 
     def training_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add a batch to the moments, and solve after the last one.
@@ -284,23 +280,14 @@ class LinearProbe(LMStudy):
         Validation begins before `on_train_epoch_end` and needs the solution.
         """
         del batch_idx
-        rows = self.joint_rows(batch.subjects)
-        self._read_lenses(batch, "fit")
-        if not batch.is_padding:
-            self._read["fit"].append(batch)
-            if self.ridge == "auto":
-                judge = tuning_rows(len(rows), batch.first).to(rows.device)
-                self.tune_moments.update(self.layout.with_permuted(rows[judge]))
-                self.fit_moments.update(self.layout.with_permuted(rows[~judge]))
-            else:
-                self.fit_moments.update(self.layout.with_permuted(rows))
+        rows = self._read(batch, "fit")
         if self.solver == "sgd":
             self._descend(rows, batch)
         if self.trainer.is_last_batch:
             self._solve()
 
     def _solve(self) -> None:
-        fit, tune = self.fit_moments.gather(), self.tune_moments.gather()
+        fit, tune = self._moments_of("fit")[_LM].gather(), self.tune_moments.gather()
         if self.ridge == "auto":
             self.ridges = choose_ridges(
                 fit, tune, self.layout, self.ridge_grid, self.ridge_tolerance
@@ -311,13 +298,10 @@ class LinearProbe(LMStudy):
         self._warn_of_few_subjects()
         self.fit_subjects = self._gather_subjects("fit")
         if self.solver == "closed_form":
-            # A Newton step reaches the solution. It is an optimizer step, because `ModelCheckpoint`
-            # saves nothing before the first one.
             for source, module in _modules(self.maps):
-                module.set_newton_gradients(self._fit.maps[source])
-            optimizer = cast(LightningOptimizer, self.optimizers())
-            optimizer.step()
-            optimizer.zero_grad()
+                module.assign(self._fit.maps[source])
+            # Without gradients it changes nothing, but `ModelCheckpoint` saves from the first on.
+            cast(LightningOptimizer, self.optimizers()).step()
         for null, maps in self.null_maps.items():
             for source, module in _modules(maps):
                 module.assign(self._fit.nulls[null][source])
@@ -362,7 +346,7 @@ class LinearProbe(LMStudy):
         Rates are in units of the inverse of the largest curvature, the largest eigenvalue of the
         source's covariance: below 1 they converge, and one setting suits every LM.
         """
-        step = self.fit_moments.gather()
+        step = self._moments_of("fit")[_LM].gather()
         curvature = {}
         for source, module in _modules(self.maps):
             x = self.layout.columns(source).to(step.mean.device)
@@ -388,12 +372,9 @@ class LinearProbe(LMStudy):
     def on_validation_epoch_start(self) -> None:
         """Forget earlier scores."""
         self._check_fitted()
-        self.test_moments.reset()
-        for _, moments in self._lens_moments("test"):
-            moments.reset()
-        for metric in self.instancewise.values():
-            cast(InstancewisePearson, metric).reset()
-        self._read["test"].clear()
+        for metric in (*self._moments_of("test").values(), *self.instancewise.values()):
+            cast(JointMoments | InstancewisePearson, metric).reset()
+        self._batches["test"].clear()
         self._kept.clear()
 
     on_test_epoch_start = on_validation_epoch_start
@@ -404,15 +385,9 @@ class LinearProbe(LMStudy):
         if self.trainer.sanity_checking:
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
-        rows = self.joint_rows(batch.subjects)
-        self._read_lenses(batch, "test")
-        if batch.is_padding:
-            return
-        self._read["test"].append(batch)
-        self.test_moments.update(self.layout.with_permuted(rows))
-        for source, x, y, module in self._by_source(rows):
+        rows = self._read(batch, "test")
+        for source, x, y, module in self._by_source(rows) if not batch.is_padding else ():
             cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
-        self._keep(None, rows)
 
     test_step = validation_step
 
@@ -420,7 +395,7 @@ class LinearProbe(LMStudy):
         """Score all pairs."""
         if self.trainer.sanity_checking:
             return
-        test, fitted = self.test_moments.gather(), self._fitted_maps()
+        test, fitted = self._moments_of("test")[_LM].gather(), self._fitted_maps()
         self._fit = None  # its solvers and moments take memory
         scores, label_counts = self._score(fitted, test)
         known = [score.label_mean for score in scores if score.label_mean is not None]
@@ -445,51 +420,41 @@ class LinearProbe(LMStudy):
     on_test_epoch_end = on_validation_epoch_end
 
     def _score(self, fitted: FittedMaps, test: Moments) -> tuple[list[PairScore], list[LabelCount]]:
-        instance = {
+        layout, instance = self.layout, dict[Pair, float]()
+        for source, metric in self.instancewise.items():
             # torchmetrics squeezes the result of a source with a single target
-            source: cast(InstancewisePearson, metric).compute().reshape(-1)
-            for source, metric in self.instancewise.items()
-        }
-        layout, scores = self.layout, score_pairs(fitted, test, self.layout, instance)
-        kept = self._gather_kept(None)
+            means = cast(InstancewisePearson, metric).compute().reshape(-1).tolist()
+            targets = layout.targets(source)
+            instance |= {(source, t): r for t, r in zip(targets, means, strict=True)}
+        scores = score_maps(fitted, test, layout, instance)
+        kept = self._gather_kept(_LM)
         scores = with_numbers(scores, standard_errors(fitted, test, layout, kept))
         scores = with_numbers(scores, p_values(scores))
         partial = partial_correlations(scores, fitted, test, layout, self.partial_out)
-        return self._beside_baselines(with_numbers(scores, partial), fitted, test, kept)
+        scores = with_numbers(scores, partial)
+        return beside_baselines(
+            scores, fitted, test, layout, self.lm, self.random_labels, rows=kept
+        )
 
     def _score_layers(self) -> dict[int, list[PairScore]]:
         """Return the scores of each layer's logit lens; none where stored maps are scored."""
-        scores: dict[int, list[PairScore]] = {}
-        for (layer, fit), (_, test) in zip(
-            self._lens_moments("fit"), self._lens_moments("test"), strict=True
-        ):
-            moments, held_out = fit.gather(), test.gather()
-            if moments.n > 0:
-                fitted = fit_layout(moments, self.layout, self.ridges)
-                own = score_pairs(fitted, held_out, self.layout)
-                kept = self._gather_kept(layer)
-                scores[layer], _ = self._beside_baselines(own, fitted, held_out, kept)
+        layout, scores = self.layout, dict[int, list[PairScore]]()
+        for layer in self.layers:
+            fit, test = (self._moments_of(half)[str(layer)].gather() for half in _HALVES)
+            if fit.n > 0:
+                fitted, kept = fit_layout(fit, layout, self.ridges), self._gather_kept(str(layer))
+                own = score_maps(fitted, test, layout)
+                scores[layer], _ = beside_baselines(
+                    own, fitted, test, layout, self.lm, self.random_labels, rows=kept
+                )
         return scores
-
-    def _beside_baselines(
-        self, scores: list[PairScore], fitted: FittedMaps, test: Moments, rows: Tensor
-    ) -> tuple[list[PairScore], list[LabelCount]]:
-        n, layout = self.random_labels, self.layout
-        words, label_counts = random_words(fitted, test, layout, n, rows=rows)
-        head_rows = self.lm.head_rows(layout.label_tokens) if layout.words else None
-        precision = {score.pair: score.precision for score in scores}
-        hits = vocabulary_baselines(fitted, layout, precision, head_rows)
-        return with_numbers(with_numbers(scores, words), hits), label_counts
 
     def _fitted_maps(self) -> FittedMaps:
         """Return the maps as plain tensors, with the moments of this run's fit if it had one."""
-        maps = {source: module.solution for source, module in _modules(self.maps)}
+        maps = _solutions(self.maps)
         if self._fit is not None:
             return replace(self._fit, maps=maps)
-        nulls = {
-            null: {source: module.solution for source, module in _modules(modules)}
-            for null, modules in self.null_maps.items()
-        }
+        nulls = {null: _solutions(modules) for null, modules in self.null_maps.items()}
         return FittedMaps(self.ridges, maps, nulls, self.n_fit)
 
     def on_predict_start(self) -> None:
@@ -517,8 +482,7 @@ class LinearProbe(LMStudy):
 
     def linear_map(self) -> LinearMap:
         """Return the fitted maps as an artifact of their own."""
-        maps = {source: module.solution for source, module in _modules(self.maps)}
-        return to_linear_map(self.layout, maps, self.ridges, self.lm)
+        return to_linear_map(self.layout, _solutions(self.maps), self.ridges, self.lm)
 
     def build_results(self) -> Results | None:
         """Return scores, tables and figures; None if nothing was scored."""
@@ -602,3 +566,7 @@ def _modules(maps: nn.Module) -> Iterator[tuple[str, AffineMap]]:
     """Yield the map of each source."""
     for source, module in cast(nn.ModuleDict, maps).items():
         yield source, cast(AffineMap, module)
+
+
+def _solutions(maps: nn.Module) -> dict[str, Solution]:
+    return {source: module.solution for source, module in _modules(maps)}

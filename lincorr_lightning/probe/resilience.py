@@ -20,15 +20,20 @@ from lincorr_lightning.functional import summarize
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects
+from lincorr_lightning.linear_map.artifact import (
+    LinearMap,
+    read_fit_subjects,
+    require_held_out,
+)
 from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
+from lincorr_lightning.linear_map.scores import pair_number
 from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair, mean_r
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.scores import pair_matrices, pair_number, require_held_out
+from lincorr_lightning.probe.matrices import pair_matrices
 from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, number, short_name
 from lincorr_lightning.study import LMStudy, as_settings

@@ -13,13 +13,8 @@ import numpy.typing as npt
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
-from lincorr_lightning.probe.scores import (
-    PairMatrix,
-    PairScore,
-    hit_columns,
-    pair_matrices,
-    rank_pairs,
-)
+from lincorr_lightning.linear_map.scores import PairScore, hit_columns
+from lincorr_lightning.probe.matrices import PairMatrix, pair_matrices
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
@@ -73,7 +68,7 @@ class ProbeFindings:
     @property
     def matrices(self) -> Iterator[PairMatrix]:
         """The numbers of `PairScore` that are shown as matrices."""
-        return pair_matrices(self.scores, self.layout.domains)
+        return pair_matrices(self.scores)
 
     def notable(self, limit: int) -> list[PairScore]:
         """Return the pairs with a reference by descending r, or a few pairs if none has one."""
@@ -150,7 +145,9 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
 
 def _tables(findings: ProbeFindings) -> Iterator[Table]:
     scores = findings.scores
-    ranked = [{"rank": i, **s.row()} for i, s in enumerate(rank_pairs(scores), start=1)]
+    known = [score for score in scores if score.evidence is not None]
+    known.sort(key=lambda score: -(score.evidence or 0.0))
+    ranked = [{"rank": i, **score.row()} for i, score in enumerate(known, start=1)]
     yield _summary([*ranked, *(s.row() for s in scores if s.evidence is None)], findings)
     rows = [score.row() for score in scores]
     yield Table.of("pairs", rows, list(rows[0])[1:], "Every score of every pair")

@@ -22,6 +22,7 @@ from lincorr_lightning.functional.significance import (
     weight_cosine,
 )
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.scores import Numbers, PairScore
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     Solution,
@@ -32,7 +33,6 @@ from lincorr_lightning.linear_map.solver import (
     split_targets,
     weights_by_pair,
 )
-from lincorr_lightning.probe.scores import Numbers, PairScore
 from lincorr_lightning.results.table import number
 
 FINDING = 0.01

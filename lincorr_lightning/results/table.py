@@ -222,14 +222,3 @@ def escape_markdown(text: str) -> str:
     text = re.sub(r"([\\`*_\[\]<>|~#$])", r"\\\1", re.sub(r"\s+", " ", clean(text)))
     # An entity would be read as the character it stands for.
     return text.replace("&", "&amp;").strip()
-
-
-# -- numbers in ``results.json`` -------------------------------------------------------------------
-
-Rates = Mapping[str, float | None]
-"""Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, the number of labels."""
-
-
-def rates_as_json(rates: Rates) -> dict[str, float | None]:
-    """Return Hit@N for JSON, with None for rates that are not finite."""
-    return {key: int(rate or 0) if key == "n" else number(rate) for key, rate in rates.items()}

@@ -11,11 +11,13 @@ from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.scores import score_maps
 from lincorr_lightning.linear_map.solver import (
     choose_ridges,
     fit_layout,
-    score_maps,
+    label_r_by_pair,
     tuning_rows,
+    weights_by_pair,
 )
 
 SIZES = {"a": 6, "b": 4, "c": 5}
@@ -23,7 +25,9 @@ SIZES = {"a": 6, "b": 4, "c": 5}
 
 def layout_of(sizes: dict[str, int], *pairs: tuple[str, str], **more: Any) -> JointLayout:
     domains: Any = {
-        name: SimpleNamespace(labels=range(n), token_ids=[10 * i + k for k in range(n)])
+        name: SimpleNamespace(
+            labels=range(n), token_ids=[10 * i + k for k in range(n)], completeness=[]
+        )
         for i, (name, n) in enumerate(sizes.items())
     }
     return JointLayout(domains, pairs, **more)
@@ -46,13 +50,16 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
         moments_of(layout.with_permuted(torch.from_numpy(part)), layout.blocks)
         for part in (rows[:300], rows[300:])
     )
-    scores = score_maps(fit_layout(fit, layout, ridges), test, layout)
-    assert set(scores) == set(pairs)
+    fitted = fit_layout(fit, layout, ridges)
+    scores = {score.pair: score for score in score_maps(fitted, test, layout)}
+    assert tuple(scores) == pairs
+    weights, nulls = weights_by_pair(layout, fitted.maps), fitted.nulls["control"]
+    control_r = label_r_by_pair(test, layout, {s: m.weight for s, m in nulls.items()}, "control")
     for (source, target), found in scores.items():
         x, y = layout.columns(source).numpy(), layout.columns(target).numpy()
         control = layout.control_columns(source).numpy()
         ridge = ridges[source, target]
-        for columns, r in ((x, found.r), (control, found.null_r["control"])):
+        for columns, r in ((x, found.label_r), (control, control_r[source, target])):
             oracle = Ridge(alpha=ridge) if ridge else LinearRegression()
             oracle.fit(rows[:300][:, columns], rows[:300][:, y])
             predicted = oracle.predict(rows[300:][:, columns])
@@ -63,19 +70,23 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
             np.testing.assert_allclose(r, expected, atol=1e-9)
             if columns is x:
                 varying = y != 7
-                np.testing.assert_allclose(found.weight[varying], oracle.coef_[varying], atol=1e-9)
-        assert found.null_r["permuted"].nanmean() < found.r.nanmean() - 0.2
+                weight = weights[source, target][varying]
+                np.testing.assert_allclose(weight, oracle.coef_[varying], atol=1e-9)
+            else:
+                assert found.control_label_mean == pytest.approx(np.nanmean(expected))
+        assert found.label_mean == pytest.approx(np.nanmean(found.label_r))
+        assert (found.permuted_label_mean or 0) < (found.label_mean or 0) - 0.2
     hits = scores["a", "b"].precision
     assert hits is not None and scores["c", "a"].precision is scores["a", "c"].precision is None
-    best = scores["a", "b"].weight.argmax(0).numpy()
+    best = weights["a", "b"].argmax(0).numpy()
     judged = reference.any(0)
     assert hits["influenced"]["1"] == pytest.approx(reference[best, np.arange(6)][judged].mean())
     assert hits["influencing"]["n"] == reference.any(1).sum()
     layout = layout_of(SIZES, *pairs)
     fitted = fit_layout(moments_of(torch.from_numpy(rows[:300])), layout, 0.0)
-    plain = score_maps(fitted, test, layout)
-    assert not plain["a", "b"].null_r
-    torch.testing.assert_close(plain["a", "b"].r, scores["a", "b"].r, equal_nan=True)
+    plain = score_maps(fitted, test, layout)[0]
+    assert plain.permuted_label_mean is plain.control_label_mean is None
+    np.testing.assert_allclose(plain.label_r, scores["a", "b"].label_r)
 
 
 @pytest.mark.parametrize("tolerance", [0.0, 0.01, 0.03])

@@ -17,10 +17,10 @@ from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.functional import moments_of
 from lincorr_lightning.linear_map.baselines import random_words, vocabulary_baselines
 from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.scores import score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
-from lincorr_lightning.probe.scores import score_pairs, with_numbers
 from tests.toys import quiet_trainer, read_table
 
 WIDTH, N_SOURCE, N_TARGET, RIDGE = 48, 30, 6, 20.0
@@ -61,12 +61,11 @@ class World:
         fitted = fit_layout(fit, self.layout, RIDGE)
         self.weight = fitted.maps["a"].weight.numpy()
         self.fitted, self.test, self.rows = fitted, test, torch.from_numpy(rows[400:])
-        scores = score_pairs(fitted, test, self.layout, {"a": torch.zeros(1)})
+        scores = score_maps(fitted, test, self.layout)
         numbers, self.curve = random_words(fitted, test, self.layout, N_SOURCE, rows=self.rows)
         scores = with_numbers(scores, numbers)
         head_rows = torch.from_numpy(self.head[[*SOURCE, *TARGET]])
-        precision = {score.pair: score.precision for score in scores}
-        hits = vocabulary_baselines(fitted, self.layout, precision, head_rows)
+        hits = vocabulary_baselines(scores, fitted, self.layout, head_rows)
         (self.score,) = with_numbers(scores, hits)
 
     def logits(self, prompt: str, tokens: Any) -> np.ndarray:

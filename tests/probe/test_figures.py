@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from pandas import DataFrame
 
+from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.figures import (
     cluster,
     cluster_heatmap,
@@ -16,7 +17,6 @@ from lincorr_lightning.probe.figures import (
     ridge_path_figure,
     top_weights_figure,
 )
-from lincorr_lightning.probe.scores import PairScore
 from lincorr_lightning.results.plots import legible, to_png
 from tests.figure_checks import LONG, assert_legible, texts
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from lincorr_lightning.linear_map.layout import JointLayout
+from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.results import ProbeFindings, probe_results
-from lincorr_lightning.probe.scores import PairScore
 from lincorr_lightning.results.results import Results
 from tests.toys import read_table
 

@@ -14,9 +14,9 @@ from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.knowledge import Completeness
+from lincorr_lightning.linear_map.scores import by_completeness
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
-from lincorr_lightning.probe.scores import by_completeness
 from tests.toys import quiet_trainer, read_table, save_toy_lm
 
 KINDS = [Completeness.WHOLE, Completeness.PHRASE, Completeness.SUBWORD, Completeness.WHOLE]

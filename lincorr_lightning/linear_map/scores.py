@@ -5,25 +5,25 @@ To add a number: a field of `PairScore`, and a function that returns it by pair 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.functional import Moments, hit_rates, summarize
+from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
-from lincorr_lightning.linear_map.solver import FittedMaps, mean_r, score_maps
-from lincorr_lightning.results.table import Rates, Table, number, rates_as_json
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-    from pandas import DataFrame
+from lincorr_lightning.linear_map.solver import (
+    FittedMaps,
+    label_r_by_pair,
+    mean_r,
+    weights_by_pair,
+)
 
 _NESTED = (
     "precision", "completeness", "baselines", "excess_over_random_labels",
@@ -45,6 +45,9 @@ _COLUMNS = {
     "rest_hit_1": ("decomposition", "hit_1"),
 }
 _WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
+
+Rates = Mapping[str, float | None]
+"""Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, the number of labels."""
 
 Numbers = Mapping[Pair, Mapping[str, Any]]
 """Fields of `PairScore` by pair."""
@@ -201,62 +204,46 @@ def with_numbers(scores: Sequence[PairScore], numbers: Numbers) -> list[PairScor
     return [replace(score, **numbers.get(score.pair, {})) for score in scores]
 
 
-def require_held_out(subjects: Sequence[str], fit_subjects: Collection[str]) -> None:
-    """Refuse to score maps on subjects that they were fitted on."""
-    seen = set(fit_subjects).intersection(subjects)
-    if seen:
-        raise SubjectsError(
-            f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are among "
-            "those that the maps were fitted on. Use the data settings of the run that fitted them "
-            "(its config.yaml), or other subjects."
-        )
-
-
-def rank_pairs(scores: Sequence[PairScore]) -> list[PairScore]:
-    """Return the pairs that have r, those with the most evidence first."""
-    known = [score for score in scores if score.evidence is not None]
-    return sorted(known, key=lambda score: -(score.evidence or 0.0))
-
-
-def score_pairs(
+def score_maps(
     fitted: FittedMaps,
     test: Moments,
     layout: JointLayout,
-    instance: Mapping[str, Tensor] | None = None,
+    instance: Mapping[Pair, float] | None = None,
 ) -> list[PairScore]:
-    """Score the map of every pair, and the maps of its nulls.
+    """Score the maps of pairs, and of their nulls, on the held-out rows behind `test`.
 
-    `test` are moments of the joint rows of held-out subjects, and `instance` has the mean
-    instance-wise r of every target of each source, ``(n_targets,)``. Scores are in the order of the
-    layout's pairs.
+    `instance` has the mean instance-wise r of pairs. Scores are in the order of the layout's pairs.
     """
-    instance_means = {
-        (source, target): mean
-        for source, means in (instance or {}).items()
-        for target, mean in zip(layout.targets(source), means.tolist(), strict=True)
-    }
-    measured = score_maps(fitted, test, layout)
+    maps = {"": fitted.maps, **fitted.nulls}
+    r, permuted, control = (
+        label_r_by_pair(test, layout, {s: m.weight for s, m in maps.get(null, {}).items()}, null)
+        for null in ("", "permuted", "control")
+    )
+    weights = weights_by_pair(layout, fitted.maps)
     scores = []
-    for pair in layout.pairs:
-        one, reference = measured[pair], layout.references[pair]
-        summary, r = summarize(one.r), mean_r(one.r)
-        control = mean_r(one.null_r.get("control"))
+    for pair in filter(weights.__contains__, layout.pairs):
+        weight, reference = weights[pair].cpu(), layout.references.get(pair)
+        summary, r_control = summarize(r[pair]), mean_r(control.get(pair))
+        mean, hits = number(summary.mean), None
+        if reference is not None and reference.any():
+            both = hit_rates(weight, torch.from_numpy(reference))
+            hits = {way: rates.by_rank() for way, rates in zip(_WAYS, both, strict=True)}
         completeness = layout.domains[pair[1]].completeness
         scores.append(
             PairScore(
                 *pair,
-                label_mean=r,
+                label_mean=mean,
                 label_std=number(summary.std),
-                instance_mean=number(instance_means.get(pair)),
-                permuted_label_mean=mean_r(one.null_r.get("permuted")),
-                control_label_mean=control,
-                excess=None if r is None or control is None else r - control,
+                instance_mean=number((instance or {}).get(pair)),
+                permuted_label_mean=mean_r(permuted.get(pair)),
+                control_label_mean=r_control,
+                excess=None if mean is None or r_control is None else mean - r_control,
                 ridge=number(fitted.ridges[pair]),
                 n_labels=layout.sizes[pair[1]],
-                n_constant_labels=int(summary.n_constant),
-                precision=one.precision,
-                completeness=by_completeness(one.r, one.weight, reference, completeness),
-                label_r=one.r.numpy(),
+                n_constant_labels=summary.n_constant,
+                precision=hits,
+                completeness=by_completeness(r[pair], weight, reference, completeness),
+                label_r=r[pair].numpy(),
             )
         )
     return scores
@@ -290,7 +277,8 @@ def by_completeness(
             right = torch.from_numpy(reference)
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
             hits, _ = hit_rates(elsewhere, right & chosen[:, None])
-            influenced = rates_as_json(hits.by_rank())
+            rates = *map(number, hits.rates.tolist()), hits.n
+            influenced = dict(zip(_RANKS, rates, strict=True))
         scores[str(kind)] = {
             "n_labels": int(chosen.sum()),
             "label_mean": mean_r(r[chosen]),
@@ -313,69 +301,8 @@ def ridge_paths(
         for ridge in grid:
             maps = {source: fitted.solvers[source].solve(ridge)}
             alone = replace(fitted, maps=maps, nulls={})
-            for pair, one in score_maps(alone, test, layout).items():
+            for one in score_maps(alone, test, layout):
                 hits = one.precision or dict.fromkeys(_WAYS)
-                point = {"ridge": float(ridge), "label_mean": mean_r(one.r), **hits}
-                paths.setdefault(pair, []).append(point)
+                point = {"ridge": float(ridge), "label_mean": one.label_mean, **hits}
+                paths.setdefault(one.pair, []).append(point)
     return paths
-
-
-# -- matrices over pairs ---------------------------------------------------------------------------
-
-
-class PairMatrix(NamedTuple):
-    """A `pair_number` of all pairs, a row per source, a column per target; NaN for None."""
-
-    name: str
-    caption: str
-    unit: str
-    is_signed: bool
-    frame: DataFrame
-
-    @property
-    def table(self) -> Table:
-        """The matrix as a table."""
-        rows = self.frame.rename_axis("source").reset_index()
-        formats = dict.fromkeys(map(str, self.frame.columns), ".2f")
-        return Table(self.name, rows, self.caption, formats=formats)
-
-    def draw(self, title: str, note: str) -> Figure:
-        """Draw the matrix as a heat map."""
-        # matplotlib takes long to import, and not every run draws.
-        from lincorr_lightning.results.plots import correlation_heatmap
-
-        highest = max(float(np.abs(np.nan_to_num(self.frame.to_numpy())).max()), 0.01)
-        least = -highest if self.is_signed else 0.0
-        limits = (-1.0, 1.0) if self.unit == "r" else (least, highest)
-        return correlation_heatmap(self.frame, title, note, self.unit, limits)
-
-
-def pair_matrices(scores: Sequence[Any], names: Iterable[str] = ()) -> Iterator[PairMatrix]:
-    """Yield the matrix of each `pair_number` that has one and is known for some pair.
-
-    Args:
-        scores: Records of one class with ``source``, ``target`` and the numbers.
-        names: Names that come first as rows and columns, in this order.
-    """
-    for one in fields(scores[0]):
-        about = one.metadata
-        if about.get("matrix"):
-            values = {(s.source, s.target): getattr(s, one.name) for s in scores}
-            frame = pair_matrix(values, names)
-            if frame.notna().any(axis=None):
-                name = f"{about['matrix']}_matrix"
-                yield PairMatrix(name, about["caption"], about["unit"], about["is_signed"], frame)
-
-
-def pair_matrix(
-    values: Mapping[tuple[str, str], float | None], names: Iterable[str] = ()
-) -> DataFrame:
-    """Return a matrix of numbers by source and target, those of `names` first; NaN for None."""
-    from pandas import DataFrame
-
-    sources, targets = (dict.fromkeys(side) for side in zip(*values, strict=True))
-    order = list(dict.fromkeys([*names, *sources, *targets]))
-    rows = [name for name in order if name in sources]
-    columns = [name for name in order if name in targets]
-    cells = [[number(values.get((source, target))) for target in columns] for source in rows]
-    return DataFrame(cells, index=rows, columns=columns, dtype="float64")
