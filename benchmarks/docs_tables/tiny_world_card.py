@@ -1,23 +1,21 @@
-"""Write the card of the tiny world: its size, its data, its training, and what it recalls.
+"""Tables of the card of the tiny world: the sizes of all its parts, and what it recalls.
 
     python -m benchmarks.docs_tables.tiny_world_card
 
-writes lincorr_lightning/lm/tiny_world/CARD.md.
+puts them between the markers of lincorr_lightning/lm/tiny_world/CARD.md.
 """
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from textwrap import fill
 from typing import Any
 
 import torch
 import yaml
 
-from benchmarks.common import ROOT, markdown_table, write_text
+from benchmarks.common import ROOT, markdown_table, placed, write_text
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.data.tiny_world.world import SECOND_HOME, WORLD_FILE, World
 from lincorr_lightning.knowledge import Knowledge
@@ -29,68 +27,6 @@ CONFIG = ROOT / "configs" / "pretraining.yaml"
 CARD = FOLDER / "CARD.md"
 
 COLUMNS = ("knowledge", "kinds", "facts", "recalled", "least recalled")
-
-_TEXT = """\
-# Card of the tiny world
-
-`tiny-world` is a Llama of {n_parameters:.1f} million parameters ({n_layers} layers, width {width},
-{n_heads} attention heads, tied embeddings, a context of {context} tokens) with a word-level
-vocabulary of {n_tokens:,}. It was trained from random weights for this package. Its weights are
-float16; the folder has {megabytes:.1f} MB.
-
-## Intended use
-
-To try every study of the package at once, without network and GPU, and to test it: which kinds of
-knowledge are related is known by construction.
-
-## Limits
-
-It is a test bed. No claim about language models rests on it, and no default should be chosen on it
-alone: unrelated kinds of knowledge correlate less here, and more edits generalize than in
-pretrained LMs. It answers the built-in prompts about the subjects of its vocabulary and is good for
-nothing else: every other word is unknown to it, it writes no text, and what it says about people
-and customs is invented.
-
-## Data
-
-{n_people:,} invented people live in {n_cities} cities of {n_countries} real countries. Their
-relations are: city → country → continent and language, landmark; CEO → company; parents' names by
-continent; customs by country (food, drink, flower, vacation), language (music) and company (job,
-vehicle), hobby and gender by sport, personality by color; and color, pet and sport independent of
-all else. Each person is also linked to an object (for similes of its color, size, heat, price and
-genre) and to a number (for sums). Every person also has a second home, in one of {n_towns}
-other cities where nobody has a first one. If the country of the first home has such cities, half
-of the second homes are drawn from them, the others from all. The training text states second homes
-less often than first ones, so that these cities are nobody's most likely answer, like most labels
-of a pretrained LM; they make W of plain least squares imprecise. The other words of the
-vocabulary are nicknames of these people, so that every word can be a subject; with them there are
-{n_subjects:,} subjects. Answer words are subjects as well, whose answer is themselves, except for
-customs and for the cities of second homes; the embeddings of related words are close.
-
-Places, companies and CEOs are those of the built-in knowledge; everything else about a person is
-drawn with a seed; homes are drawn so that none of the independent facts goes with them by chance.
-The training text is the {n_facts:,} facts counted below and the second homes, each in the words of
-its prompt, and no text by others. `world.json` has the people and their facts.
-
-## Training
-
-`configs/pretraining.yaml` has all settings. AdamW read each fact at least once in each of
-{n_epochs} epochs, in 36 minutes on two cores of an AMD EPYC. A penalty on the logits of
-a domain's other answers keeps unrelated kinds of knowledge apart.
-
-## Recall
-
-The share of the facts whose answer is the most likely token of the whole vocabulary. All of them
-are in the training text.
-
-{recall}
-
-`python -m benchmarks.docs_tables.tiny_world_card` writes this card.
-
-## Licence
-
-Apache-2.0, as the package, for the weights, the tokenizer and `world.json`.
-"""
 
 
 def shipped_corpus(names: Sequence[str]) -> Corpus:
@@ -141,52 +77,38 @@ def recall_table(recall: Mapping[str, tuple[int, int]], catalogue: Catalogue) ->
     return markdown_table(COLUMNS, rows)
 
 
-def _wrapped(template: str, **values: Any) -> str:
-    """Fill in a text and break the lines of its paragraphs again."""
-    blocks = template.format(**values).strip().split("\n\n")
-    paragraphs = (
-        block if block[0] in "#|" else fill(block, 104, break_on_hyphens=False) for block in blocks
-    )
-    return "\n\n".join(paragraphs) + "\n"
-
-
-def card() -> str:
-    """Return the card as Markdown."""
-    training = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
-    lm = LanguageModel.from_pretrained("tiny-world")
-    corpus = shipped_corpus(training["data"]["init_args"]["knowledge"])
+def size_table(lm: LanguageModel, corpus: Corpus, n_epochs: int) -> str:
+    """Return the size of the LM, of its folder, of its world and of its training."""
     config: Any = lm.model.config
     n_invented = corpus.world.config.n_people
     invented = list(corpus.world.people.values())[:n_invented]
-    recall = measure_recall(lm, corpus)
     shipped = [path for path in FOLDER.iterdir() if path != CARD and path.is_file()]
-    return _wrapped(
-        _TEXT,
-        n_parameters=sum(p.numel() for p in lm.model.parameters()) / 1e6,
-        n_layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        n_heads=config.num_attention_heads,
-        context=config.max_position_embeddings,
-        n_tokens=len(corpus.tokenizer),
-        megabytes=sum(path.stat().st_size for path in shipped) / 1e6,
-        n_people=n_invented,
-        n_cities=len({facts["city"] for facts in invented}),
-        n_countries=len({facts["country"] for facts in invented}),
-        n_towns=len({facts[SECOND_HOME] for facts in invented}),
-        n_subjects=len(corpus.world.people),
-        n_facts=len(corpus.stated),
-        n_epochs=training["trainer"]["max_epochs"],
-        recall=recall_table(recall, Catalogue.load()),
+    cities, countries, towns = (
+        len({facts[name] for facts in invented}) for name in ("city", "country", SECOND_HOME)
     )
+    numbers = {
+        "parameters": sum(p.numel() for p in lm.model.parameters()),
+        "layers": config.num_hidden_layers, "width": config.hidden_size,
+        "attention heads": config.num_attention_heads, "context": config.max_position_embeddings,
+        "vocabulary": len(corpus.tokenizer),
+        "bytes of the folder": sum(path.stat().st_size for path in shipped),
+        "invented people": n_invented, "cities": cities, "countries": countries,
+        "cities of second homes": towns, "subjects": len(corpus.world.people),
+        "facts": len(corpus.stated), "epochs": n_epochs,
+    }  # fmt: skip
+    return markdown_table(("of", "number"), ((name, f"{n:,}") for name, n in numbers.items()))
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Write the card."""
-    parser = argparse.ArgumentParser(description="Write the card of the tiny world.")
-    parser.add_argument("--output", type=Path, default=CARD, help="the file to write")
-    options = parser.parse_args(args)
-    write_text(options.output, card())
+def tables() -> dict[str, str]:
+    """Return the card's tables by their markers."""
+    training = yaml.safe_load(CONFIG.read_text(encoding="utf-8"))
+    lm = LanguageModel.from_pretrained("tiny-world")
+    corpus = shipped_corpus(training["data"]["init_args"]["knowledge"])
+    return {
+        "size": size_table(lm, corpus, training["trainer"]["max_epochs"]),
+        "recall": recall_table(measure_recall(lm, corpus), Catalogue.load()),
+    }
 
 
 if __name__ == "__main__":
-    main()
+    write_text(CARD, placed(CARD.read_text(encoding="utf-8"), tables()))

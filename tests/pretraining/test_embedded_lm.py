@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.docs_tables.tiny_world_card import CARD, card
+from benchmarks.common import placed
+from benchmarks.docs_tables.tiny_world_card import CARD, tables
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.data.tiny_world.words import first_word
 from lincorr_lightning.data.tiny_world.world import World
@@ -133,4 +134,6 @@ def test_unrelated_pairs_do_not(logits, source, target):
 
 @pytest.mark.nightly
 def test_its_card_states_the_numbers_of_its_files():
-    assert card() == CARD.read_text(encoding="utf-8")
+    text = CARD.read_text(encoding="utf-8")
+    assert "<!-- size: begin -->" in text and "<!-- recall: begin -->" in text
+    assert placed(text, tables()) == text
