@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import shlex
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from jsonargparse import auto_cli
@@ -24,47 +23,28 @@ FOLDER = FIGURES / "gallery"
 _WIDEST = 1000
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A command, and which of its figures are shown: name in its run, and name in the gallery.
-
-    `first` is a command before it, whose model stands where the command says TAUGHT.
-    """
-
-    command: str
-    figures: dict[str, str]
-    first: str = ""
-
-
-PICTURES = (
-    Drawn(
-        'fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"',
-        {
-            name: name
-            for name in ("clusters", "instance_matrix", "std_matrix", "ranking", "transitivity")
-        },
-    ),
-    Drawn(
-        "fit --config configs/linear_probe.yaml --model.ridge auto",
-        {"weights_city-country": "weights", "ridge_path": "ridge_path"},
-    ),
-    Drawn("fit --config configs/linear_probe.yaml", {"nulls": "nulls"}),
-    Drawn(
-        "test --config configs/resilience.yaml --model.lm.name_or_path TAUGHT "
-        "--model.lm.dtype float32",
-        {"kept_matrix": "resilience"},
-        first="fit --config configs/source_finetune.yaml --model.protocol joint "
-        '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 2e-4 '
-        "--model.save_model true",
-    ),
-    Drawn(
-        "fit --config configs/source_finetune.yaml",
-        {"outcomes": "outcomes", "reference_weights": "reference_weights", "training": "training"},
-    ),
-    Drawn("predict --config configs/forecast.yaml", {"forecast": "forecast"}),
-    Drawn("fit --config configs/vocabulary_ablation.yaml", {"generalization": "ablation"}),
-    Drawn("fit --config configs/formation.yaml", {"formation": "formation"}),
-)
+# Figures by their commands: name in the run, and name in the gallery. Of two commands, the model of
+# the first stands where the second says TAUGHT.
+PICTURES = {
+    'fit --config configs/correlation_matrix.yaml --model.partial_out "[pet]"': {
+        name: name
+        for name in ("clusters", "instance_matrix", "std_matrix", "ranking", "transitivity")
+    },
+    "fit --config configs/linear_probe.yaml --model.ridge auto": {
+        "weights_city-country": "weights", "ridge_path": "ridge_path",
+    },
+    "fit --config configs/linear_probe.yaml": {"nulls": "nulls"},
+    "fit --config configs/source_finetune.yaml --model.protocol joint "
+    '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 2e-4 '
+    "--model.save_model true && test --config configs/resilience.yaml "
+    "--model.lm.name_or_path TAUGHT --model.lm.dtype float32": {"kept_matrix": "resilience"},
+    "fit --config configs/source_finetune.yaml": {
+        "outcomes": "outcomes", "reference_weights": "reference_weights", "training": "training",
+    },
+    "predict --config configs/forecast.yaml": {"forecast": "forecast"},
+    "fit --config configs/vocabulary_ablation.yaml": {"generalization": "ablation"},
+    "fit --config configs/formation.yaml": {"formation": "formation"},
+}  # fmt: skip
 
 
 def keep(source: Path, name: str) -> Path:
@@ -85,20 +65,18 @@ def main(only: str = "") -> None:
     Args:
         only: A part of the commands to run; empty runs all.
     """
-    for drawn in PICTURES:
-        if only not in drawn.command:
+    for commands, figures in PICTURES.items():
+        if only not in commands:
             continue
         # Relative paths, so that no figure shows the path of a temporary folder.
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-            more = ["--trainer.default_root_dir=runs", QUIET]
-            taught = ""
-            if drawn.first:
-                cli = lincorr([*shlex.split(drawn.first), *more])
-                taught = str(Path(cli.trainer.log_dir) / "model")
-            command = shlex.split(drawn.command.replace("TAUGHT", taught))
-            figures = Path(lincorr([*command, *more]).trainer.log_dir) / "figures"
-            for figure, name in drawn.figures.items():
-                path = keep(figures / f"{figure}.png", name)
+            run = Path()
+            for command in commands.split(" && "):
+                options = shlex.split(command.replace("TAUGHT", str(run / "model")))
+                cli = lincorr([*options, "--trainer.default_root_dir=runs", QUIET])
+                run = Path(cli.trainer.log_dir)
+            for figure, name in figures.items():
+                path = keep(run / "figures" / f"{figure}.png", name)
                 print(f"{path} ({path.stat().st_size // 1024} KiB)")
 
 

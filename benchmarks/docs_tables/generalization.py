@@ -5,8 +5,8 @@
 teaches 150 edits of each relation, one at a time (configs/source_finetune.yaml), and prints the
 table that docs/edits.md shows. For a pretrained LM, a smaller learning rate, or LoRA:
 
-    python -m benchmarks.docs_tables.generalization --lm FOLDER --learning_rate 5e-5
-    python -m benchmarks.docs_tables.generalization --lm FOLDER --method lora
+    python -m benchmarks.docs_tables.generalization --options '["--model.learning_rate=5e-5"]'
+    python -m benchmarks.docs_tables.generalization --config configs/source_finetune_lora.yaml
 
 With several seeds, each share is the mean and its standard deviation over the seeds.
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import tempfile
 from statistics import mean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from jsonargparse import auto_cli
 
@@ -28,19 +28,7 @@ COLUMNS = (
     "relation", "learned", "generalized", "random", "hallucinated", "unchanged", "color unchanged",
     "gradient r", "auto", "city→color",
 )  # fmt: skip
-CONFIGS = {
-    "full": "configs/source_finetune.yaml",
-    "lora": "configs/source_finetune_lora.yaml",
-}
 FORECASTERS = ("answer_before", "map_0", "map_auto", "optimizer_step")
-
-
-def run(relation: str, seed: int, config: str, folder: str, options: list[str]) -> dict[str, Any]:
-    """Return the results of a fine-tune on one relation."""
-    return results_of(
-        "fit", "--config", config, f"--data.relation={relation}", f"--data.seed={seed}",
-        f"--seed_everything={seed}", f"--trainer.default_root_dir={folder}", *options,
-    )  # fmt: skip
 
 
 def show(values: list[float | None], spec: str) -> str:
@@ -84,43 +72,31 @@ def main(
     n_edits: int = 150,
     relations: tuple[str, ...] = RELATIONS,
     seeds: tuple[int, ...] = (0,),
-    method: Literal["full", "lora"] = "full",
-    learning_rate: float | None = None,
-    steps_per_edit: int | None = None,
-    forecast: bool = True,
-    output: str | None = None,
+    config: str = "configs/source_finetune.yaml",
     options: tuple[str, ...] = (),
 ) -> None:
-    """Print the table.
+    """Print the table, and that of the forecasts.
 
     Args:
         lm: A folder, a .gguf file, a hub id or tiny-world.
         n_edits: Number of edits of each relation.
         relations: Relations to teach.
         seeds: Seeds of the edits; a run for each.
-        method: Whether all weights are trained (configs/source_finetune.yaml) or LoRA adapters
-            (configs/source_finetune_lora.yaml).
-        learning_rate: Learning rate; null for the config's.
-        steps_per_edit: Optimizer steps of each edit; null for the config's.
-        forecast: Whether to forecast the outcomes and print the second table.
-        output: Folder that keeps the runs; null keeps none.
+        config: Config of the training.
         options: More options of `lincorr fit`, as a list: '["--model.lm.dtype=bfloat16"]'.
     """
-    chosen = {"learning_rate": learning_rate, "steps_per_edit": steps_per_edit}
-    common = [
-        f"--model.lm.name_or_path={lm}", f"--data.n_edits={n_edits}",
-        f"--model.forecast={str(forecast).lower()}",
-        *(f"--model.{name}={value}" for name, value in chosen.items() if value is not None),
-        *options,
-    ]  # fmt: skip
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = output or scratch
-        found = [
-            [run(relation, seed, CONFIGS[method], folder, common) for seed in seeds]
-            for relation in relations
-        ]
+
+    def teach(relation: str, seed: int) -> dict[str, Any]:
+        return results_of(
+            "fit", "--config", config, f"--data.relation={relation}", f"--data.seed={seed}",
+            f"--seed_everything={seed}", f"--model.lm.name_or_path={lm}",
+            f"--data.n_edits={n_edits}", f"--trainer.default_root_dir={folder}", *options,
+        )  # fmt: skip
+
+    with tempfile.TemporaryDirectory() as folder:
+        found = [[teach(relation, seed) for seed in seeds] for relation in relations]
     print(markdown_table(COLUMNS, [row(runs) for runs in found]))
-    if forecast:
+    if found[0][0]["forecast"]:
         print("\nAUROC of the risk that was forecast:\n")
         print(markdown_table(("relation", *FORECASTERS), [forecasts(runs) for runs in found]))
 

@@ -18,7 +18,6 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from jsonargparse import auto_cli
 from pandas import factorize
 from scipy.stats import binomtest
 
@@ -569,6 +568,7 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
         **forecast_tables.tables(forecast_runs, results),
         "real_risk": risk_table(lms),
         "real_ablation": ablation_table(list(LMS), results),
+        **repair.tables(results),
     }
 
 
@@ -601,21 +601,17 @@ def size_figure(results: Path) -> Any:
     return figure
 
 
-def main(output: str = str(REAL_LMS)) -> None:
-    """Print the tables, put them into the documents, and draw the figures.
-
-    Args:
-        output: Folder of the results.
-    """
-    forecast_runs = scores.load(Path(output))  # fits the probabilities
-    found = tables(Path(output), forecast_runs)
+def main() -> None:
+    """Print the tables, put them into the documents, and draw the figures."""
+    forecast_runs = scores.load(REAL_LMS)  # fits the probabilities
+    found = tables(REAL_LMS, forecast_runs)
     print("\n\n".join(found.values()))
     place_tables(found)
-    size_figure(Path(output)).savefig(Path(output) / "size.png")
+    size_figure(REAL_LMS).savefig(REAL_LMS / "size.png")
     for name in ("reliability", "weights"):
         figure = getattr(forecast_tables, f"{name}_figure")(forecast_runs)
-        figure.savefig(Path(output) / f"{name}.png")
+        figure.savefig(REAL_LMS / f"{name}.png")
 
 
 if __name__ == "__main__":
-    auto_cli(main)
+    main()

@@ -144,7 +144,6 @@ def main(
     only: tuple[str, ...] = (),
     fit: bool = False,
     costs: bool = False,
-    output: str = str(REAL_LMS),
 ) -> None:
     """Forecast the edits that have been trained.
 
@@ -153,11 +152,9 @@ def main(
         only: Beginnings of names of runs, such as outcomes_lora; empty takes all.
         fit: Whether to fit the model of outcomes that ships on all edits, and forecast nothing.
         costs: Whether to time forecasts and training, and forecast nothing.
-        output: Folder of the results.
     """
-    results = Path(output)
     if fit:
-        everything = load(results)
+        everything = load(REAL_LMS)
         models = {
             method: {
                 **stored_model(everything, method),
@@ -176,12 +173,12 @@ def main(
     if not configs:
         raise SystemExit(f"{folder} holds no LM: it has no config.json")
     for config in configs if costs else ():
-        methods = [run.method for run in load(results) if run.lm == config.parent.name]
+        methods = [run.method for run in load(REAL_LMS) if run.lm == config.parent.name]
         found = {method: measure_costs(config.parent, method) for method in dict.fromkeys(methods)}
-        write_numbers(results / config.parent.name / "forecast_costs.json", found)
+        write_numbers(REAL_LMS / config.parent.name / "forecast_costs.json", found)
     for config in configs if not costs else ():
         lm = None
-        for cases in sorted((results / config.parent.name).glob("outcomes_*.csv")):
+        for cases in sorted((REAL_LMS / config.parent.name).glob("outcomes_*.csv")):
             if cases.with_suffix(".npz").exists() or (only and not cases.stem.startswith(only)):
                 continue
             print(f"{config.parent.name}: {cases.stem}", flush=True)

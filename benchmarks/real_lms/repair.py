@@ -1,11 +1,6 @@
-"""Repairs on pretrained LMs: what is trained, how much of it, and what it does to edits.
+"""Repairs on pretrained LMs: tables of what they do to edits, and to everything else.
 
-    python -m benchmarks.real_lms.repair FOLDER --texts TEXTS
-    python -m benchmarks.real_lms.repair FOLDER --show true
-
-FOLDER holds a folder for each LM; the tiny world is repaired as well. Each run's numbers go to
-``benchmarks/results/real_lms/LM/repair_VARIANT_SEED.json`` as soon as it ends; a run that is there
-is not repeated.
+``run.py`` makes the runs, and ``findings.py`` puts the tables into docs/repair.md.
 """
 
 from __future__ import annotations
@@ -17,31 +12,12 @@ from statistics import mean
 from typing import Any
 
 import numpy as np
-from jsonargparse import auto_cli
 from pandas import DataFrame, Series, concat, read_csv
 
-from benchmarks.common import markdown_table, place_tables, read_numbers
+from benchmarks.common import markdown_table, read_numbers
 from benchmarks.real_lms.forecast_scores import N_RESAMPLES, drawn, interval
-from benchmarks.real_lms.run import Run, execute
-from benchmarks.real_lms.tables import REAL_LMS
 
-TINY_WORLD = "tiny-world"
-VARIANTS: dict[str, tuple[str, ...]] = {
-    "edits": (),
-    "language": ("--data.relation=country->language",),
-    "company": ("--data.relation=ceo->company",),
-    "statements": ("--data.examples=statements", "--model.text_weight=1"),
-    "source": ("--data.examples=source", "--model.text_weight=1"),
-    "target": ("--data.examples=target", "--model.text_weight=1"),
-}
 TUNED_ON = "0"  # the seed that chose the weights
-# 150 edits of each part; all others measure 75.
-LARGE = ("smollm2-135m", "edits")
-# Gemma's knowledge diverges by ten times as many nats under an edit.
-OF_LM: dict[str, tuple[str, ...]] = {
-    "gemma-3-270m": ("--model.preserve_weight=1", "--model.text_weight=25",
-                     "--model.learning_rate=2e-4", "--data.texts_per_step=6"),
-}  # fmt: skip
 Score = Callable[[dict[str, Any], dict[str, Any], int], float]
 # Of a run, its held-out edits and 0 or 2 before or after the repair, where its maps begin: first
 # that of the relation, then that of a pair that should not be correlated.
@@ -57,27 +33,6 @@ PRICES: dict[str, Score] = {
     "r with color": lambda run, edits, at: run["correlations"][at + 1]["label_mean"],
     "perplexity": lambda run, edits, at: run["perplexity"]["after" if at else "before"],
 }
-KEPT = ("shown", "held_out", "perplexity", "n_steps", "correlations")
-
-
-def plan(lm: str, texts: str, seeds: tuple[int, ...]) -> Iterator[Run]:
-    """Yield the runs on one LM."""
-    # The tiny world has texts of its own, and food depends on the country there.
-    of_pretrained = () if lm == TINY_WORLD else (
-        f"--data.texts={texts}", "--model.lm.attn_implementation=eager",
-        "--matmul_precision=medium", "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
-        "--data.controls=[color,food]", "--data.n_examples=400",
-    )  # fmt: skip
-    for seed in seeds:
-        for variant, options in VARIANTS.items():
-            yield Run(
-                f"repair_{variant}_{seed}",
-                ("fit", "--config", "configs/repair.yaml", *of_pretrained,
-                 f"--data.n_edits={150 if (lm, variant) == LARGE else 75}",
-                 f"--data.seed={seed}", *OF_LM.get(lm, ()), *options),
-                KEPT,
-                tables=("cases",),
-            )  # fmt: skip
 
 
 def tables(results: Path) -> dict[str, str]:
@@ -166,42 +121,3 @@ def _price(runs: Sequence[dict[str, Any]], score: Score) -> str:
     except KeyError:
         return ""
     return " → ".join(f"{one:.1f}" if one > 1 else f"{one:.2f}" for one in means)
-
-
-def main(
-    folder: str,
-    texts: str = "",
-    only: tuple[str, ...] = (),
-    seeds: tuple[int, ...] = (0,),
-    show: bool = False,
-    output: str = str(REAL_LMS),
-) -> None:
-    """Make the missing runs, print the tables, and put them into docs/repair.md.
-
-    Runs are made on each LM of the folder, and on the tiny world.
-
-    Args:
-        folder: Folder that holds a folder for each LM.
-        texts: File or folder of texts, some of which are measured and others kept.
-        only: Names of runs, such as repair_edits_0; empty makes all.
-        seeds: Seeds of subjects, answers and split.
-        show: Whether to print the tables of the runs that there are, and make none.
-        output: Folder of the results.
-    """
-    results = Path(output)
-    found = sorted(config.parent for config in Path(folder).glob("**/config.json"))
-    for lm in [*found, Path(TINY_WORLD)] if not show else ():
-        for run in plan(lm.name, texts, seeds):
-            if only and run.name not in only:
-                continue
-            if not (results / lm.name / f"{run.name}.json").exists():
-                print(f"{lm.name}: {run.name}", flush=True)
-                execute(run, lm, results / lm.name)
-    made = tables(results)
-    print("\n".join(made.values()))
-    if results == REAL_LMS:
-        place_tables(made)
-
-
-if __name__ == "__main__":
-    auto_cli(main)

@@ -10,19 +10,15 @@ the map is fitted on. ``auto`` does not see the reference.
 
 from __future__ import annotations
 
-import json
-import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from jsonargparse import auto_cli
-from safetensors.torch import load_file, save_file
 from torch import Tensor
-from tqdm import tqdm
 
-from benchmarks.common import read_numbers, two, write_numbers, write_text
+from benchmarks.common import two, write_numbers
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.functional import (
     HALF_DECADES,
@@ -31,7 +27,8 @@ from lincorr_lightning.functional import (
     labelwise_pearson,
     strongest_within,
 )
-from lincorr_lightning.knowledge import TokenizedRelation, build_domain
+from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map.layout import RowReader, build_layout
 from lincorr_lightning.lm import sample_subjects
 
 RELATIONS = (
@@ -43,54 +40,26 @@ TOLERANCE = 0.02
 SIZES = (1000, 2000, 4000)
 WAYS = ("influenced", "influencing")
 BOUNDS = torch.tensor([0.025, 0.975], dtype=torch.float64)
-_PART = 500
+N_BOOTSTRAP = 100  # samples for the intervals
+MIN_LABELS = 3
 
 
 def read_logits(
-    model: LanguageModel, names: Sequence[str], n_subjects: int, folder: Path, seed: int
-) -> Mapping[str, Tensor]:
-    """Read domain logits, or what is missing of them in the folder's files.
+    model: LanguageModel, n_subjects: int
+) -> tuple[list[TokenizedRelation], Mapping[str, Tensor]]:
+    """Return the relations that this LM has labels for, and the domain logits of their kinds.
 
-    Args:
-        model: The LM.
-        names: Kinds of knowledge; those with fewer than three labels are left out.
-        n_subjects: Number of subjects.
-        folder: Folder of the files, one for each 500 subjects.
-        seed: Seed of the sample of subjects.
-
-    Returns:
-        Logits after each prompt at its own domain's tokens, ``(n_subjects, n_labels)``, by name.
+    The logits are ``(n_subjects, n_labels)`` by the name of the kind of knowledge.
     """
     catalogue = Catalogue.load()
-    built = {name: build_domain(catalogue[name], model.tokenizer).token_ids for name in names}
-    tokens = {name: ids for name, ids in built.items() if len(ids) >= 3}
-    subjects = sample_subjects(model.tokenizer, n_subjects, seed=seed)
-    templates = [catalogue[name].template for name in tokens]
-    key = {
-        "fingerprint": model.fingerprint, "seed": seed, "n_subjects": n_subjects,
-        "tokens": list(tokens.values()), "templates": templates,
-    }  # fmt: skip
-    folder.mkdir(parents=True, exist_ok=True)
-    made_for = folder / "made_for.json"
-    if made_for.exists() and read_numbers(made_for) != json.loads(json.dumps(key)):
-        raise SystemExit(f"{folder} holds logits of another LM or of other prompts: delete it.")
-    write_text(made_for, json.dumps(key))
-    parts = []
-    for start in tqdm(range(0, n_subjects, _PART), desc="reading"):
-        file = folder / f"{start:05d}.safetensors"
-        if not file.exists():
-            chosen = subjects[start : start + _PART]
-            prompts = [[t.replace("{}", s, 1) for s in chosen] for t in templates]
-            batches = [
-                model.joint_logits([p[i : i + 64] for p in prompts], list(tokens.values())).float()
-                for i in range(0, len(chosen), 64)
-            ]
-            part = file.with_suffix(".part")
-            save_file({"rows": torch.cat(batches)}, part)
-            part.replace(file)
-        parts.append(load_file(file)["rows"])
-    split = torch.cat(parts).split([len(ids) for ids in tokens.values()], dim=1)
-    return dict(zip(tokens, split, strict=True))
+    relations = [TokenizedRelation.of(name, catalogue, model.tokenizer) for name in RELATIONS]
+    usable = [
+        one for one in relations
+        if one.has_reference and min(one.reference_mask.shape) >= MIN_LABELS
+    ]  # fmt: skip
+    layout = build_layout(model.tokenizer, catalogue, (), [one.name for one in usable])
+    rows = RowReader(model).read(layout, sample_subjects(model.tokenizer, n_subjects))
+    return usable, {name: rows[:, layout.columns(name)] for name in layout.domains}
 
 
 def solve(x: Tensor, y: Tensor) -> list[Tensor]:
@@ -154,55 +123,30 @@ def intervals(x: Tensor, y: Tensor, reference: Tensor, n: int) -> list[dict[str,
     return [dict(zip(WAYS, strength.T.tolist(), strict=True)) for strength in bounds.unbind(1)]
 
 
-def relation_results(
-    logits: Mapping[str, Tensor],
-    relation: TokenizedRelation,
-    sizes: Sequence[int],
-    n_bootstrap: int,
-) -> dict[str, Any]:
-    """Return the numbers of one relation."""
-    x, y = (logits[name] for name in relation.name.split("->"))
-    reference = torch.from_numpy(relation.reference_mask)
-    return {
-        "relation": relation.name,
-        "n_labels": {"source": x.shape[1], "target": y.shape[1]},
-        "sizes": {str(size): measure(x, y, reference, size) for size in sizes},
-        "intervals": intervals(x[: sizes[-1] : 2], y[: sizes[-1] : 2], reference, n_bootstrap),
-    }
-
-
-def main(
-    lm: str = "tiny-world",
-    n_subjects: int = 2000,
-    relations: tuple[str, ...] = RELATIONS,
-    logits: str | None = None,
-    output: str | None = None,
-    n_bootstrap: int = 100,
-    seed: int = 0,
-) -> None:
+def main(lm: str = "tiny-world", n_subjects: int = 2000, output: str | None = None) -> None:
     """Measure each relation, and print Hit@1 of all subjects by ridge.
 
     Args:
         lm: A folder, a .gguf file, a hub id or tiny-world.
         n_subjects: Number of subjects; half of them fit.
-        relations: Relations; those that this LM's vocabulary has no labels for are left out.
-        logits: Folder that keeps the logits; null keeps none.
         output: File of the numbers, JSON; null writes none.
-        n_bootstrap: Number of samples for the intervals.
-        seed: Seed of the sample of subjects.
     """
-    names = dict.fromkeys(name for relation in relations for name in relation.split("->"))
     model = LanguageModel.from_pretrained(lm, dtype="float32")
-    with tempfile.TemporaryDirectory() as scratch:
-        read = read_logits(model, list(names), n_subjects, Path(logits or scratch), seed)
+    relations, logits = read_logits(model, n_subjects)
     sizes = [*(size for size in SIZES if size < n_subjects), n_subjects]
     results = []
-    for name in relations:
-        relation = TokenizedRelation.of(name, Catalogue.load(), model.tokenizer)
-        if relation.reference_mask.any() and set(name.split("->")) <= set(read):
-            results.append(relation_results(read, relation, sizes, n_bootstrap))
-            path = results[-1]["sizes"][str(n_subjects)]["path"]
-            print(f"{name}: Hit@1 by ridge", *(two(one["influenced"]["1"]) for one in path))
+    for relation in relations:
+        x, y = (logits[name] for name in relation.name.split("->"))
+        reference = torch.from_numpy(relation.reference_mask)
+        by_size = {str(size): measure(x, y, reference, size) for size in sizes}
+        results.append({
+            "relation": relation.name,
+            "n_labels": {"source": x.shape[1], "target": y.shape[1]},
+            "sizes": by_size,
+            "intervals": intervals(x[::2], y[::2], reference, N_BOOTSTRAP),
+        })  # fmt: skip
+        hits = (one["influenced"]["1"] for one in by_size[str(n_subjects)]["path"])
+        print(f"{relation.name}: Hit@1 by ridge", *map(two, hits))
     if output is not None:
         content = {"lm": Path(lm).name, "fingerprint": model.fingerprint, "relations": results}
         write_numbers(output, content)

@@ -1,12 +1,12 @@
-"""Every study on pretrained LMs of several sizes, and the tables that docs/real_lms.md shows.
+"""Every study on pretrained LMs of several sizes, and tables of them for docs/.
 
     python -m benchmarks.real_lms.run FOLDER --texts TEXTS
     python -m benchmarks.real_lms.run FOLDER --show true
 
-FOLDER holds a folder for each LM. The numbers of each run go to
-``benchmarks/results/real_lms/LM/RUN.json``, its figures beside them, as soon as it ends; a run
-that is there is not repeated. Larger LMs read fewer subjects and learn fewer edits, so that a CPU
-can do it; every file and table says how many. A run that fails leaves its error as its result.
+FOLDER holds a folder for each LM; tiny-world, in its place, is repaired alone. The numbers of each
+run go to ``benchmarks/results/real_lms/LM/RUN.json``, its figures beside them, as soon as it ends;
+a run that is there is not repeated. Larger LMs read fewer subjects and learn fewer edits, so that a
+CPU can do it; every file and table says how many. A run that fails leaves its error as its result.
 """
 
 from __future__ import annotations
@@ -60,10 +60,23 @@ PAIR_KEYS = (
 
 # Each layer is read anew.
 LAYER_RELATIONS = ("city->country", "country->continent", "country->language")
-
-
 # No edit has 1000 steps, so that only its end is measured.
 OUTCOMES_ONLY = {"controls": ["color", "pet"], "every_n_steps": 1000}
+TINY_WORLD = "tiny-world"
+# What a repair trains on.
+REPAIRS: dict[str, tuple[str, ...]] = {
+    "edits": (),
+    "language": ("--data.relation=country->language",),
+    "company": ("--data.relation=ceo->company",),
+    "statements": ("--data.examples=statements", "--model.text_weight=1"),
+    "source": ("--data.examples=source", "--model.text_weight=1"),
+    "target": ("--data.examples=target", "--model.text_weight=1"),
+}
+# Gemma's knowledge diverges by ten times as many nats under an edit.
+REPAIR_OF_LM: dict[str, tuple[str, ...]] = {
+    "gemma-3-270m": ("--model.preserve_weight=1", "--model.text_weight=25",
+                     "--model.learning_rate=2e-4", "--data.texts_per_step=6"),
+}  # fmt: skip
 
 
 class Size(NamedTuple):
@@ -272,6 +285,28 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
         )  # fmt: skip
 
 
+def repairs(lm: str, texts: str | None) -> Iterator[Run]:
+    """Yield the repairs of one LM; seed 0 chose the weights of the losses."""
+    # The tiny world has texts of its own, and food depends on the country there.
+    of_pretrained = () if lm == TINY_WORLD else (
+        f"--data.texts={texts}", "--model.lm.attn_implementation=eager",
+        "--matmul_precision=medium", "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
+        "--data.controls=[color,food]", "--data.n_examples=400",
+    )  # fmt: skip
+    for name, options in REPAIRS.items() if texts or lm == TINY_WORLD else ():
+        # Edits of each part; the main variant of the smallest LM measures more.
+        n_edits = 150 if (lm, name) == ("smollm2-135m", "edits") else 75
+        for seed in (1, 2, 3) if name == "edits" else (1,):
+            yield Run(
+                f"repair_{name}_{seed}",
+                ("fit", "--config", "configs/repair.yaml", *of_pretrained,
+                 f"--data.n_edits={n_edits}", f"--data.seed={seed}", *REPAIR_OF_LM.get(lm, ()),
+                 *options),
+                ("shown", "held_out", "perplexity", "n_steps", "correlations"),
+                tables=("cases",),
+            )  # fmt: skip
+
+
 def execute(run: Run, lm: Path, folder: Path) -> None:
     """Do one run, and write its numbers, or its error."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -313,13 +348,10 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
 
 
 def run_ridge(lm: Path, n_subjects: int, folder: Path) -> None:
-    """Measure the ridge path (``ridge_precision.py``); the logits stay for another call."""
-    logits = Path(tempfile.gettempdir()) / "lincorr_logits" / lm.name
-    subprocess.run(
-        [sys.executable, "-m", "benchmarks.real_lms.ridge_precision", f"--lm={lm}",
-         f"--n_subjects={n_subjects}", f"--logits={logits}", f"--output={folder / 'ridge.json'}"],
-        cwd=ROOT, stdout=subprocess.DEVNULL, check=True,
-    )  # fmt: skip
+    """Measure the ridge path (``ridge_precision.py``)."""
+    command = [sys.executable, "-m", "benchmarks.real_lms.ridge_precision", f"--lm={lm}",
+               f"--n_subjects={n_subjects}", f"--output={folder / 'ridge.json'}"]  # fmt: skip
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
 
 
 def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,8 +387,8 @@ def main(
     """Make the missing runs and print the tables.
 
     Args:
-        folder: Folder that holds a folder for each LM.
-        texts: File or folder of texts for the token geometry; null leaves it out.
+        folder: Folder that holds a folder for each LM, or tiny-world.
+        texts: File or folder of texts; null leaves out the studies that need them.
         only: Beginnings of names of runs, such as probe; empty makes all.
         show: Whether to print the tables of the runs that there are, and make none.
         output: Folder of the results.
@@ -364,18 +396,19 @@ def main(
     results = Path(output)
     found = [path.parent for path in Path(folder).glob("**/config.json")]
     sized = sorted((*shape_of(lm), lm) for lm in found)
+    runs: list[tuple[Path, Run]] = []
     for n_parameters, n_layers, lm in sized if not show else ():
         size = next(size for size in SIZES if n_parameters <= size.n_parameters)
-        missing = [
-            run
-            for run in (*plan(size, n_layers, texts), Run("ridge", (), ()))
-            if (not only or run.name.startswith(only))
-            and not (results / lm.name / f"{run.name}.json").exists()
-        ]
-        for run in missing:
+        studies = (*plan(size, n_layers, texts), *repairs(lm.name, texts))
+        runs += [(lm, run) for run in (*studies, Run("ridge", (f"{size.n_ridge}",), ()))]
+    if folder == TINY_WORLD:
+        runs = [(Path(folder), run) for run in repairs(folder, texts)]
+    for lm, run in runs:
+        chosen = not only or run.name.startswith(only)
+        if chosen and not (results / lm.name / f"{run.name}.json").exists():
             print(f"{lm.name}: {run.name}", flush=True)
             if run.name == "ridge":
-                run_ridge(lm, size.n_ridge, results / lm.name)
+                run_ridge(lm, int(run.options[0]), results / lm.name)
             else:
                 execute(run, lm, results / lm.name)
     for table in TABLES:

@@ -110,37 +110,29 @@ def execute(part: Part, seconds: float) -> dict[str, Any]:
     return found | {"seconds": time.perf_counter() - start}
 
 
-def numbers_of(folder: Path) -> dict[str, float]:
-    """The numbers of a run that do not depend on the machine, by their path in results.json."""
-    (path,) = folder.rglob("results.json")
-    content = read_numbers(path)
-    found: dict[str, float] = {}
-
-    def collect(value: Any, place: str) -> None:
-        if isinstance(value, dict):
-            for key, entry in value.items():
-                collect(entry, f"{place}.{key}")
-        elif isinstance(value, list):
-            for i, entry in enumerate(value):
-                collect(entry, f"{place}[{i}]")
-        elif isinstance(value, float):
-            found[place] = value
-
-    for key in ("pairs", "gradients", "generalized", "hallucinated"):
-        collect(content.get(key), key)
-    return found
+def numbers_in(value: Any) -> Iterator[float]:
+    """Yield the numbers with a fraction within lists and mappings, in their order."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, dict | list):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from numbers_in(entry)
 
 
 def difference(run: Path, reference: Path) -> float:
     """Return the largest difference of a run's numbers from those of another.
 
+    Those that do not depend on the machine are compared.
+
     Raises:
         ValueError: They do not have the same numbers.
     """
-    own, other = numbers_of(run), numbers_of(reference)
-    if not other or own.keys() != other.keys():
+    contents = (read_numbers(next(folder.rglob("results.json"))) for folder in (run, reference))
+    keys = ("pairs", "gradients", "generalized", "hallucinated")
+    own, other = ([*numbers_in([found.get(key) for key in keys])] for found in contents)
+    if not other or len(own) != len(other):
         raise ValueError(f"{run} and {reference} do not have the same numbers")
-    return max(abs(own[key] - other[key]) for key in other)
+    return max(abs(a - b) for a, b in zip(own, other, strict=True))
 
 
 def table(content: dict[str, Any]) -> str:
@@ -160,19 +152,13 @@ def table(content: dict[str, Any]) -> str:
     return text
 
 
-def main(
-    lm: str = "tiny-world",
-    device: str = "cuda",
-    seconds: float = 570.0,
-    output: str = str(RESULTS / "gpu.json"),
-) -> None:
+def main(lm: str = "tiny-world", device: str = "cuda", seconds: float = 570.0) -> None:
     """Measure all parts.
 
     Args:
         lm: The LM of all parts but the first, which has random weights.
         device: cuda, or cpu to try the script with small sizes.
         seconds: Time for all parts together.
-        output: File of the results.
     """
     end = time.perf_counter() + seconds
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
@@ -193,7 +179,7 @@ def main(
                 except ValueError as error:
                     found["error"] = str(error)
             content["parts"][part.name] = found
-            write_numbers(output, content)
+            write_numbers(RESULTS / "gpu.json", content)
     print(table(content))
 
 

@@ -9,7 +9,7 @@ some repeats, so that other programs matter little.
 
 A second table says what follows for 10,000 subjects, all prompts of the paper and LMs of 8B and 70B
 parameters, from the cost per token and parameter of the largest shape measured. A GPU is not
-measured here: its times are those of the products at 45 % of the given peak.
+measured here: its times are those of the products at 45 % of an H200's peak.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ LARGE = {"8B": 8.0e9, "70B": 70.6e9}
 # The mean of the paper's attributes.
 N_LABELS = 60
 N_SUBJECTS = 10_000
+_PEAK = 7.9e14  # operations per second of an H200's bfloat16 products
 _PEAK_SHARE = 0.45
 
 
@@ -150,7 +151,7 @@ def growth_table(base: Size, repeats: int) -> tuple[str, Cost]:
     return markdown_table(["grows", "from", *PARTS], rows), widest
 
 
-def large_table(widest: Cost, base: Size, repeats: int, peak: float, tokenizer: str) -> str:
+def large_table(widest: Cost, base: Size, repeats: int, tokenizer: str) -> str:
     """Return what follows for the paper's largest runs."""
     lm = LanguageModel(LMConfig(tokenizer))
     kinds = list(Catalogue.load().values())
@@ -166,31 +167,28 @@ def large_table(widest: Cost, base: Size, repeats: int, peak: float, tokenizer: 
     solve = statistics[2] * (wanted / columns) ** 2
     rows = [
         [name, str(len(kinds)), f"{tokens / 1e6:.1f} M", f"{per_token * tokens * n / 3600:,.0f} h",
-         f"{2 * tokens * n / (_PEAK_SHARE * peak) / 60:,.1f} min", f"{update + solve:,.0f} s"]
+         f"{2 * tokens * n / (_PEAK_SHARE * _PEAK) / 60:,.1f} min", f"{update + solve:,.0f} s"]
         for name, n in LARGE.items()
     ]  # fmt: skip
     return markdown_table(
-        ["LM", "prompts", "tokens", "one CPU thread, float32", f"GPU of {peak / 1e12:.0f} TFLOP/s",
+        ["LM", "prompts", "tokens", "one CPU thread, float32", f"GPU of {_PEAK / 1e12:.0f} TFLOP/s",
          "statistics, one CPU thread"],
         rows,
     )  # fmt: skip
 
 
-def main(
-    repeats: int = 3, peak: float = 7.9e14, tokenizer: str = "tiny-world", place: bool = False
-) -> None:
+def main(repeats: int = 3, tokenizer: str = "tiny-world", place: bool = False) -> None:
     """Measure, and print both tables.
 
     Args:
         repeats: Number of runs of each size.
-        peak: Operations per second of a GPU's bfloat16 products.
         tokenizer: Tokenizer that the tokens are counted with: a folder, hub id or tiny-world.
         place: Whether to put the tables into the documents.
     """
     torch.set_num_threads(1)
     base = Size()
     growth, widest = growth_table(base, repeats)
-    large = large_table(widest, base, repeats, peak, tokenizer)
+    large = large_table(widest, base, repeats, tokenizer)
     print(f"{growth}\n\n{large}")
     if place:
         place_tables({"growth": growth, "large": large})

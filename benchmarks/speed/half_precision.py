@@ -12,44 +12,25 @@ float64.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from itertools import product
 
-import numpy as np
 import torch
 from jsonargparse import auto_cli
-from torch import Tensor
 
 from benchmarks.common import markdown_table
 from lincorr_lightning import Catalogue, LanguageModel
-from lincorr_lightning.functional import LeastSquares, labelwise_pearson
-from lincorr_lightning.knowledge import WHOLE_WORDS, Completeness, build_domain, reference_matrix
+from lincorr_lightning.functional import hit_rates, labelwise_pearson, moments_of
+from lincorr_lightning.linear_map.layout import build_layout, domain_rows
+from lincorr_lightning.linear_map.solver import RidgeSolver
 from lincorr_lightning.lm import sample_subjects
-from lincorr_lightning.metrics import JointMoments
 
 PRECISIONS = ("float32", "bfloat16", "float16")
-
-
-def fit(x: Tensor, y: Tensor, ridge: float) -> tuple[Tensor, Tensor]:
-    """(W, b) in closed form."""
-    moments = JointMoments(x.shape[1] + y.shape[1])
-    moments.update(torch.cat([x, y], 1))
-    scatter, mean = moments.gather().scatter, moments.gather().mean
-    n = x.shape[1]
-    weight = LeastSquares(scatter[:n, :n], scatter[:n, n:]).weight(ridge)
-    return weight, mean[n:] - weight @ mean[:n]
-
-
-def hits(weight: Tensor, right: np.ndarray) -> float:
-    """Share of source labels with a reference whose largest weight is on a right target."""
-    known = right.any(0)
-    best = weight.numpy().argmax(0)
-    return float(right[best, np.arange(len(best))][known].mean())
+RIDGES = (0.0, 100.0)
 
 
 def main(
     lm: str = "tiny-world",
-    pairs: Sequence[str] = ("city->country", "country->language", "ceo->company", "city->pet"),
-    ridges: Sequence[float] = (0.0, 100.0),
+    pairs: tuple[str, ...] = ("city->country", "country->language", "ceo->company", "city->pet"),
     n_subjects: int = 2000,
     words_per_subject: int = 1,
     subwords: bool = False,
@@ -59,50 +40,32 @@ def main(
     Args:
         lm: The LM, a folder, hub id or tiny-world.
         pairs: Pairs, as city->country.
-        ridges: Ridge strengths.
         n_subjects: Number of subjects; half of them fit.
         words_per_subject: Vocabulary strings joined to one subject.
         subwords: Whether labels may be the first tokens of longer words.
     """
-    catalogue = Catalogue.load()
-    relations = [catalogue.relation(pair) for pair in pairs]
-    chosen = list({k.name: k for r in relations for k in (r.source, r.target)}.values())
-    keep = tuple(Completeness) if subwords else WHOLE_WORDS
-    logits: dict[str, dict[str, Tensor]] = {}
+    logits = {}
     for precision in PRECISIONS:
         model = LanguageModel.from_pretrained(lm, dtype=precision)
-        xs = sample_subjects(model.tokenizer, n_subjects, words_per_subject)
-        domains = {
-            knowledge.name: build_domain(knowledge, model.tokenizer, keep) for knowledge in chosen
-        }
-        tokens = [domains[knowledge.name].token_ids for knowledge in chosen]
-        joint = model.joint_logits([[k.prompt(x) for x in xs] for k in chosen], tokens)
-        parts = torch.split(joint, [len(ids) for ids in tokens], dim=1)
-        logits[precision] = dict(zip(domains, parts, strict=True))
-
-    half = n_subjects // 2
+        layout = build_layout(model.tokenizer, Catalogue.load(), (), pairs, subwords=subwords)
+        subjects = sample_subjects(model.tokenizer, n_subjects, words_per_subject)
+        logits[precision] = domain_rows(model, layout, subjects)
+    half, exact, rows = n_subjects // 2, logits["float32"], []
+    for (source, target), precision in product(layout.pairs, PRECISIONS):
+        x, y = layout.columns(source), layout.columns(target)
+        right, read = layout.references[source, target], logits[precision]
+        far = (read - exact)[:, y].square().mean(0).sqrt() / exact[:, y].std(0)
+        solvers = [RidgeSolver(moments_of(each[:half]), x, y=y) for each in (read, exact)]
+        for ridge in RIDGES:
+            solution, truth = (solver.solve(ridge) for solver in solvers)
+            r = labelwise_pearson(solution(read[half:, x]), read[half:, y]).nanmean()
+            moved = (solution.weight - truth.weight).norm() / truth.weight.norm()
+            hits = None if right is None else hit_rates(solution.weight, torch.from_numpy(right))[0]
+            rows.append(
+                [f"{source}->{target}", precision, f"{far.mean():.4f}", f"{ridge:g}", f"{r:.4f}",
+                 f"{moved:.4f}", hits and f"{hits.rates[0]:.3f}"]
+            )  # fmt: skip
     print(f"{lm}, {n_subjects} subjects, torch {torch.__version__}\n")
-    rows = []
-    for relation in relations:
-        source, target = relation.source.name, relation.target.name
-        right = None
-        if relation.reference is not None:
-            right = reference_matrix(relation, domains[source], domains[target])
-        exact: dict[float, Tensor] = {}
-        for precision, read in logits.items():
-            x, y = read[source], read[target]
-            truth = logits["float32"][target]
-            far = ((y - truth).square().mean(0).sqrt() / truth.std(0)).mean()
-            for ridge in ridges:
-                weight, bias = fit(x[:half], y[:half], ridge)
-                r = labelwise_pearson(x[half:] @ weight.T + bias, y[half:]).nanmean()
-                exact.setdefault(ridge, weight)
-                moved = (weight - exact[ridge]).norm() / exact[ridge].norm()
-                hit = "" if right is None else f"{hits(weight, right):.3f}"
-                rows.append(
-                    [relation.name, precision, f"{far:.4f}", f"{ridge:g}", f"{r:.4f}",
-                     f"{moved:.4f}", hit]
-                )  # fmt: skip
     columns = ("pair", "precision", "target logits", "ridge", "mean r", "W", "Hit@1")
     print(markdown_table(columns, rows))
 

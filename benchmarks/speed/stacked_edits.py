@@ -57,7 +57,6 @@ def main(
     steps: int = 10,
     rank: int = 8,
     lm: str = "tiny-world",
-    knowledge: str = "city",
     repeats: int = 3,
     device: str = "cpu",
 ) -> None:
@@ -69,13 +68,12 @@ def main(
         steps: AdamW steps of each edit.
         rank: Rank of the adapters.
         lm: The LM, a folder, hub id or tiny-world.
-        knowledge: Kind of knowledge that is taught.
         repeats: Number of runs of each row.
         device: cpu or cuda.
     """
     language_model = LanguageModel.from_pretrained(lm)
     model = language_model.model.to(device)
-    taught = Catalogue.load()[knowledge]
+    taught = Catalogue.load()["city"]
     tokens = build_domain(taught, language_model.tokenizer).token_ids
     prompts = [taught.prompt(x) for x in sample_subjects(language_model.tokenizer, n_edits)]
     answers = torch.tensor([tokens[i % len(tokens)] for i in range(n_edits)], device=device)

@@ -18,7 +18,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from jsonargparse import auto_cli
 from benchmarks.common import (
     RESULTS,
     ROOT,
+    Cost,
     cost_of,
     markdown_table,
     place_tables,
@@ -37,14 +38,14 @@ from benchmarks.common import (
 
 RESULT = RESULTS / "startup.json"
 EDITS = "32 LoRA edits"
+KINDS = ("processor", "wall")
 # What the process of a command runs; `{runs}` is a folder for its runs, `{lm}` the LM.
 COMMANDS = {
-    "lincorr --version": ("-m", "lincorr_lightning", "--version"),
-    "lincorr --help": ("-m", "lincorr_lightning", "--help"),
-    "lincorr report --help": ("-m", "lincorr_lightning", "report", "--help"),
-    "lincorr audit --help": ("-m", "lincorr_lightning", "audit", "--help"),
-    "lincorr audit": ("-m", "lincorr_lightning", "audit"),
-    "lincorr fit --help": ("-m", "lincorr_lightning", "fit", "--help"),
+    **{
+        f"lincorr {command}": ("-m", "lincorr_lightning", *command.split())
+        for command in ("--version", "--help", "report --help", "audit --help", "audit",
+                        "fit --help")
+    },
     "main job, to its first batch": (
         "-m", "lincorr_lightning", "fit", "--config", "configs/linear_probe.yaml",
         "--trainer.callbacks+=benchmarks.speed.startup.StopAtFirstBatch",
@@ -68,47 +69,31 @@ class StopAtFirstBatch(L.Callback):
         os._exit(0)
 
 
-@dataclass
-class Times:
-    """Seconds of each run of a command."""
-
-    processor: list[float] = field(default_factory=list)
-    wall: list[float] = field(default_factory=list)
-
-    def add(self, command: Sequence[str], checkout: Path, lm: str = "") -> None:
-        """Run the command once, with the package of a checkout."""
-        # Bytecode is kept between runs, as in an installed package.
-        environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, ROOT)))
-        with tempfile.TemporaryDirectory() as runs:
-            arguments = [
-                argument.replace("{runs}", runs).replace("{lm}", lm) for argument in command
-            ]
-            cost = cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
-        self.wall.append(cost.wall)
-        self.processor.append(cost.processor)
+def times_of(command: Sequence[str], checkout: Path, lm: str) -> Cost:
+    """Run a command once, with the package of a checkout, and return what it took."""
+    # Bytecode is kept between runs, as in an installed package.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, ROOT)))
+    with tempfile.TemporaryDirectory() as runs:
+        arguments = [argument.replace("{runs}", runs).replace("{lm}", lm) for argument in command]
+        return cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
 
 
 def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> str:
     """Return the table of medians; its columns are those of the checkouts that were measured."""
     checkouts = list(next(iter(measured.values())))
-    columns = ["command"]
-    for checkout in checkouts:
-        where = f", {checkout}" if len(checkouts) > 1 else ""
-        columns += [f"processor{where}", f"wall{where}"]
+    columns = [f"{kind}, {checkout}" for checkout in checkouts for kind in KINDS]
     rows = []
     for command, times in measured.items():
-        seconds = [
-            times[checkout][kind] for checkout in checkouts for kind in ("processor", "wall")
-        ]
+        seconds = [times[checkout][kind] for checkout in checkouts for kind in KINDS]
         row = [command, *(f"{statistics.median(runs):.2f} s" for runs in seconds)]
         if len(checkouts) > 1:
-            pairs = zip(*(times[checkout]["processor"] for checkout in checkouts), strict=True)
-            row.append(f"{statistics.median(after / before for before, after in pairs):.2f}")
+            before, after = (times[checkout]["processor"] for checkout in checkouts)
+            ratios = [b / a for a, b in zip(before, after, strict=True)]
+            row.append(f"{statistics.median(ratios):.2f}")
         rows.append(row)
-    if len(checkouts) > 1:
-        columns.append("processor, after / before")
-    return markdown_table(columns, rows)
+    ratio = ["processor, after / before"] if len(checkouts) > 1 else []
+    return markdown_table(["command", *columns, *ratio], rows)
 
 
 def main(
@@ -117,8 +102,6 @@ def main(
     lm: str = "",
     warm_up: bool = True,
     only: tuple[str, ...] = (),
-    show: bool = False,
-    output: str = str(RESULT),
 ) -> None:
     """Measure.
 
@@ -129,32 +112,25 @@ def main(
         lm: Folder of the LM that is edited.
         warm_up: Whether a run that does not count comes first.
         only: Names of commands; empty takes all but the edits. Numbers of others are kept.
-        show: Whether to print the table of the numbers that there are, and measure nothing.
-        output: File of the numbers; the table of the packaged one is put into docs/benchmarks.md.
     """
-    if not show:
-        checkouts = {"before": Path(before).resolve()} if before else {}
-        checkouts["after" if before else "now"] = ROOT
-        names = only or tuple(name for name in COMMANDS if name != EDITS)
-        if EDITS in names and not lm:
-            raise SystemExit(f"{EDITS} need an LM: pass --lm FOLDER")
-        measured = {name: {where: Times() for where in checkouts} for name in names}
-        for run in range(n + warm_up):
-            for name, times in measured.items():
-                for where, checkout in checkouts.items():
-                    counts = run >= warm_up
-                    (times[where] if counts else Times()).add(COMMANDS[name], checkout, lm)
-        numbers = {
-            name: {where: vars(each) for where, each in times.items()}
-            for name, times in measured.items()
-        }
-        known = read_numbers(Path(output)) if Path(output).exists() else {}
-        kept = {name: each for name, each in known.items() if list(each) == list(checkouts)}
-        write_numbers(output, kept | numbers)
-    found = table(read_numbers(Path(output)))
+    checkouts = {"before": Path(before).resolve()} if before else {}
+    checkouts["after" if before else "now"] = ROOT
+    names = only or tuple(name for name in COMMANDS if name != EDITS)
+    if EDITS in names and not lm:
+        raise SystemExit(f"{EDITS} need an LM: pass --lm FOLDER")
+    numbers: dict[str, Any] = {
+        name: {where: {kind: [] for kind in KINDS} for where in checkouts} for name in names
+    }
+    for run, name, where in product(range(n + warm_up), names, checkouts):
+        cost = times_of(COMMANDS[name], checkouts[where], lm)
+        for kind in KINDS if run >= warm_up else ():
+            numbers[name][where][kind].append(getattr(cost, kind))
+    known = read_numbers(RESULT) if RESULT.exists() else {}
+    kept = {name: each for name, each in known.items() if list(each) == list(checkouts)}
+    write_numbers(RESULT, kept | numbers)
+    found = table(read_numbers(RESULT))
     print(found)
-    if Path(output) == RESULT:
-        place_tables({"startup": found})
+    place_tables({"startup": found})
 
 
 if __name__ == "__main__":

@@ -32,6 +32,9 @@ from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, intrinsic_dimension
 from lincorr_lightning.geometry.observables import neighborhood_overlap, neighborhoods
 
+N_LAYERS, N_TOKENS, WIDTH = 32, 1_024, 4_096
+KS = (1, 2, 4, 8, 16, 31)
+DADAPY_LAYERS = 3
 # Runs under the other interpreter.
 DADAPY = """
 import json, sys, time
@@ -93,13 +96,11 @@ def random_walk(n_layers: int, n_tokens: int, width: int) -> Tensor:
     return hidden
 
 
-def run_dadapy(
-    python: str, hidden: Tensor, range_max: int, ks: tuple[int, ...], threads: int
-) -> dict[str, Any]:
+def run_dadapy(python: str, hidden: Tensor, range_max: int, threads: int) -> dict[str, Any]:
     """Run DADApy under the interpreter that has it."""
     with tempfile.TemporaryDirectory() as folder:
         np.save(Path(folder) / "hidden.npy", hidden.numpy())
-        arguments = json.dumps([folder, range_max, list(ks), threads])
+        arguments = json.dumps([folder, range_max, KS, threads])
         names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
         environment = os.environ | dict.fromkeys(names, str(threads))
         command = [python, "-W", "ignore", "-c", DADAPY, arguments]
@@ -107,39 +108,23 @@ def run_dadapy(
         return read_numbers(Path(folder) / "found.json")
 
 
-def main(
-    n_layers: int = 32,
-    n_tokens: int = 1_024,
-    width: int = 4_096,
-    range_scalings: tuple[int, ...] = RANGE_SCALINGS,
-    ks: tuple[int, ...] = (1, 2, 4, 8, 16, 31),
-    dadapy: str | None = None,
-    dadapy_layers: int = 3,
-    threads: int = 2,
-    repeats: int = 3,
-) -> None:
+def main(dadapy: str | None = None, threads: int = 2, repeats: int = 3) -> None:
     """Print the table, and the largest difference from DADApy's numbers.
 
     Args:
-        n_layers: Number of layers.
-        n_tokens: Number of tokens of the prompt.
-        width: Width of the hidden states.
-        range_scalings: Range scalings of the intrinsic dimension.
-        ks: Sizes of the neighborhoods whose overlap is taken.
         dadapy: A Python interpreter with DADApy; without it, its rows are left out.
-        dadapy_layers: Number of layers that DADApy computes.
         threads: Number of CPU threads.
         repeats: Number of runs of each row.
     """
     torch.set_num_threads(threads)
-    hidden = random_walk(n_layers, n_tokens, width)
-    deepest = max(*range_scalings, *ks)
+    hidden = random_walk(N_LAYERS, N_TOKENS, WIDTH)
+    deepest = max(*RANGE_SCALINGS, *KS)
 
     def ours() -> tuple[Tensor, Tensor]:
         nearest = nearest_tokens(hidden, deepest)
-        near = neighborhoods(nearest, max(ks))
-        overlap = neighborhood_overlap(near[:-1], near[1:], ks)
-        return intrinsic_dimension(nearest, range_scalings), overlap
+        near = neighborhoods(nearest, max(KS))
+        overlap = neighborhood_overlap(near[:-1], near[1:], KS)
+        return intrinsic_dimension(nearest, RANGE_SCALINGS), overlap
 
     times: dict[str, float] = {}
     for _ in range(repeats):
@@ -149,15 +134,15 @@ def main(
             times[name] = min(one, times.get(name, one))
     agreement = ""
     if dadapy is not None:
-        theirs = run_dadapy(dadapy, hidden[:dadapy_layers], deepest, ks, threads)
+        theirs = run_dadapy(dadapy, hidden[:DADAPY_LAYERS], deepest, threads)
         names = ("DADApy", "naive overlap", "DADApy, neighbors shared")
-        whole = n_layers / dadapy_layers
+        whole = N_LAYERS / DADAPY_LAYERS
         times |= {n: s * whole for n, s in zip(names, theirs["seconds"], strict=True)}
-        columns = [int(np.log2(n2)) - 1 for n2 in range_scalings]
+        columns = [int(np.log2(n2)) - 1 for n2 in RANGE_SCALINGS]
         exact = torch.tensor(theirs["dimension"]).double()[:, columns]
-        far = float((dimension[:dadapy_layers] / exact - 1).abs().max())
+        far = float((dimension[:DADAPY_LAYERS] / exact - 1).abs().max())
         counted = torch.tensor(theirs["overlap"], dtype=torch.float64)
-        same = torch.equal(overlap[: dadapy_layers - 1], counted)
+        same = torch.equal(overlap[: DADAPY_LAYERS - 1], counted)
         agreement = (
             f"\nID differs from DADApy's by at most {far:.1e} of it; overlap is "
             f"{'equal' if same else 'NOT equal'} to the naive count."
@@ -166,7 +151,7 @@ def main(
         [name, f"{s:.2f}", f"{s / times['bare products']:.2f}", f"{s / times['ours']:.2f}"]
         for name, s in times.items()
     ]
-    print(f"{n_layers} layers of {n_tokens:,} tokens, width {width:,}; {threads} threads\n")
+    print(f"{N_LAYERS} layers of {N_TOKENS:,} tokens, width {WIDTH:,}; {threads} threads\n")
     print(markdown_table(["", "s", "x bare", "x ours"], rows))
     print(agreement)
 

@@ -1,9 +1,8 @@
 """The modules that make the documents' tables, on sizes that take seconds."""
 
-import json
 import statistics
 from collections.abc import Callable
-from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,19 +14,18 @@ Rows = Callable[[str], list[list[str]]]
 
 @pytest.mark.nightly
 def test_generalization_over_seeds(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: Rows
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, rows: Rows
 ) -> None:
-    generalization.main(
-        n_edits=4,
-        relations=("city->country",),
-        seeds=(0, 1),
-        learning_rate=2e-3,
-        forecast=False,
-        output=str(tmp_path),
-        options=("--model.steps_per_edit=2",),
-    )
+    runs: list[dict[str, Any]] = []
+
+    def kept(*arguments: str) -> dict[str, Any]:
+        runs.append(common.results_of(*arguments))
+        return runs[-1]
+
+    monkeypatch.setattr(generalization, "results_of", kept)
+    options = ("--model.steps_per_edit=2", "--model.learning_rate=2e-3", "--model.forecast=false")
+    generalization.main(n_edits=4, relations=("city->country",), seeds=(0, 1), options=options)
     ((_, learned, generalized, *_),) = rows(capsys.readouterr().out)
-    runs = [json.loads(p.read_text()) for p in sorted(tmp_path.glob("*/*/results.json"))]
     assert {run["settings"]["learning_rate"] for run in runs} == {2e-3}
     for cell, key in ((learned, "source_learned"), (generalized, "generalized")):
         shares = [run[key] for run in runs]

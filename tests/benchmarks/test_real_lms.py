@@ -66,15 +66,24 @@ def test_a_run_that_fails_leaves_its_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_kind_of_run_parses(capsys: pytest.CaptureFixture[str]) -> None:
     """All runs of the smallest LM; of those with the same options, one."""
-    kinds = {
-        tuple(option.partition("=")[0] for option in one.options): one.options
-        for one in run.plan(run.SIZES[0], 30, "texts.jsonl")
-    }
+    runs = [*run.plan(run.SIZES[0], 30, "texts.jsonl"), *run.repairs("lm", "texts.jsonl"),
+            *run.repairs("tiny-world", None)]  # fmt: skip
+    assert len({one.name for one in runs}) == len(runs) - len(run.REPAIRS) - 2
+    kinds = {tuple(option.partition("=")[0] for option in one.options): one.options for one in runs}
     for options in kinds.values():
         with pytest.raises(SystemExit) as end:
             main([*options, "--print_config"])
         assert end.value.code in (0, None), options
         assert capsys.readouterr().out
+
+
+def test_what_is_there_is_not_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The tiny world is repaired alone, without a folder of LMs."""
+    made: list[str] = []
+    monkeypatch.setattr(run, "execute", lambda one, lm, folder: made.append(f"{lm}/{one.name}"))
+    _write(tmp_path / "tiny-world", "repair_edits_2", {})
+    run.main("tiny-world", only=("repair_edits", "probe"), output=str(tmp_path))
+    assert made == ["tiny-world/repair_edits_1", "tiny-world/repair_edits_3"]
 
 
 def pair(source: str, target: str, r: float, control: float, q: float) -> dict[str, Any]:
@@ -317,7 +326,6 @@ def test_documents_have_the_tables_of_the_committed_runs() -> None:
     text = common.all_text()
     assert "<!-- findings: begin -->" in text
     made = findings.tables(tables.REAL_LMS, scores.load(tables.REAL_LMS))
-    made |= repair.tables(tables.REAL_LMS)
     assert common.placed(text, made) == text
 
 
@@ -363,16 +371,6 @@ def test_hallucinated_edits_are_counted_by_reference(tmp_path: Path, rows: Rows)
     assert held[5].startswith("14 → 6 of 14: 0.43 (") and held[6:] == ["", "", ""]
 
 
-def test_every_variant_is_a_command(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    runs = list(repair.plan("some-lm", str(tmp_path), (0, 1)))
-    assert len({one.name for one in runs}) == len(runs) == 2 * len(repair.VARIANTS)
-    for one in runs[: len(repair.VARIANTS)]:
-        with pytest.raises(SystemExit) as exit_info:
-            main([*one.options, "--print_config"])
-        assert exit_info.value.code == 0
-        assert "RepairDataModule" in capsys.readouterr().out
-
-
 def test_permuted_ablation(capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: Rows) -> None:
     output = tmp_path / "numbers.json"
     chosen = ("learn with the second layer", "80 labels")
@@ -401,21 +399,3 @@ def test_ridge_precision_finds_a_known_map(tmp_path: Path) -> None:
     (low, high), *_ = (bounds["influenced"] for bounds in
                        ridge_precision.intervals(x, y, reference, 3))  # fmt: skip
     assert low == high == 1
-
-
-def test_logits_are_read_once(tmp_path: Path) -> None:
-    model = lincorr_lightning.LanguageModel.from_pretrained("tiny-world")
-    names = ["city", "country"]
-    first = ridge_precision.read_logits(model, names, 12, tmp_path, seed=0)
-    assert {name: len(logits) for name, logits in first.items()} == dict.fromkeys(names, 12)
-    prompts = [f"{x} lives in the city of" for x in lincorr_lightning.lm.sample_subjects(
-        model.tokenizer, 12, seed=0)]  # fmt: skip
-    tokens = lincorr_lightning.knowledge.build_domain(
-        lincorr_lightning.Catalogue.load()["city"], model.tokenizer
-    ).token_ids
-    torch.testing.assert_close(first["city"], model.domain_logits(prompts, tokens).float())
-    model.joint_logits = None  # type: ignore[method-assign, assignment]
-    again = ridge_precision.read_logits(model, names, 12, tmp_path, seed=0)
-    assert torch.equal(first["city"], again["city"])
-    with pytest.raises(SystemExit, match="logits of another LM"):
-        ridge_precision.read_logits(model, names, 12, tmp_path, seed=1)
