@@ -29,8 +29,12 @@ from torch import Tensor
 
 from benchmarks.common import least_time, markdown_table, read_numbers
 from lincorr_lightning.geometry.distances import nearest_tokens
-from lincorr_lightning.geometry.intrinsic_dimension import RANGE_SCALINGS, intrinsic_dimension
-from lincorr_lightning.geometry.observables import neighborhood_overlap, neighborhoods
+from lincorr_lightning.geometry.observables import (
+    RANGE_SCALINGS,
+    intrinsic_dimension,
+    neighborhood_overlap,
+    neighborhoods,
+)
 
 N_LAYERS, N_TOKENS, WIDTH = 32, 1_024, 4_096
 KS = (1, 2, 4, 8, 16, 31)

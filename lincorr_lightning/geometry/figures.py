@@ -14,14 +14,13 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from pandas import DataFrame, concat
 
 from lincorr_lightning.geometry.closeness import SCORES, ClosenessTest, KnowledgeCloseness
-from lincorr_lightning.geometry.profiles import TokenProfiles
+from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.plots import (
     BLUE,
     GREEN,
     GREY,
     INK,
     ORANGE,
-    correlation_heatmap,
     curves,
     new_figure,
     p_text,
@@ -159,22 +158,6 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
             rho = _rho(closeness.test(kind, setting, against))
             plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", SCORES[against])
     return figure
-
-
-def overlap_matrix_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw a heat map of the overlap of all pairs, on average over layers."""
-    k = closeness.ks[closeness.middle_k]
-    matrix = closeness.overlap_matrix(closeness.middle_k)
-    chance = k / (closeness.n_subjects - 1)
-    n_layers = len(closeness.layers)
-    layers = f"mean over {n_layers} layers" if n_layers > 1 else "its one layer"
-    return correlation_heatmap(
-        DataFrame(matrix, closeness.names, closeness.names),
-        f"Overlap of a subject’s neighborhoods under two prompts, {lm}",
-        f"k = {k}, {layers}; {closeness.n_subjects:,} subjects; by chance {chance:.3f}",
-        "neighborhood overlap", limits=(0, float(np.nanmax(matrix)) or 1),
-        axis_labels=("knowledge", "knowledge"),
-    )  # fmt: skip
 
 
 def dimension_figure(frame: DataFrame, n_subjects: int, lm: str) -> Figure:

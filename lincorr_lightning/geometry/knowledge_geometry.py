@@ -14,9 +14,12 @@ from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score
-from lincorr_lightning.geometry.intrinsic_dimension import intrinsic_dimension
 from lincorr_lightning.geometry.mantel import Floats
-from lincorr_lightning.geometry.observables import neighborhood_overlap, neighborhoods
+from lincorr_lightning.geometry.observables import (
+    intrinsic_dimension,
+    neighborhood_overlap,
+    neighborhoods,
+)
 from lincorr_lightning.geometry.token_clouds import CloudSettings, read_last_states
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue

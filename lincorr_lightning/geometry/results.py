@@ -16,7 +16,7 @@ from pandas import DataFrame
 from lincorr_lightning.geometry import figures as draw
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score, influenced_hits
 from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
-from lincorr_lightning.geometry.profiles import TokenProfiles
+from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, number, short_name
 
@@ -39,9 +39,8 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
         "ks": list(settings.ks),
         "shuffles": [_level(profiles, means, level) for level in prompts["shuffle"].unique()],
         "dimension_loss": list(_dimension_loss_rows(profiles)),
-        "entropy_correlation": list(_entropy_rows(profiles)),
-        "spearman": list(_spearman_rows(profiles)),
     }
+    values["spearman"] = list(_spearman_rows(profiles, values["dimension_loss"]))
     first = means[means["shuffle"] == means["shuffle"].min()]
     scalars = {f"test/{name}": values["shuffles"][0][name] for name in ("loss", "entropy")}
     for row in first[first["key"].isin(profiles.shown)].itertuples():
@@ -74,11 +73,6 @@ def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> lis
             "dimension_loss", values["dimension_loss"],
             caption="Correlation of log intrinsic dimension and log loss over prompts",
             formats=formats,
-        ),
-        Table.of(
-            "entropy_correlation", values["entropy_correlation"],
-            caption="Correlation of contextual entropy with the intrinsic dimension of the "
-            "next-token probabilities and with the loss, over prompts", formats=formats,
         ),
         Table(
             "layers", means.drop(columns="key"),
@@ -137,7 +131,7 @@ def _level_table(profiles: TokenProfiles, values: Row) -> Table:
     for level in values["shuffles"]:
         dimension = level["dimension"][str(n2)]
         overlap = [value for value in level["overlap"][str(k)] if value is not None]
-        peak = int(np.argmax([-np.inf if value is None else value for value in dimension]))
+        peak = int(np.argmax([value or 0 for value in dimension]))
         rows.append(
             {
                 **{key: level[key] for key in ("shuffle", "loss", "entropy")},
@@ -175,33 +169,20 @@ def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
             yield {"shuffle": level, "layer": layer, "n2": n2, **asdict(test)}
 
 
-def _entropy_rows(profiles: TokenProfiles) -> Iterator[Row]:
-    for level, rows in profiles.prompts.groupby("shuffle", sort=False):
-        for n2 in profiles.settings.range_scalings:
-            test = correlation_test(rows[f"logits_dimension n2={n2}"], rows["entropy"])
-            key = {"x": "logits_dimension", "y": "entropy", "shuffle": level, "n2": n2}
-            yield {**key, **asdict(test)}
-        test = correlation_test(rows["entropy"], rows["loss"])
-        yield {"x": "entropy", "y": "loss", "shuffle": level, "n2": None, **asdict(test)}
-
-
-def _spearman_rows(profiles: TokenProfiles) -> Iterator[Row]:
-    """Yield rho of ID and loss (paper, table 1).
+def _spearman_rows(profiles: TokenProfiles, dimension_loss: list[Row]) -> Iterator[Row]:
+    """Yield rho of ID and loss (paper, table 1), which their logarithms have, too.
 
     The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
     """
-    prompts, layers = profiles.prompts, profiles.layers
-    losses = prompts["loss"][prompts["shuffle"] == 0].to_numpy()
-    tokens = layers[layers["shuffle"] == 0]
-    for cloud, frame in (("tokens", tokens), ("prompts", profiles.corpora)):
-        for layer, rows in frame.groupby("layer", sort=False) if len(frame) else ():
-            loss = losses if cloud == "tokens" else rows["loss"]
-            for n2 in profiles.settings.range_scalings:
-                test = correlation_test(rows[f"dimension n2={n2}"], loss)
-                yield {
-                    "cloud": cloud, "layer": layer, "n2": n2, "spearman": test.spearman,
-                    "p": test.spearman_p, "n": test.n,
-                }  # fmt: skip
+    tests = [{"cloud": "tokens", **row} for row in dimension_loss if row["shuffle"] == 0]
+    corpora = profiles.corpora
+    for layer, rows in corpora.groupby("layer", sort=False) if len(corpora) else ():
+        for n2 in profiles.settings.range_scalings:
+            test = correlation_test(rows[f"dimension n2={n2}"], rows["loss"])
+            tests.append({"cloud": "prompts", "layer": layer, "n2": n2, **asdict(test)})
+    for row in tests:
+        rho = {"spearman": row["spearman"], "p": row["spearman_p"], "n": row["n"]}
+        yield {**{key: row[key] for key in ("cloud", "layer", "n2")}, **rho}
 
 
 # -- knowledge geometry ----------------------------------------------------------------------------
@@ -217,8 +198,6 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
     figures = [
         Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
                partial(draw.closeness_figure, closeness, lm)),
-        Figure("overlap_matrix", "Overlap of neighborhoods of all pairs",
-               partial(draw.overlap_matrix_figure, closeness, lm)),
         Figure("dimension", dimension.caption,
                partial(draw.dimension_figure, dimension.frame, n_subjects, lm)),
     ]  # fmt: skip

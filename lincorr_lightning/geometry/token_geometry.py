@@ -8,8 +8,13 @@ from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.geometry.observables import shuffle_blocks
-from lincorr_lightning.geometry.profiles import ObservedPrompt, TokenProfiles, tabulate_prompts
-from lincorr_lightning.geometry.token_clouds import CloudSettings, observe_prompts
+from lincorr_lightning.geometry.token_clouds import (
+    CloudSettings,
+    ObservedPrompt,
+    TokenProfiles,
+    observe_prompts,
+    tabulate_prompts,
+)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import LMStudy

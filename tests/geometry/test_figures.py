@@ -43,7 +43,7 @@ def test_closeness_is_a_point_per_pair() -> None:
     assert f"{abs(rho):.2f}".lstrip("0") in figure.axes[0].get_title(loc="left")
 
 
-def test_rho_dimension_and_overlap_by_layer() -> None:
+def test_rho_and_dimension_by_layer() -> None:
     closeness = make_closeness(3)
     results = knowledge_geometry_results(closeness, "some-lm")
     (curve,) = {tuple(line) for line in curves(draw(results, "rho_by_layer").axes[0])
@@ -54,9 +54,6 @@ def test_rho_dimension_and_overlap_by_layer() -> None:
     for name, last, by_layer in zip(NAMES, curves(panels[0]), curves(panels[1]), strict=True):
         assert last == pytest.approx(closeness.dimension[name][-1])
         assert by_layer == pytest.approx(closeness.dimension[name][:, 0])
-    image = draw(results, "overlap_matrix").axes[0].get_images()[0]
-    shown = np.ma.filled(image.get_array(), np.nan)
-    assert shown[0, 1] == pytest.approx(closeness.overlap["a", "b"][:, 1].mean())
 
 
 def test_history_is_a_heat_map_per_observable() -> None:

@@ -116,19 +116,12 @@ def test_shuffled_prompts_are_read_as_such(finished, small_lm, texts):
 
 def test_correlations_over_prompts(finished):
     profiles, _, results = finished
-    loss, entropy = grid(profiles, "loss"), grid(profiles, "entropy")
+    loss = grid(profiles, "loss")
     for row in results.values["dimension_loss"]:
         level, layer = row["shuffle"], row["layer"] - 1
         x = np.log(cube(profiles, f"dimension n2={row['n2']}")[:, level, layer])
         assert row["pearson"] == pytest.approx(np.corrcoef(x, np.log(loss[:, level]))[0, 1])
         assert row["n"] == 10
-    rows = {(r["x"], r["shuffle"], r["n2"]): r for r in results.values["entropy_correlation"]}
-    expected = np.corrcoef(entropy[:, 0], loss[:, 0])[0, 1]
-    assert rows["entropy", 0, None]["pearson"] == pytest.approx(expected)
-    values = grid(profiles, "logits_dimension n2=4")[:, 1], entropy[:, 1]
-    x, y = (np.argsort(np.argsort(v)) for v in values)
-    expected = np.corrcoef(x, y)[0, 1]
-    assert rows["logits_dimension", 1, 4]["spearman"] == pytest.approx(expected)
 
 
 def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, tmp_path):
@@ -162,6 +155,13 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, tmp_
             wanted = (expected.statistic, expected.pvalue, 6)
             assert found["prompts", layer, n2] == pytest.approx(wanted)
             assert found["tokens", layer, n2][2] == 54
+    for row in study.results.values["dimension_loss"]:
+        frame = study.profiles.layers[study.profiles.layers["layer"] == row["layer"]]
+        expected = stats.spearmanr(
+            frame[f"dimension n2={row['n2']}"], [x for each in losses.values() for x in each]
+        )
+        wanted = (expected.statistic, expected.pvalue, 54)
+        assert found["tokens", row["layer"], row["n2"]] == pytest.approx(wanted)
     assert study.profiles.corpora["corpus"].nunique() == 6
 
 
