@@ -147,7 +147,7 @@ class Formation(RelationCallback):
         """Fit and score the maps, and measure recall."""
         step = self.step
         layout = self._layout
-        rows = domain_rows(self.cache.lm, layout, self._subjects)
+        rows = domain_rows(self.cache.lm, layout.reads, self._subjects)
         fit, test = (moments_of(half, layout.blocks) for half in (rows[::2], rows[1::2]))
         numbers: dict[str, dict[str, float | None]] = {}
         for score in fit_and_score(

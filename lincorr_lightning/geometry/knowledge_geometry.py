@@ -136,7 +136,7 @@ class KnowledgeGeometry(LMStudy):
         """Read all prompts of some subjects."""
         if self.probed is None:
             require_fit_half_first(batch, batch_idx)
-            rows = domain_rows(self.lm, self.layout, batch.subjects)
+            rows = domain_rows(self.lm, self.layout.reads, batch.subjects)
             if not batch.is_padding:
                 moments = self.fit_moments if batch.half == "fit" else self.test_moments
                 moments.update(rows)

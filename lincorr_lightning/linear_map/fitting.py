@@ -13,9 +13,9 @@ from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, RowReader
 from lincorr_lightning.linear_map.solver import (
-    RidgeSolver,
     Solution,
     choose_ridges,
+    fit_layout,
     split_targets,
     tuning_rows,
     weights_by_pair,
@@ -109,21 +109,18 @@ def maps_of_rows(
     ridges: Sequence[float | str] = (0.0,),
     tolerance: float = 0.02,
 ) -> list[LinearMap]:
-    """Fit the maps of `fit_linear_maps` on joint rows of one pair that have been read.
+    """Fit the maps of `fit_linear_maps` on joint rows that have been read.
 
     `rows` are ``(n_subjects, n_columns)``, float64.
     """
-    ((source, target),) = layout.pairs
-    pair = source, target
-    solver = RidgeSolver(moments_of(rows), layout.columns(source), y=layout.columns(target))
-    maps = []
+    moments, maps = moments_of(rows), []
     for ridge in ridges:
         if ridge == "auto":
             judge = tuning_rows(len(rows)).to(rows.device)
             fit, tune = moments_of(rows[~judge]), moments_of(rows[judge])
             strengths = choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
         else:
-            strengths = {pair: float(ridge)}
-        solution = solver.solve(strengths[pair])
-        maps.append(to_linear_map(layout, {source: solution}, strengths, lm))
+            strengths = dict.fromkeys(layout.pairs, float(ridge))
+        fitted = fit_layout(moments, layout, strengths)
+        maps.append(to_linear_map(layout, fitted.maps, strengths, lm))
     return maps

@@ -49,7 +49,8 @@ T = TypeVar("T")
 Pair = tuple[str, str]
 """Names of a source and a target."""
 
-_Read = tuple[str, tuple[int, ...]]  # a template, and the tokens to read after its prompts
+Read = tuple[str, tuple[int, ...]]
+"""A template, and the tokens to read after its prompts."""
 
 
 class View(NamedTuple):
@@ -104,14 +105,10 @@ class JointLayout:
 
     @cached_property
     def _targets(self) -> dict[str, list[str]]:
-        """Targets of each source, in the order of the columns."""
-        chosen: dict[str, set[str]] = {}
-        for source, target in self.pairs:
-            chosen.setdefault(source, set()).add(target)
-        return {
-            source: [name for name in self.domains if name in targets]
-            for source, targets in chosen.items()
-        }
+        """Targets of each source, both in the order of the columns."""
+        pairs = set(self.pairs)
+        targets = {s: [t for t in self.domains if (s, t) in pairs] for s in self.domains}
+        return {source: names for source, names in targets.items() if names}
 
     @cached_property
     def views(self) -> dict[View, list[int]]:
@@ -139,7 +136,7 @@ class JointLayout:
         return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
 
     @property
-    def reads(self) -> list[tuple[str, tuple[int, ...]]]:
+    def reads(self) -> list[Read]:
         """Template and tokens of each view, in the order of the columns."""
         templates = {name: one.knowledge.template for name, one in self.domains.items()}
         templates[""] = str(self.control)
@@ -187,11 +184,11 @@ class JointLayout:
     @property
     def sources(self) -> list[str]:
         """Names that are the source of some pair, in the order of the columns."""
-        return [name for name in self.domains if name in self._targets]
+        return list(self._targets)
 
     def targets(self, source: str) -> list[str]:
         """Return the targets of a source, in the order of the columns."""
-        return self._targets.get(source, [])
+        return self._targets[source]
 
     def columns(self, name: str) -> Tensor:
         """Return the columns of one kind of knowledge, ``(n_labels,)``."""
@@ -249,31 +246,20 @@ def _progress(items: Sequence[T], doing: str, n_few: int, **options: Any) -> Ite
     return tqdm(items, desc=doing, disable=hidden or None, leave=False, **options)
 
 
-def domain_rows(lm: LanguageModel, layout: JointLayout, subjects: Sequence[str]) -> Tensor:
+@torch.no_grad()
+def domain_rows(lm: LanguageModel, reads: Sequence[Read], subjects: Sequence[str]) -> Tensor:
     """Return the joint rows of some subjects as they are read, ``(n_subjects, n_read)``, float64.
 
-    Each prompt is read once, at all the tokens that are needed of it.
+    `reads` are those of a layout. Each prompt is read once, at all tokens that are needed of it.
     """
-    return _read(lm, layout.reads, subjects)
-
-
-@torch.no_grad()
-def _read(lm: LanguageModel, reads: Sequence[_Read], subjects: Sequence[str]) -> Tensor:
-    positions: dict[str, dict[int, int]] = {}  # by template, of each token
+    tokens_of: dict[str, dict[int, None]] = {}
     for template, tokens in reads:
-        known = positions.setdefault(template, {})
-        for token in tokens:
-            known.setdefault(token, len(known))
-    prompts = [[template.replace("{}", x, 1) for x in subjects] for template in positions]
-    logits = lm.joint_logits(prompts, [list(tokens) for tokens in positions.values()])
-    starts = accumulate(map(len, positions.values()), initial=0)
-    first = dict(zip(positions, starts, strict=False))
-    columns = [
-        first[template] + positions[template][token]
-        for template, tokens in reads
-        for token in tokens
-    ]
-    return logits[:, columns]
+        tokens_of.setdefault(template, {}).update(dict.fromkeys(tokens))
+    prompts = [[template.replace("{}", x, 1) for x in subjects] for template in tokens_of]
+    logits = lm.joint_logits(prompts, [list(tokens) for tokens in tokens_of.values()])
+    read = [(template, token) for template, tokens in tokens_of.items() for token in tokens]
+    column = {key: i for i, key in enumerate(read)}
+    return logits[:, [column[template, token] for template, tokens in reads for token in tokens]]
 
 
 class RowReader:
@@ -285,8 +271,8 @@ class RowReader:
 
     def __init__(self, lm: LanguageModel) -> None:
         self.lm = lm
-        self._announced: dict[tuple[str, ...], dict[_Read, None]] = {}
-        self._logits: dict[tuple[str, ...], dict[_Read, Tensor]] = {}
+        self._announced: dict[tuple[str, ...], dict[Read, None]] = {}
+        self._logits: dict[tuple[str, ...], dict[Read, Tensor]] = {}
 
     def announce(self, layout: JointLayout, subjects: Sequence[str]) -> None:
         """Note rows that will be read for some subjects."""
@@ -301,7 +287,7 @@ class RowReader:
             starts = range(0, max(len(subjects), 1), _CHUNK)
             options = {"unit_scale": _CHUNK, "unit": "subject"}
             bar = _progress(starts, "reading subjects", n_few=2, **options)
-            rows = torch.cat([_read(self.lm, missing, subjects[i : i + _CHUNK]) for i in bar])
+            rows = torch.cat([domain_rows(self.lm, missing, subjects[i : i + _CHUNK]) for i in bar])
             sizes = [len(tokens) for _, tokens in missing]
             known |= zip(missing, torch.split(rows, sizes, dim=1), strict=True)
         return torch.cat([known[one] for one in layout.reads], dim=1)
@@ -359,7 +345,9 @@ def build_layout(
         domains = {name: domain for name, domain in domains.items() if name in used}
     others = [catalogue[name] for name in dict.fromkeys(partial_out) if name not in domains]
     domains |= _domains(others, tokenizer, set(partial_out), subwords, left_out)
-    references = _references(catalogue, domains, chosen, require_reference)
+    references = _references(catalogue, domains, chosen)
+    for name in require_reference:
+        _check_reference(name, references)
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
     words = random_word_tokens(tokenizer, in_pairs, n_random)
     return JointLayout(
@@ -368,10 +356,7 @@ def build_layout(
 
 
 def _references(
-    catalogue: Catalogue,
-    domains: Mapping[str, Domain],
-    pairs: Iterable[Pair],
-    require_reference: Iterable[str],
+    catalogue: Catalogue, domains: Mapping[str, Domain], pairs: Iterable[Pair]
 ) -> dict[Pair, np.ndarray | None]:
     """Return which label pairs each pair's reference has, or None where it has none."""
     references: dict[Pair, np.ndarray | None] = {}
@@ -379,8 +364,6 @@ def _references(
         relation = catalogue.relation(f"{source}->{target}")
         matrix = reference_matrix(relation, domains[source], domains[target])
         references[source, target] = matrix if matrix.any() else None
-    for name in require_reference:
-        _check_reference(name, references)
     return references
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from pandas import DataFrame, concat
+from pandas import DataFrame
 
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.significance import FINDING
@@ -118,27 +118,31 @@ def top_weights_figure(
     return figure
 
 
-# -- the ridge path --------------------------------------------------------------------------
+# -- curves ----------------------------------------------------------------------------------
 
-
+# Columns of a table, what they are in the legend, and their colours.
 _PATHS = {
     "label_mean": ("label-wise r", BLUE),
     "influenced_1": ("top-1 target of a source", ORANGE),
     "influencing_1": ("top-1 source of a target", GREEN),
 }
+_WORDS = {"label_mean": ("labels of the source", BLUE), "random_mean": ("random words", GREY)}
+_WORDS_STD = {key.replace("mean", "std"): shown for key, shown in _WORDS.items()}
+_BY_LAYER = {
+    "label_mean": ("label-wise r", BLUE),
+    "random_label_mean": ("r, random words", GREY),
+    "influenced_1": ("top-1 target of a source", ORANGE),
+    "best_baseline_1": ("its strongest baseline", GREEN),
+}
 
 
-def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, PairScore], lm: str) -> Figure:
+def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:
     """Draw r and Hit@1 along the ridge, one panel per pair, from the ``ridge_path`` table.
 
-    `chosen` has the scores of the pairs to draw, at the ridge of the run; Hit@1 of the strongest
+    `chosen` are the scores of the pairs to draw, at the ridge of the run; Hit@1 of the strongest
     baseline is drawn beside them.
     """
-    n_pairs = frame["pair"].nunique()
-    order = {name: i for i, name in enumerate(chosen)}
-    frame = frame[frame["pair"].isin(order)].sort_values(
-        "pair", key=lambda pairs: pairs.map(order), kind="stable"
-    )
+    scores = {score.name: score for score in chosen}
     strengths = np.sort(frame["ridge"].unique())
     exponents = np.log10(strengths[strengths > 0])
     first, last = (int(f(exponents)) for f in (np.min, np.max)) if len(exponents) else (0, 0)
@@ -146,10 +150,9 @@ def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, PairScore], lm: str
     ticks = [*strengths[strengths == 0], *(10.0**exponent for exponent in decades)]
 
     def add_lines(axes: Axes, pair: str, rows: DataFrame) -> None:
-        del rows
         if 0 in strengths:
             axes.axvline(0, label="ridge 0: the paper’s map", color=GREY, linestyle=":")
-        ridge, baseline = chosen[pair].ridge or 0.0, chosen[pair].best_baseline_1
+        ridge, baseline = scores[pair].ridge or 0.0, scores[pair].best_baseline_1
         axes.axvline(ridge, label="ridge of this run", color=INK, linestyle="--",
                      linewidth=1, zorder=0)  # fmt: skip
         if baseline is not None:
@@ -161,72 +164,65 @@ def ridge_path_figure(frame: DataFrame, chosen: Mapping[str, PairScore], lm: str
         axes.minorticks_off()
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
 
-    points = frame.melt(["pair", "ridge"], list(_PATHS), "score").astype({"value": float})
+    points, note = _points(frame, chosen, "ridge", _PATHS, "ridge_path")
     return curves(
-        points.assign(score=points["score"].map(lambda key: _PATHS[key][0])),
-        "ridge", "value", "score", "pair", share_y=True, whole_x=False, each=add_lines,
-        title=f"Correlation and precision along the ridge in {lm}",
-        subtitle=_cut_note(len(chosen), n_pairs, "pairs", "ridge_path"),
+        points, "ridge", "value", "score", "pair", share_y=True, whole_x=False, each=add_lines,
+        title=f"Correlation and precision along the ridge in {lm}", subtitle=note,
         colours=dict(_PATHS.values()), labels=("ridge", ""),
     )  # fmt: skip
 
 
-def random_words_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figure:
+def random_words_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:
     """Draw r by the number of source labels, beside as many random words, one panel per pair.
 
-    `frame` is the ``random_words`` table, `pairs` are the ones to draw.
+    `frame` is the ``random_words`` table, `chosen` are the pairs to draw.
     """
-    n_pairs = frame["pair"].nunique()
-    frame = frame[frame["pair"].isin(pairs)]
-    sides = []
-    for side, words in (("label", "labels of the source"), ("random", "random words")):
-        mean, std = (frame[f"{side}_{part}"].astype(float) for part in ("mean", "std"))
-        sides.append(
-            frame[["pair", "n_source_labels"]].assign(
-                words=words, r=mean, low=mean - std, high=mean + std
-            )
-        )
+    points, note = _points(frame, chosen, "n_source_labels", _WORDS, "random_words")
+    std = _points(frame, chosen, "n_source_labels", _WORDS_STD, "random_words")[0]["value"]
     subtitle = "bands: standard deviation over draws"
-    note = _cut_note(len(pairs), n_pairs, "pairs", "random_words")
 
     def scale_x(axes: Axes, pair: str, rows: DataFrame) -> None:
-        del pair
         counts = sorted(rows["n_source_labels"].unique())
         axes.set_xscale("log")
         axes.minorticks_off()
         axes.set_xticks(counts, [f"{n}" for n in counts], fontsize=8)
 
     return curves(
-        concat(sides), "n_source_labels", "r", "words", "pair", band=("low", "high"),
+        points.assign(low=points["value"] - std, high=points["value"] + std),
+        "n_source_labels", "value", "score", "pair", band=("low", "high"),
         title=f"Correlation of labels and of random words in {lm}",
         subtitle="; ".join(filter(None, [subtitle, note])), share_y=True, each=scale_x,
-        colours={"labels of the source": BLUE, "random words": GREY},
-        labels=("words that the map reads", "label-wise r"),
+        colours=dict(_WORDS.values()), labels=("words that the map reads", "label-wise r"),
     )  # fmt: skip
 
 
-_BY_LAYER = {
-    "label_mean": ("label-wise r", BLUE),
-    "random_label_mean": ("r, random words", GREY),
-    "influenced_1": ("top-1 target of a source", ORANGE),
-    "best_baseline_1": ("its strongest baseline", GREEN),
-}
-
-
-def logit_lens_figure(frame: DataFrame, pairs: Sequence[str], lm: str) -> Figure:
+def logit_lens_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:
     """Draw r and Hit@1 of the logit lens by layer beside their baselines, one panel per pair.
 
-    `frame` is the ``logit_lens`` table, `pairs` are the ones to draw.
+    `frame` is the ``logit_lens`` table, `chosen` are the pairs to draw.
     """
-    n_pairs = frame["pair"].nunique()
-    points = frame[frame["pair"].isin(pairs)].melt(["pair", "layer"], list(_BY_LAYER), "score")
+    points, note = _points(frame, chosen, "layer", _BY_LAYER, "logit_lens")
     return curves(
-        points.assign(score=points["score"].map(lambda key: _BY_LAYER[key][0])),
-        "layer", "value", "score", "pair", share_y=True,
-        title=f"Correlation and precision by layer in {lm}",
-        subtitle=_cut_note(len(pairs), n_pairs, "pairs", "logit_lens"),
+        points, "layer", "value", "score", "pair", share_y=True,
+        title=f"Correlation and precision by layer in {lm}", subtitle=note,
         colours=dict(_BY_LAYER.values()), labels=("layer", ""),
     )  # fmt: skip
+
+
+def _points(
+    frame: DataFrame,
+    chosen: Sequence[PairScore],
+    x: str,
+    columns: Mapping[str, tuple[str, str]],
+    table: str,
+) -> tuple[DataFrame, str]:
+    """Return numbers of the chosen pairs, a row each, with their name in the legend, and a note."""
+    order = {score.name: i for i, score in enumerate(chosen)}
+    rows = frame[frame["pair"].isin(order)]
+    points = rows.melt(["pair", x], list(columns), "score").astype({"value": float})
+    points["score"] = points["score"].map(lambda key: columns[key][0])
+    points = points.sort_values("pair", key=lambda pairs: pairs.map(order), kind="stable")
+    return points, _cut_note(len(order), frame["pair"].nunique(), "pairs", table)
 
 
 # -- nulls and rankings ----------------------------------------------------------------------

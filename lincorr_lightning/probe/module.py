@@ -210,7 +210,7 @@ class LinearProbe(LMStudy):
     @torch.no_grad()
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
         """Return the joint rows of `layout` as they are read, ``(n_subjects, n_read)``."""
-        return domain_rows(self.lm, self.layout, subjects)
+        return domain_rows(self.lm, self.layout.reads, subjects)
 
     def _gather_subjects(self, half: Half) -> list[str]:
         """Return the subjects that all ranks read, in order; all ranks must call it."""

@@ -26,7 +26,7 @@ from lincorr_lightning.linear_map.artifact import (
     require_held_out,
 )
 from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, build_layout, domain_rows
+from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.scores import pair_number
 from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair, mean_r
 from lincorr_lightning.lm.config import LMConfig
@@ -159,7 +159,7 @@ class MapResilience(LMStudy):
         options: dict[str, Any] = {"n_random": 0 if before is None else random_labels}
         self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted, **options)
         self.before: LanguageModel | None = None
-        self.layout_before: JointLayout | None = None
+        self.layout_before = self.layout
         if before is not None:
             self.before = self._language_model_before(as_settings(LMConfig, before), same_dtype)
             self.layout_before = build_layout(
@@ -240,13 +240,14 @@ class MapResilience(LMStudy):
         require_fit_half_first(batch, batch_idx)
         if batch.half == "test":
             require_held_out(batch.subjects, self._fitted_on)
-        rows = {"moments": domain_rows(self.lm, self.layout, batch.subjects)}
+        reads = [(self.lm, self.layout, self.moments)]
         fits_old_maps = self.stored is None or bool(self.layout.words)
-        if self.layout_before is not None and (batch.half == "test" or fits_old_maps):
-            assert self.before is not None
-            rows["moments_before"] = domain_rows(self.before, self.layout_before, batch.subjects)
-        for name, read in rows.items() if not batch.is_padding else ():
-            getattr(self, name)[batch.half].update(read)
+        if self.before is not None and (batch.half == "test" or fits_old_maps):
+            reads.append((self.before, self.layout_before, self.moments_before))
+        for lm, layout, moments in reads:
+            rows = domain_rows(lm, layout.reads, batch.subjects)
+            if not batch.is_padding:
+                cast(JointMoments, moments[batch.half]).update(rows)
 
     # -- scoring -----------------------------------------------------------------------------
 

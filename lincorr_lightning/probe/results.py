@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -28,8 +28,8 @@ _MAX_WEIGHT_FIGURES = 12
 _MAX_INFLUENCE_TABLES = 100
 # TensorBoard gets slow beyond some thousand tags; the tables have every pair.
 _MAX_SCALAR_PAIRS = 600
-# A tree over fewer kinds of knowledge shows nothing that the matrix does not.
-_MIN_CLUSTERED = 4
+# A tree over fewer pairs, those of four kinds of knowledge, shows nothing beyond the matrix.
+_MIN_KNOWN = 12
 _HIT1 = {"influenced_1": "top-1 target of a source", "best_baseline_1": "strongest baseline"}
 _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
@@ -214,20 +214,14 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
         ["pair", *headings, *_HIT1],
         f"Label-wise r on {findings.n_test:,} held-out subjects",
         "By r minus that of the control prompt. Random words: r of as many random words in place "
-        f"of the source labels; r above them is that of {_compared(findings.scores)}. Top-1: the "
-        "share of labels whose highest weight in W leads to a label of the reference, and that of "
-        "the strongest baseline, which knows the vocabulary alone. See docs/concepts.md.",
+        "of the source labels; r above them is that of model.random_labels source labels at most. "
+        "Top-1: the share of labels whose highest weight in W leads to a label of the reference, "
+        "and that of the strongest baseline, which knows the vocabulary alone. See "
+        "docs/concepts.md.",
         headline=True,
         headings=headings | _HIT1,
         formats=formats | dict.fromkeys(_HIT1, ".2f"),
     )
-
-
-def _compared(scores: Sequence[PairScore]) -> str:
-    """Return how many labels are compared with random words, in words."""
-    counts = [s.excess_over_random_labels["n_source_labels"] for s in scores
-              if s.excess_over_random_labels]  # fmt: skip
-    return f"{max(counts, default=0)} source labels at most"
 
 
 def _influences(findings: ProbeFindings) -> Table:
@@ -312,54 +306,38 @@ def _figures(
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 
-    lm, frames = short_name(lm), {name: table.frame for name, table in tables.items()}
+    lm, shown = short_name(lm), findings.notable(_MAX_WEIGHT_FIGURES)
     strengths = {f"{score.ridge:g}" for score in findings.scores}
     strength = strengths.pop() if len(strengths) == 1 else ridge
     fitted = f"maps fitted on {findings.n_fit:,}; ridge {strength}"
-    note = f"{findings.n_test:,} held-out subjects; {fitted}"
-    yield from _matrix_figures(findings, lm, note)
+    yield from _matrix_figures(findings, lm, f"{findings.n_test:,} held-out subjects; {fitted}")
     caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
-    yield _figure("nulls", caption, figures.nulls_figure, frames["pairs"], lm)
-    if "ranking" in frames:
+    yield Figure("nulls", caption, partial(figures.nulls_figure, tables["pairs"].frame, lm))
+    if "ranking" in tables:
         caption = "Label-wise r above its control, with 95 % intervals over subjects."
-        yield _figure(
-            "ranking", caption, figures.ranking_figure, frames["ranking"], partial_out, lm
-        )
-    if "transitivity" in frames:
+        frame = tables["ranking"].frame
+        yield Figure("ranking", caption, partial(figures.ranking_figure, frame, partial_out, lm))
+    if "transitivity" in tables:
         caption = "Label-wise r of composed maps beside the map of the pair."
-        yield _figure(
-            "transitivity", caption, figures.transitivity_figure, frames["transitivity"], lm
-        )
-    shown = findings.notable(_MAX_WEIGHT_FIGURES)
-    if findings.label_counts and shown:
-        names = [score.name for score in shown]
-        draw = partial(figures.random_words_figure, frames["random_words"], names, lm)
-        caption = "Label-wise r by the number of source labels, beside as many random words."
-        yield Figure("random_words", caption, draw)
-    if findings.layers and shown:
-        names = [score.name for score in shown]
-        caption = "Label-wise r and Hit@1 of the logit lens by layer, beside their baselines."
-        yield _figure(
-            "logit_lens", caption, figures.logit_lens_figure, frames["logit_lens"], names, lm
-        )
-    if findings.paths and shown:
-        caption = "Label-wise r and Hit@1 along the ridge."
-        chosen = {score.name: score for score in shown}
-        yield _figure(
-            "ridge_path", caption, figures.ridge_path_figure, frames["ridge_path"], chosen, lm
-        )
+        frame = tables["transitivity"].frame
+        yield Figure("transitivity", caption, partial(figures.transitivity_figure, frame, lm))
+    for name, caption, draw_curves in (
+        ("random_words", "Label-wise r by the number of source labels, beside as many random "
+         "words.", figures.random_words_figure),
+        ("logit_lens", "Label-wise r and Hit@1 of the logit lens by layer, beside their "
+         "baselines.", figures.logit_lens_figure),
+        ("ridge_path", "Label-wise r and Hit@1 along the ridge.", figures.ridge_path_figure),
+    ):  # fmt: skip
+        if name in tables and shown:
+            yield Figure(name, caption, partial(draw_curves, tables[name].frame, shown, lm))
     safe = safe_names(score.name for score in shown)
     for score in shown:
-        yield _figure(
-            f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.",
+        draw = partial(
             figures.top_weights_figure, *findings.labelled_weights(score),
             f"W of {score.name} in {lm}", f"ridge {score.ridge:g}",
             findings.layout.references.get(score.pair),
         )  # fmt: skip
-
-
-def _figure(name: str, caption: str, draw: Callable[..., Any], *arguments: Any) -> Figure:
-    return Figure(name, caption, partial(draw, *arguments))
+        yield Figure(f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.", draw)
 
 
 def _matrix_figures(findings: ProbeFindings, lm: str, note: str) -> Iterator[Figure]:
@@ -370,17 +348,17 @@ def _matrix_figures(findings: ProbeFindings, lm: str, note: str) -> Iterator[Fig
     for name, matrix in sorted(matrices.items(), key=lambda one: one[0] != "random_words_matrix"):
         if name != "control_matrix":
             caption = f"{matrix.caption} of every ordered pair, source to target."
-            yield _figure(name, caption, matrix.draw, f"{matrix.caption} in {lm}", note)
+            draw = partial(matrix.draw, f"{matrix.caption} in {lm}", note)
+            yield Figure(name, caption, draw)
     r = matrices["correlation_matrix"].frame if "correlation_matrix" in matrices else None
     if r is not None and _has_clusters(r):
         caption = (
             "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
         )
-        yield _figure("clusters", caption, cluster_heatmap, r, lm, note)
+        yield Figure("clusters", caption, partial(cluster_heatmap, r, lm, note))
 
 
 def _has_clusters(r: DataFrame) -> bool:
     """Return whether there are enough kinds of knowledge, and r of all their pairs."""
-    n = len(r)
     n_known = int(r.notna().to_numpy().sum())
-    return list(r.index) == list(r.columns) and n >= _MIN_CLUSTERED and n_known == n * (n - 1)
+    return list(r.index) == list(r.columns) and n_known == len(r) * (len(r) - 1) >= _MIN_KNOWN

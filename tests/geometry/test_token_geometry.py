@@ -155,11 +155,10 @@ def test_the_spearman_table_of_both_kinds_of_clouds(small_lm, make_trainer, tmp_
             wanted = (expected.statistic, expected.pvalue, 6)
             assert found["prompts", layer, n2] == pytest.approx(wanted)
             assert found["tokens", layer, n2][2] == 54
+    all_losses = [loss for each in losses.values() for loss in each]
     for row in study.results.values["dimension_loss"]:
         frame = study.profiles.layers[study.profiles.layers["layer"] == row["layer"]]
-        expected = stats.spearmanr(
-            frame[f"dimension n2={row['n2']}"], [x for each in losses.values() for x in each]
-        )
+        expected = stats.spearmanr(frame[f"dimension n2={row['n2']}"], all_losses)
         wanted = (expected.statistic, expected.pvalue, 54)
         assert found["tokens", row["layer"], row["n2"]] == pytest.approx(wanted)
     assert study.profiles.corpora["corpus"].nunique() == 6

@@ -155,12 +155,11 @@ def path_figure(grid: list[float], ridges: list[float]) -> Figure:
         for i in range(max(len(ridges), 14))
         for j, ridge in enumerate(grid)
     ]  # fmt: skip
-    frame = DataFrame(rows)
-    chosen = {
-        pair: PairScore("birthplace", "personality", ridge=ridge, best_baseline_1=0.4)
-        for pair, ridge in zip(frame["pair"].unique(), ridges, strict=False)
-    }
-    return ridge_path_figure(frame, chosen, LONG)
+    chosen = [
+        PairScore(f"birthplace{i}", f"personality{i}", ridge=ridge, best_baseline_1=0.4)
+        for i, ridge in enumerate(ridges)
+    ]
+    return ridge_path_figure(DataFrame(rows), chosen, LONG)
 
 
 @pytest.mark.parametrize("n", [1, 2, 12])

@@ -73,7 +73,7 @@ def test_w_and_b_are_those_of_scikit_learn(lm: LanguageModel, relation: Tokenize
     linear_model = pytest.importorskip("sklearn.linear_model")
     subjects = sample_subjects(lm.tokenizer, 500)
     domains = {"city": relation.source, "country": relation.target}
-    rows = domain_rows(lm, JointLayout(domains, (("city", "country"),)), subjects).numpy()
+    rows = domain_rows(lm, JointLayout(domains, (("city", "country"),)).reads, subjects).numpy()
     x, y = np.split(rows, [len(relation.source.token_ids)], axis=1)
     (fitted,) = fit_linear_maps(lm, relation, subjects)
     oracle = linear_model.LinearRegression().fit(x, y)
