@@ -17,7 +17,7 @@ from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from lincorr_lightning import termination
 from lincorr_lightning.errors import CheckpointError
-from lincorr_lightning.io import atomic_write
+from lincorr_lightning.io import atomic_write, regular_file
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 _WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
@@ -65,19 +65,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = None) -> None:
     """Refuse a checkpoint that no run of a study can use, before the LM is loaded.
 
-    Tensors are not read. Paths that only Lightning can resolve are not checked: ``last``,
-    a registry, and other URLs. Only if `weights_only` is False may the file hold other objects than
-    tensors and plain data.
+    Paths that only Lightning can resolve are not checked: ``last``, a registry, and other URLs.
+    Only if `weights_only` is False may it hold other objects than tensors and plain data.
     """
     if re.match(r"(last|registry)$|\w+:", str(path)) or (Path(path) / "meta.pt").is_file():
         return  # the last is a folder of shards (save_distributed_checkpoint)
-    path = Path(path)
-    if not path.is_file():
-        reason = "is not a file" if path.exists() else "does not exist"
-        raise CheckpointError(f"--ckpt_path {path} {reason}. {_WAY_OUT}")
     try:
-        if not zipfile.is_zipfile(path):
+        if not zipfile.is_zipfile(regular_file(path)):
             raise EOFError
+        # Tensors are not read.
         content = torch.load(
             path, map_location="cpu", weights_only=weights_only is not False, mmap=True
         )
@@ -89,11 +85,8 @@ def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = N
         elif isinstance(error, pickle.UnpicklingError):
             reason = "it holds other objects than tensors and plain data, or is damaged"
         raise CheckpointError(f"cannot read the checkpoint {path}: {reason}. {_WAY_OUT}") from error
-    for key in ("state_dict", "pytorch-lightning_version"):
-        if not isinstance(content, dict) or key not in content:
-            raise CheckpointError(
-                f"{path} is not the checkpoint of a run: it has no {key}. {_WAY_OUT}"
-            )
+    if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
+        raise CheckpointError(f"{path} is not the checkpoint of a run. {_WAY_OUT}")
     writer = content.get("study")
     if isinstance(writer, dict) and writer.get("name") != study:
         raise CheckpointError(
@@ -107,13 +100,11 @@ class SignalCheckpoint(L.Callback):
     The current step is finished first, see `Termination`. All ranks stop after the same step.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._path: Path | None = None
-        self._is_resumable = False
-        self._n_steps = 0
-        # Lightning's counters after the last step; None while a step is running.
-        self._progress: dict[str, Any] | None = None
+    _path: Path | None = None
+    _is_resumable = False
+    _n_steps = 0
+    _progress: dict[str, Any] | None = None
+    """Lightning's counters after the last step; None while a step is running."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Choose the checkpoint's path, on all ranks."""

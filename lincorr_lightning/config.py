@@ -87,10 +87,8 @@ def read_config(value: str) -> dict[str, Any]:
     try:
         content = load_yaml(value if is_text else Path(value).read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(
-            f"{name} does not exist. Pass a file, or one of the package as configs/NAME.yaml; "
-            "`lincorr --help` lists them."
-        ) from None
+        way_out = "Pass a file, or one of the package; `lincorr --help` lists them."
+        raise ConfigError(f"{name} does not exist. {way_out}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"{name} cannot be read: {reason}.") from error
@@ -142,15 +140,10 @@ def _check_config(value: str) -> str:
 
 
 def _lm_of(value: str) -> Mapping[str, Any]:
-    lm: Any = read_config(find_config(value))
-    for key in ("model", "init_args", "lm"):
-        lm = lm.get(key) if isinstance(lm, Mapping) else None
-    if not isinstance(lm, Mapping):
-        raise ConfigError(
-            f"{value} has no model.init_args.lm, so it describes no LM. Pass a file such as those "
-            "of configs/lm/."
-        )
-    return lm
+    try:
+        return dict(read_config(find_config(value))["model"]["init_args"]["lm"])
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{value} has no model.init_args.lm, as in configs/lm/.") from None
 
 
 # -- untrusted configs -------------------------------------------------------------------------

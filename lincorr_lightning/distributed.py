@@ -40,8 +40,7 @@ def require_items(trainer: Any, n: int, what: str, way_out: str) -> None:
     n_shards = data_shard(trainer).n
     if n_shards > n:
         raise SubjectsError(
-            f"{n_shards} processes cannot share {n} {what}. Set trainer.devices (times "
-            f"trainer.num_nodes) to at most {n}, or {way_out}."
+            f"{n_shards} processes cannot share {n} {what}. Lower trainer.devices, or {way_out}."
         )
 
 

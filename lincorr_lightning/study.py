@@ -15,7 +15,7 @@ from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
-from lincorr_lightning.errors import CheckpointError, ConfigError
+from lincorr_lightning.errors import CheckpointError, ConfigError, require
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, refuse_sharding
@@ -41,8 +41,8 @@ def as_settings(kind: type[T], value: T | Mapping[str, Any]) -> T:
 
 def plain(value: Any) -> Any:
     """Return hyper-parameters as plain data, which is all that torch loads from a checkpoint."""
-    if is_dataclass(value) and not isinstance(value, type):
-        return asdict(value)
+    if is_dataclass(value):
+        return asdict(value)  # type: ignore[arg-type]
     if isinstance(value, Mapping):
         return {key: plain(member) for key, member in value.items()}
     return [plain(member) for member in value] if isinstance(value, (list, tuple)) else value
@@ -50,6 +50,16 @@ def plain(value: Any) -> Any:
 
 class PlainHyperparameters(HyperparametersMixin):
     """Keeps a constructor's arguments as plain data, whatever they are."""
+
+    free_settings: ClassVar[frozenset[str]] = frozenset()
+    """Arguments that a resumed run may change."""
+
+    @property
+    def fixed_settings(self) -> dict[str, Any]:
+        """The arguments that a resumed run must not change."""
+        # Keys with an underscore are Lightning's.
+        names = (name for name in self.hparams if name[0] != "_" and name not in self.free_settings)
+        return {name: self.hparams[name] for name in names}
 
     def save_hyperparameters(
         self, *args: Any, frame: FrameType | None = None, logger: bool = True, **options: Any
@@ -74,8 +84,6 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Class of the batches that the study takes, from any DataLoader."""
     shards_lm: ClassVar[bool] = False
     """Whether the study can run with an LM that is sharded over devices."""
-    free_settings: ClassVar[frozenset[str]] = frozenset()
-    """Options of the study and of its data that a resumed run may change."""
 
     results: Results | None = None
     """Results of the last run; None before."""
@@ -92,7 +100,6 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     def setup(self, stage: str) -> None:
         """Refuse settings that give wrong numbers or lose them, before hours are spent."""
-        del stage
         check_strategy(self.trainer)
         if not self.shards_lm:
             refuse_sharding(self.trainer, type(self).__name__)
@@ -162,14 +169,13 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another study or other settings, and restore the study's state."""
-        stored = checkpoint.get("study")
-        if not isinstance(stored, Mapping) or stored.get("name") != self.study:
+        stored = checkpoint.get("study", {})
+        if stored.get("name") != self.study:
             raise CheckpointError(
-                f"Not a {type(self).__name__} checkpoint. Pass one that `lincorr fit` wrote with "
-                "this study."
+                f"Not a {type(self).__name__} checkpoint. Pass one that this study wrote."
             )
         if self._trainer is not None and self.trainer.state.fn == "fit":
-            self.require_same_settings(checkpoint, self.hparams.keys() - self.free_settings)
+            self.require_same_settings(checkpoint, self.fixed_settings)
         try:
             self.restore(stored)
         except KeyError as error:
@@ -180,16 +186,12 @@ class Study(PlainHyperparameters, L.LightningModule):
     def require_same_settings(self, checkpoint: Mapping[str, Any], names: Iterable[str]) -> None:
         """Refuse a checkpoint whose study had other values for these options."""
         then = checkpoint.get("hyper_parameters", {})
-        # The LM is known by its fingerprint; keys with an underscore are Lightning's.
-        known = (name for name in sorted(then.keys() & set(names) - {"lm"}) if name[0] != "_")
+        known = sorted(then.keys() & set(names) - {"lm"})  # which is known by its fingerprint
         require_same({name: then[name] for name in known}, self.hparams, "model.")
 
 
 def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str = "") -> None:
-    """Refuse a checkpoint that was written with other settings, or other data, than those of now.
-
-    `owner` is the prefix of the settings in messages, as ``data.``.
-    """
+    """Refuse a checkpoint of other settings or data; `owner` is their prefix, as ``data.``."""
     for name, value in stored.items():
         if value != now[name]:
             raise CheckpointError(
@@ -202,8 +204,8 @@ def require_one_epoch(trainer: L.Trainer, epochs: str, steps: str) -> None:
     """Refuse other lengths of a run, and of its steps, than the study's own settings say."""
     if trainer.max_epochs not in (1, None) and not is_dry_run(trainer):
         raise ConfigError(
-            f"trainer.max_epochs is {trainer.max_epochs}, but a run is one epoch of the trainer. "
-            f"Set it to 1, and {epochs} for the length of the run."
+            f"trainer.max_epochs is {trainer.max_epochs}; it must be 1. For longer runs, set "
+            f"{epochs}."
         )
     if trainer.accumulate_grad_batches != 1:
         raise ConfigError(f"trainer.accumulate_grad_batches must be 1; set {steps} instead.")
@@ -212,11 +214,8 @@ def require_one_epoch(trainer: L.Trainer, epochs: str, steps: str) -> None:
 def require_batch(study: Study, batch: object, *kinds: type) -> None:
     """Refuse a batch of another study."""
     if not isinstance(batch, kinds):
-        names = " or ".join(kind.__name__ for kind in kinds)
-        raise ConfigError(
-            f"{type(study).__name__} takes batches of {names} ({kinds[0].__module__}), not "
-            f"{type(batch).__name__}. Pass --data TextsDataModule, or a DataLoader of these."
-        )
+        names, given = " or ".join(kind.__name__ for kind in kinds), type(batch).__name__
+        raise ConfigError(f"{type(study).__name__} takes batches of {names}, not {given}.")
 
 
 def require_one_pass(trainer: L.Trainer) -> None:
@@ -257,10 +256,7 @@ class LMStudy(Study):
                 "Leave it at 32-true and set model.lm.dtype for the LM."
             )
         if not self.trains_lm and self.trainer.strategy.root_device.type == "mps":
-            raise ConfigError(
-                "Apple's mps device has no float64, which the statistics need. "
-                "Run with --trainer.accelerator cpu."
-            )
+            raise ConfigError("mps has no float64. Run with --trainer.accelerator cpu.")
         super().setup(stage)
 
     def configure_model(self) -> None:
@@ -277,20 +273,14 @@ class LMStudy(Study):
 
     def teardown(self, stage: str) -> None:
         """Log how the LM read its prompts."""
-        del stage
-        if self.lm.reads_prompts is not None:
-            rank_zero_info(
-                f"{self.lm.config.name_or_path} read the prompts of a subject "
-                f"{self.lm.reads_prompts}"
-            )
+        if (how := self.lm.reads_prompts) is not None:
+            rank_zero_info(f"{self.lm.config.name_or_path} read the prompts of a subject {how}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave frozen weights of the LM out, and note which LM it was."""
         super().on_save_checkpoint(checkpoint)
-        kept = self._kept_keys(checkpoint["state_dict"])
-        checkpoint["state_dict"] = {
-            key: value for key, value in checkpoint["state_dict"].items() if key in kept
-        }
+        state, kept = checkpoint["state_dict"], self._kept_keys(checkpoint["state_dict"])
+        checkpoint["state_dict"] = {key: value for key, value in state.items() if key in kept}
         checkpoint["lm"] = {
             "name_or_path": self.lm.config.name_or_path,
             "fingerprint": dict(self.lm_info["fingerprint"]),
@@ -305,8 +295,8 @@ class LMStudy(Study):
             own, stored = self._kept_keys(self.state_dict()), set(checkpoint["state_dict"])
             if own != stored:
                 raise CheckpointError(
-                    f"the checkpoint does not fit {type(self).__name__} as it is set up: missing "
-                    f"{sorted(own - stored)}, unexpected {sorted(stored - own)}. {_START_ANEW}"
+                    f"the checkpoint does not fit these settings: missing {sorted(own - stored)}, "
+                    f"unexpected {sorted(stored - own)}. {_START_ANEW}"
                 )
 
     def _kept_keys(self, keys: Iterable[str]) -> set[str]:
@@ -348,14 +338,16 @@ class StudyData(PlainHyperparameters, L.LightningDataModule):
     def language_model(self) -> LanguageModel:
         """The LM of the study; a `ConfigError` if there is none."""
         if self._lm is None:
-            raise ConfigError(
-                f"{type(self).__name__} makes its data for an LM. Pass lm=module.lm in Python, or "
-                "run it with a study of an LM."
-            )
+            raise ConfigError(f"{type(self).__name__} needs an LM. Pass lm=module.lm.")
         return self._lm
+
+    def require_at_least(self, *may_be_none: str, **least: float) -> None:
+        """Refuse arguments, which are saved as hyper-parameters, that are less than these."""
+        for name, bound in least.items():
+            if self.hparams[name] is not None or name not in may_be_none:
+                require(f"data.{name}", self.hparams[name], at_least=bound)
 
 
 def _forget_missing_lm(module: nn.Module, keys: Any) -> None:
     """Drop the LM's weights from the missing keys, of which Lightning would warn."""
-    del module
     keys.missing_keys[:] = [key for key in keys.missing_keys if not key.startswith("lm.")]

@@ -102,12 +102,12 @@ class Harmful:
 DAMAGED: dict[str, tuple[Callable[[Path, Path], Any], str]] = {
     "half": (_cut(5000), "damaged, truncated or not a checkpoint"),
     "all but a few bytes": (_cut(-5), "damaged, truncated or not a checkpoint"),
-    "a pipe": (lambda path, _: os.mkfifo(path), "is not a file"),
-    "nothing": (lambda path, _: None, "does not exist"),
+    "a pipe": (lambda path, _: os.mkfifo(path), "it is a FIFO"),
+    "nothing": (lambda path, _: None, "No such file"),
     "a pickle": (lambda path, _: path.write_bytes(pickle.dumps(Harmful())), "damaged, truncated"),
     "an object": (_saved(checkpoint_of() | {"x": Harmful()}), "other objects than tensors"),
-    "a list": (_saved([1, 2]), "it has no state_dict"),
-    "a state_dict": (_saved({"state_dict": {}}), "it has no pytorch-lightning_version"),
+    "a list": (_saved([1, 2]), "is not the checkpoint of a run"),
+    "a state_dict": (_saved({"state_dict": {}}), "is not the checkpoint of a run"),
     "another study": (
         _saved(checkpoint_of() | {"study": {"name": "linear_probe"}}),
         "is of linear_probe, not of pretraining",

@@ -50,8 +50,7 @@ def read_subjects(path: str | Path) -> list[str]:
     for where, subject in _filled_lines(Path(path), "subjects of data.subjects_file"):
         if subject in subjects:
             raise SubjectsError(
-                f"data.subjects_file {where}: {subject!r} is there twice; a subject in both halves "
-                "would be tested on what it was fitted on. Remove one."
+                f"data.subjects_file {where}: {subject!r} is there twice. Remove one."
             )
         subjects[subject] = None
     return list(subjects)
@@ -75,9 +74,7 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str]) -> Iterator[tu
     elif path.suffix.lower() == ".csv":
         yield from _csv_rows(path, what, needed)
     else:
-        raise SubjectsError(
-            f"{path} is neither .jsonl nor .csv. Name a file of {what} of one of these kinds."
-        )
+        raise SubjectsError(f"{path} is neither .jsonl nor .csv. Name a file of {what} that is.")
 
 
 def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
@@ -87,17 +84,13 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         missing = [name for name in needed if name not in reader.fieldnames]
         if missing:
-            raise SubjectsError(
-                f"{path}, line 1: the header lacks {', '.join(missing)}. It must have "
-                f"{', '.join(needed)}."
-            )
+            raise SubjectsError(f"{path}, line 1: the header lacks {', '.join(missing)}.")
         good = reader.line_num
         for entry in reader:
             where = f"{path}, line {reader.line_num}"
             if None in entry:
                 raise SubjectsError(
-                    f"{where}: there are more fields than the header has. Put a field that holds "
-                    "a comma in double quotes."
+                    f"{where}: more fields than in the header. Quote a field that holds a comma."
                 )
             good = reader.line_num
             yield where, entry
@@ -132,8 +125,7 @@ def read_texts(
                 yield text
         if is_empty:
             raise SubjectsError(
-                f"{owner}.texts {path} holds no text. Put {', '.join(SUFFIXES)} files there, or "
-                "name another file or folder."
+                f"{owner}.texts {path} holds no text. Put {', '.join(SUFFIXES)} files there."
             )
 
 
@@ -144,8 +136,7 @@ def _files(path: Path, owner: str) -> list[Path]:
         return sorted(path / f for f in texts if not any(part.startswith(".") for part in f.parts))
     if not path.exists() or path.suffix.lower() not in SUFFIXES:
         raise SubjectsError(
-            f"{owner}.texts {path} is not there, or is no {', '.join(SUFFIXES)} file. Name a file "
-            "of one of these kinds, or a folder."
+            f"{owner}.texts {path} must be a folder, or a {', '.join(SUFFIXES)} file that exists."
         )
     return [path]
 
@@ -163,8 +154,8 @@ def _texts(file: Path, key: str, sample_by: SampleBy, owner: str) -> Iterator[Te
             text = row.get(key) if isinstance(row, Mapping) else None
             if not isinstance(text, str):
                 raise SubjectsError(
-                    f"{where}: {key!r} is {text!r}; each row needs a text there. Name the right "
-                    f"field as {owner}.key."
+                    f"{where}: {key!r} is {text!r}, not a text. Name the right field as "
+                    f"{owner}.key."
                 )
             if text.strip():
                 yield Text(where, str(row.get("corpus") or file.stem), text)

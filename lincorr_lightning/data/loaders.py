@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import lightning as L
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.study import require_same
-
-if TYPE_CHECKING:
-    import lightning as L
 
 Batch = TypeVar("Batch")
 

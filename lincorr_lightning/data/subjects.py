@@ -47,8 +47,8 @@ def require_fit_half_first(batch: SubjectBatch, batch_idx: int) -> None:
     """Refuse a test that fits maps unless it begins with the fit half; all ranks must call it."""
     if batch_idx == 0 and "fit" not in gather(batch.half):
         raise ConfigError(
-            "This study fits maps on the fit half of the subjects while it tests, and the first "
-            "batches are of the held-out half. Set data.test_on to all."
+            "This study fits maps while it tests, and the first batches are of the held-out half. "
+            "Set data.test_on to all."
         )
 
 
@@ -112,9 +112,8 @@ class SubjectsDataModule(StudyData):
         for half, members in self.halves.items():
             if len(members) < 2:
                 raise SubjectsError(
-                    f"{len(subjects)} subjects with data.fit_fraction {self.fit_fraction} leave "
-                    f"{len(members)} in the {half} half; each half needs at least 2. Raise "
-                    "data.n_subjects."
+                    f"{len(subjects)} subjects leave {len(members)} in the {half} half; each half "
+                    "needs at least 2. Raise data.n_subjects, or change data.fit_fraction."
                 )
             if stage != "predict":
                 what = f"subjects of the {half} half"
@@ -126,8 +125,7 @@ class SubjectsDataModule(StudyData):
             subjects = read_subjects(self.subjects_file)
             if n is not None and n > len(subjects):
                 raise SubjectsError(
-                    f"data.n_subjects is {n}, but {self.subjects_file} has {len(subjects)} "
-                    "subjects. Lower data.n_subjects or add lines."
+                    f"data.n_subjects is {n}, but {self.subjects_file} has {len(subjects)}."
                 )
             order = np.random.default_rng(self.seed).permutation(len(subjects))[:n]
             return [subjects[i] for i in order]

@@ -18,14 +18,14 @@ from torch.utils.data import DataLoader, Dataset
 from lincorr_lightning.data.files import SampleBy, read_texts
 from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.tiny_world.world import (
-    WORLD_CORPUS,
     WORLD_FILE,
     World,
+    world_corpus,
     world_documents,
     world_file,
 )
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.study import StudyData
@@ -72,43 +72,38 @@ def pad_rows(rows: Sequence[Sequence[int]], n_skipped: int = 0) -> TokenRows:
     return TokenRows(ids, mask.long(), mask & (positions >= n_skipped))
 
 
+@dataclass(eq=False)
 class TextBlocks(Dataset[TokenStep]):
     """Training steps of one data shard: blocks of texts in an endless shuffled order.
 
     A step follows from its number alone, so that a resumed run continues with the texts that the
-    interrupted run had left. The arguments are those of `TextsDataModule`; `rows` are token ids.
+    interrupted run had left. The fields are arguments of `TextsDataModule`; `texts` are token ids.
     """
 
-    def __init__(
-        self,
-        rows: Sequence[list[int]],
-        n_skipped: int,
-        n_tokens: int,
-        batch_tokens: int,
-        block_steps: int,
-        seed: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        self._rows, self._n_skipped, self._seed = rows, n_skipped, seed
-        self._batch_tokens, self._block_steps = batch_tokens, block_steps
-        self._rank, self._world_size = rank, world_size
-        self._size = size = batch_tokens * block_steps
-        self.n_blocks = n_tokens // size
-        if self.n_blocks < world_size:
+    texts: Sequence[list[int]]
+    n_skipped: int
+    n_tokens: int
+    batch_tokens: int
+    block_steps: int
+    seed: int
+    rank: int = 0
+    n_shards: int = 1
+
+    def __post_init__(self) -> None:
+        size = self.batch_tokens * self.block_steps
+        self.n_blocks = self.n_tokens // size
+        if self.n_blocks < self.n_shards:
             raise ConfigError(
-                f"{n_tokens} tokens to train on are {self.n_blocks} blocks of {size} for "
-                f"{world_size} ranks. Train on more tokens (data.n_tokens, or "
-                "model.training_tokens of a study that trains small SAEs), or make blocks smaller "
-                "(data.batch_tokens, data.block_steps)."
+                f"{self.n_tokens} tokens to train on are {self.n_blocks} blocks of {size} for "
+                f"{self.n_shards} ranks. Raise data.n_tokens (or model.training_tokens), or lower "
+                "data.batch_tokens or data.block_steps."
             )
-        counts = np.array([len(row) - n_skipped for row in rows], dtype=np.int64)
+        counts = np.array([len(row) - self.n_skipped for row in self.texts], dtype=np.int64)
         # A block ends with a whole text, so it exceeds its size by less than one text.
         needed = self.n_blocks * (size + int(counts.max()))
-        n_epochs = -(-needed // int(counts.sum()))
         orders = [
-            np.random.default_rng([seed, 1, epoch]).permutation(len(rows))
-            for epoch in range(n_epochs)
+            np.random.default_rng([self.seed, 1, epoch]).permutation(len(self.texts))
+            for epoch in range(-(-needed // int(counts.sum())))
         ]
         self._order = np.concatenate(orders)
         ends = counts[self._order].cumsum()
@@ -116,34 +111,37 @@ class TextBlocks(Dataset[TokenStep]):
         for _ in range(self.n_blocks):
             done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
             self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
-        self.determined_by: dict[str, Any] = {
-            "n_tokens": n_tokens, "batch_tokens": batch_tokens, "block_steps": block_steps,
-            "seed": seed, "n_rows": len(rows), "skipped": n_skipped, "n_shards": world_size,
-        }  # fmt: skip
         self._cached: tuple[int, TokenRows, Tensor] | None = None
+
+    @property
+    def determined_by(self) -> dict[str, Any]:
+        """Settings that determine the content of a step."""
+        names = ("n_tokens", "batch_tokens", "block_steps", "seed", "n_skipped", "n_shards")
+        return {name: getattr(self, name) for name in names} | {"n_rows": len(self.texts)}
 
     def __len__(self) -> int:
         """Steps of this shard in one epoch."""
-        return self.n_blocks // self._world_size * self._block_steps
+        return self.n_blocks // self.n_shards * self.block_steps
 
     def __getitem__(self, index: int) -> TokenStep:
-        shard_block, step = divmod(index % len(self), self._block_steps)
-        block = shard_block * self._world_size + self._rank
+        shard_block, step = divmod(index % len(self), self.block_steps)
+        block = shard_block * self.n_shards + self.rank
         texts, positions = self._read(block)
-        n = self._batch_tokens
+        n = self.batch_tokens
         return TokenStep(block, step, texts, positions[step * n : (step + 1) * n])
 
     def rows(self, block: int) -> list[list[int]]:
         """Return the token ids of a block's texts."""
         start, stop = self._starts[block : block + 2]
-        return [self._rows[i] for i in self._order[start:stop]]
+        return [self.texts[i] for i in self._order[start:stop]]
 
     def _read(self, block: int) -> tuple[TokenRows, Tensor]:
         if self._cached is None or self._cached[0] != block:
-            order = np.random.default_rng([self._seed, 2, block]).permutation(self._size)
-            texts = pad_rows(self.rows(block), self._n_skipped)
+            size = self.batch_tokens * self.block_steps
+            order = np.random.default_rng([self.seed, 2, block]).permutation(size)
+            texts = pad_rows(self.rows(block), self.n_skipped)
             # Tokens of the last text beyond the block's size are in no step.
-            texts.counted.view(-1)[texts.counted.flatten().nonzero()[self._size :, 0]] = False
+            texts.counted.view(-1)[texts.counted.flatten().nonzero()[size:, 0]] = False
             self._cached = block, texts, torch.from_numpy(order)
         return self._cached[1:]
 
@@ -202,13 +200,10 @@ class TextsDataModule(StudyData):
     ) -> None:
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training_tokens"])
-        least = {
-            "n_tokens": 1, "batch_tokens": 1, "block_steps": 1, "n_held_out": 1, "n_texts": 1,
-            "eval_batch_size": 1, "max_length": 2, "skip_tokens": 0,
-        }  # fmt: skip
-        for name, value in self.hparams.items():
-            if name in least and not (value is None and name in ("n_texts", "skip_tokens")):
-                require(f"data.{name}", value, at_least=least[name])
+        self.require_at_least(
+            "n_texts", "skip_tokens", n_tokens=1, batch_tokens=1, block_steps=1, max_length=2,
+            skip_tokens=0, n_held_out=1, n_texts=1, eval_batch_size=1,
+        )  # fmt: skip
         self.n_tokens, self.batch_tokens = n_tokens, batch_tokens
         self._make_blocks = partial(
             TextBlocks, batch_tokens=batch_tokens, block_steps=block_steps, seed=seed
@@ -234,8 +229,7 @@ class TextsDataModule(StudyData):
         if not self._held_out:
             raise SubjectsError(
                 f"none of the {len(held_out)} texts that are held out is longer than "
-                f"{self.n_skipped + 1} tokens, of which {self.n_skipped} are not read. Name other "
-                "texts as data.texts, or lower data.skip_tokens."
+                f"{self.n_skipped + 1} tokens. Take longer data.texts, or lower data.skip_tokens."
             )
         if trains:
             self._rows = self._training_rows(others)
@@ -263,11 +257,11 @@ class TextsDataModule(StudyData):
         world = world_file(name)
         if world is None:
             raise ConfigError(
-                f"data.texts is null, which stands for sentences about the tiny world, but {name} "
-                f"has no {WORLD_FILE} beside it. Name files of texts as data.texts."
+                f"data.texts is null, for sentences about the tiny world, but {name} has no "
+                f"{WORLD_FILE} beside it. Name files of texts."
             )
         catalogue = Catalogue.load(*(self.knowledge_files or ()))
-        statements = World.load(world).statements(catalogue.select(knowledge or WORLD_CORPUS))
+        statements = World.load(world).statements(catalogue.select(knowledge or world_corpus()))
         return list(dict.fromkeys(f"{statement.text}." for statement in statements))
 
     def _split(self, texts: Sequence[str], n: int) -> tuple[list[str], list[str]]:
@@ -281,10 +275,9 @@ class TextsDataModule(StudyData):
         n_tokens = sum(len(row) - self.n_skipped for row in rows)
         if n_tokens < self.batch_tokens:
             raise SubjectsError(
-                f"beside those that are held out there are {len(texts)} different texts: "
-                f"{n_tokens} tokens are left to train on, and a step alone takes "
-                f"{self.batch_tokens}. Name more texts as data.texts, or lower data.n_held_out or "
-                "data.n_texts."
+                f"the {len(texts)} texts that are not held out have {n_tokens} tokens to train on, "
+                f"and a step alone takes {self.batch_tokens}. Name more data.texts, or lower "
+                "data.n_held_out or data.n_texts."
             )
         return rows
 
@@ -294,8 +287,7 @@ class TextsDataModule(StudyData):
         n = min(self.max_length, lm.max_length or self.max_length) - len(lm.prefix)
         if n < 1:
             raise ConfigError(
-                f"data.max_length is {self.max_length}, which the {len(lm.prefix)} special tokens "
-                "before each text fill alone. Make rows longer."
+                f"data.max_length must be more than the {len(lm.prefix)} special tokens of a row."
             )
         if not texts:
             return []
@@ -306,10 +298,10 @@ class TextsDataModule(StudyData):
             lm.prefix + ids[start : start + n] for ids in encoded for start in range(0, len(ids), n)
         ]
 
-    def blocks(self, rank: int = 0, world_size: int = 1) -> TextBlocks:
+    def blocks(self, rank: int = 0, n_shards: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""
         rows, n_tokens = self._rows, self.n_tokens
-        return self._make_blocks(rows, self.n_skipped, n_tokens, rank=rank, world_size=world_size)
+        return self._make_blocks(rows, self.n_skipped, n_tokens, rank=rank, n_shards=n_shards)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return a loader of `TokenStep`."""
@@ -391,11 +383,8 @@ class TokenizedTextDataModule(StudyData):
         seed: int = 0,
     ) -> None:
         super().__init__(lm)
-        require("data.n_tokens", n_tokens, at_least=4)
-        require("data.batch_size", batch_size, at_least=1)
-        if n_texts is not None:
-            require("data.n_texts", n_texts, at_least=1)
         self.save_hyperparameters(ignore=["lm"])
+        self.require_at_least("n_texts", n_tokens=4, n_texts=1, batch_size=1)
         self.batch_size = batch_size
         self._read = partial(
             read_prompts, texts=texts, key=key, n_tokens=n_tokens, n_texts=n_texts, seed=seed,
@@ -405,7 +394,6 @@ class TokenizedTextDataModule(StudyData):
 
     def setup(self, stage: str) -> None:
         """Read and tokenize the texts, the same on every rank."""
-        del stage
         if self.prompts is not None:
             return
         self.prompts = self._read(self.language_model)
@@ -441,8 +429,8 @@ def read_prompts(
     longest_input = None if lm.max_length is None else lm.max_length - len(lm.prefix)
     if longest_input is not None and n_tokens > longest_input:
         raise ConfigError(
-            f"{owner}.n_tokens is {n_tokens}, but {lm.config.name_or_path} reads at most "
-            f"{longest_input} tokens of a text. Lower {owner}.n_tokens."
+            f"{owner}.n_tokens is {n_tokens}; {lm.config.name_or_path} reads {longest_input} at "
+            "most."
         )
     if texts is None:
         # A word is at least one token.

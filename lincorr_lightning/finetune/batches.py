@@ -117,21 +117,11 @@ def edit_batch(
 
 @dataclass(frozen=True)
 class EditTraining:
-    """How edits are trained, and how they are distributed over optimizer steps.
-
-    Attributes:
-        method: ``full``, or ``lora`` for low-rank adapters.
-        learning_rate: Learning rate of AdamW.
-        n_steps: Optimizer steps of each independent edit.
-        adapter: Rank, alpha, target modules and seed of the adapters.
-        protocol: ``joint``: all edits train one LM, in a new order each epoch; ``independent``:
-            each edit is trained from the base weights.
-        edits_per_step: Edits in a batch; independent ones are trained side by side.
-    """
+    """How edits are trained and distributed over optimizer steps; see `SourceFinetune`."""
 
     method: Literal["full", "lora"] = "lora"
     learning_rate: float = 2e-3
-    n_steps: int = 10
+    n_steps: int = 10  #: Of each independent edit.
     adapter: AdapterSettings = field(default_factory=AdapterSettings)
     protocol: Literal["joint", "independent"] = "independent"
     edits_per_step: int = 8
@@ -196,13 +186,13 @@ class EditDataset(Dataset[EditBatch]):
         epoch, step = divmod(index, len(self))
         turn, repeat = divmod(step, self.training.steps_per_edit)
         n, size = len(self.edits), self.training.edits_per_step
-        per_step = size * self.n_shards
+        first = turn * size * self.n_shards
         if self.training.protocol == "independent":
-            first, n_steps = turn * per_step + self.rank * size, self.training.steps_per_edit
-            ids = list(range(n)[first : first + size])
+            n_steps = self.training.steps_per_edit
+            ids = list(range(n)[first + self.rank * size :][:size])
         else:
             order, n_steps = np.random.default_rng([self.seed, epoch]).permutation(n), 0
-            parts = np.array_split(order[turn * per_step : (turn + 1) * per_step], self.n_shards)
+            parts = np.array_split(order[first:][: size * self.n_shards], self.n_shards)
             ids = parts[self.rank].tolist()
         prompts = [self.prompts[i] for i in ids] or [self.prompts[0]]
         return edit_batch([self.edits[i] for i in ids], ids, prompts, repeat, n_steps)

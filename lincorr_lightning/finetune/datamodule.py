@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from functools import cached_property
 from operator import itemgetter
 from typing import Any, get_args
@@ -11,12 +12,7 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
-from lincorr_lightning.errors import (
-    ConfigError,
-    SubjectsError,
-    require,
-    require_one_of,
-)
+from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
 from lincorr_lightning.finetune.edits import (
     Edit,
@@ -29,7 +25,6 @@ from lincorr_lightning.finetune.edits import (
     resolve_labels,
     sample_candidates,
     sample_edits,
-    source_statement,
     without_repaired,
 )
 from lincorr_lightning.finetune.forecasts import forecast_edits
@@ -75,6 +70,7 @@ class EditsDataModule(StudyData):
     """
 
     batch_type = EditBatch
+    free_settings = frozenset({"edits_file", "knowledge_files", "batch_size"})
 
     def __init__(
         self,
@@ -93,29 +89,25 @@ class EditsDataModule(StudyData):
         training: EditTraining | None = None,
     ) -> None:
         super().__init__(lm)
-        if n_edits is not None:
-            require("data.n_edits", n_edits, at_least=1)
-        elif edits_file is None:
+        self.save_hyperparameters(ignore=["lm", "training"])
+        if n_edits is None and edits_file is None:
             raise ConfigError("data.n_edits is null; sampled edits need a number.")
-        if max_edits_per_reference is not None:
-            require("data.max_edits_per_reference", max_edits_per_reference, at_least=1)
-        require("data.batch_size", batch_size, at_least=1)
-        require("data.seed", seed, at_least=0)
+        self.require_at_least(
+            "n_edits", "max_edits_per_reference", n_edits=1, max_edits_per_reference=1,
+            batch_size=1, seed=0,
+        )  # fmt: skip
         if max_risk is not None:
             require("data.max_risk", max_risk, at_least=0, at_most=1)
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
-        if subjects is not None:
-            if edits_file is not None:
-                raise ConfigError(
-                    "data.subjects and data.edits_file both name the subjects of the edits. Leave "
-                    "one of them null."
-                )
-            if not subjects:
-                raise ConfigError("data.subjects is empty; null samples some.")
-            if len(set(subjects)) < len(subjects):
-                twice = max(subjects, key=subjects.count)
-                raise SubjectsError(f"data.subjects names {twice!r} twice. Remove one.")
-        self.save_hyperparameters(ignore=["lm", "training"])
+        if subjects is not None and edits_file is not None:
+            raise ConfigError(
+                "data.subjects and data.edits_file both name subjects. Leave one of them null."
+            )
+        if subjects is not None and not subjects:
+            raise ConfigError("data.subjects is empty; null samples some.")
+        for subject, n in Counter(subjects or ()).items():
+            if n > 1:
+                raise SubjectsError(f"data.subjects names {subject!r} twice. Remove one.")
         self.relation, self.subwords, self.seed = relation, subwords, seed
         self.n_edits, self.subjects, self.subject_kind = n_edits, subjects, subject_kind
         self.edits_file, self.max_risk, self.batch_size = edits_file, max_risk, batch_size
@@ -124,7 +116,7 @@ class EditsDataModule(StudyData):
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         self._leaves_out = max_risk is not None
-        self._raw: list[RawEdit] | None = None
+        self._raw: list[RawEdit] = []
         self._edits: list[Edit] | None = None
         self._left_out: list[dict[str, Any]] = []
 
@@ -133,14 +125,13 @@ class EditsDataModule(StudyData):
         self._leaves_out = self.max_risk is not None and stage != "predict"
         # The LM may have been trained since an earlier run.
         self._edits, self._left_out = None, []
-        vars(self).pop("tokenized", None)
         self.tokenized  # noqa: B018
 
     @cached_property
     def tokenized(self) -> TokenizedRelation:
         """The relation in the LM's tokens, with which what the user named is checked."""
-        tokenizer = self.language_model.tokenizer
-        relation = TokenizedRelation.of(self.relation, self._catalogue, tokenizer, self.subwords)
+        lm = self.language_model
+        relation = TokenizedRelation.of(self.relation, self._catalogue, lm.tokenizer, self.subwords)
         if self.edits_file is not None:
             raw = read_edits(self.edits_file)
             self._raw = raw[: self.n_edits]
@@ -149,10 +140,10 @@ class EditsDataModule(StudyData):
                     f"{self.edits_file} has {len(raw)} edits; only the first {len(self._raw)} "
                     "are used (data.n_edits). Set it to null to use all."
                 )
-            resolve_labels(self._raw, relation, tokenizer)
+            resolve_labels(self._raw, relation, lm)
         else:
             relation.require_reference()
-            refuse_unknown_subjects(self.subjects or (), tokenizer)
+            refuse_unknown_subjects(dict.fromkeys(self.subjects or (), "data.subjects"), lm)
         return relation
 
     def prepare_edits(self) -> list[Edit]:
@@ -168,14 +159,14 @@ class EditsDataModule(StudyData):
     def _file_edits(self) -> list[Edit]:
         """Return the edits of the file, without subjects that the LM was repaired with."""
         relation, lm = self.tokenized, self.language_model
-        edits = resolve_edits(self._raw or (), relation, lm, "data.edits_file")
+        edits = resolve_edits(self._raw, relation, lm, "data.edits_file")
         edits = limit_per_reference(edits, self.max_edits_per_reference, "data.edits_file")
         known = [edit for edit in edits if edit.target_before in edit.reference]
         if known:
+            first = f"{known[0].subject!r} -> {known[0].answer!r}"
             rank_zero_warn(
-                f"{len(known)} of {len(edits)} edits, such as {known[0].subject!r} -> "
-                f"{known[0].answer!r}, ask for the target that the LM answers already: they "
-                "count as generalized whatever training does."
+                f"{len(known)} of {len(edits)} edits, such as {first}, ask for the target that the "
+                "LM answers already: they count as generalized whatever training does."
             )
         return edits
 
@@ -206,11 +197,9 @@ class EditsDataModule(StudyData):
             if risk > limit
         ]  # fmt: skip
         if not kept:
-            lowest = min(zip(risks, edits, strict=True))
             raise SubjectsError(
                 f"data.max_risk is {limit:g}, but every edit is forecast to hallucinate with a "
-                f"higher probability; the lowest, {lowest[0]:.2f}, is that of "
-                f"{lowest[1].subject!r} -> {lowest[1].answer!r}. Raise it, or set it to null."
+                f"higher probability, {min(risks):.2f} or more. Raise it, or set it to null."
             )
         rank_zero_info(
             f"{len(edits) - len(kept)} of {len(edits)} edits are left out, which are forecast to "
@@ -237,7 +226,8 @@ class EditsDataModule(StudyData):
             edits = self._edits = self.trainer.strategy.broadcast(edits)
         require_items(self.trainer, len(edits), "edits", "give more edits")
         # Refuses an answer that would end beyond the LM's last position.
-        lm.rows([source_statement(relation, edit) for edit in edits])
+        state = relation.relation.source.statement
+        lm.rows([state(edit.subject, edit.answer) for edit in edits])
         prompts = relation.source_prompts([edit.subject for edit in edits])
         shard = data_shard(self.trainer)
         return EditDataset(
@@ -250,14 +240,10 @@ class EditsDataModule(StudyData):
     def _determined_by(self) -> dict[str, Any]:
         """Return what the edits follow from: settings, what a file says, and the LM's labels."""
         relation = self.tokenized
-        names = (
-            "relation", "n_edits", "max_edits_per_reference", "subjects", "subject_kind", "seed",
-            "max_risk", "subwords",
-        )  # fmt: skip
-        rows = [[*edit[1:3], edit.reference] for edit in self._raw or ()]
+        rows = [[*edit[1:3], edit.reference] for edit in self._raw]
         labels = [relation.source.token_ids, relation.target.token_ids]
         contents = {"edits_file": rows, "knowledge_files": labels}
-        return {name: self.hparams[name] for name in names} | {
+        return self.fixed_settings | {
             f"{name} (contents)": fingerprint_data(value) for name, value in contents.items()
         }
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.lm.encoding import LONE_SURROGATE
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
 REPAIRED_SUBJECTS = "repaired_subjects"
@@ -62,9 +59,6 @@ class Edit(NamedTuple):  # not a frozen dataclass, which Lightning refuses insid
     target_before: int  #: Index of the target label that leads before training.
 
 
-Named = TypeVar("Named", str, RawEdit)
-
-
 def reference_mask(edits: Sequence[Edit], n_target: int) -> Tensor:
     """Return the target labels in each edit's reference, ``(n, n_target)`` bool."""
     mask = torch.zeros(len(edits), n_target, dtype=torch.bool)
@@ -78,14 +72,8 @@ def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> li
 
     Such as ``X lives in the city of Paris. X lives in the country of``.
     """
-    prompt = relation.relation.target.prompt
-    return [f"{source_statement(relation, edit)}. {prompt(edit.subject)}" for edit in edits]
-
-
-def source_statement(relation: TokenizedRelation, edit: Edit) -> str:
-    """Return the source prompt of an edit with its new answer."""
-    gap = " " if relation.source.knowledge.leading_space else ""
-    return f"{relation.relation.source.prompt(edit.subject)}{gap}{edit.answer}"
+    state, prompt = relation.relation.source.statement, relation.relation.target.prompt
+    return [f"{state(edit.subject, edit.answer)}. {prompt(edit.subject)}" for edit in edits]
 
 
 # -- sampling --------------------------------------------------------------------------------------
@@ -116,7 +104,7 @@ def sample_edits(
     pool = sample_candidates(lm, n, seed) if subjects is None else subjects
     by_label = [
         taught
-        for label, answers in enumerate(_source_answers(relation, lm.tokenizer))
+        for label, answers in enumerate(_source_answers(relation, lm))
         if labels is None or label in labels
         if (taught := [answer for answer in answers if answer.reference])
     ]
@@ -173,8 +161,8 @@ def sample_candidates(
 ) -> list[str]:
     """Sample enough subjects for n edits, or as many as the vocabulary has."""
     pool = sample_up_to(lm.tokenizer, _MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
-    unknown = _unknown_subjects(pool, lm.tokenizer)
-    return [subject for index, subject in enumerate(pool) if index not in unknown]
+    unknown = set(_unknown_subjects(pool, lm))
+    return [subject for subject in pool if subject not in unknown]
 
 
 def leading_labels(
@@ -216,8 +204,7 @@ def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]
         first = by_subject.setdefault(edit.subject, {}).setdefault(edit.answer, edit)
         if first is not edit:
             raise SubjectsError(
-                f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {first.where}. "
-                "Remove one of them."
+                f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {first.where}."
             )
         raw.append(edit)
     if not raw:
@@ -235,10 +222,8 @@ def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]
 
 def _checked(entry: Any, where: str) -> RawEdit:
     if not isinstance(entry, Mapping):
-        raise SubjectsError(
-            f'{where}: an object is needed, such as {{"subject": "Ada", "answer": "Paris"}}, not '
-            f"{entry!r}."
-        )
+        needed = '{"subject": "Ada", "answer": "Paris"}'
+        raise SubjectsError(f"{where}: an object is needed, such as {needed}, not {entry!r}.")
     fields = (*_REQUIRED, *_OPTIONAL)
     for name in entry:
         meant = get_close_matches(str(name), fields, 1, 0.8) if name not in fields else []
@@ -258,10 +243,9 @@ def _checked(entry: Any, where: str) -> RawEdit:
 
 
 def _text(value: Any, name: str, where: str) -> str:
-    if value is None:
-        raise SubjectsError(f"{where}: {name!r} is missing. Each edit needs subject and answer.")
     if not isinstance(value, str) or not value.strip():
-        raise SubjectsError(f"{where}: {name!r} is {value!r}; it must be a non-empty text.")
+        shown = "missing" if value is None else repr(value)
+        raise SubjectsError(f"{where}: {name!r} is {shown}; it must be a non-empty text.")
     return value.strip()
 
 
@@ -280,8 +264,9 @@ def resolve_edits(
     left out, see `without_repaired`.
     """
     if setting is not None:
-        edits = without_repaired(edits, lm, setting)
-    answers = resolve_labels(edits, relation, lm.tokenizer)
+        kept = set(without_repaired([edit.subject for edit in edits], lm, setting))
+        edits = [edit for edit in edits if edit.subject in kept]
+    answers = resolve_labels(edits, relation, lm)
     subjects = [edit.subject for edit in edits]
     rows = zip(subjects, answers, *leading_labels(relation, lm, subjects), strict=True)
     return [Edit(subject, *answer, *labels) for subject, answer, *labels in rows]
@@ -304,25 +289,23 @@ def limit_per_reference(edits: list[Edit], limit: int | None, setting: str) -> l
 
 
 def resolve_labels(
-    edits: Sequence[RawEdit], relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
+    edits: Sequence[RawEdit], relation: TokenizedRelation, lm: LanguageModel
 ) -> list[SourceAnswer]:
-    """Return the answer of each edit, with its label; needs no forward pass."""
-    refuse_unknown_subjects(
-        [edit.subject for edit in edits], tokenizer, [edit.where for edit in edits]
-    )
-    known = _by_text(_source_answers(relation, tokenizer), relation.source)
+    """Return the answer of each edit, with its label; needs no weights of the LM."""
+    refuse_unknown_subjects({edit.subject: edit.where for edit in edits}, lm)
+    known = _by_text(_source_answers(relation, lm), relation.source)
     labels = relation.target.labels
     # Labels by the texts of their answers, and by their own.
     targets = {answer.text: i for i, label in enumerate(labels) for answer in label.answers}
     targets |= {text: i for i, text in enumerate(relation.target.texts)}
     unknown = [edit for edit in edits if edit.answer not in known]
     if unknown:
-        first, *others = unknown
-        message = f"{first.where}: {_no_label(first.answer, relation.source, known)}"
-        if others:
-            listed = "; ".join(f"{edit.where}: {edit.answer!r}" for edit in others[:5])
-            message += f" {len(others)} more answers are no label, such as {listed}."
-        raise SubjectsError(message)
+        first = [
+            f"{edit.where}: {_no_label(edit.answer, relation.source, known)}"
+            for edit in unknown[:5]
+        ]
+        more = f" {len(unknown) - 5} more answers are no labels." if len(unknown) > 5 else ""
+        raise SubjectsError(" ".join(first) + more)
     resolved = []
     for edit in edits:
         answer = known[edit.answer]
@@ -349,19 +332,18 @@ def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
     return frozenset(getattr(lm.model.config, REPAIRED_SUBJECTS, ()))
 
 
-def without_repaired(edits: Sequence[Named], lm: LanguageModel, setting: str) -> list[Named]:
-    """Return the edits, or subjects, without those that the LM was repaired with, and warn.
+def without_repaired(subjects: Sequence[str], lm: LanguageModel, setting: str) -> list[str]:
+    """Return the subjects without those that the LM was repaired with, and warn.
 
     `setting` is the config key that names them, for messages.
     """
     repaired = repaired_subjects(lm)
-    names = [edit if isinstance(edit, str) else edit.subject for edit in edits]
-    kept = [edit for edit, name in zip(edits, names, strict=True) if name not in repaired]
-    if len(kept) < len(edits):
-        first = next(name for name in names if name in repaired)
+    kept = [subject for subject in subjects if subject not in repaired]
+    if len(kept) < len(subjects):
+        first = next(subject for subject in subjects if subject in repaired)
         message = (
-            f"{len(edits) - len(kept)} of {len(edits)} subjects of {setting}, such as {first!r}, "
-            f"were examples of the repair of {lm.config.name_or_path}"
+            f"{len(subjects) - len(kept)} of {len(subjects)} subjects of {setting}, such as "
+            f"{first!r}, were examples of the repair of {lm.config.name_or_path}"
         )
         if not kept:
             raise SubjectsError(f"{message}. Name other subjects.")
@@ -369,46 +351,35 @@ def without_repaired(edits: Sequence[Named], lm: LanguageModel, setting: str) ->
     return kept
 
 
-def refuse_unknown_subjects(
-    subjects: Sequence[str], tokenizer: PreTrainedTokenizerBase, where: Sequence[str] | None = None
-) -> None:
-    """Refuse subjects that have no token known to the LM, as a `SubjectsError`.
-
-    `where` is the origin of each subject, for the message; None for ``data.subjects``.
-    """
-    for index in sorted(_unknown_subjects(subjects, tokenizer)):
-        origin = where[index] if where else f"data.subjects, number {index + 1}"
-        raise SubjectsError(
-            f"{origin}: the subject {subjects[index]!r} has no token that the LM knows. Name "
-            "another one."
-        )
+def refuse_unknown_subjects(where: Mapping[str, str], lm: LanguageModel) -> None:
+    """Refuse subjects that have no token known to the LM; `where` says where each is named."""
+    for subject in _unknown_subjects(where, lm):
+        raise SubjectsError(f"{where[subject]}: the subject {subject!r} has no token of the LM's.")
 
 
-def _unknown_subjects(subjects: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> set[int]:
-    """Return the indices of subjects without tokens, or with none but the unknown token."""
+def _unknown_subjects(subjects: Collection[str], lm: LanguageModel) -> list[str]:
+    """Return the subjects without tokens, or with none but the unknown token."""
     if not subjects:
-        return set()
+        return []
     plain = [LONE_SURROGATE.sub("", subject) for subject in subjects]
-    rows = tokenizer(plain, add_special_tokens=False)["input_ids"]
-    return {
-        index
-        for index, (subject, row) in enumerate(zip(subjects, rows, strict=True))
+    rows = lm.tokenizer(plain, add_special_tokens=False)["input_ids"]
+    return [
+        subject
+        for subject, row in zip(subjects, rows, strict=True)
         if not subject.strip()
         or LONE_SURROGATE.search(subject)
-        or set(row) <= {tokenizer.unk_token_id}
-    }
+        or set(row) <= {lm.tokenizer.unk_token_id}
+    ]
 
 
-def _source_answers(
-    relation: TokenizedRelation, tokenizer: PreTrainedTokenizerBase
-) -> list[list[SourceAnswer]]:
+def _source_answers(relation: TokenizedRelation, lm: LanguageModel) -> list[list[SourceAnswer]]:
     """Return the answers of each source label; the reference of an answer may be empty.
 
     An answer has a reference of its own: South Korea lies in Asia, though its label " South" is
     that of South Africa as well.
     """
     source, reference = relation.source, relation.relation.reference or {}
-    rows = answer_tokens(source.knowledge, tokenizer)
+    rows = answer_tokens(source.knowledge, lm.tokenizer)
     texts = [answer.text for answer in source.knowledge.answers]
     tokens = {text: tuple(ids or ()) for text, ids in zip(texts, rows, strict=True)}
     target_labels: dict[str, set[int]] = {}

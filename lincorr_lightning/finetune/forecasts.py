@@ -45,8 +45,6 @@ from lincorr_lightning.results.table import number
 
 RIDGES: tuple[float | str, ...] = (0.0, "auto")
 N_SUBJECTS = 2000
-DEFAULT_FORECASTERS = ("optimizer_step", "in_context")
-"""The default is the first of these that a run has, the best first."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +76,7 @@ class Forecasts:
     @property
     def default(self) -> str:
         """Name of the forecaster whose answers are shown first, the best one."""
-        names = (*DEFAULT_FORECASTERS, *self.predicted)
-        return next(name for name in names if name in self.predicted)
+        return "optimizer_step" if "optimizer_step" in self.predicted else "in_context"
 
     def leading(self, logits: Tensor) -> list[str]:
         """Return the target label that leads in each row of `before` or of predicted logits."""
@@ -204,30 +201,26 @@ def forecast_edits(
         [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
         texts, target, mask, predicted, probabilities, origin,
     )  # fmt: skip
-    if weights:
-        weight = weights.get("map_auto", next(iter(weights.values())))
-        expected = predicted[forecasts.default].argmax(1).tolist()
-        columns = next(iter(weights.values())).T[labels]
-        forecasts = replace(
-            forecasts,
-            causes=_causes(relation, edits, weight, expected),
-            reference_weights=columns.masked_fill(~mask, -torch.inf).amax(1),
-        )
-    return forecasts
+    return _with_causes(forecasts, edits, relation, weights) if weights else forecasts
 
 
-def _causes(
-    relation: TokenizedRelation, edits: Sequence[Edit], weight: Tensor, expected: Sequence[int]
-) -> list[str]:
-    """Return why each edit would not generalize, see `Forecasts`."""
-    labels, mask = torch.tensor([edit.label for edit in edits]), reference_mask(edits, len(weight))
-    by_map = attribute_causes(weight, labels, mask, torch.ones(len(edits), dtype=torch.bool))
-    causes = []
-    for edit, answer, cause in zip(edits, expected, by_map, strict=True):
-        is_ambiguous = relation.ambiguous_mask[answer, edit.label]
-        otherwise = "ambiguous reference" if is_ambiguous else str(cause)
-        causes.append("" if answer in edit.reference else otherwise)
-    return causes
+def _with_causes(
+    forecasts: Forecasts,
+    edits: Sequence[Edit],
+    relation: TokenizedRelation,
+    weights: Mapping[str, Tensor],
+) -> Forecasts:
+    first, labels = next(iter(weights.values())), torch.tensor([edit.label for edit in edits])
+    best, mask = weights.get("map_auto", first), forecasts.reference_mask
+    learned = torch.ones(len(edits), dtype=torch.bool)
+    causes = [str(cause) for cause in attribute_causes(best, labels, mask, learned)]
+    for i, answer in enumerate(forecasts.predicted[forecasts.default].argmax(1).tolist()):
+        if answer in edits[i].reference:
+            causes[i] = ""
+        elif relation.ambiguous_mask[answer, edits[i].label]:
+            causes[i] = "ambiguous reference"
+    of_reference = first.T[labels].masked_fill(~mask, -torch.inf).amax(1)
+    return replace(forecasts, causes=causes, reference_weights=of_reference)
 
 
 def logits_in_context(

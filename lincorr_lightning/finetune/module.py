@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
 
-import lightning as L
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -38,8 +37,6 @@ from lincorr_lightning.lm.sharding_strategy import is_sharded
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results
 from lincorr_lightning.study import LMStudy, as_settings, require_one_pass
-
-_MAX_NAMED = 3  # edits in a message
 
 
 class SourceFinetune(TrainedLMStudy):
@@ -91,10 +88,7 @@ class SourceFinetune(TrainedLMStudy):
         super().__init__(lm, method, learning_rate, adapter, weight_decay)
         require("model.edits_per_step", edits_per_step, at_least=1)
         if save_model and protocol == "independent":
-            raise ConfigError(
-                "model.save_model is true, but independent edits leave the LM as it was. "
-                "Set model.protocol to joint, or model.save_model to false."
-            )
+            raise ConfigError("independent edits leave the LM as it was: set save_model to false.")
         self.save_hyperparameters(logger=False)
         self.is_independent = protocol == "independent"
         one_at_a_time = self.is_independent and method == "full"
@@ -109,7 +103,6 @@ class SourceFinetune(TrainedLMStudy):
         self._base: list[Tensor] = []
         self._step_edits: list[Edit] = []  # since the last update
         self._seen: set[int] = set()
-        self._started = 0.0
         self._n_own_steps = 0
 
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
@@ -128,17 +121,13 @@ class SourceFinetune(TrainedLMStudy):
             self.is_independent or self.makes_forecasts or self.save_model
         ):
             raise ConfigError(
-                "a sharded LM is trained on joint edits only, without forecast and without "
-                "save_model: set model.protocol to joint, model.forecast and model.save_model "
-                "to false, or add --config configs/trainer/ddp.yaml, which does not shard."
-            )
-        if self.is_independent and self.trainer.accumulate_grad_batches != 1:
-            raise ConfigError(
-                "trainer.accumulate_grad_batches is "
-                f"{self.trainer.accumulate_grad_batches}, but independent edits take one optimizer "
-                "step per batch. Leave it at 1, or set model.protocol to joint."
+                "a sharded LM is trained with model.protocol joint, model.forecast false and "
+                "model.save_model false. Set these, or add --config configs/trainer/ddp.yaml, "
+                "which does not shard."
             )
         if self.is_independent:
+            n = self.trainer.accumulate_grad_batches
+            require("trainer.accumulate_grad_batches of independent edits", n, at_most=1)
             require_one_pass(self.trainer)
         super().setup(stage)
         self.row_reader = RowReader(self.lm)
@@ -165,11 +154,7 @@ class SourceFinetune(TrainedLMStudy):
         if self.makes_forecasts and self.forecasts is None:
             dataset = edit_dataset(self.trainer)
             if dataset is None:
-                raise ConfigError(
-                    "model.forecast is true, but the training dataset is no EditDataset, which "
-                    "lists all edits before training. Use EditsDataModule, or set model.forecast "
-                    "to false."
-                )
+                raise ConfigError("model.forecast needs an EditDataset. Use EditsDataModule.")
             self.forecasts = forecast_edits(
                 self.lm, dataset.edits, dataset.relation, training=self.edit_training,
                 adapters=self.adapters, reader=self.row_reader,
@@ -177,15 +162,13 @@ class SourceFinetune(TrainedLMStudy):
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
         """Start independent edits from the base weights."""
-        del batch_idx
         protocol, size = self.edit_training.protocol, self.edit_training.edits_per_step
         fits = isinstance(batch, EditBatch) and (batch.n_steps > 0) == self.is_independent
         if not fits or (self.is_independent and len(batch.input_ids) > size):
             raise ConfigError(
-                f"with model.protocol {protocol}, SourceFinetune trains on batches (EditBatch) of "
-                f"{size} {protocol} edits, and not on {type(batch).__name__} of other edits. Pass "
-                "EditsDataModule(..., training=module.edit_training), or a DataLoader of such "
-                "batches."
+                f"SourceFinetune trains on batches (EditBatch) of {size} {protocol} edits, and not "
+                f"on {type(batch).__name__} of other edits. Pass EditsDataModule(..., "
+                "training=module.edit_training), or a DataLoader of such batches."
             )
         if not batch.first:
             return
@@ -204,7 +187,6 @@ class SourceFinetune(TrainedLMStudy):
 
     def training_step(self, batch: EditBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the answers' tokens."""
-        del batch_idx
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
             losses = answer_losses(self.lm.model, batch)
@@ -250,10 +232,9 @@ class SourceFinetune(TrainedLMStudy):
             edits = [edit for part in gather(self._step_edits) for edit in part]
         else:  # the row of a padding batch has no edit
             edits = [edit for edit, ok in zip(edits, finite, strict=False) if not ok]
-        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
-        where = f"at the edit {'; '.join(names[:_MAX_NAMED])}" if names else "in a padding batch"
-        if len(names) > _MAX_NAMED:
-            where += f" and {len(names) - _MAX_NAMED} more"
+        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:3]]
+        names += [f"{len(edits) - 3} more"] if len(edits) > 3 else []
+        where = f"at the edit {'; '.join(names)}" if names else "in a padding batch"
         raise NonFiniteError(
             f"{what} NaN or infinite at step {self.trainer.global_step}, {where}. Lower "
             f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to float32. "
@@ -276,7 +257,6 @@ class SourceFinetune(TrainedLMStudy):
 
     def on_train_end(self) -> None:
         """Restore the base weights of independent edits, and write the results."""
-        self._seconds = self.seconds
         if self._base:
             self._restore()
         super().on_train_end()
@@ -288,18 +268,17 @@ class SourceFinetune(TrainedLMStudy):
         n_steps = self.global_step
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own
             n_steps = sum(gather(self._n_own_steps))
-        callbacks: Sequence[L.Callback] = self.trainer.callbacks  # type: ignore[attr-defined]
-        measured = collect_callback_results(self.trainer)
-        history: dict[str, Any] = {}
-        for callback in callbacks:
-            history |= getattr(callback, "history", {})
         run = {
             "protocol": protocol,
             "method": self.method,
             "n_edits": n_seen if dataset is None else len(dataset.edits),
             "n_steps": n_steps,
-            "seconds": self._seconds,
+            "seconds": self.seconds,
         }
+        measured = collect_callback_results(self.trainer)
+        history: dict[str, Any] = {}
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            history |= getattr(callback, "history", {})
         return finetune_results(
             measured, self.forecasts, run, dataset, history,
             self.lm.config.name_or_path,
@@ -330,8 +309,7 @@ class SourceFinetune(TrainedLMStudy):
         n_ranks = max(1 if self._trainer is None else self.trainer.world_size, state["n_ranks"])
         if self.is_independent and n_ranks > 1:
             raise CheckpointError(
-                f"independent edits on {n_ranks} ranks cannot be resumed: a checkpoint holds those "
-                "of rank 0. Start a new run, or train them on one device."
+                f"independent edits on {n_ranks} ranks cannot be resumed: rank 0 saves its own."
             )
         if state["forecasts"] is not None:
             self.forecasts = Forecasts(**state["forecasts"])
@@ -393,23 +371,15 @@ class EditForecast(LMStudy):
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
         """Do nothing: the forecast of all edits is at the end. Lightning warns of a None."""
-        del batch, batch_idx
         return []
 
     def build_results(self) -> Results:
         """Forecast all edits at once: they share the maps and the passes of the LM."""
         dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
         if not isinstance(dataset, EditDataset):
-            raise ConfigError(
-                f"EditForecast forecasts the edits of an EditDataset, not of "
-                f"{type(dataset).__name__}. Pass --data EditsDataModule, or a DataLoader over an "
-                "EditDataset."
-            )
+            raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")
         if dataset.max_risk is not None and self._stepped is None:
-            raise ConfigError(
-                "data.max_risk needs the probabilities, which need model.optimizer_step true. Set "
-                "it, or set data.max_risk to null."
-            )
+            raise ConfigError("data.max_risk needs model.optimizer_step true, or set it to null.")
         self.forecasts = forecast_edits(
             self.lm, dataset.edits, dataset.relation, self.ridges, self.linear_map,
             self.n_subjects, self._stepped,

@@ -17,8 +17,14 @@ from typing import Any
 from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edits import SEPARATOR
+from lincorr_lightning.finetune.figures import (
+    outcomes_figure,
+    reference_weights_figure,
+    risk_figure,
+)
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome, outcome_shares
+from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, number, short_name
 
@@ -46,8 +52,6 @@ def case_results(
     `random` is the share of edits for which a random label would be right; `taught` is False if
     subjects were watched without edits; `suffix` is appended to all names where a run has several.
     """
-    from lincorr_lightning.finetune import figures
-
     table = Table.of(
         f"cases{suffix}", cases, EditCase,
         f"What {'each edit' if taught else 'training'} did to the target of {relation} (paper, "
@@ -59,9 +63,9 @@ def case_results(
         Figure(f"reference_weights{suffix}",
                f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
                "figure 5).",
-               partial(figures.reference_weights_figure, cases, relation, taught)),
+               partial(reference_weights_figure, cases, relation, taught)),
         Figure(f"outcomes{suffix}", f"Share of each outcome of the edits of {relation}.",
-               partial(figures.outcomes_figure, cases, relation, random, taught)),
+               partial(outcomes_figure, cases, relation, random, taught)),
     ]  # fmt: skip
 
 
@@ -170,8 +174,6 @@ def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Res
 
 
 def _risk_figure(forecasts: Forecasts) -> Figure:
-    from lincorr_lightning.finetune.figures import risk_figure
-
     caption = f"Risks of {len(forecasts.subjects)} edits of {forecasts.relation}, by forecaster."
     return Figure("forecast", caption, partial(risk_figure, forecasts))
 
@@ -265,13 +267,12 @@ def _after_training(
     forecasts: Forecasts, own: Results | None
 ) -> tuple[list[str], list[str]] | None:
     """Return answers and outcomes after training, if a callback measured the forecast edits."""
-    table = next((t for t in (own.tables if own else ()) if t.name.startswith("cases")), None)
-    cells = {} if table is None else table.frame.to_dict("list")
-    if cells.get("subject") != list(forecasts.subjects):
+    if own is None:
         return None
-    if cells["source_answer"] != list(forecasts.source_answers):
-        return None
-    return cells["answer_after"], cells["outcome"]
+    cases = own.tables[0].frame.to_dict("list")
+    edits = list(forecasts.subjects), list(forecasts.source_answers)
+    same = (cases["subject"], cases["source_answer"]) == edits
+    return (cases["answer_after"], cases["outcome"]) if same else None
 
 
 def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
@@ -352,8 +353,6 @@ def _training_figure(
     lm_name: str,
     subtitle: str,
 ) -> Figure:
-    from lincorr_lightning.results.plots import training_curves
-
     curves: dict[str, list[tuple[int, float]]] = {}
     for key, points in history.items():
         if "/macro_" in key or key.endswith("_of_learned"):

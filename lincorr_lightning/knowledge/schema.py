@@ -71,6 +71,10 @@ class Knowledge:
         """Return the prompt for a subject; braces in it are left as they are."""
         return self.template.replace("{}", subject, 1)
 
+    def statement(self, subject: str, answer: str) -> str:
+        """Return the prompt for a subject with an answer."""
+        return self.prompt(subject) + (" " if self.leading_space else "") + answer
+
 
 @dataclass(frozen=True, slots=True)
 class Relation:

@@ -88,7 +88,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--config {t}/mode.yaml", "`mode` can be min, max, got sideways"),
     (PROBE, "--trainer.accumulate_grad_batches 2", "gradient accumulation is not supported"),
     # Folders and checkpoints
-    (PROBE, "--ckpt_path {t}/nothing", "nothing does not exist"),
+    (PROBE, "--ckpt_path {t}/nothing", "nothing: No such file or directory"),
     # Configs
     (PROBE, "--config=nope.yaml", "the config nope.yaml does not exist. Pass a file, or one of"),
     (PROBE, "--config {t}", "cannot be read: Is a directory"),

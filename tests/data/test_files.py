@@ -59,11 +59,11 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("files", "name", "options", "message"),
     [
-        ({}, "gone", {"owner": "Monitor"}, r"Monitor\.texts .*gone is not there"),
-        ({"a.md": "x"}, "a.md", {}, r"is no \.txt, \.jsonl, \.csv file"),
+        ({}, "gone", {"owner": "Monitor"}, r"Monitor\.texts .*gone must be a folder, or"),
+        ({"a.md": "x"}, "a.md", {}, r"must be a folder, or a \.txt, \.jsonl, \.csv file"),
         ({"f/a.txt": "  "}, "f", {}, r"f holds no text\. Put .txt"),
         ({"a.jsonl": '{"text": "x"}\n{"body": "x"}'}, "a.jsonl", {},
-         r"a\.jsonl, line 2: 'text' is None; .* as data\.key"),
+         r"a\.jsonl, line 2: 'text' is None, not a text.* as data\.key"),
         ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, "line 1: 'text' is None"),
         ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: this is not JSON"),
         ({"a.csv": "words\nx"}, "a.csv", {}, r"a\.csv, line 1: the header lacks text"),

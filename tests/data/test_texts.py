@@ -128,7 +128,7 @@ def test_steps_hold_their_block_and_their_tokens(lm: LanguageModel, file: str) -
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"n_held_out": 70}, SubjectsError, r"are 0 different texts: 0 tokens.*data\.n_held"),
+        ({"n_held_out": 70}, SubjectsError, r"the 0 texts .* have 0 tokens.*data\.n_held"),
         ({"batch_tokens": 600, "n_tokens": 6000}, SubjectsError, "a step alone takes 600"),
         ({"skip_tokens": 50}, SubjectsError, r"none of the 10 texts.*51 tokens.*data\.skip_tokens"),
         ({"max_length": 1}, ConfigError, "data.max_length is 1"),
@@ -144,7 +144,7 @@ def test_a_study_that_trains_nothing_may_read_all_texts(lm: LanguageModel, file:
     data.setup("test")
     read = _texts_of(data.test_dataloader())
     assert set(read) == {tuple(row) for row in lm.tokenizer(LINES)["input_ids"]}
-    with pytest.raises(SubjectsError, match="0 tokens are left to train on"):
+    with pytest.raises(SubjectsError, match="have 0 tokens to train on"):
         data.setup("fit")
 
 

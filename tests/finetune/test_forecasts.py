@@ -217,7 +217,7 @@ def test_a_plain_loader_over_an_edit_dataset_is_forecast(small_lm, make_trainer)
     make_trainer().predict(module, DataLoader(dataset, batch_size=None))
     assert module.forecasts.subjects == [edit.subject for edit in data.prepare_edits()]
     assert set(module.forecasts.predicted) == {"map_0", "in_context"}
-    with pytest.raises(ConfigError, match="forecasts the edits of an EditDataset, not of list"):
+    with pytest.raises(ConfigError, match="EditForecast needs an EditDataset"):
         make_trainer().predict(module, DataLoader([0]))
 
 
@@ -264,7 +264,7 @@ def test_a_prediction_marks_the_edits_above_a_risk(small_lm, tmp_path):
     (["--model.ridges=[best]"], r"model\.ridges.*'best'; each is"),
     (["--model.ridges=[-1]"], r"model\.ridges.*-1"),
     (["--data.max_risk=0.5", "--model.optimizer_step=false"],
-     r"data\.max_risk needs .* model\.optimizer_step true"),
+     r"data\.max_risk needs model\.optimizer_step true"),
 ])  # fmt: skip
 def test_settings_that_cannot_be(small_lm, tmp_path, options, message):
     with pytest.raises(ConfigError, match=message):
@@ -273,9 +273,7 @@ def test_settings_that_cannot_be(small_lm, tmp_path, options, message):
 
 def test_a_risk_that_leaves_no_edit_is_refused(lm):
     data = EditsDataModule(lm, n_edits=4, max_risk=0.0, training=EditTraining())
-    with pytest.raises(
-        SubjectsError, match=r"max_risk is 0, .* lowest, 0\.\d\d, is that of '.* Raise it"
-    ):
+    with pytest.raises(SubjectsError, match=r"max_risk is 0, .* 0\.\d\d or more\. Raise it"):
         data.prepare_edits()
     with pytest.raises(ConfigError, match=r"data\.max_risk"):
         EditsDataModule(lm, max_risk=1.1)

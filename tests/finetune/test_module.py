@@ -331,10 +331,12 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
             make_trainer(**trainer or {}).fit(module, data or made)
         return module
 
-    module = refused("accumulate_grad_batches is 2", trainer={"accumulate_grad_batches": 2})
+    module = refused(
+        "accumulate_grad_batches of independent edits is 2", trainer={"accumulate_grad_batches": 2}
+    )
     assert not module.lm.is_loaded
     unlisted = DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None)
-    refused("model.forecast is true, but the training dataset", unlisted, protocol="joint",
+    refused("model.forecast needs an EditDataset", unlisted, protocol="joint",
             forecast=True)  # fmt: skip
     refused("1 independent edits, and not on Tensor", DataLoader([torch.zeros(1)]))
     refused("1 independent edits, and not on EditBatch", training=EditTraining(protocol="joint"))

@@ -91,20 +91,20 @@ def test_cases_have_a_table_and_figures():
 def test_the_table_of_forecasts():
     infinite = torch.full((4, 5), -torch.inf)
     infinite[:, 4] = 0.0
-    given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "first": infinite})
+    given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "in_context": infinite})
     table = forecast_table(given, (AFTER, OUTCOMES))
     assert (
         table.keys
         == (
             "subject source_answer reference answer_before expected_answer map_answer map_risk "
-            "first_answer first_risk same_reference answer_after outcome"
+            "in_context_answer in_context_risk same_reference answer_after outcome"
         ).split()
     )
     cells = table.frame.to_dict("list")
     assert cells["subject"] == ["Ann", "$Bob$", "Cy", "Di"]
     assert cells["map_answer"] == ["France", "Spain", "Spain", "法国"]
     assert cells["map_risk"] == [-1.5, 2.0, 0.5, -0.25]
-    assert cells["first_risk"] == [None] * 4, "no infinity in tables"
+    assert cells["in_context_risk"] == [None] * 4, "no infinity in tables"
     assert cells["same_reference"] == [2, 1, 1, 2]
     weighed = forecasts(reference_weights=torch.tensor([0.5, -0.25, 0.0, 1.0]))
     frame = forecast_table(weighed).frame

@@ -321,7 +321,7 @@ def test_training_texts_are_all_that_the_study_does_not_read() -> None:
     lm = LanguageModel(LMConfig())
     sizes = {"n_tokens": 600, "batch_tokens": 40, "block_steps": 3}
     data = TextsDataModule(lm, knowledge=["attribute"], n_texts=4000, training_tokens=600, **sizes)
-    read, trained_on = data.read_texts(), data.other_blocks()._rows
+    read, trained_on = data.read_texts(), data.other_blocks().texts
     assert len(read) == 4000
     rows = set(map(tuple, lm.tokenizer(read)["input_ids"]))
     assert not rows & set(map(tuple, trained_on))

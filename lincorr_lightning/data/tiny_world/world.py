@@ -31,6 +31,7 @@ from string import ascii_uppercase
 
 import numpy as np
 
+from lincorr_lightning.config import load_yaml
 from lincorr_lightning.data.files import Text
 from lincorr_lightning.data.tiny_world.facts import (
     HOME,
@@ -58,15 +59,6 @@ from lincorr_lightning.lm.config import TINY_WORLD
 
 WORLD_FILE = "world.json"
 """Description of a world, in the folder of an LM that was trained on it."""
-
-WORLD_CORPUS = (
-    "attribute", "math", "birthplace_es", "city_es", "country_es", "continent_es", "language_es",
-    "company_es", "job_es", "gender_es", "birthplace_zh", "city_zh", "country_zh", "continent_zh",
-    "language_zh", "company_zh", "job_zh", "gender_zh", "object_color", "object_size",
-    "object_heat", "object_price", "object_genre", "simile_color", "simile_size", "simile_heat",
-    "simile_price", "simile_genre",
-)  # fmt: skip
-"""Knowledge that the embedded LM was trained on (``configs/pretraining.yaml``)."""
 
 GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of people that a text of `world_documents` is about; each is a corpus."""
@@ -237,8 +229,7 @@ class Statement:
 
         Later words of an answer would be labels of other answers: the America of North America.
         """
-        gap = " " if self.knowledge.leading_space else ""
-        return f"{self.prompt}{gap}{first_word(self.answer.text)}"
+        return self.knowledge.statement(self.subject, first_word(self.answer.text))
 
 
 @dataclass(frozen=True)
@@ -373,6 +364,12 @@ def world_file(name_or_path: str) -> Path | None:
     folder = embedded if name_or_path == TINY_WORLD else Path(name_or_path).expanduser()
     path = folder / WORLD_FILE
     return path if path.is_file() else None
+
+
+def world_corpus() -> list[str]:
+    """Return the knowledge that the embedded LM was trained on."""
+    config = files("lincorr_lightning.configs").joinpath("pretraining.yaml").read_text("utf-8")
+    return list(load_yaml(config)["data"]["init_args"]["knowledge"])
 
 
 def world_documents(

@@ -34,7 +34,6 @@ from lincorr_lightning.finetune.edits import (
     resolve_edits,
     sample_candidates,
     sample_edits,
-    source_statement,
 )
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation, build_domain
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -161,6 +160,7 @@ class RepairDataModule(StudyData):
     """
 
     batch_type = RepairBatch
+    free_settings = frozenset({"eval_batch_size"})
 
     def __init__(
         self,
@@ -188,20 +188,16 @@ class RepairDataModule(StudyData):
         seed: int = 0,
     ) -> None:
         super().__init__(lm)
+        self.save_hyperparameters(ignore=["lm"])
         require_one_of("data.examples", examples, get_args(Examples))
-        for name, number in (
-            ("n_examples", n_examples), ("n_edits", n_edits), ("batch_size", batch_size),
-            ("eval_batch_size", eval_batch_size), ("n_texts", n_texts),
-            ("texts_per_step", texts_per_step),
-        ):  # fmt: skip
-            require(f"data.{name}", number, at_least=1)
-        if max_edits_per_reference is not None:
-            require("data.max_edits_per_reference", max_edits_per_reference, at_least=1)
-        # One token is read, and the next one predicted.
-        require("data.n_tokens", n_tokens, at_least=2)
-        require("data.n_preserved_texts", n_preserved_texts, at_least=0)
-        require("data.held_out", held_out, above=0, below=1)
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
+        require("data.held_out", held_out, above=0, below=1)
+        # Of a text, one token is read, and the next one predicted.
+        self.require_at_least(
+            "max_edits_per_reference", n_examples=1, n_edits=1, max_edits_per_reference=1,
+            batch_size=1, eval_batch_size=1, n_texts=1, texts_per_step=1, n_preserved_texts=0,
+            n_tokens=2,
+        )  # fmt: skip
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         others = [*preserve, *controls]
@@ -209,11 +205,9 @@ class RepairDataModule(StudyData):
             self._catalogue[name]  # refuses an unknown kind of knowledge
             if name in relation.split("->") or others.count(name) > 1:
                 raise ConfigError(
-                    f"data.preserve and data.controls name {name!r}, but a control measures what "
-                    f"the repair does not train, and neither may be a part of {relation}. Name "
-                    "each kind of knowledge in one of them only."
+                    f"data.preserve and data.controls name {name!r}, which is in both of them or "
+                    f"a part of {relation}. Name other kinds of knowledge, each once."
                 )
-        self.save_hyperparameters(ignore=["lm"])
         self.relation, self.kind, self.held_out = relation, examples, held_out
         self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
         self.max_edits_per_reference = max_edits_per_reference
@@ -264,7 +258,7 @@ class RepairDataModule(StudyData):
                 if not named:
                     rank_zero_warn(
                         f"data.edits_file has no edit whose answer is {part.replace('_', ' ')}. "
-                        "Another data.seed or data.held_out splits the answers in another way."
+                        "Another data.seed splits the answers in another way."
                     )
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
@@ -279,8 +273,7 @@ class RepairDataModule(StudyData):
         if len(labels) < MIN_ANSWERS:
             raise SubjectsError(
                 f"{relation.name} has {len(labels)} answers with a reference in this LM's "
-                f"vocabulary; a repair needs {MIN_ANSWERS}, to hold some out. Take a relation with "
-                "more answers."
+                f"vocabulary, and a repair needs {MIN_ANSWERS}. Take another relation."
             )
         order = np.random.default_rng([self.seed, 1]).permutation(labels).tolist()
         n = min(max(round(self.held_out * len(order)), 1), len(order) - 1)
@@ -294,7 +287,7 @@ class RepairDataModule(StudyData):
         if len(pool) < n:
             raise SubjectsError(
                 f"data.n_examples {self.n_examples} and twice data.n_edits {n_edits} ask for {n} "
-                f"subjects, but the LM's vocabulary has {len(pool)}. Lower them."
+                f"subjects, but the vocabulary has {len(pool)}. Lower them."
             )
         edges = (np.cumsum(sizes) / n * len(pool)).astype(int).tolist()
         return [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
@@ -337,8 +330,8 @@ class RepairDataModule(StudyData):
         shard = data_shard(self.trainer)
         if size % shard.n:  # the mean over ranks would not be that over examples
             raise ConfigError(
-                f"a step has {size} examples (data.batch_size, data.n_examples), which is not a "
-                f"multiple of the {shard.n} ranks. Set data.batch_size to one."
+                f"a step has {size} examples (data.batch_size, data.n_examples), which must be a "
+                f"multiple of the {shard.n} ranks."
             )
         if kind == "edits":
             domains = {"source": relation.source, "target": relation.target}
@@ -391,8 +384,8 @@ class RepairDataModule(StudyData):
         ).tokens  # fmt: skip
         if n_preserved and len(tokens) <= n:
             raise SubjectsError(
-                f"data.texts has {len(tokens)} texts, and data.n_texts uses all of them for the "
-                "perplexity. Lower data.n_texts, add texts, or set data.n_preserved_texts to 0."
+                f"data.texts has {len(tokens)} texts, and data.n_texts takes all of them. Lower "
+                "it, add texts, or set data.n_preserved_texts to 0."
             )
         return tokens[:n], tokens[n:]
 
@@ -418,16 +411,10 @@ class RepairDataModule(StudyData):
 
     # -- resuming ----------------------------------------------------------------------------------
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """What a resumed run must not change: the examples, or what is measured."""
-        names = [name for name in self.hparams if name[0] != "_" and name != "eval_batch_size"]
-        return {name: self.hparams[name] for name in names}
-
     def state_dict(self) -> dict[str, Any]:
         """Return the edits and the logits before, which a repaired LM would not give again."""
         return {
-            "settings": self._settings,
+            "settings": self.fixed_settings,
             "examples": list(map(tuple, self.examples)),
             "measured": {part: list(map(tuple, edits)) for part, edits in self.measured.items()},
             "split": self.split,
@@ -436,7 +423,7 @@ class RepairDataModule(StudyData):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the edits of the run that is resumed."""
-        require_same(state_dict["settings"], self._settings, "data.")
+        require_same(state_dict["settings"], self.fixed_settings, "data.")
         self.examples = list(map(Edit._make, state_dict["examples"]))
         self.measured = {
             part: list(map(Edit._make, edits)) for part, edits in state_dict["measured"].items()
@@ -458,12 +445,10 @@ def statements(
 
     Such as ``Anna lives in the city of Paris. Anna lives in the country of France.``
     """
-    knowledge = relation.relation.target
-    gap = " " if knowledge.leading_space else ""
     texts = []
     for i, edit in enumerate(edits):
-        source = source_statement(relation, edit)
-        target = f"{knowledge.prompt(edit.subject)}{gap}{target_answer(relation, edit)}"
+        source = relation.relation.source.statement(edit.subject, edit.answer)
+        target = relation.relation.target.statement(edit.subject, target_answer(relation, edit))
         pair = (source, target) if i // len(JOINED_BY) % 2 == 0 else (target, source)
         both = JOINED_BY[i % len(JOINED_BY)].join(pair)
         texts.append({"statements": both, "source": source, "target": target}[kind] + ".")

@@ -8,12 +8,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from transformers import PreTrainedModel
 
 from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
@@ -40,10 +41,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results, is_dry_run
-from lincorr_lightning.study import as_settings
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+from lincorr_lightning.study import as_settings, require_batch
 
 MAX_UNLEARNED = 0.02
 """Largest drop in the share of learned edits without a warning."""
@@ -61,9 +59,8 @@ class Repair(TrainedLMStudy):
     first order). To the loss of either kind of example, the KL divergence of the LM's predictions
     in other texts is added.
 
-    Edits of the same relation are measured before and after: those of source answers that are in
-    the examples (``shown``), and of others (``held_out``). ``val/`` logs the shares. Edits are
-    measured in the LM's own dtype, without autocast.
+    Edits of the same relation are measured before and after, in the LM's own dtype: those of source
+    answers that are in the examples (``shown``), and of others (``held_out``).
 
     It trains on any DataLoader that yields `RepairBatch` or `StatementBatch`, and measures batches
     of `RepairBatch` and `TokenBatch`, such as those of `RepairDataModule`.
@@ -143,9 +140,8 @@ class Repair(TrainedLMStudy):
         if stage == "fit" and not is_measured and not is_dry_run(trainer):
             raise ConfigError(
                 "a repair measures all edits before it trains and after its last epoch. Set "
-                "trainer.num_sanity_val_steps to -1, trainer.max_epochs to a multiple of "
-                f"trainer.check_val_every_n_epoch ({every}), and leave trainer.max_steps at -1 and "
-                "trainer.limit_val_batches at 1.0."
+                "trainer.num_sanity_val_steps and trainer.max_steps to -1, limit_val_batches to "
+                f"1.0, and max_epochs to a multiple of check_val_every_n_epoch ({every})."
             )
         super().setup(stage)
 
@@ -165,12 +161,7 @@ class Repair(TrainedLMStudy):
 
     def training_step(self, batch: RepairBatch | StatementBatch, batch_idx: int) -> Tensor:
         """Return the loss of statements, or of the target of edits."""
-        del batch_idx
-        if not isinstance(batch, RepairBatch | StatementBatch):
-            raise ConfigError(
-                f"Repair trains on RepairBatch or StatementBatch, not on {type(batch).__name__}. "
-                "Pass --data RepairDataModule."
-            )
+        require_batch(self, batch, RepairBatch, StatementBatch)
         with self._exactly():
             loss = self._text_loss(batch.texts) if len(batch.texts) else torch.zeros(())
             if isinstance(batch, StatementBatch):
@@ -180,8 +171,7 @@ class Repair(TrainedLMStudy):
         if not loss.isfinite():
             raise NonFiniteError(
                 f"the loss is NaN or infinite at step {self.global_step}. Lower "
-                f"model.learning_rate (it is {self.learning_rate}), or set "
-                "model.lm.dtype to float32."
+                f"model.learning_rate ({self.learning_rate}), or set model.lm.dtype to float32."
             )
         self._log("loss", loss)
         return loss
@@ -247,7 +237,6 @@ class Repair(TrainedLMStudy):
 
     def validation_step(self, batch: RepairBatch | TokenBatch, batch_idx: int) -> None:
         """Measure edits, or the perplexity of texts."""
-        del batch_idx
         if batch.is_padding:  # the LM is not sharded, so that no other rank waits for this one
             return
         if isinstance(batch, TokenBatch):
@@ -319,8 +308,8 @@ class Repair(TrainedLMStudy):
             if summary["source_learned"] < learned - MAX_UNLEARNED:
                 rank_zero_warn(
                     f"the repaired LM learns {summary['source_learned']:.0%} of the {part} edits, "
-                    f"and before the repair {learned:.0%}: their outcomes cannot be compared. "
-                    "Lower model.learning_rate, or raise model.steps_per_edit."
+                    f"and {learned:.0%} before: their outcomes cannot be compared. Lower "
+                    "model.learning_rate, or raise model.steps_per_edit."
                 )
             for name in ("source_learned", *Outcome):
                 self.log(f"val/{part}/{name}", summary[name])
@@ -340,13 +329,13 @@ class Repair(TrainedLMStudy):
         """Return what the edits did before and after the repair, and what callbacks measured."""
         if not self.cases["after"] and not is_dry_run(self.trainer):
             raise ConfigError(
-                "training ended without a validation, so the repaired LM was not measured: train "
-                "to trainer.max_epochs, and remove callbacks that stop earlier."
+                "training ended without a validation, so the repaired LM was not measured: remove "
+                "callbacks that stop before trainer.max_epochs."
             )
+        measured = collect_callback_results(self.trainer)
         return repair_results(
-            self.cases, self.perplexity, self.global_step, self._dataset,
-            collect_callback_results(self.trainer),
-        )  # fmt: skip
+            self.cases, self.perplexity, self.global_step, self._dataset, measured
+        )
 
     def write_artifacts(self, folder: Path) -> None:
         """Save the repaired LM if wanted."""

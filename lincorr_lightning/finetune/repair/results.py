@@ -6,17 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from matplotlib.figure import Figure as MatplotlibFigure
+from pandas import DataFrame
+from scipy.stats import binomtest
 
 from lincorr_lightning.finetune.edits import SEPARATOR
 from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
 from lincorr_lightning.finetune.results import BY_REFERENCE
 from lincorr_lightning.functional import Outcome, outcome_shares, reference_scores
+from lincorr_lightning.results.plots import bars
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure as MatplotlibFigure
 
 _PARTS = {SHOWN: "answers of the repair's examples", HELD_OUT: "other answers"}
 _OUTCOMES = [outcome.value for outcome in Outcome]
@@ -143,8 +145,6 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
 
 def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
     """Return the 95 % interval of the share of hallucinated edits, over edits (Wilson 1927)."""
-    from scipy.stats import binomtest
-
     n = summary["n"]
     interval = binomtest(round(summary["hallucinated"] * n), n).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
@@ -164,10 +164,6 @@ def _cases_table(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
 
 def repair_figure(rows: Sequence[Mapping[str, Any]]) -> MatplotlibFigure:
     """Draw the shares of the outcomes of each part, before and after."""
-    from pandas import DataFrame
-
-    from lincorr_lightning.results.plots import bars
-
     parts = [
         {"outcome": name, "edits": f"{_PARTS[row['part']]} ({row['n']}), {row['stage']}",
          "share": row[name]}

@@ -4,13 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import yaml
 
 from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PROPERTIES
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
 from lincorr_lightning.data.tiny_world.world import (
     GROUP_SIZES,
-    WORLD_CORPUS,
     World,
     WorldConfig,
     world_documents,
@@ -307,12 +305,6 @@ def test_documents_are_in_words_that_the_embedded_lm_knows():
         assert (len(people) == 1) == (size == 1)
         sentences = text.text.split(". ")
         assert len(set(sentences)) == len(sentences)
-
-
-def test_the_corpus_is_what_the_embedded_lm_was_trained_on():
-    config = yaml.safe_load((ROOT / "configs" / "pretraining.yaml").read_text(encoding="utf-8"))
-    settings = config["data"]["init_args"]
-    assert list(WORLD_CORPUS) == settings["knowledge"]
 
 
 def test_an_lm_has_a_world_if_one_lies_beside_it(small_lm):

@@ -224,7 +224,7 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(repair, tmp_path):
 def test_settings_that_cannot_work_are_refused(repair, small_lm, make_trainer):
     every_three = {"max_epochs": 5, "check_val_every_n_epoch": 3}
     for wrong in ({"num_sanity_val_steps": 0}, every_three, {"max_steps": 1}):
-        with pytest.raises(ConfigError, match=r"Set trainer\.num_sanity_val_steps to -1"):
+        with pytest.raises(ConfigError, match=r"Set trainer\.num_sanity_val_steps and"):
             repair(trainer=wrong)
     stop = LambdaCallback(
         on_train_batch_end=lambda trainer, *_: setattr(trainer, "should_stop", True)
@@ -269,7 +269,9 @@ def test_texts_that_leave_none_to_keep_are_refused(repair, tmp_path):
     file = tmp_path / "texts.txt"
     words = "city of country speaks language favorite color was born One day saw"
     file.write_text(f"{words}\nthe {words}\n")
-    with pytest.raises(SubjectsError, match=r"data\.texts has 2 texts.* Lower data\.n_texts"):
+    with pytest.raises(
+        SubjectsError, match=r"data\.texts has 2 texts, and data\.n_texts takes all"
+    ):
         repair({"texts": str(file)})
     run = repair({"texts": str(file), "n_preserved_texts": 1, "n_texts": 1})
     (kept,) = run.data.train_dataloader().dataset[0].texts.tolist()
