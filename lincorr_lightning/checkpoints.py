@@ -62,8 +62,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
 
-def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = None) -> None:
-    """Refuse a checkpoint that no run of a study can use, before the LM is loaded.
+def check_checkpoint(path: str | Path, weights_only: bool | None = None) -> None:
+    """Refuse a checkpoint that no run can use, before the LM is loaded.
 
     Paths that only Lightning can resolve are not checked: ``last``, a registry, and other URLs.
     Only if `weights_only` is False may it hold other objects than tensors and plain data.
@@ -87,11 +87,6 @@ def check_checkpoint(path: str | Path, study: str, weights_only: bool | None = N
         raise CheckpointError(f"cannot read the checkpoint {path}: {reason}. {_WAY_OUT}") from error
     if not isinstance(content, dict) or "pytorch-lightning_version" not in content:
         raise CheckpointError(f"{path} is not the checkpoint of a run. {_WAY_OUT}")
-    writer = content.get("study")
-    if isinstance(writer, dict) and writer.get("name") != study:
-        raise CheckpointError(
-            f"the checkpoint {path} is of {writer.get('name')}, not of {study}. {_WAY_OUT}"
-        )
 
 
 class SignalCheckpoint(L.Callback):

@@ -182,8 +182,7 @@ class LincorrCLI(LightningCLI):
         module = pkgutil.resolve_name(config.model.class_path)
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
         if config.get("ckpt_path") is not None:
-            study = str(getattr(module, "study", module.__name__))
-            check_checkpoint(config.ckpt_path, study, config.weights_only)
+            check_checkpoint(config.ckpt_path, config.weights_only)
 
     def instantiate_classes(self) -> None:
         """Instantiate the study, its data and the Trainer, with their own error messages."""

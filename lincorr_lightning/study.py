@@ -172,7 +172,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         stored = checkpoint.get("study", {})
         if stored.get("name") != self.study:
             raise CheckpointError(
-                f"Not a {type(self).__name__} checkpoint. Pass one that this study wrote."
+                f"Not a {type(self).__name__} checkpoint, but of {stored.get('name')}."
             )
         if self._trainer is not None and self.trainer.state.fn == "fit":
             self.require_same_settings(checkpoint, self.fixed_settings)

@@ -108,13 +108,6 @@ def sample_edits(
         if labels is None or label in labels
         if (taught := [answer for answer in answers if answer.reference])
     ]
-    references = {answer.reference for answers in by_label for answer in answers}
-    if max_per_reference is not None and n > max_per_reference * len(references):
-        raise SubjectsError(
-            f"{setting} asks for {n} edits, but data.max_edits_per_reference "
-            f"{max_per_reference} allows {max_per_reference * len(references)}: the answers have "
-            f"{len(references)} references. Lower {setting}, or raise the limit."
-        )
     kept: list[SourceAnswer] = []
     edits: list[Edit] = []
     counts: Counter[tuple[int, ...]] = Counter()

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import number
 
-RIDGES: tuple[float | str, ...] = (0.0, "auto")
+RIDGES: tuple[float | Literal["auto"], ...] = (0.0, "auto")
 N_SUBJECTS = 2000
 
 

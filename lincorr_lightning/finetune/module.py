@@ -346,7 +346,7 @@ class EditForecast(LMStudy):
     def __init__(
         self,
         lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        ridges: list[float | str] = list(RIDGES),  # noqa: B006 (never changed)
+        ridges: list[float | Literal["auto"]] = list(RIDGES),  # noqa: B006 (never changed)
         linear_map: str | None = None,
         n_subjects: int = N_SUBJECTS,
         optimizer_step: bool = True,
@@ -357,10 +357,8 @@ class EditForecast(LMStudy):
     ) -> None:
         super().__init__(lm)
         for ridge in ridges:
-            if not isinstance(ridge, str):
+            if ridge != "auto":
                 require("model.ridges", ridge, at_least=0)
-            elif ridge != "auto":
-                raise ConfigError(f"model.ridges has {ridge!r}; each is a number or auto.")
         self.save_hyperparameters(logger=False)
         self.edit_training = EditTraining(
             method, learning_rate, steps_per_edit, as_settings(AdapterSettings, adapter)

@@ -47,7 +47,7 @@ def test_a_limit_of_measured_edits_per_reference(lm):
         assert (same.examples, same.measured) == (free.examples, free.measured)
     for part in prepared(lm, n_edits=5, max_edits_per_reference=1).measured.values():
         assert len({edit.reference for edit in part}) == len(part) == 5
-    with pytest.raises(SubjectsError, match=r"n_edits asks for 30 .*max_edits_per_reference 1"):
+    with pytest.raises(SubjectsError, match=r"asks for 30 .*raise data.max_edits_per_reference"):
         prepared(lm, n_edits=30, max_edits_per_reference=1)
 
 

@@ -237,7 +237,9 @@ def test_settings_that_cannot_work_are_refused(repair, small_lm, make_trainer):
     with pytest.raises(ConfigError, match=r"model\.text_weight"):
         Repair(text_weight=-1.0)
     module = Repair(LMConfig(small_lm, dtype="float32"))
-    with pytest.raises(ConfigError, match="not on dict"):
+    with pytest.raises(
+        ConfigError, match="takes batches of RepairBatch or StatementBatch, not dict"
+    ):
         trainer = make_trainer(num_sanity_val_steps=-1, max_epochs=1)
         trainer.fit(module, DataLoader([{"x": torch.zeros(1)}], batch_size=None))
 
