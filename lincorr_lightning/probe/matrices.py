@@ -2,50 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.table import Table, number
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure as MatplotlibFigure
     from pandas import DataFrame
 
 
-class PairMatrix(NamedTuple):
-    """A `pair_number` of all pairs, a row per source, a column per target; NaN for None."""
+def pair_matrices(
+    scores: Sequence[Any], caption_end: str, title_end: str, note: str
+) -> Iterator[tuple[Table, Figure]]:
+    """Yield table and heat map of each `pair_number` that has a matrix and is known for some pair.
 
-    name: str
-    caption: str
-    unit: str
-    is_signed: bool
-    frame: DataFrame
-
-    @property
-    def table(self) -> Table:
-        """The matrix as a table."""
-        rows = self.frame.rename_axis("source").reset_index()
-        formats = dict.fromkeys(map(str, self.frame.columns), ".2f")
-        return Table(self.name, rows, self.caption, formats=formats)
-
-    def draw(self, title: str, note: str) -> Figure:
-        """Draw the matrix as a heat map."""
-        # matplotlib takes long to import, and not every run draws.
-        from lincorr_lightning.results.plots import correlation_heatmap
-
-        highest = max(float(np.abs(np.nan_to_num(self.frame.to_numpy())).max()), 0.01)
-        least = -highest if self.is_signed else 0.0
-        limits = (-1.0, 1.0) if self.unit == "r" else (least, highest)
-        return correlation_heatmap(self.frame, title, note, self.unit, limits)
-
-
-def pair_matrices(scores: Sequence[Any]) -> Iterator[PairMatrix]:
-    """Yield the matrix of each `pair_number` that has one and is known for some pair.
-
-    `scores` are records of one class with ``source``, ``target`` and the numbers.
+    They have a row per source and a column per target. `scores` are records of one class with
+    ``source``, ``target`` and the numbers; a figure's caption and title begin with what it shows.
     """
     from pandas import Series
 
@@ -54,9 +32,24 @@ def pair_matrices(scores: Sequence[Any]) -> Iterator[PairMatrix]:
     rows, columns = ([name for name in names if name in side] for side in (sources, targets))
     for one in fields(scores[0]):
         about = one.metadata
-        if about.get("matrix"):
-            values = {(s.source, s.target): number(getattr(s, one.name)) for s in scores}
+        if not about.get("matrix"):
+            continue
+        values = {(s.source, s.target): number(getattr(s, one.name)) for s in scores}
+        if any(value is not None for value in values.values()):
             frame = Series(values, dtype="float64").unstack().reindex(index=rows, columns=columns)
-            if frame.notna().any(axis=None):
-                name = f"{about['matrix']}_matrix"
-                yield PairMatrix(name, about["caption"], about["unit"], about["is_signed"], frame)
+            name, shows = f"{about['matrix']}_matrix", about["caption"]
+            cells = frame.rename_axis("source").reset_index()
+            draw = partial(_draw, frame, shows + title_end, note, about)
+            yield (
+                Table(name, cells, shows, formats=dict.fromkeys(columns, ".2f")),
+                Figure(name, shows + caption_end, draw),
+            )
+
+
+def _draw(frame: DataFrame, title: str, note: str, about: Mapping[str, Any]) -> MatplotlibFigure:
+    # matplotlib takes long to import, and not every run draws.
+    from lincorr_lightning.results.plots import correlation_heatmap
+
+    highest = max(float(np.nanmax(np.abs(frame.to_numpy()))), 0.01)
+    limits = -highest if about["is_signed"] else 0.0, highest
+    return correlation_heatmap(frame, title, note, about["unit"], limits)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any, cast
@@ -34,7 +33,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.probe.matrices import pair_matrices
-from lincorr_lightning.results.results import RESULTS_FILE, Figure, Results
+from lincorr_lightning.results.results import RESULTS_FILE, Results
 from lincorr_lightning.results.table import Table, columns_of, number, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
@@ -374,22 +373,16 @@ def resilience_results(
         headline=True, headings=headings, formats=shown,
     )  # fmt: skip
     every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
-    matrices = list(pair_matrices(pairs))
     note = (
         f"map of {short_name(about['lm_before'])}, on {short_name(lm)}; {about['n_test']:,} "
         f"held-out subjects; refitted on {about['n_fit']:,}"
     )
+    ending = ": label-wise correlation of every ordered pair."
+    matrices = list(pair_matrices(pairs, ending, "", note))
     return Results(
         study="resilience",
         values={**about, "mean": mean, "pairs": [asdict(pair) for pair in pairs]},
         scalars={f"test/{name}": value for name, value in mean.items() if value is not None},
-        tables=[summary, every, *(matrix.table for matrix in matrices)],
-        figures=[
-            Figure(
-                matrix.name,
-                f"{matrix.caption}: label-wise correlation of every ordered pair.",
-                partial(matrix.draw, matrix.caption, note),
-            )
-            for matrix in matrices
-        ],
+        tables=[summary, every, *(table for table, _ in matrices)],
+        figures=[figure for _, figure in matrices],
     )

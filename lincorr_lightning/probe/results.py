@@ -14,7 +14,7 @@ from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.scores import PairScore, hit_columns
-from lincorr_lightning.probe.matrices import PairMatrix, pair_matrices
+from lincorr_lightning.probe.matrices import pair_matrices
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
@@ -65,11 +65,6 @@ class ProbeFindings:
     layers: Mapping[int, Sequence[PairScore]] = field(default_factory=dict)
     """Scores of the logit lens of each layer."""
 
-    @property
-    def matrices(self) -> Iterator[PairMatrix]:
-        """The numbers of `PairScore` that are shown as matrices."""
-        return pair_matrices(self.scores)
-
     def notable(self, limit: int) -> list[PairScore]:
         """Return the pairs with a reference by descending r, or a few pairs if none has one."""
         scored = [score for score in self.scores if score.label_mean is not None]
@@ -111,13 +106,23 @@ def probe_results(
         "transitivity": [asdict(one) for one in findings.compositions],
     }
     values |= {key: value for key, value in known_for_some.items() if value}
-    tables = {table.name: table for table in _tables(findings)}
+    lm, strengths = short_name(lm), {f"{score.ridge:g}" for score in findings.scores}
+    note = (
+        f"{findings.n_test:,} held-out subjects; maps fitted on {findings.n_fit:,}; ridge "
+        f"{strengths.pop() if len(strengths) == 1 else ridge}"
+    )
+    ending = " of every ordered pair, source to target."
+    matrices = list(pair_matrices(findings.scores, ending, f" in {lm}", note))
+    tables = {table.name: table for table in _tables(findings, [table for table, _ in matrices])}
+    heatmaps = [figure for _, figure in matrices if figure.name != "control_matrix"]
+    # The first picture is of what no other words have.
+    heatmaps.sort(key=lambda figure: figure.name != "random_words_matrix")
     return Results(
         study="linear_probe",
         values=values,
         scalars=dict(_scalars(findings.scores, findings.phase)),
         tables=list(tables.values()),
-        figures=list(_figures(findings, tables, lm, ridge, partial_out)),
+        figures=[*heatmaps, *_figures(findings, tables, lm, note, partial_out)],
     )
 
 
@@ -143,7 +148,7 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
 # -- tables ----------------------------------------------------------------------------------
 
 
-def _tables(findings: ProbeFindings) -> Iterator[Table]:
+def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Table]:
     scores = findings.scores
     known = [score for score in scores if score.evidence is not None]
     known.sort(key=lambda score: -(score.evidence or 0.0))
@@ -162,8 +167,7 @@ def _tables(findings: ProbeFindings) -> Iterator[Table]:
         "label_wise", labels, ("pair", "label", "r"), "Label-wise r of every target label",
         "Empty where the label never changes.",
     )  # fmt: skip
-    for matrix in findings.matrices:
-        yield matrix.table
+    yield from matrices
     points = [
         {"pair": f"{source}->{target}", **point, **hit_columns(point)}
         for (source, target), path in findings.paths.items()
@@ -300,17 +304,20 @@ def _figures(
     findings: ProbeFindings,
     tables: Mapping[str, Table],
     lm: str,
-    ridge: float | str,
+    note: str,
     partial_out: Sequence[str],
 ) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 
-    lm, shown = short_name(lm), findings.notable(_MAX_WEIGHT_FIGURES)
-    strengths = {f"{score.ridge:g}" for score in findings.scores}
-    strength = strengths.pop() if len(strengths) == 1 else ridge
-    fitted = f"maps fitted on {findings.n_fit:,}; ridge {strength}"
-    yield from _matrix_figures(findings, lm, f"{findings.n_test:,} held-out subjects; {fitted}")
+    shown = findings.notable(_MAX_WEIGHT_FIGURES)
+    if "correlation_matrix" in tables:
+        r = tables["correlation_matrix"].frame.set_index("source")
+        if _has_clusters(r):
+            caption = (
+                "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
+            )
+            yield Figure("clusters", caption, partial(figures.cluster_heatmap, r, lm, note))
     caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
     yield Figure("nulls", caption, partial(figures.nulls_figure, tables["pairs"].frame, lm))
     if "ranking" in tables:
@@ -338,24 +345,6 @@ def _figures(
             findings.layout.references.get(score.pair),
         )  # fmt: skip
         yield Figure(f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.", draw)
-
-
-def _matrix_figures(findings: ProbeFindings, lm: str, note: str) -> Iterator[Figure]:
-    from lincorr_lightning.probe.figures import cluster_heatmap
-
-    matrices = {matrix.name: matrix for matrix in findings.matrices}
-    # The first picture is of what no other words have.
-    for name, matrix in sorted(matrices.items(), key=lambda one: one[0] != "random_words_matrix"):
-        if name != "control_matrix":
-            caption = f"{matrix.caption} of every ordered pair, source to target."
-            draw = partial(matrix.draw, f"{matrix.caption} in {lm}", note)
-            yield Figure(name, caption, draw)
-    r = matrices["correlation_matrix"].frame if "correlation_matrix" in matrices else None
-    if r is not None and _has_clusters(r):
-        caption = (
-            "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
-        )
-        yield Figure("clusters", caption, partial(cluster_heatmap, r, lm, note))
 
 
 def _has_clusters(r: DataFrame) -> bool:
