@@ -8,10 +8,8 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, NullLocator
-from pandas import DataFrame, concat
+from pandas import DataFrame
 
 from lincorr_lightning.geometry.closeness import SCORES, ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
@@ -29,7 +27,6 @@ from lincorr_lightning.results.plots import (
     short,
 )
 
-_MAX_CLOUDS = 20  # as many colours
 _MAX_TICKS = 8
 _ALPHA = 0.01
 _MANTEL_ALPHA = 0.05
@@ -158,35 +155,6 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
             rho = _rho(closeness.test(kind, setting, against))
             plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", SCORES[against])
     return figure
-
-
-def dimension_figure(frame: DataFrame, n_subjects: int, lm: str) -> Figure:
-    """Draw the ID of each cloud by range scaling and by layer.
-
-    `frame` has ``knowledge``, ``layer``, ``n2`` and ``dimension``.
-    """
-    names = frame["knowledge"].unique()
-    shown = frame[frame["knowledge"].isin(names[:_MAX_CLOUDS])]
-    last, n2 = frame["layer"].max(), frame["n2"].min()
-    parts = [(f"layer {last}, by range scaling n2", "n2", shown[shown["layer"] == last])]
-    if frame["layer"].nunique() > 1:
-        parts.append((f"n2 = {n2}, by layer", "layer", shown[shown["n2"] == n2]))
-
-    def log_scale(axes: Axes, panel: str, rows: DataFrame) -> None:
-        if panel == parts[0][0]:
-            axes.set_xscale("log", base=2)
-            axes.xaxis.set_major_locator(FixedLocator(sorted(rows["x"].unique())))
-            axes.xaxis.set_minor_locator(NullLocator())
-            axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-
-    note = f"; {_MAX_CLOUDS} of {len(names)} kinds of knowledge" if len(names) > _MAX_CLOUDS else ""
-    return curves(
-        concat([part.assign(panel=panel, x=part[x]) for panel, x, part in parts]),
-        "x", "dimension", "knowledge", "panel", labels=("", "intrinsic dimension"),
-        title=f"Intrinsic dimension of the prompts, {lm}",
-        subtitle=f"{n_subjects:,} subjects; a point is the last token of a prompt{note}",
-        size=(4.2, 3.6), each=log_scale,
-    )  # fmt: skip
 
 
 def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:

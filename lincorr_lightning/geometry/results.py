@@ -194,12 +194,9 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
     ks, scalings = closeness.ks, closeness.range_scalings
     pairs = list(_pair_rows(closeness))
     tables = [_summary(closeness), *_closeness_tables(closeness, pairs)]
-    dimension = next(table for table in tables if table.name == "dimension")
     figures = [
         Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
                partial(draw.closeness_figure, closeness, lm)),
-        Figure("dimension", dimension.caption,
-               partial(draw.dimension_figure, dimension.frame, n_subjects, lm)),
     ]  # fmt: skip
     if len(closeness.layers) > 1:
         figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",

@@ -202,17 +202,32 @@ class JointLayout:
         """Return the columns of all targets of a source, side by side."""
         return torch.cat([self.columns(target) for target in self.targets(source)])
 
-    def permuted_columns(self, source: str) -> Tensor:
-        """Return the columns of all targets of a source, those of another subject."""
-        return self.n_read + self.target_columns(source)
-
     def control_columns(self, *names: str) -> Tensor:
         """Return the columns of the labels of some kinds of knowledge after the control prompt."""
         return self._find(View("control", ""), names)
 
-    def columns_at(self, source: str) -> Tensor:
-        """Return the columns of the labels of all targets of a source after the source's prompt."""
-        return self._find(View("targets", source), self.targets(source))
+    @cached_property
+    def problems(self) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
+        """Columns x and y that the map of each source, ``y``, and those of its nulls are fitted on.
+
+        ``permuted``: to targets of another subject. ``vocabulary``: to the targets' labels after
+        the source's own prompt, the map of Gaussian states with the covariance of the LM's states
+        there. ``control``: from the source's labels after the control prompt. ``same_prompt``:
+        between both label sets after the control prompt.
+        """
+        problems = {}
+        for source, targets in self._targets.items():
+            x, y = self.columns(source), self.target_columns(source)
+            columns = problems[source] = {"y": (x, y)}
+            if self.permuted:
+                columns["permuted"] = x, self.n_read + y
+            if self.words:
+                columns["vocabulary"] = x, self._find(View("targets", source), targets)
+            if self.control is not None:
+                columns["control"] = self.control_columns(source), y
+                if self.words:
+                    columns["same_prompt"] = columns["control"][0], self.control_columns(*targets)
+        return problems
 
     def _all(self, view: View) -> Tensor:
         return torch.arange(self._spans[view].start, self._spans[view].stop)

@@ -214,10 +214,10 @@ def score_maps(
 
     `instance` has the mean instance-wise r of pairs. Scores are in the order of the layout's pairs.
     """
-    maps = {"": fitted.maps, **fitted.nulls}
+    maps = {"y": fitted.maps, **fitted.nulls}
     r, permuted, control = (
-        label_r_by_pair(test, layout, {s: m.weight for s, m in maps.get(null, {}).items()}, null)
-        for null in ("", "permuted", "control")
+        label_r_by_pair(test, layout, {s: m.weight for s, m in maps.get(name, {}).items()}, name)
+        for name in ("y", "permuted", "control")
     )
     weights = weights_by_pair(layout, fitted.maps)
     scores = []

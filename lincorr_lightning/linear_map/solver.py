@@ -161,7 +161,7 @@ class FittedMaps:
     Attributes:
         ridges: Ridge strength of each pair.
         maps: The maps.
-        nulls: Maps of each null, see `null_columns`; without the ones that the layout lacks.
+        nulls: Maps of each null, see `JointLayout.problems`.
         n: Number of subjects they were fitted on.
         moments: Moments of the joint rows they were fitted on; None for stored maps.
         solvers: Solver of each source, for other ridge strengths; empty for stored maps.
@@ -178,50 +178,25 @@ class FittedMaps:
 _FROM_CONTROL = ("control", "same_prompt")
 
 
-def null_columns(layout: JointLayout, source: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the columns x and y that the maps of each null are fitted on.
-
-    ``permuted``: targets of another subject. ``vocabulary``: to the targets' labels after the
-    source's own prompt, the map of Gaussian states with the covariance of the LM's states there.
-    ``control``: from the source's labels after the control prompt. ``same_prompt``: between both
-    label sets after the control prompt.
-    """
-    x, y = layout.columns(source), layout.target_columns(source)
-    nulls = {}
-    if layout.permuted:
-        nulls["permuted"] = x, layout.permuted_columns(source)
-    if layout.words:
-        nulls["vocabulary"] = x, layout.columns_at(source)
-    if layout.control is not None:
-        x = layout.control_columns(source)
-        nulls["control"] = x, y
-        if layout.words:
-            nulls["same_prompt"] = x, layout.control_columns(*layout.targets(source))
-    return nulls
-
-
 def fit_layout(
     moments: Moments, layout: JointLayout, ridges: Mapping[Pair, float] | float
 ) -> FittedMaps:
     """Solve for W and b of every pair, and of its nulls, whose columns the moments must have."""
     if isinstance(ridges, (int, float)):
         ridges = dict.fromkeys(layout.pairs, float(ridges))
-    solvers, maps = {}, {}
-    nulls: dict[str, dict[str, Solution]] = {}
+    solvers: dict[str, RidgeSolver] = {}
+    maps: dict[str, dict[str, Solution]] = {}
     for source in source_progress(layout, "solving"):
-        ridge = per_target_ridge(layout, source, ridges)
-        targets = {null: y for null, (_, y) in null_columns(layout, source).items()}
-        control = {null: targets.pop(null) for null in _FROM_CONTROL if null in targets}
-        y, x = layout.target_columns(source), layout.columns(source)
-        solver = solvers[source] = RidgeSolver(moments, x, y=y, **targets)
-        maps[source] = solver.solve(ridge)
-        for null in targets:
-            nulls.setdefault(null, {})[source] = solver.solve(ridge, null)
-        if control:
-            solver = RidgeSolver(moments, layout.control_columns(source), **control)
-            for null in control:
-                nulls.setdefault(null, {})[source] = solver.solve(ridge, null)
-    return FittedMaps(dict(ridges), maps, nulls, int(moments.n), moments, solvers)
+        ridge, problems = per_target_ridge(layout, source, ridges), layout.problems[source]
+        control = [name for name in problems if name in _FROM_CONTROL]
+        for names in ([name for name in problems if name not in control], control):
+            if names:
+                targets = {name: problems[name][1] for name in names}
+                solver = RidgeSolver(moments, problems[names[0]][0], **targets)
+                solvers.setdefault(source, solver)
+                for name in names:
+                    maps.setdefault(name, {})[source] = solver.solve(ridge, name)
+    return FittedMaps(dict(ridges), maps.pop("y"), maps, int(moments.n), moments, solvers)
 
 
 def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:
@@ -264,7 +239,7 @@ def weights_by_pair(layout: JointLayout, maps: Mapping[str, Solution]) -> dict[P
 
 
 def label_r_by_pair(
-    test: Moments, layout: JointLayout, weights: Mapping[str, Tensor], null: str = ""
+    test: Moments, layout: JointLayout, weights: Mapping[str, Tensor], problem: str = "y"
 ) -> dict[Pair, Tensor]:
     """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)`` on the CPU.
 
@@ -273,9 +248,7 @@ def label_r_by_pair(
     """
     by_pair: dict[Pair, Tensor] = {}
     for source, weight in weights.items():
-        x, y = layout.columns(source), layout.target_columns(source)
-        if null:
-            x, y = null_columns(layout, source)[null]
+        x, y = layout.problems[source][problem]
         r = label_r(test, weight, x, y).cpu()
         by_pair |= {(source, target): part for target, part in split_targets(layout, source, r)}
     return by_pair

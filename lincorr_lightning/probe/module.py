@@ -32,7 +32,6 @@ from lincorr_lightning.linear_map.solver import (
     Solution,
     choose_ridges,
     fit_layout,
-    null_columns,
     split_targets,
     tuning_rows,
     weights_by_pair,
@@ -152,7 +151,7 @@ class LinearProbe(LMStudy):
         )  # fmt: skip
         # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
-        nulls = null_columns(self.layout, self.layout.sources[0])
+        _, *nulls = self.layout.problems[self.layout.sources[0]]
         self.null_maps = nn.ModuleDict({null: self._new_maps() for null in nulls})
         views = _LM, *map(str, layers)
         self.moments = nn.ModuleDict(

@@ -43,17 +43,13 @@ def test_closeness_is_a_point_per_pair() -> None:
     assert f"{abs(rho):.2f}".lstrip("0") in figure.axes[0].get_title(loc="left")
 
 
-def test_rho_and_dimension_by_layer() -> None:
+def test_rho_by_layer() -> None:
     closeness = make_closeness(3)
     results = knowledge_geometry_results(closeness, "some-lm")
     (curve,) = {tuple(line) for line in curves(draw(results, "rho_by_layer").axes[0])
                 if len(line) == 3}  # fmt: skip
     tests = [t for t in closeness.tests if (t.setting, t.given) == ("k=2", None)]
     assert curve == pytest.approx([t.spearman for t in tests if t.layer != "all"])
-    panels = draw(results, "dimension").axes
-    for name, last, by_layer in zip(NAMES, curves(panels[0]), curves(panels[1]), strict=True):
-        assert last == pytest.approx(closeness.dimension[name][-1])
-        assert by_layer == pytest.approx(closeness.dimension[name][:, 0])
 
 
 def test_history_is_a_heat_map_per_observable() -> None:

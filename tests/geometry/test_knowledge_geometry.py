@@ -160,7 +160,7 @@ def test_files(finished):
     assert all(test["spearman"] is None for test in results["tests"])
     assert not (folder / "tables" / "closeness.csv").exists()
     pictures = {path.name for path in (folder / "figures").iterdir()}
-    assert pictures == {"closeness.png", "dimension.png", "rho_by_layer.png"}
+    assert pictures == {"closeness.png", "rho_by_layer.png"}
 
 
 def test_beside_a_finished_probe(finished, probe, small_lm, tmp_path):
