@@ -17,7 +17,7 @@ from lincorr_lightning.finetune.edits import Edit, RawEdit, read_edits, resolve_
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
 from lincorr_lightning.linear_map.fitting import (
-    maps_of_rows,
+    fit_linear_maps,
     relation_layout,
     sample_fitted_subjects,
 )
@@ -252,8 +252,10 @@ class MapCallback(RelationCallback):
         key = self.tokenized.name, self.ridge, self.n_subjects, self._held_out
         fitted_maps = self.shared.fitted_maps
         if key not in fitted_maps:
-            rows = self.shared.rows.read(self._layout, self._fitted_subjects())
-            fitted = maps_of_rows(self.cache.lm, self._layout, rows, [self.ridge, "auto"])
+            fitted = fit_linear_maps(
+                self.cache.lm, self.tokenized, self._fitted_subjects(), [self.ridge, "auto"],
+                reader=self.shared.rows,
+            )  # fmt: skip
             fitted_maps[key] = dict(zip(("plain", "auto"), fitted, strict=True))
         return dict(fitted_maps[key])
 

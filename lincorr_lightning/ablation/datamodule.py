@@ -263,7 +263,6 @@ class PairedTextsDataModule(StudyData):
 
     def setup(self, stage: str | None = None) -> None:
         """Choose labels and subjects, identical on all ranks."""
-        del stage
         if self.corpus is not None:
             return
         plan, rows, only = self.plan, self._rows, self.source_labels

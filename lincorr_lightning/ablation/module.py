@@ -166,7 +166,6 @@ class VocabularyAblation(Study):
 
     def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
         """Pool the texts; at the beginning of a phase, reset optimizer and networks."""
-        del batch_idx
         self._pool(batch.corpus)
         if not batch.begins:
             return
@@ -193,7 +192,6 @@ class VocabularyAblation(Study):
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of the networks' cross-entropies."""
-        del batch_idx
         self._batch, texts = batch, self._pool(batch.corpus)
         logits = texts.logits(self.networks(texts.inputs(batch.rows)))
         answers = texts.answers_to(batch.rows)

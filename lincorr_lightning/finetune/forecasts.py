@@ -36,8 +36,7 @@ from lincorr_lightning.functional import (
 from lincorr_lightning.knowledge import TokenizedRelation
 from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
 from lincorr_lightning.linear_map.fitting import (
-    maps_of_rows,
-    relation_layout,
+    fit_linear_maps,
     sample_fitted_subjects,
 )
 from lincorr_lightning.linear_map.layout import RowReader
@@ -179,10 +178,9 @@ def forecast_edits(
         warn_of_fit_subjects(linear_map, subjects)
     elif ridges:
         others = sample_fitted_subjects(lm.tokenizer, n_subjects, subjects)
-        layout = relation_layout(relation)
-        rows = (reader or RowReader(lm)).read(layout, others)
         names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
-        maps = dict(zip(names, maps_of_rows(lm, layout, rows, ridges), strict=True))
+        fitted = fit_linear_maps(lm, relation, others, ridges, reader=reader)
+        maps = dict(zip(names, fitted, strict=True))
     else:
         maps = {}
     weights = {name: one.weight(relation.name).cpu() for name, one in maps.items()}

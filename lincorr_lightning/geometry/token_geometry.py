@@ -84,7 +84,6 @@ class TokenGeometry(LMStudy):
     @torch.no_grad()
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """Observe some prompts at all shuffling levels."""
-        del batch_idx
         self._n_tokens = batch.tokens.shape[1]
         self._n_skipped = batch.n_skipped
         self._clouds = self._cloud_settings(self._n_tokens)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -60,6 +58,7 @@ def fit_linear_maps(
     subjects: Sequence[str],
     ridges: Sequence[float | str] = (0.0,),
     tolerance: float = 0.02,
+    reader: RowReader | None = None,
 ) -> list[LinearMap]:
     """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
 
@@ -73,12 +72,24 @@ def fit_linear_maps(
         ridges: Ridge strengths; ``auto`` takes the strongest of `HALF_DECADES` whose r stays
             within `tolerance` of the best, judged on every fifth subject and fitted on all.
         tolerance: What ``auto`` may cost in mean label-wise r.
+        reader: Keeps the LM's joint rows that others have read.
 
     Returns:
         A map for each ridge strength.
     """
     layout = relation_layout(relation)
-    return maps_of_rows(lm, layout, RowReader(lm).read(layout, subjects), ridges, tolerance)
+    rows = (reader or RowReader(lm)).read(layout, subjects)
+    moments, maps = moments_of(rows), []
+    for ridge in ridges:
+        if ridge == "auto":
+            judge = tuning_rows(len(rows)).to(rows.device)
+            fit, tune = moments_of(rows[~judge]), moments_of(rows[judge])
+            strengths = choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
+        else:
+            strengths = dict.fromkeys(layout.pairs, float(ridge))
+        fitted = fit_layout(moments, layout, strengths)
+        maps.append(to_linear_map(layout, fitted.maps, strengths, lm))
+    return maps
 
 
 def sample_fitted_subjects(
@@ -100,27 +111,3 @@ def relation_layout(relation: TokenizedRelation) -> JointLayout:
     domains = {domain.knowledge.name: domain for domain in (relation.source, relation.target)}
     source, target = domains
     return JointLayout(domains, ((source, target),))
-
-
-def maps_of_rows(
-    lm: LanguageModel,
-    layout: JointLayout,
-    rows: Tensor,
-    ridges: Sequence[float | str] = (0.0,),
-    tolerance: float = 0.02,
-) -> list[LinearMap]:
-    """Fit the maps of `fit_linear_maps` on joint rows that have been read.
-
-    `rows` are ``(n_subjects, n_columns)``, float64.
-    """
-    moments, maps = moments_of(rows), []
-    for ridge in ridges:
-        if ridge == "auto":
-            judge = tuning_rows(len(rows)).to(rows.device)
-            fit, tune = moments_of(rows[~judge]), moments_of(rows[judge])
-            strengths = choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
-        else:
-            strengths = dict.fromkeys(layout.pairs, float(ridge))
-        fitted = fit_layout(moments, layout, strengths)
-        maps.append(to_linear_map(layout, fitted.maps, strengths, lm))
-    return maps

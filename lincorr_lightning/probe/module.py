@@ -278,7 +278,6 @@ class LinearProbe(LMStudy):
 
         Validation begins before `on_train_epoch_end` and needs the solution.
         """
-        del batch_idx
         rows = self._read(batch, "fit")
         if self.solver == "sgd":
             self._descend(rows, batch)
@@ -380,7 +379,6 @@ class LinearProbe(LMStudy):
 
     def validation_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add held-out subjects to the scores."""
-        del batch_idx
         if self.trainer.sanity_checking:
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
@@ -467,7 +465,6 @@ class LinearProbe(LMStudy):
             ``subjects``; ``first``: position of the first one; ``logits``: predictions of each
             pair, ``(n_subjects, n_target)``; ``labels``: target labels of each pair.
         """
-        del batch_idx
         subjects = [] if batch.is_padding else batch.subjects
         logits = self(self.joint_rows(batch.subjects))
         return {

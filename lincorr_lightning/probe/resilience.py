@@ -11,11 +11,11 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import Tensor, nn
+from torch import nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, require
-from lincorr_lightning.functional import summarize
+from lincorr_lightning.functional import Moments
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
@@ -26,15 +26,15 @@ from lincorr_lightning.linear_map.artifact import (
 )
 from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.scores import pair_number
-from lincorr_lightning.linear_map.solver import fit_layout, label_r_by_pair, mean_r
+from lincorr_lightning.linear_map.scores import PairScore, pair_number, score_maps, with_numbers
+from lincorr_lightning.linear_map.solver import FittedMaps, Solution, fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.probe.matrices import pair_matrices
 from lincorr_lightning.results.results import RESULTS_FILE, Results
-from lincorr_lightning.results.table import Table, columns_of, number, short_name
+from lincorr_lightning.results.table import Table, columns_of, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")
@@ -257,38 +257,38 @@ class MapResilience(LMStudy):
             for moments in (self.moments, self.moments_before)
         )
         self._n = {f"n_{half}": int(moments.n) for half, moments in now.items()}
-        test, layout = now["test"], self.layout
-        fitted = [
-            fit_layout(moments["fit"], layout, self.ridges)
+        fits = [
+            fit_layout(moments["fit"], self.layout, self.ridges)
             for moments in (now, then)
             if moments and moments["fit"].n > 0
         ]
-        weights = [{source: one.weight for source, one in each.maps.items()} for each in fitted]
-        old = weights[-1] if self.stored is None else self._stored_weights(self.stored)
-        after = label_r_by_pair(test, layout, old)
-        refitted = label_r_by_pair(test, layout, weights[0])
+        old = fits[-1]
+        if self.stored is not None:
+            old = replace(old, maps=self._stored_maps(self.stored))
         before = _read_label_means(self._run) if self._run is not None and not then else {}
         if then:
-            r = label_r_by_pair(then["test"], layout, old)
-            before = {pair: mean_r(one) for pair, one in r.items()}
-        none = dict.fromkeys(layout.pairs, dict.fromkeys(R_BASELINES))
-        own, words = (
-            random_words(one, test, layout, self.random_labels, ())[0] or none
-            for one in (fitted[0], fitted[-1])
-        )
+            scores = score_maps(old, then["test"], self.layout)
+            before = {score.pair: score.label_mean for score in scores}
+        after, refitted = (self._score(each, now["test"]) for each in (old, fits[0]))
         self._scores = [
-            _compare(pair, before.get(pair), after[pair], mean_r(refitted[pair]), words[pair],
-                     own[pair]["random_label_mean"])
-            for pair in layout.pairs
-        ]  # fmt: skip
+            _compare(one, other, before.get(one.pair))
+            for one, other in zip(after, refitted, strict=True)
+        ]
 
-    def _stored_weights(self, stored: LinearMap) -> dict[str, Tensor]:
-        """Return W of the map of each source to all its targets, ``(n_target, n_source)``."""
-        names = {s: [f"{s}->{t}" for t in self.layout.targets(s)] for s in self.layout.sources}
-        return {
-            source: torch.cat([stored.weight(name) for name in pairs]).to(self.device)
-            for source, pairs in names.items()
-        }
+    def _score(self, fitted: FittedMaps, test: Moments) -> list[PairScore]:
+        words, _ = random_words(fitted, test, self.layout, self.random_labels, ())
+        return with_numbers(score_maps(fitted, test, self.layout), words)
+
+    def _stored_maps(self, stored: LinearMap) -> dict[str, Solution]:
+        maps = {}
+        for source in self.layout.sources:
+            pairs = [f"{source}->{target}" for target in self.layout.targets(source)]
+            weight, bias = (
+                torch.cat([part(pair) for pair in pairs]).to(self.device)
+                for part in (stored.weight, stored.bias)
+            )
+            maps[source] = Solution(weight, torch.zeros_like(weight[0]), bias)
+        return maps
 
     def build_results(self) -> Results | None:
         """Return the scores of the last test."""
@@ -315,23 +315,17 @@ class MapResilience(LMStudy):
         return resilience_results(self._scores, about, self.lm.config.name_or_path)
 
 
-def _compare(
-    pair: Pair,
-    before: float | None,
-    r: Tensor,
-    refitted: float | None,
-    words: Mapping[str, Any],
-    refitted_words: float | None,
-) -> PairResilience:
-    """Compare r of the old map on the new LM, ``(n_target,)``, with that of other maps."""
-    summary = summarize(r)
-    after = number(summary.mean)
+def _compare(old: PairScore, refitted: PairScore, before: float | None) -> PairResilience:
+    """Compare the old map on the new LM with one that is fitted there."""
+    after = old.label_mean
     return PairResilience(
-        *pair, before, after,
+        *old.pair, before, after,
         difference=None if after is None or before is None else after - before,
-        refitted=refitted, kept=_kept(after, refitted), after_std=number(summary.std),
-        **{key: words[key] for key in R_BASELINES}, random_refitted=refitted_words,
-        random_kept=_kept(words["random_label_mean"], refitted_words), n_labels=len(r),
+        refitted=refitted.label_mean, kept=_kept(after, refitted.label_mean),
+        **{key: getattr(old, key) for key in R_BASELINES},
+        random_refitted=refitted.random_label_mean,
+        random_kept=_kept(old.random_label_mean, refitted.random_label_mean),
+        after_std=old.label_std, n_labels=old.n_labels,
     )  # fmt: skip
 
 
