@@ -28,10 +28,10 @@ from jsonargparse import auto_cli
 from torch import Tensor
 
 from benchmarks.common import least_time, markdown_table, read_numbers
-from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.observables import (
     RANGE_SCALINGS,
     intrinsic_dimension,
+    nearest_tokens,
     neighborhood_overlap,
     neighborhoods,
 )

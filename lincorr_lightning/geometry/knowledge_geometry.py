@@ -152,7 +152,12 @@ class KnowledgeGeometry(LMStudy):
 
     def on_test_epoch_end(self) -> None:
         """Compare all clouds, and set them against the maps."""
-        scores = self._fit_and_score() if self.probed is None else self.probed["pairs"]
+        scores: list[Score] = [] if self.probed is None else self.probed["pairs"]
+        if self.probed is None:
+            fit, test = self.fit_moments.gather(), self.test_moments.gather()
+            n_compared = self.random_labels
+            fitted = fit_and_score(fit, test, self.layout, self.lm, self.ridge, n_compared)
+            scores = [score.to_json() for score in fitted]
         near: dict[str, Tensor] = {}
         dimension: dict[str, Floats] = {}
         for name in self.layout.domains:
@@ -181,11 +186,6 @@ class KnowledgeGeometry(LMStudy):
             n_permutations=self.n_permutations,
             seed=self.seed,
         )
-
-    def _fit_and_score(self) -> list[Score]:
-        fit, test = self.fit_moments.gather(), self.test_moments.gather()
-        scores = fit_and_score(fit, test, self.layout, self.lm, self.ridge, self.random_labels)
-        return [score.to_json() for score in scores]
 
     def _gather_cloud(self, name: str) -> Tensor:
         """Return the hidden states of all ranks in the subjects' order, ``(n_layers, n, d)``."""

@@ -16,10 +16,11 @@ from lincorr_lightning.errors import (
     NonFiniteError,
     SubjectsError,
 )
-from lincorr_lightning.geometry.distances import NearestTokens, nearest_tokens
 from lincorr_lightning.geometry.observables import (
     RANGE_SCALINGS,
+    NearestTokens,
     intrinsic_dimension,
+    nearest_tokens,
     next_tokens,
     token_observables,
 )

@@ -99,8 +99,7 @@ def random_words(
     if fitted.moments is None or not layout.words:
         return numbers, curve
     rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows.to(test.mean)
-    same_prompt = {source: one.weight for source, one in fitted.nulls["vocabulary"].items()}
-    on_targets = label_r_by_pair(test, layout, same_prompt)
+    on_targets = label_r_by_pair(test, layout, fitted.nulls["vocabulary"])
     for source in source_progress(layout, "random words"):
         rng = np.random.default_rng(0)
         n_labels = layout.sizes[source]

@@ -216,7 +216,7 @@ def score_maps(
     """
     maps = {"y": fitted.maps, **fitted.nulls}
     r, permuted, control = (
-        label_r_by_pair(test, layout, {s: m.weight for s, m in maps.get(name, {}).items()}, name)
+        label_r_by_pair(test, layout, maps.get(name, {}), name)
         for name in ("y", "permuted", "control")
     )
     weights = weights_by_pair(layout, fitted.maps)

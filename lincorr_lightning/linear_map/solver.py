@@ -239,16 +239,16 @@ def weights_by_pair(layout: JointLayout, maps: Mapping[str, Solution]) -> dict[P
 
 
 def label_r_by_pair(
-    test: Moments, layout: JointLayout, weights: Mapping[str, Tensor], problem: str = "y"
+    test: Moments, layout: JointLayout, maps: Mapping[str, Solution], problem: str = "y"
 ) -> dict[Pair, Tensor]:
     """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)`` on the CPU.
 
-    `weights` are W of each source to all of its targets, or those of a null, which are scored on
-    the columns that they were fitted on.
+    `maps` are those of each source, or those of a null, which are scored on the columns that they
+    were fitted on.
     """
     by_pair: dict[Pair, Tensor] = {}
-    for source, weight in weights.items():
+    for source, solution in maps.items():
         x, y = layout.problems[source][problem]
-        r = label_r(test, weight, x, y).cpu()
+        r = label_r(test, solution.weight, x, y).cpu()
         by_pair |= {(source, target): part for target, part in split_targets(layout, source, r)}
     return by_pair

@@ -32,7 +32,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
 from lincorr_lightning.metrics import JointMoments
-from lincorr_lightning.probe.matrices import pair_matrices
+from lincorr_lightning.probe.results import pair_matrices
 from lincorr_lightning.results.results import RESULTS_FILE, Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
 from lincorr_lightning.study import LMStudy, as_settings

@@ -14,12 +14,12 @@ from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.scores import PairScore, hit_columns
-from lincorr_lightning.probe.matrices import pair_matrices
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, columns_of, short_name
+from lincorr_lightning.results.table import Table, columns_of, number, short_name
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure as MatplotlibFigure
     from pandas import DataFrame
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -143,6 +143,47 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
         for key in logged:
             if row[key] is not None:
                 yield f"{phase}/{key}/{safe[score.name]}", float(row[key])
+
+
+# -- matrices over pairs -----------------------------------------------------------------------
+
+
+def pair_matrices(
+    scores: Sequence[Any], caption_end: str, title_end: str, note: str
+) -> Iterator[tuple[Table, Figure]]:
+    """Yield table and heat map of each `pair_number` that has a matrix and is known for some pair.
+
+    They have a row per source and a column per target. `scores` are records of one class with
+    ``source``, ``target`` and the numbers; a figure's caption and title begin with what it shows.
+    """
+    from pandas import Series
+
+    names = dict.fromkeys(name for score in scores for name in (score.source, score.target))
+    sources, targets = {score.source for score in scores}, {score.target for score in scores}
+    rows, columns = ([name for name in names if name in side] for side in (sources, targets))
+    for one in fields(scores[0]):
+        about = one.metadata
+        if not about.get("matrix"):
+            continue
+        values = {(s.source, s.target): number(getattr(s, one.name)) for s in scores}
+        if any(value is not None for value in values.values()):
+            frame = Series(values, dtype="float64").unstack().reindex(index=rows, columns=columns)
+            name, shows = f"{about['matrix']}_matrix", about["caption"]
+            cells = frame.rename_axis("source").reset_index()
+            draw = partial(_draw, frame, shows + title_end, note, about)
+            yield (
+                Table(name, cells, shows, formats=dict.fromkeys(columns, ".2f")),
+                Figure(name, shows + caption_end, draw),
+            )
+
+
+def _draw(frame: DataFrame, title: str, note: str, about: Mapping[str, Any]) -> MatplotlibFigure:
+    # matplotlib takes long to import, and not every run draws.
+    from lincorr_lightning.results.plots import correlation_heatmap
+
+    highest = max(float(np.nanmax(np.abs(frame.to_numpy()))), 0.01)
+    limits = -highest if about["is_signed"] else 0.0, highest
+    return correlation_heatmap(frame, title, note, about["unit"], limits)
 
 
 # -- tables ----------------------------------------------------------------------------------

@@ -15,8 +15,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lincorr_lightning.lm
-from lincorr_lightning.geometry.distances import nearest_tokens
-from lincorr_lightning.geometry.observables import RANGE_SCALINGS, intrinsic_dimension
+from lincorr_lightning.geometry.observables import (
+    RANGE_SCALINGS,
+    intrinsic_dimension,
+    nearest_tokens,
+)
 from tests.geometry.conftest import naive_dimension, ratios
 
 # Data(coordinates=ball(d)).return_id_scaling_gride(range_max=256): estimates.

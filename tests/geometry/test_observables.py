@@ -6,9 +6,9 @@ import torch
 from scipy.spatial.distance import cdist, pdist
 from scipy.stats import entropy as scipy_entropy
 
-from lincorr_lightning.geometry.distances import nearest_tokens
 from lincorr_lightning.geometry.observables import (
     cosine_statistics,
+    nearest_tokens,
     neighbor_angles,
     neighborhood_overlap,
     neighborhoods,

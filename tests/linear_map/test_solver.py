@@ -53,8 +53,8 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
     fitted = fit_layout(fit, layout, ridges)
     scores = {score.pair: score for score in score_maps(fitted, test, layout)}
     assert tuple(scores) == pairs
-    weights, nulls = weights_by_pair(layout, fitted.maps), fitted.nulls["control"]
-    control_r = label_r_by_pair(test, layout, {s: m.weight for s, m in nulls.items()}, "control")
+    weights = weights_by_pair(layout, fitted.maps)
+    control_r = label_r_by_pair(test, layout, fitted.nulls["control"], "control")
     for (source, target), found in scores.items():
         x, y = layout.columns(source).numpy(), layout.columns(target).numpy()
         control = layout.control_columns(source).numpy()
