@@ -1,44 +1,57 @@
-"""The command ``lincorr reproduce``."""
+"""The command ``lincorr reproduce``: its runs in one process, without those that are finished."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import gc
+import io
+import json
+import logging
+import re
+import shutil
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout, suppress
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import torch
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lincorr_lightning import termination
 from lincorr_lightning.config import find_config, load_yaml
-from lincorr_lightning.errors import ConfigError, ReportError
-from lincorr_lightning.io import check_writable, safe_names
+from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.io import check_writable, read_json, safe_names, write_csv, write_json
+from lincorr_lightning.lightning_cli import run_lightning_cli
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import weights_read_once
-from lincorr_lightning.reproduce.measured import LMRuns
 from lincorr_lightning.reproduce.page import write_reproduction
 from lincorr_lightning.reproduce.plan import (
     Item,
-    LMPlan,
+    LMRuns,
+    PlannedRun,
+    Settings,
     all_items,
     describe,
     plan_runs,
+    read_settings,
     select_items,
 )
-from lincorr_lightning.reproduce.runner import (
-    State,
-    check_command_lines,
-    print_line,
-    run_all,
-    saved_run,
-)
-from lincorr_lightning.reproduce.settings import Settings, read_settings
+from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import short_name
+from lincorr_lightning.version import __version__
 
 CONFIG = "reproduce.yaml"
+STATE = "reproduction.json"
+_MAX_NAMED = 5
 
 
 def reproduce(args: Sequence[str]) -> Path | None:
@@ -67,8 +80,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         state.check(plans)
         check_command_lines(plans)
         for plan in plans:
-            finished = {run.name for run in plan.runs if saved_run(run) is not None}
-            print_line("\n".join(describe(plan, items, settings, finished)))
+            print_line("\n".join(describe(plan, items, settings)))
         if len(items) > len(chosen):
             print_line(f"{len(items) - len(chosen)} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
@@ -86,21 +98,22 @@ def reproduce(args: Sequence[str]) -> Path | None:
 
 @rank_zero_only
 def _write(
-    plans: Sequence[LMPlan], state: State, items: Sequence[Item], settings: Settings
+    plans: Sequence[LMRuns], state: State, items: Sequence[Item], settings: Settings
 ) -> Path:
     """Write the page of the runs that are finished."""
-    lms = [_finished(plan, state) for plan in plans]
-    failed = [f"{lm.name}: {name}: {error}" for lm in lms for name, error in lm.errors.items()]
-    if failed and not any(lm.runs for lm in lms):
+    for plan in plans:
+        state.fill_in(plan)
+    failed = [f"{plan.name}: {run}: {why}" for plan in plans for run, why in plan.errors.items()]
+    if failed and not any(plan.finished for plan in plans):
         raise ReportError(f"all runs failed. {failed[0]}")
     if failed:
         print_line(f"{len(failed)} runs failed; the page has the reasons. The first: {failed[0]}")
-    page = write_reproduction(items, lms, settings, state.path.parent)
+    page = write_reproduction(items, plans, settings, state.path.parent)
     print_line(f"Page: {page}")
     return page
 
 
-def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMPlan]:
+def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRuns]:
     """Return the plan of each LM, with its fingerprint."""
     names = [short_name(path) for path in settings.lm]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -109,7 +122,7 @@ def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMPla
     plans = []
     for i, name in enumerate(safe_names(names).values()):
         lm = LanguageModel(_lm_config(settings.lm[i], settings))
-        plan = LMPlan(name, settings.lm[i], settings.after[i] if settings.after else None)
+        plan = LMRuns(name, settings.lm[i], settings.after[i] if settings.after else None)
         # Before the LM, which is in memory then as the runs start.
         if plan.after is not None:
             plan.after_fingerprint = _tuned_fingerprint(plan.after, lm, settings)
@@ -144,15 +157,6 @@ def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict
     return dict(after.load().info["fingerprint"])
 
 
-def _finished(plan: LMPlan, state: State) -> LMRuns:
-    """Return the finished runs of an LM, and why others are missing."""
-    saved = {run.name: saved_run(run) for run in plan.runs}
-    runs = {name: run for name, run in saved.items() if run is not None}
-    entries = {run.name: state.entry(plan, run) for run in plan.runs}
-    errors = {n: one.get("error", "not finished") for n, one in entries.items() if n not in runs}
-    return LMRuns(plan, runs, errors, {n: one.get("seconds", 0.0) for n, one in entries.items()})
-
-
 def _option(text: str) -> tuple[str, Any]:
     """Return an option of the runs, given as ``key=value``."""
     key, equals, value = text.partition("=")
@@ -185,3 +189,175 @@ def _parser() -> argparse.ArgumentParser:
                         "configs/reproduce.yaml)")  # fmt: skip
     parser.add_argument("--plan", action="store_true", help="show the plan, and run nothing")
     return parser
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+class State:
+    """What has been done in a folder, kept in ``reproduction.json``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / STATE
+        # Run -> how it was made (`run_inputs`), its seconds, and its error if there was one.
+        self.runs: dict[str, dict[str, Any]] = {}
+        # Tables and figures on the page, and names of LMs, also those asked for earlier.
+        self.tables: list[str] = []
+        self.lms: list[str] = []
+        if self.path.is_file():
+            kept = read_json(self.path, ConfigError, "Remove the folder, or name another one.")
+            self.runs, self.tables, self.lms = kept["runs"], kept["tables"], kept["lms"]
+
+    def entry(self, plan: LMRuns, run: PlannedRun) -> Mapping[str, Any]:
+        """Return what is known of a run; empty if it was not begun."""
+        return self.runs.get(f"{plan.name}/{run.name}", {})
+
+    def fill_in(self, plan: LMRuns) -> None:
+        """Add the finished runs of an LM to its plan, and why others are missing."""
+        for run in plan.runs:
+            entry, saved = self.entry(plan, run), run.saved()
+            plan.seconds[run.name] = entry.get("seconds", 0.0)
+            if saved is not None:
+                plan.finished[run.name] = saved
+            else:
+                plan.errors[run.name] = entry.get("error", "not finished")
+
+    def check(self, plans: Sequence[LMRuns]) -> None:
+        """Refuse to go on with finished runs that were made in another way, or of other LMs."""
+        names = [plan.name for plan in plans]
+        if self.lms and not set(names) & set(self.lms):
+            raise ConfigError(
+                f"{self.path.parent} holds a reproduction of {' and '.join(self.lms)}. Name "
+                "another folder as --output; for one page of several LMs, repeat --lm for each."
+            )
+        for plan in plans:
+            for run in plan.runs:
+                earlier = self.entry(plan, run).get("inputs")
+                if earlier is None or run.saved() is None:
+                    continue
+                inputs = run_inputs(run, plan)
+                changed = [
+                    f"{key} was {json.dumps(earlier.get(key))} and is {json.dumps(inputs.get(key))}"
+                    for key in {**earlier, **inputs}
+                    if earlier.get(key) != inputs.get(key)
+                ]
+                if changed:
+                    raise ConfigError(
+                        f"{self.path.parent} holds {run.name} of {plan.name} with other settings: "
+                        f"{'; '.join(changed[:_MAX_NAMED])}. Name another folder as --output, or "
+                        "go on with the same settings."
+                    )
+        self.lms = list(dict.fromkeys([*self.lms, *names]))
+
+    @rank_zero_only
+    def write(self) -> None:
+        """Write the file."""
+        write_json(self.path, {"lms": self.lms, "tables": self.tables, "runs": self.runs})
+
+
+def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
+    """Return all that a run's numbers depend on: version, LM, options, and contents of files."""
+    inputs = {"lincorr-lightning": __version__}
+    prints = plan.after_fingerprint if run.study == "after" else plan.fingerprint
+    inputs |= {f"{part} of the LM": value for part, value in prints.items()}
+    for argument in run.arguments:
+        key, equals, value = argument.partition("=")
+        name = key if equals else f"argument {argument}"
+        inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved
+        for path in re.findall(r"[^\s\"\[\],]+", value or argument):
+            with suppress(OSError):  # such as a text that is too long for a name
+                if Path(path).is_file():
+                    digest = sha256(Path(path).read_bytes()).hexdigest()[:12]
+                    inputs[f"content of {Path(path).name}"] = digest
+    return inputs
+
+
+def run_all(plans: Sequence[LMRuns], state: State) -> None:
+    """Make the runs that are not finished. The error of a run is kept, and the others go on."""
+    todo = [(plan, run) for plan in plans for run in plan.runs if run.saved() is None]
+    total = sum(len(plan.runs) for plan in plans)
+    for number, (plan, run) in enumerate(todo, start=total - len(todo) + 1):
+        print_line(f"[{number}/{total}] {plan.name}: {run.name}")
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # until rank 0 has written what comes before
+        start = time.perf_counter()
+        entry: dict[str, Any] = {"inputs": run_inputs(run, plan)}
+        try:
+            _make(run, plan)
+        except LincorrError as error:
+            entry["error"] = str(error)
+        except Exception as error:
+            traceback.print_exc()
+            entry["error"] = f"{type(error).__name__}: {error}"
+        gc.collect()  # modules and trainers refer to each other
+        if "error" in entry:
+            print_line(f"  failed: {entry['error']}")
+        entry["seconds"] = round(time.perf_counter() - start, 1)
+        state.runs[f"{plan.name}/{run.name}"] = entry
+        state.write()
+
+
+def check_command_lines(plans: Sequence[LMRuns]) -> None:
+    """Parse a command line of each study, before anything runs."""
+    by_study = {run.study: run for plan in plans for run in plan.runs}
+    for study, run in by_study.items():
+        try:
+            with redirect_stdout(io.StringIO()), suppress(SystemExit):  # after it has printed
+                run_lightning_cli([*run.arguments, "--print_config"])
+        except ConfigError as error:
+            raise ConfigError(
+                f"options of the runs, {study}: {error} An option of one study is written as "
+                "--option STUDY.KEY=VALUE, as in edits.data.n_edits=64."
+            ) from error
+
+
+def _make(run: PlannedRun, plan: LMRuns) -> None:
+    rank_zero_only(shutil.rmtree)(run.folder, ignore_errors=True)  # of a run that was stopped
+    lm = plan.after if run.study == "after" and plan.after else plan.lm
+    command = [
+        *run.arguments, f"--model.lm.name_or_path={lm}", "--trainer.enable_progress_bar=false",
+    ]  # fmt: skip
+    if run.probe is not None:
+        subjects = _held_out_subjects(run.probe)
+        if not run.answers:
+            command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")
+        elif len(subjects) < len(run.answers):
+            raise ReportError(
+                f"{run.name} needs {len(run.answers)} subjects that its maps were not fitted on, "
+                f"but the probe has {len(subjects)}. Raise data.n_subjects of the probe."
+            )
+        else:
+            edits = run.folder.with_suffix(".csv")
+            write_csv(edits, ("subject", "answer"), zip(subjects, run.answers, strict=False))
+            command.append(f"--data.edits_file={edits}")
+    with _quiet():
+        cli = run_lightning_cli(command)
+    for module in cli.model.modules():
+        if isinstance(module, StackedLoRA):
+            module.remove()  # so that the next run can use the LM
+
+
+def _held_out_subjects(probe: Path) -> list[str]:
+    """Return the subjects of a probe that its maps were not fitted on."""
+    frame = SavedRun.read(probe).table("subjects").frame
+    return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what each run prints and logs; warnings are shown."""
+    logging.disable(logging.INFO)
+    try:
+        with redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            # Hundreds of labels are in other scripts.
+            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+@rank_zero_only
+def print_line(text: str) -> None:
+    """Print a line on rank 0, at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()

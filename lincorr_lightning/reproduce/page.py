@@ -14,23 +14,18 @@ from lincorr_lightning.functional import Outcome
 from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.probe.results import top_influences
-from lincorr_lightning.reproduce.measured import (
-    NOT_MEASURED,
-    LMRuns,
-    Row,
+from lincorr_lightning.reproduce.agreement import (
     agreement_tables,
-    agreements,
-    shared_labels,
+    lists_here,
+    strongest,
+    table_numbers,
 )
-from lincorr_lightning.reproduce.plan import Item, plan_data, relation_probe
-from lincorr_lightning.reproduce.settings import Settings
+from lincorr_lightning.reproduce.plan import Item, LMRuns, Settings, left_out, plan_data
 from lincorr_lightning.results.paper import (
     PaperInfluences,
     PaperNumber,
     differing_settings,
     paper_influences,
-    paper_numbers,
     quantities,
 )
 from lincorr_lightning.results.plots import BLUE, GREY, correlation_heatmap, curves
@@ -42,8 +37,7 @@ _ENGLISH = "en"
 _PROBE, _AFTER = "probe_attribute", "after_attribute"
 _WHEN = {"before": GREY, "after": BLUE}
 _N_CASES = 4
-# The paper has these as the r of the logits, once.
-_REPEATED = ("Table 4", "label_mean")
+_WHY = "the end of the page says why"
 _CASES = {
     "source_answer": "city", "reference": "reference", "answer_after": "answer given",
     "outcome": "outcome", "weight_reference": "W of the reference",
@@ -55,11 +49,13 @@ def write_reproduction(
     items: Sequence[Item], lms: Sequence[LMRuns], settings: Settings, folder: Path
 ) -> Path:
     """Write ``report.html``, tables as ``.md`` and ``.tex``, and the influences of all pairs."""
-    agreement: list[Row] = []
-    shared: list[Row] = []
-    sections = [_section(item, lms, agreement, shared) for item in items]
+    sections = [_section(item, lms) for item in items]
     sections.append(PageSection("Runs", "runs", tables=[runs_table(lms)]))
-    overview = agreement_tables(agreement, shared, settings.size)
+    if rows := [[lm.name, *row] for lm in lms for row in left_out(lm, items, len(lms))]:
+        columns = ["LM", "run or knowledge", "of", "why"]
+        table = Table.of("left_out", rows, columns, "What was not measured", headline=True)
+        sections.append(PageSection("Left out", "left_out", tables=[table]))
+    places = [place for item in items for place in item.places]
     for lm in lms:
         for name in set(plan_data("groups")["PROBES"]) & lm.linear_maps.keys():
             write_csv(
@@ -68,54 +64,25 @@ def write_reproduction(
                 influence_rows(lm.linear_maps[name], settings.top),
             )
     title = f"The paper on {', '.join(lm.name for lm in lms)}"
-    return write_page(folder, title, overview, sections, sum(len(lm.runs) for lm in lms))
+    overview = agreement_tables(places, lms, settings.size)
+    return write_page(folder, title, overview, sections, sum(len(lm.finished) for lm in lms))
 
 
-def _section(
-    item: Item, lms: Sequence[LMRuns], agreement: list[Row], shared: list[Row]
-) -> PageSection:
-    """Return the section of an item; how its tables agree is added to `agreement` and `shared`."""
-    tables: list[Table] = []
-    needed = item.lacks(any(lm.plan.after for lm in lms), len(lms))
-    reason = f"it needs {needed}" if needed else _reasons(item.runs, lms)
-    if not needed and any(name in lm.runs for lm in lms for name in item.runs):
-        run = item.figure.partition("/")[0]
-        without = [lm for lm in lms if run and run not in lm.runs]
-        reason = _reasons([run], without) if without else ""
-        for place in item.places:
-            if numbers := table_numbers(place):
-                tables.append(compare(place, item, lms))
-                agreement += agreements(numbers, lms)
-        for printed in (each for each in paper_influences() if each.place == item.places[0]):
-            for lm in lms:
-                compared = compare_influences(lm, printed)
-                if compared is not None:
-                    tables.append(compared[0])
-                    shared += [compared[1]] if compared[1] is not None else []
-        if item.places[0] == "Table 6":
-            tables += [table for table in map(cases_table, lms) if table is not None]
-    figures = list(_figures(item, lms)) if not needed else []
-    note = f"Not measured: {reason}." if reason else ""
-    return PageSection(item.heading, item.keys[0], (), tables, figures, note)
-
-
-def _reasons(runs: Sequence[str], lms: Sequence[LMRuns]) -> str:
-    """Return why LMs lack runs."""
-    missing = [(lm.name, lm.missing_reason([run])) for lm in lms for run in runs]
-    reasons = dict.fromkeys(f"{lm}: {reason}" for lm, reason in missing if reason != NOT_MEASURED)
-    return "; ".join(reasons) or "runs are not finished"
+def _section(item: Item, lms: Sequence[LMRuns]) -> PageSection:
+    """Return the section of an item."""
+    needed = item.lacks(any(lm.after for lm in lms), len(lms))
+    if needed or not any(name in lm.finished for lm in lms for name in item.runs):
+        note = f"Not measured: {f'it needs {needed}' if needed else _WHY}."
+        return PageSection(item.heading, item.keys[0], note=note)
+    tables = [compare(place, item, lms) for place in item.places if table_numbers(place)]
+    printed = (each for each in paper_influences() if each.place == item.places[0])
+    tables += filter(None, (compare_influences(lm, each) for each in printed for lm in lms))
+    if item.places[0] == "Table 6":
+        tables += filter(None, map(cases_table, lms))
+    return PageSection(item.heading, item.keys[0], (), tables, [*_figures(item, lms)])
 
 
 # -- numbers beside the paper's --------------------------------------------------------------------
-
-
-def table_numbers(place: str) -> list[PaperNumber]:
-    """Return the numbers of a table of the paper that have a column beside LMs."""
-    return [
-        number
-        for number in paper_numbers()
-        if number.place == place and (place, number.quantity.name) != _REPEATED
-    ]
 
 
 def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
@@ -124,48 +91,40 @@ def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
     A row per relation (or answer) has each quantity in the paper, here, and the difference.
     """
     numbers = table_numbers(place)
-    paper = {(each.relation, each.answer, each.quantity): each for each in numbers}
-    rows = list(dict.fromkeys((each.relation, each.answer) for each in numbers))
-    kinds = list(dict.fromkeys(each.quantity for each in numbers))
-    # Group and heading -> cells.
-    labels = [answer or relation for relation, answer in rows]
-    columns = {("", "answer" if numbers[0].answer else "relation"): labels}
-    for kind in kinds:
-        printed = [paper.get((*row, kind)) for row in rows]
-        cells = [kind.show(None if each is None else each.value) for each in printed]
-        columns[f"paper, {numbers[0].lm}", kind.heading] = cells
-    reasons: list[list[str]] = [[] for _ in rows]
-    has_gaps = False
-    for lm in lms:
-        measured = {key: lm.number(number) for key, number in paper.items()}
-        for kind in kinds:
-            cells = [_beside(measured.get((*row, kind)), paper.get((*row, kind))) for row in rows]
-            columns[lm.name, kind.heading] = cells
-        further = [dict(_further_cells(item, lm, relation)) for relation, _ in rows]
-        for heading in dict.fromkeys(heading for cells in further for heading in cells):
-            columns[lm.name, heading] = [cells.get(heading, "") for cells in further]
-        for row, why in zip(rows, reasons, strict=True):
-            missing = [measured[*row, kind] is None for kind in kinds if (*row, kind) in measured]
-            has_gaps |= any(missing) and not all(missing)
-            if all(missing):
-                reason = _reason(lm, row[0], row[1], item.runs)
-                why.append(f"{lm.name}: {reason}" if len(lms) > 1 else reason)
-    if any(reasons):
-        columns["", "left out"] = ["; ".join(why) for why in reasons]
-    gaps = "Cells are empty where no label or edit is of that kind." if has_gaps else ""
-    return Table(
-        place,
-        DataFrame(columns, dtype=object),
-        f"{place} of the paper and the same here",
-        " ".join(filter(None, (_lm_note(numbers, lms, item.runs), item.note, gaps))),
-        headline=True,
-        formats={heading: ".2f" for group, heading in columns if group},
+    columns = ["relation", "answer", "group", "heading"]
+    frame = DataFrame(_cells(item, numbers, lms), columns=[*columns, "text"]).pivot_table(
+        "text", columns[:2], columns[2:], aggfunc="first", fill_value="", sort=False
     )
+    has_gaps = (frame[[lm.name for lm in lms]] == "").any(axis=None)
+    gaps = f"Empty cells: no label or edit is of that kind, or {_WHY}." if has_gaps else ""
+    note = " ".join(filter(None, (_lm_note(numbers, lms, item.runs), item.note, gaps)))
+    formats = {heading: ".2f" for _, heading in frame.columns}
+    name = "answer" if numbers[0].answer else "relation"
+    frame.insert(0, ("", name), frame.index.get_level_values(name))
+    caption = f"{place} of the paper and the same here"
+    return Table(place, frame, caption, note, headline=True, formats=formats)
 
 
-def _beside(value: float | None, number: PaperNumber | None) -> str:
+def _cells(
+    item: Item, numbers: Sequence[PaperNumber], lms: Sequence[LMRuns]
+) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield relation, answer, group, heading and text of each cell of `compare`."""
+    for number in numbers:
+        quantity = number.quantity
+        group, text = f"paper, {number.lm}", quantity.show(number.value)
+        yield number.relation, number.answer, group, quantity.heading, text
+    for lm in lms:
+        for number in numbers:
+            text = _beside(lm.number(number), number)
+            yield number.relation, number.answer, lm.name, number.quantity.heading, text
+        for relation, answer in dict.fromkeys((each.relation, each.answer) for each in numbers):
+            for heading, text in _further_cells(item, lm, relation):
+                yield relation, answer, lm.name, heading, text
+
+
+def _beside(value: float | None, number: PaperNumber) -> str:
     """Return a number, and in brackets its difference from the paper's."""
-    if value is None or number is None:
+    if value is None:
         return ""
     difference = number.quantity.difference(value - number.value).removesuffix(" points")
     return f"{number.quantity.show(value)} ({difference})"
@@ -193,26 +152,15 @@ def _further_cells(item: Item, lm: LMRuns, relation: str) -> Iterator[tuple[str,
             yield quantities()[name].heading, quantities()[name].show(value)
 
 
-def _reason(lm: LMRuns, relation: str, answer: str, runs: Sequence[str]) -> str:
-    """Return why an LM has no number in a row."""
-    families = {Catalogue.load()[end].family for end in relation.split("->")}
-    parts = (relation, *sorted(families))
-    names = [f"{kind}_{part}" for part in parts for kind in ("edits", "ablation", "probe", "after")]
-    reason = lm.missing_reason([name for name in names if name in runs], relation)
-    if answer and reason == NOT_MEASURED:
-        return f"{answer} is no label of the vocabulary, or no edit is about it"
-    return reason
-
-
 def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequence[str]) -> str:
     """Return sentences on whether LMs and settings are the paper's."""
     is_after = any(run.startswith("after") for run in runs)
     parts = []
     for lm in lms:
-        name = (is_after and lm.plan.after) or lm.plan.lm
+        name = (is_after and lm.after) or lm.lm
         is_same = any(number.is_about(name) for number in numbers)
         parts.append(f"{lm.name}: {'' if is_same else 'another LM than '}the paper's")
-    used = [run for lm in lms for name, run in lm.runs.items() if name in runs]
+    used = [run for lm in lms for name, run in lm.finished.items() if name in runs]
     for study in dict.fromkeys(number.quantity.study for number in numbers):
         of_study = [run for run in used if run.study == study]
         if differ := dict.fromkeys(part for run in of_study for part in differing_settings(run)):
@@ -230,7 +178,7 @@ def runs_table(lms: Sequence[LMRuns]) -> Table:
             "seconds": lm.seconds.get(name), "folder": str(run.folder),
         }
         for lm in lms
-        for name, run in lm.runs.items()
+        for name, run in lm.finished.items()
     ]  # fmt: skip
     total = sum(seconds for lm in lms for seconds in lm.seconds.values())
     note = f"{total / 60:,.0f} minutes in all. `lincorr report` makes a page of each run."
@@ -240,7 +188,7 @@ def runs_table(lms: Sequence[LMRuns]) -> Table:
 
 def cases_table(lm: LMRuns) -> Table | None:
     """Return cases as in table 6: edits that generalized, and edits that hallucinated."""
-    run = lm.runs.get("edits_city->country")
+    run = lm.finished.get("edits_city->country")
     if run is None or not any(table.name == "cases" for table in run.tables):
         return None
     cases = run.table("cases").frame
@@ -255,50 +203,32 @@ def cases_table(lm: LMRuns) -> Table | None:
 # -- influences ------------------------------------------------------------------------------------
 
 
-def _strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list[str]]]:
-    """Return direction (see `Influence`) -> label -> the `n` labels with the highest weights."""
-    source, target = ([text.strip() for text in weights.labels(end)] for end in pair.split("->"))
-    strongest: dict[str, dict[str, list[str]]] = {}
-    for influence in top_influences(weights.weight(pair).numpy(), source, target, n=n):
-        labels = strongest.setdefault(influence.direction, {})
-        labels.setdefault(influence.label, []).append(influence.token)
-    return strongest
-
-
-def compare_influences(lm: LMRuns, printed: PaperInfluences) -> tuple[Table, Row | None] | None:
+def compare_influences(lm: LMRuns, printed: PaperInfluences) -> Table | None:
     """Lay the paper's labels with the highest weights beside those here (tables 3, 15 to 17).
 
-    Returns:
-        A row per label of the paper that is a label here, and how many labels are shared (None
-        without rows); None if the LM lacks the relation.
+    There is a row per label of the paper that is a label here. None if the LM lacks the relation.
     """
-    weights = lm.linear_maps.get(relation_probe(printed.relation) or "")
-    if weights is None or printed.relation not in weights.pairs:
+    here, _ = lists_here(lm, printed)
+    if here is None:
         return None
     ends = printed.relation.split("->")
     label, token = ends if printed.direction == "influenced" else reversed(ends)
-    n = printed.n
-    strongest = _strongest(weights, printed.relation, n)[printed.direction]
-    here = {name: strongest[name] for name in printed.labels if name in strongest}
     rows = []
     for name, labels in here.items():
         paper = printed.labels[name]
         rows.append([name, ", ".join(paper), ", ".join(labels), len({*paper} & {*labels})])
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
-    known = [text.strip() for text in weights.labels(token)]
-    shared = shared_labels(printed, lm.name, here, known) if here else None
-    table = Table.of(
+    return Table.of(
         "influences", rows, [label, f"paper, {printed.lm}", lm.name, "shared"],
-        f"{printed.relation} in {lm.name}: the {n} labels of {token} with the highest weights",
-        note, headline=True, formats={"shared": "d"},
+        f"{printed.relation} in {lm.name}: the {printed.n} labels of {token} with the highest "
+        "weights", note, headline=True, formats={"shared": "d"},
     )  # fmt: skip
-    return table, shared
 
 
 def influence_rows(weights: LinearMap, n: int) -> Iterator[list[str]]:
     """Yield pair, direction, label, and the `n` labels with the highest weights, of all pairs."""
     for pair in weights.pairs:
-        for direction, labels in _strongest(weights, pair, n).items():
+        for direction, labels in strongest(weights, pair, n).items():
             for label, tokens in labels.items():
                 yield [pair, direction, label, ", ".join(tokens)]
 
@@ -310,12 +240,12 @@ def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
     """Yield the figures of a section: those of runs, or one of all LMs."""
     run, _, name = item.figure.partition("/")
     for lm in lms:
-        for figure in lm.runs[run].figures if run in lm.runs else ():
+        for figure in lm.finished[run].figures if run in lm.finished else ():
             if figure.name == name:
                 yield replace(figure, caption=f"{item.numbers}, {lm.name}: {figure.caption}")
     match item.places[0]:
         case "Figure 4":
-            yield from over_sizes([lm.runs[_PROBE] for lm in lms if _PROBE in lm.runs])
+            yield from over_sizes([lm.finished[_PROBE] for lm in lms if _PROBE in lm.finished])
         case "Figure 20":
             yield from _resilience_over_sizes(lms)
         case "Figure 22":
@@ -325,7 +255,7 @@ def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
 
 def _languages(lm: LMRuns) -> Iterator[Figure]:
     """Yield the mean label-wise r between languages of an LM (figure 22), if it has some."""
-    catalogue, run = Catalogue.load(), lm.runs.get("probe_cross_language")
+    catalogue, run = Catalogue.load(), lm.finished.get("probe_cross_language")
     pairs = DataFrame(run.values["pairs"] if run is not None else [])
     if pairs.empty or pairs["label_mean"].isna().all():
         return
@@ -343,13 +273,13 @@ def _languages(lm: LMRuns) -> Iterator[Figure]:
 def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
     """Yield the mean r of the maps before and after post-training, by LM (figure 20)."""
     rows = []
-    both = [lm for lm in lms if {_PROBE, _AFTER} <= lm.runs.keys()]
-    for lm in sorted(both, key=lambda lm: lm.runs[_AFTER].n_parameters or 0):
-        probe, after = (DataFrame(lm.runs[name].values["pairs"]) for name in (_PROBE, _AFTER))
+    both = [lm for lm in lms if {_PROBE, _AFTER} <= lm.finished.keys()]
+    for lm in sorted(both, key=lambda lm: lm.finished[_AFTER].n_parameters or 0):
+        probe, after = (DataFrame(lm.finished[name].values["pairs"]) for name in (_PROBE, _AFTER))
         r = probe[["source", "target", "label_mean"]].merge(after[["source", "target", "after"]])
         means = r[["label_mean", "after"]].dropna().astype(float).mean()
         if means.notna().all():
-            name = f"{lm.name} ({lm.runs[_AFTER].size})"
+            name = f"{lm.name} ({lm.finished[_AFTER].size})"
             rows += [(name, when, value) for when, value in zip(_WHEN, means, strict=True)]
     if len(rows) < 2 * len(_WHEN):
         return

@@ -1,33 +1,134 @@
-"""The runs of a reproduction, as ``plan.yaml`` has them, on the vocabulary of an LM."""
+"""The runs of a reproduction: its settings, and ``plan.yaml`` on the vocabulary of an LM."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from argparse import ArgumentError
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import permutations
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
+import torch
 import yaml
+from jsonargparse import ArgumentParser
+from jsonargparse.typing import PositiveInt
 
-from lincorr_lightning.config import find_config
-from lincorr_lightning.errors import ConfigError, DomainError
+from lincorr_lightning.config import find_config, read_config
+from lincorr_lightning.errors import ConfigError, DomainError, LinearMapError, ReportError
+from lincorr_lightning.functional import random_hit_rates
 from lincorr_lightning.io import safe_names
-from lincorr_lightning.knowledge import Catalogue
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import unknown_words
 from lincorr_lightning.knowledge.domain import build_domain
+from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import count_subjects
-from lincorr_lightning.reproduce.settings import Settings
-from lincorr_lightning.results.paper import paper_numbers, paper_section
-from lincorr_lightning.results.saved_run import config_verb
+from lincorr_lightning.option_errors import explain
+from lincorr_lightning.results.paper import PaperNumber, paper_numbers, paper_section, quantities
+from lincorr_lightning.results.results import RESULTS_FILE
+from lincorr_lightning.results.saved_run import SavedRun, config_verb
 
 LINEAR_MAP, VERSION = "linear_map", "version_0"
+_NULLS = {
+    "label_mean": ("control_label_mean", "random_label_mean"),
+    "influenced_1": ("best_baseline_1",),
+    "gradient_correlation": ("permuted_gradient_correlation",),
+    "generalized": ("random",),
+}
+_RANKS = ("1", "3", "5")
 _MAX_SUBJECTS = 10_000  # the paper's
 _NAMES = "name_country->country"
 _CONTROL = "color"  # knowledge that an edit should not change, as a null of table 5
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+class StudyConfig(TypedDict):
+    """Config of a study, packaged or a path, and options of `lincorr` that are changed in it."""
+
+    config: str
+    options: dict[str, Any]
+
+
+class Size(TypedDict):
+    """The studies: the probes, the edits, the ablations, and the probes' maps on the tuned LM."""
+
+    probe: StudyConfig
+    edits: StudyConfig
+    ablation: StudyConfig
+    after: StudyConfig
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a reproduction; ``configs/reproduce.yaml`` explains them."""
+
+    lm: list[str]
+    after: list[str]
+    size: str
+    only: list[str]
+    top: PositiveInt
+    output: str
+    overlays: list[str]
+    options: dict[str, Any]
+    sizes: dict[str, Size]
+
+    @property
+    def studies(self) -> Mapping[str, StudyConfig]:
+        """Configs of the chosen size, by study."""
+        studies: Any = self.sizes[self.size]
+        return dict(studies)
+
+    def option(self, study: str, key: str) -> Any:
+        """Return an option of a study, as ``data.n_subjects``; None if it has none."""
+        chosen = self.studies[study]
+        for options in (chosen["options"], self.options):
+            if key in options:
+                return options[key]
+        part, _, name = key.partition(".")
+        config: Any = read_config(find_config(chosen["config"]))
+        return config.get(part, {}).get("init_args", {}).get(name)
+
+
+def read_settings(path: str, changed: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
+    """Read the settings.
+
+    Args:
+        path: The YAML file.
+        changed: Settings that replace those of the file; None leaves a setting as it is.
+        options: Options that come before those of the file: of all runs, as ``model.lm.dtype``,
+            or of one study, as ``edits.data.n_edits``.
+    """
+    content = read_config(path) | {k: v for k, v in changed.items() if v is not None}
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(Settings)
+    try:
+        settings = Settings(**parser.parse_object(content).as_dict())
+    except ArgumentError as error:
+        raise ConfigError(f"{path}: {explain(error, ['--config', path], parser)}") from error
+    if settings.size not in settings.sizes:
+        raise ConfigError(f"size is {settings.size!r}; {path} has {', '.join(settings.sizes)}.")
+    if not settings.lm:
+        raise ConfigError("name an LM, as in: lincorr reproduce --lm MY/CHECKPOINT")
+    if settings.after and len(settings.after) != len(settings.lm):
+        raise ConfigError(
+            f"there are {len(settings.after)} tuned LMs for {len(settings.lm)} LMs. Pass "
+            "--after once for each --lm, in the same order, or not at all."
+        )
+    studies = settings.studies
+    everywhere = {k: v for k, v in options.items() if k.partition(".")[0] not in studies}
+    settings.options.update(everywhere)
+    for config in studies.values():
+        config["options"].update(everywhere)
+    for key in options.keys() - everywhere.keys():
+        study, _, name = key.partition(".")
+        studies[study]["options"][name] = options[key]
+    return settings
 
 
 # -- tables and figures ----------------------------------------------------------------------------
@@ -125,10 +226,18 @@ class PlannedRun:
     probe: Path | None = None  # edits are of subjects that its maps were not fitted on
     answers: tuple[str, ...] = ()  # of the edits, one each; empty if they are sampled
 
+    def saved(self) -> SavedRun | None:
+        """Return the finished run; None if it is not finished, or its files are damaged."""
+        folder = self.folder / VERSION
+        try:
+            return SavedRun.read(folder) if (folder / RESULTS_FILE).is_file() else None
+        except ReportError:
+            return None
+
 
 @dataclass
-class LMPlan:
-    """The runs on one LM."""
+class LMRuns:
+    """The runs on one LM: the plan, and what is finished of it."""
 
     name: str  # of its folder
     lm: str
@@ -140,6 +249,55 @@ class LMPlan:
     labels: dict[str, list[str]] = field(default_factory=dict)  # by kind of knowledge
     left_out: dict[str, str] = field(default_factory=dict)  # run or kind of knowledge -> why
     runs: list[PlannedRun] = field(default_factory=list)
+    finished: dict[str, SavedRun] = field(default_factory=dict)  # by name, as the next two
+    errors: dict[str, str] = field(default_factory=dict)  # why runs are not finished
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @cached_property
+    def linear_maps(self) -> dict[str, LinearMap]:
+        """Maps of the probes by run, read once; those that cannot be read are left out."""
+        maps = {}
+        for name, run in self.finished.items():
+            with suppress(LinearMapError):
+                if run.study == "linear_probe":
+                    maps[name] = LinearMap.from_pretrained(run.folder / LINEAR_MAP)
+        return maps
+
+    def find(self, quantity: str, relation: str, answer: str = "", place: str = "") -> float | None:
+        """Return a quantity of ``paper.yaml`` as measured here; None if it was not.
+
+        `place` is the table of the paper that shows it: some have runs of their own.
+        """
+        tables = tables_served()
+        own_table = place if place in tables.values() else None
+        for name, run in self.finished.items():
+            value = quantities()[quantity].of(run, relation, answer)
+            if value is not None and tables.get(name) == own_table:
+                return value
+        return None
+
+    def number(self, number: PaperNumber) -> float | None:
+        """Return a number of the paper as measured here; None if it was not."""
+        return self.find(number.quantity.name, number.relation, number.answer, number.place)
+
+    def null(self, quantity: str, relation: str) -> float | None:
+        """Return the strongest null of a quantity as measured here; None if it has none."""
+        if quantity in _NULLS:
+            values = [self.find(null, relation) for null in _NULLS[quantity]]
+            return max((value for value in values if value is not None), default=None)
+        # Of Hit@N, it is that of weights in random order.
+        direction, _, rank = quantity.rpartition("_")
+        hits = self.random_hits(relation).get(direction)
+        return hits[_RANKS.index(rank)] if hits and rank in _RANKS else None
+
+    def random_hits(self, relation: str) -> dict[str, list[float]]:
+        """Return Hit@1, 3 and 5 of weights in random order by direction, with a reference only."""
+        if self.tokenizer is None or self.find("influenced_1", relation) is None:
+            return {}
+        tokenized = TokenizedRelation.of(relation, Catalogue.load(), self.tokenizer)
+        rates = random_hit_rates(torch.from_numpy(tokenized.reference_mask))
+        ways = ("influenced", "influencing")
+        return {way: rate.rates.tolist() for way, rate in zip(ways, rates, strict=True)}
 
 
 class _LeftOutError(Exception):
@@ -147,7 +305,7 @@ class _LeftOutError(Exception):
 
 
 def plan_runs(
-    plan: LMPlan, lm: LanguageModel, items: Iterable[Item], settings: Settings, folder: Path
+    plan: LMRuns, lm: LanguageModel, items: Iterable[Item], settings: Settings, folder: Path
 ) -> None:
     """Add the runs that tables and figures need to the plan of an LM, in folders below `folder`."""
     plan.tokenizer = lm.tokenizer
@@ -173,7 +331,7 @@ def _wanted_subjects(settings: Settings, study: str) -> int:
     return _MAX_SUBJECTS if wanted is None else wanted
 
 
-def _read_labels(plan: LMPlan) -> None:
+def _read_labels(plan: LMRuns) -> None:
     """Find the labels of each kind of knowledge; note which have none, and why."""
     for name, knowledge in Catalogue.load().items():
         unknown = unknown_words(knowledge, plan.tokenizer)
@@ -191,7 +349,7 @@ def _read_labels(plan: LMPlan) -> None:
             plan.labels[name] = labels
 
 
-def _family_pairs(family: str, plan: LMPlan) -> list[str]:
+def _family_pairs(family: str, plan: LMRuns) -> list[str]:
     """Return the pairs of a family: all, and for cross_language those of one kind of knowledge."""
     catalogue, known = Catalogue.load(), plan.labels
     names = [name for name in known if catalogue[name].family == family]
@@ -220,7 +378,7 @@ def relation_probe(relation: str) -> str | None:
     return f"probe_{families.pop()}" if len(families) == 1 else None
 
 
-def _plan_run(name: str, folder: Path, plan: LMPlan, settings: Settings) -> PlannedRun:
+def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> PlannedRun:
     """Fill in the options that ``plan.yaml`` has for a run."""
     study, _, subject = name.partition("_")
     entry = plan_data("runs").get(name) or plan_data("runs")[study]
@@ -278,28 +436,32 @@ def _filled(options: Any, values: Mapping[str, Any]) -> Any:
 # -- the plan as text ------------------------------------------------------------------------------
 
 
-def describe(
-    plan: LMPlan, items: Sequence[Item], settings: Settings, finished: Container[str]
-) -> Iterator[str]:
-    """Yield the lines that show a plan; `finished` are names of runs."""
+def describe(plan: LMRuns, items: Sequence[Item], settings: Settings) -> Iterator[str]:
+    """Yield the lines that show a plan."""
     runs = "1 run" if len(plan.runs) == 1 else f"{len(plan.runs)} runs"
     yield f"{plan.name}: {runs}" + (f", tuned: {plan.after}" if plan.after else "")
     for run in plan.runs:
-        state = ", finished" if run.name in finished else ""
+        state = ", finished" if run.saved() is not None else ""
         yield f"  {run.name}: {settings.studies[run.study]['config']}{state}"
     wanted = _wanted_subjects(settings, "probe")
     if plan.n_subjects < wanted:
         all_of_them = f"all {plan.n_subjects:,} subjects that the vocabulary has"
         yield f"  probes: {all_of_them}, not {wanted:,}"
-    needs = {item.numbers: item.lacks(bool(plan.after), len(settings.lm)) for item in items}
+    for name, where, reason in left_out(plan, items, len(settings.lm)):
+        yield f"  left out: {name}{where and f' ({where})'}: {reason}"
+
+
+def left_out(plan: LMRuns, items: Sequence[Item], n_lms: int) -> Iterator[tuple[str, str, str]]:
+    """Yield what is left out on an LM, which tables and figures that concerns, and why."""
+    needs = {item.numbers: item.lacks(bool(plan.after), n_lms) for item in items}
     parts = {item.numbers: _parts(item) for item in items if not needs[item.numbers]}
-    for name, reason in plan.left_out.items():
+    for name, reason in {**plan.left_out, **plan.errors}.items():
         where = "; ".join(numbers for numbers, names in parts.items() if name in names)
         if where:
-            yield f"  left out: {name} ({where}): {reason}"
+            yield name, where, reason.rstrip(".")
     for numbers, needed in needs.items():
         if needed:
-            yield f"  left out: {numbers}: needs {needed}"
+            yield numbers, "", f"needs {needed}"
 
 
 def _parts(item: Item) -> set[str]:

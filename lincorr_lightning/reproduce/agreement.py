@@ -1,111 +1,42 @@
-"""The finished runs of an LM, their numbers, and whether these agree with the paper's."""
+"""Whether the numbers of LMs agree with the paper's."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
-from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from scipy.stats import rankdata
 
-from lincorr_lightning.errors import LinearMapError
-from lincorr_lightning.functional import random_hit_rates
-from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.reproduce.plan import LINEAR_MAP, LMPlan, plan_data, tables_served
-from lincorr_lightning.results.paper import PaperInfluences, PaperNumber, quantities
-from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.probe.results import top_influences
+from lincorr_lightning.reproduce.plan import LMRuns, plan_data, relation_probe
+from lincorr_lightning.results.paper import (
+    PaperInfluences,
+    PaperNumber,
+    paper_influences,
+    paper_numbers,
+)
 from lincorr_lightning.results.table import Table
 
-NOT_MEASURED = "not measured"
 Row = dict[str, Any]
 """Cells of a row of the overview, by heading."""
-_NULLS = {
-    "label_mean": ("control_label_mean", "random_label_mean"),
-    "influenced_1": ("best_baseline_1",),
-    "gradient_correlation": ("permuted_gradient_correlation",),
-    "generalized": ("random",),
-}
-_RANKS = ("1", "3", "5")
+# The paper has these as the r of the logits, once.
+_REPEATED = ("Table 4", "label_mean")
 _MIN_RANKED = 5
 _SIGNIFICANT = 0.05
 _N_PERMUTATIONS = 9999
 
 
-@dataclass(frozen=True)
-class LMRuns:
-    """The finished runs of an LM, why others are missing, and how long they took, by name."""
-
-    plan: LMPlan
-    runs: Mapping[str, SavedRun]
-    errors: Mapping[str, str] = field(default_factory=dict)
-    seconds: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Name of the LM."""
-        return self.plan.name
-
-    @cached_property
-    def linear_maps(self) -> dict[str, LinearMap]:
-        """Maps of the probes by run, read once; those that cannot be read are left out."""
-        maps = {}
-        for name, run in self.runs.items():
-            with suppress(LinearMapError):
-                if run.study == "linear_probe":
-                    maps[name] = LinearMap.from_pretrained(run.folder / LINEAR_MAP)
-        return maps
-
-    def missing_reason(self, runs: Sequence[str], relation: str = "") -> str:
-        """Return why runs, or the numbers of a relation in them, are missing."""
-        ends = relation.split("->") if relation else ()
-        for reasons in (self.errors, self.plan.left_out):
-            for name in (*runs, *ends):
-                if name in reasons:
-                    prefix = f"{name}: " if name in ends else ""
-                    return prefix + reasons[name].rstrip(".")
-        return NOT_MEASURED
-
-    def find(self, quantity: str, relation: str, answer: str = "", place: str = "") -> float | None:
-        """Return a quantity of ``paper.yaml`` as measured here; None if it was not.
-
-        `place` is the table of the paper that shows it: some have runs of their own.
-        """
-        tables = tables_served()
-        own_table = place if place in tables.values() else None
-        for name, run in self.runs.items():
-            value = quantities()[quantity].of(run, relation, answer)
-            if value is not None and tables.get(name) == own_table:
-                return value
-        return None
-
-    def number(self, number: PaperNumber) -> float | None:
-        """Return a number of the paper as measured here; None if it was not."""
-        return self.find(number.quantity.name, number.relation, number.answer, number.place)
-
-    def null(self, quantity: str, relation: str) -> float | None:
-        """Return the strongest null of a quantity as measured here; None if it has none."""
-        if quantity in _NULLS:
-            values = [self.find(null, relation) for null in _NULLS[quantity]]
-            return max((value for value in values if value is not None), default=None)
-        # Of Hit@N, it is that of weights in random order.
-        direction, _, rank = quantity.rpartition("_")
-        hits = self.random_hits(relation).get(direction)
-        return hits[_RANKS.index(rank)] if hits and rank in _RANKS else None
-
-    def random_hits(self, relation: str) -> dict[str, list[float]]:
-        """Return Hit@1, 3 and 5 of weights in random order by direction, with a reference only."""
-        if self.plan.tokenizer is None or self.find("influenced_1", relation) is None:
-            return {}
-        tokenized = TokenizedRelation.of(relation, Catalogue.load(), self.plan.tokenizer)
-        rates = random_hit_rates(torch.from_numpy(tokenized.reference_mask))
-        ways = ("influenced", "influencing")
-        return {way: rate.rates.tolist() for way, rate in zip(ways, rates, strict=True)}
+def table_numbers(place: str) -> list[PaperNumber]:
+    """Return the numbers of a table of the paper that have a column beside LMs."""
+    return [
+        number
+        for number in paper_numbers()
+        if number.place == place and (place, number.quantity.name) != _REPEATED
+    ]
 
 
 def agreements(numbers: Iterable[PaperNumber], lms: Sequence[LMRuns]) -> Iterator[Row]:
@@ -156,6 +87,32 @@ def rank_correlation(
     return measured / float(np.sqrt((ranks @ ranks) * (others @ others))), p
 
 
+def strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list[str]]]:
+    """Return direction (see `Influence`) -> label -> the `n` labels with the highest weights."""
+    source, target = ([text.strip() for text in weights.labels(end)] for end in pair.split("->"))
+    found: dict[str, dict[str, list[str]]] = {}
+    for influence in top_influences(weights.weight(pair).numpy(), source, target, n=n):
+        labels = found.setdefault(influence.direction, {})
+        labels.setdefault(influence.label, []).append(influence.token)
+    return found
+
+
+def lists_here(
+    lm: LMRuns, printed: PaperInfluences
+) -> tuple[dict[str, list[str]] | None, Sequence[str]]:
+    """Return an LM's lists of the labels that the paper prints, and all labels that they can have.
+
+    The lists are None if the LM lacks the relation.
+    """
+    weights = lm.linear_maps.get(relation_probe(printed.relation) or "")
+    if weights is None or printed.relation not in weights.pairs:
+        return None, ()
+    lists = strongest(weights, printed.relation, printed.n)[printed.direction]
+    token = printed.relation.split("->")[printed.direction == "influenced"]
+    known = [text.strip() for text in weights.labels(token)]
+    return {name: lists[name] for name in printed.labels if name in lists}, known
+
+
 def shared_labels(
     printed: PaperInfluences, lm: str, here: Mapping[str, Sequence[str]], known: Sequence[str]
 ) -> Row:
@@ -194,8 +151,16 @@ def shared_labels(
     }
 
 
-def agreement_tables(agreement: Sequence[Row], shared: Sequence[Row], size: str) -> list[Table]:
-    """Return the overview: where do LMs agree with the paper?"""
+def agreement_tables(places: Sequence[str], lms: Sequence[LMRuns], size: str) -> list[Table]:
+    """Return the overview: where do LMs agree with some tables of the paper?"""
+    agreement = [row for place in places for row in agreements(table_numbers(place), lms)]
+    shared = [
+        shared_labels(printed, lm.name, here, known)
+        for printed, lm in product(paper_influences(), lms)
+        if printed.place in places
+        for here, known in [lists_here(lm, printed)]
+        if here
+    ]
     tested = [row["p of ρ"] for row in agreement if row["p of ρ"] is not None]
     n_same = sum(p < _SIGNIFICANT for p in tested)
     tables = []
