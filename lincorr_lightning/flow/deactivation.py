@@ -7,9 +7,10 @@ the LM reads the rest of the text with that (arXiv 2502.03032, figures 6 to 8).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -147,17 +148,6 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
     return torch.where(taken, drawn, -1).to(active.device)
 
 
-class Outcomes(NamedTuple):
-    """Activations of the cases' features at their tokens, and losses: ``(n_cuts, n_cases)``.
-
-    A loss is the mean negative log likelihood of the text after the token; NaN if the token is the
-    last one, or the text was not read to its end.
-    """
-
-    activations: Tensor
-    losses: Tensor
-
-
 def _beginnings(texts: Rows, positions: Tensor) -> Rows:
     """Return each text up to its token: the LM is causal, so that the rest has no effect."""
     return [text[: end + 1] for text, end in zip(texts, positions.tolist(), strict=True)]
@@ -209,18 +199,24 @@ def run_cuts(
     saes: SAEs,
     cases: Cases,
     cuts: Sequence[Cut],
-    n_losses: int | None = None,
+    n_losses: int,
     progress: Callable[[int], object] = lambda _: None,
-) -> Outcomes:
+) -> Tensor:
     """Read the text of every case with features rescaled at its token, once per cut.
 
     A cut that chooses no feature leaves the LM unchanged. All predecessors lie in the layer of the
     features or enter it, so that the cuts of a case differ in this layer alone; only the losses of
-    `n_losses` cases, evenly spaced, need the rest of the LM (None: of all).
+    `n_losses` cases, evenly spaced, need the rest of the LM.
+
+    Returns:
+        Activations of the cases' features at their tokens, and losses, ``(2, n_cuts, n_cases)``. A
+        loss is the mean negative log likelihood of the text after the token; NaN if the token is
+        the last one, or the text was not read to its end.
     """
     layer, sae = cases.hook_point.layer, saes[cases.hook_point]
     below = HookPoint(layer - 1, "residual") if layer else None
-    activations, losses = torch.full((2, len(cuts), len(cases)), torch.nan, dtype=torch.float64)
+    outcomes = torch.full((2, len(cuts), len(cases)), torch.nan, dtype=torch.float64)
+    activations, losses = outcomes
 
     def run_cuts_of_layer(which: list[int], run: Callable[[Intervention | None], Tensor]) -> None:
         positions, features = cases.positions[which], cases.features[which, None]
@@ -234,44 +230,47 @@ def run_cuts(
         progress(len(which))
 
     run_layer(lm, _beginnings(cases.texts, cases.positions), layer, run_cuts_of_layer)
-    n_losses = len(cases) if n_losses is None else min(n_losses, len(cases))
     followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
     batches = MicroBatches(lm.config.tokens_per_forward)
+    texts = [cases.texts[case] for case in followed.tolist()]
     for i, cut in enumerate(cuts):
-        losses[i, followed] = _losses(lm, saes, cases, cut, followed, batches)
+
+        def changed(which: list[int], cut: Cut = cut) -> AbstractContextManager[object]:
+            return edited(lm.model, cases.interventions(saes, cut, followed[which]))
+
+        read = text_losses(lm, texts, changed, batches)
+        for case, of_text in zip(followed.tolist(), read, strict=True):
+            losses[i, case] = of_text[cases.positions[case] :].mean()
         progress(n_losses)
-    return Outcomes(activations, losses)
+    return outcomes
 
 
-def _losses(
-    lm: LanguageModel, saes: SAEs, cases: Cases, cut: Cut, followed: Tensor, batches: MicroBatches
-) -> Tensor:
-    """Return the losses of those cases that are `followed` to the end of their text."""
-    means = torch.full((len(followed),), torch.nan, dtype=torch.float64)
+def text_losses(
+    lm: LanguageModel,
+    rows: Rows,
+    context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
+    batches: MicroBatches | None = None,
+) -> list[Tensor]:
+    """Return the negative log likelihood of each token but the first of some texts, in nats.
+
+    `context` and `batches` are those of `run_with_hooks`.
+    """
+    found = [torch.empty(0, dtype=torch.float64)] * len(rows)
 
     def record(forward: Forward) -> None:
-        losses, has_next = (part.cpu() for part in forward.losses())
-        positions = cases.positions[followed[forward.cases], None]
-        after = has_next & (torch.arange(has_next.shape[1]) >= positions)
-        means[forward.cases] = (losses * after).sum(1) / after.sum(1)  # 0 / 0 at the last token
+        for case, losses, has_next in zip(forward.cases, *forward.losses(), strict=True):
+            found[case] = losses[has_next].cpu()
 
-    run_with_hooks(
-        lm, [cases.texts[case] for case in followed.tolist()], record,
-        context=lambda which: edited(
-            lm.model, cases.interventions(saes, cut, followed[which])
-        ),
-        batches=batches,
-    )  # fmt: skip
-    return means
+    run_with_hooks(lm, rows, record, context=context, batches=batches)
+    return found
 
 
-def summarize_outcomes(outcomes: Outcomes, cut: int, which: Tensor) -> dict[str, Any]:
+def summarize_outcomes(outcomes: Tensor, cut: int, which: Tensor) -> dict[str, Any]:
     """Return the effect of a cut, see `CutEffect`, on some of the cases, ``(n_cases,)`` bool.
 
-    The first of the cuts changes nothing.
+    The outcomes are those of `run_cuts`, whose first cut changes nothing.
     """
-    old, new = outcomes.activations[[0, cut]][:, which]
-    losses = outcomes.losses[[0, cut]][:, which]
+    (old, new), losses = outcomes[:, [0, cut]][..., which]
     loss, loss_after = losses[:, losses.isfinite().all(0)].sum(1).tolist()
     return {
         "n": int(which.sum()),

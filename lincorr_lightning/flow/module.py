@@ -231,20 +231,11 @@ class FeatureFlow(LMStudy):
             name: [matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
             for name, features in starts.items()
         }
-        drawn = {f for graphs in self._flows.values() for graph in graphs for f in graph.features}
+        transitions = measure_transitions(saes, matcher, statistics.sample)
         return feature_flow_results(
-            lm_name=lm.config.name_or_path,
-            saes=saes,
-            n_texts=statistics.n_texts,
-            n_tokens=statistics.n_tokens,
-            groups=[each.summarize() for each in statistics.groups.values()],
-            transitions=measure_transitions(saes, matcher, statistics.sample),
-            cuts=cuts,
-            steering=steering,
-            relation=relation,
-            flows=self._flows,
-            names=statistics.names(drawn),
-        )
+            lm.config.name_or_path, saes, statistics, transitions, cuts, steering, relation,
+            self._flows,
+        )  # fmt: skip
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the flow graphs, and the SAEs if they were trained here."""

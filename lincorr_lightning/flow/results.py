@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import product
@@ -11,43 +11,50 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from lincorr_lightning.flow import figures
-from lincorr_lightning.flow.deactivation import CutEffect, compare_cuts
-from lincorr_lightning.flow.graph import GROUP_NAMES, FlowGraph
-from lincorr_lightning.flow.relation import RelationFlow
+from lincorr_lightning.flow.deactivation import CutEffect, case_means, compare_cuts
+from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
+from lincorr_lightning.flow.relation import RelationCut, RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
-from lincorr_lightning.flow.text_statistics import Transition
+from lincorr_lightning.flow.text_statistics import TextStatistics, Transition
 from lincorr_lightning.io import safe_names, write_json
+from lincorr_lightning.results.plots import (
+    BLUE,
+    GREEN,
+    GREY,
+    INK,
+    ORANGE,
+    PALE,
+    bars,
+    curves,
+    legible,
+    new_figure,
+)
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, short_name
-from lincorr_lightning.sae.hook_points import KINDS, HookPoint
+from lincorr_lightning.results.table import Table, columns_of, short_name
+from lincorr_lightning.sae.hook_points import KIND_NAMES, KINDS, Feature, HookKind, HookPoint
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as MatplotlibFigure
     from pandas import DataFrame
-
 
 Flows = Mapping[str, Sequence[FlowGraph]]
 """The flow graphs of a feature by its id, or of the features of two answers, as ``Rome->Italy``."""
 
 
 def feature_flow_results(
-    *,
     lm_name: str,
     saes: Iterable[HookPoint],
-    n_texts: int,
-    n_tokens: int,
-    groups: Sequence[Mapping[str, Any]],
+    statistics: TextStatistics,
     transitions: Sequence[Transition] = (),
     cuts: Sequence[CutEffect] = (),
     steering: Sequence[SteeringPoint] = (),
     relation: RelationFlow | None = None,
     flows: Flows = MappingProxyType({}),
-    names: Mapping[str, str] = MappingProxyType({}),
 ) -> Results:
-    """Build the results of the study from all that it measured.
-
-    `groups` are those of `FeatureGroups`; `names` are those of features.
-    """
+    """Build the results of the study from all that it measured."""
+    groups = [each.summarize() for each in statistics.groups.values()]
+    drawn = {f for graphs in flows.values() for graph in graphs for f in graph.features}
     effects = Table.of(
         "deactivation", cuts, CutEffect,
         "Effect of rescaling the predecessors of features, by layer, method and group.",
@@ -75,8 +82,8 @@ def feature_flow_results(
     return Results(
         "feature_flow",
         {
-            "n_texts": n_texts,
-            "n_tokens": n_tokens,
+            "n_texts": statistics.n_texts,
+            "n_tokens": statistics.n_tokens,
             "groups": groups,
             "transitions": [asdict(each) for each in transitions],
             "deactivation": _plain(by_method).set_index("method").to_dict("index"),
@@ -88,8 +95,8 @@ def feature_flow_results(
         _scalars(groups, by_method, best, relation),
         tables=[table for table in tables if len(table)],
         figures=[
-            *_figures(frames, n_tokens, relation, lm),
-            *_flow_figures(flows, names, lm),
+            *_figures(frames, statistics.n_tokens, relation, lm),
+            *_flow_figures(flows, statistics.names(drawn), lm),
         ],
     )
 
@@ -251,7 +258,16 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
     )  # fmt: skip
 
 
-# -- figures -------------------------------------------------------------------------------------
+# -- figures, after those of Laptev et al., 2025 (arXiv 2502.03032) ------------------------------
+
+_KIND_COLOURS: dict[HookKind, str] = {
+    "residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN
+}  # fmt: skip
+_GROUP_COLOURS = ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444")
+_CUT_COLOURS: dict[Any, Any] = {
+    ("none", False): INK, ("carriers", False): BLUE, ("carriers", True): "#9CCBE6",
+    ("flow", False): ORANGE, ("flow", True): "#F0BC96",
+}  # fmt: skip
 
 
 def _figures(
@@ -262,19 +278,19 @@ def _figures(
 ) -> Iterable[Figure]:
     drawn: dict[str, tuple[str, str, Any]] = {
         "groups": ("groups", "Share of activations by the matched predecessors that are active "
-                   "too.", partial(figures.groups_figure, n_tokens=n_tokens)),
+                   "too.", partial(groups_figure, n_tokens=n_tokens)),
         "transitions": ("transitions", "Variance that the features of a predecessor explain.",
-                        figures.transitions_figure),
+                        transitions_figure),
         "deactivation": ("deactivation", "Features switched off with their predecessors.",
-                         figures.deactivation_figure),
+                         deactivation_figure),
         "rescaling": ("deactivation", "Activations and losses as predecessors are rescaled.",
-                      figures.rescaling_figure),
+                      rescaling_figure),
         "steering": ("steering", "Behaviour, coherence and their product by steering strength.",
-                     figures.steering_figure),
+                     steering_figure),
     }  # fmt: skip
     if relation is not None:
         name, n_subjects = relation.relation.name, len(relation.subjects) - relation.n_fit
-        draw = partial(figures.relation_figure, name=name, n_subjects=n_subjects)
+        draw = partial(relation_figure, name=name, n_subjects=n_subjects)
         caption = f"{name} with features of its answers removed."
         drawn["relation"] = "relation_cuts", caption, draw
     for name, (table, caption, draw) in drawn.items():
@@ -286,5 +302,244 @@ def _flow_figures(flows: Flows, names: Mapping[str, str], lm: str) -> Iterable[F
     files = safe_names(flows)
     for name, graphs in flows.items():
         title = f"Flow of {name.replace('->', ' and ') if '->' in name else f'feature {name}'}"
-        draw = partial(figures.flow_figure, graphs, title, names, lm)
+        draw = partial(flow_figure, graphs, title, names, lm)
         yield Figure(f"flow_{files[name]}", f"{title}.", draw)
+
+
+def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> MatplotlibFigure:
+    """Draw the share of each group by layer (figures 5, 12, 18)."""
+    shares = groups.rename(columns=GROUP_NAMES).melt("layer", list(GROUP_NAMES.values()), "group")
+    return curves(
+        shares[shares.groupby("group")["value"].transform("any")], "layer", "value", "group",
+        title=f"Where features of {short_name(lm)} come from",
+        subtitle=f"share of all activations on {n_tokens:,} tokens, by the hook points at which "
+        "the most similar feature is active at the same token",
+        colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)), percent=True,
+        labels=("layer of the residual stream", "share of activations"), size=(7.0, 3.2),
+    )  # fmt: skip
+
+
+def transitions_figure(transitions: DataFrame, lm: str) -> MatplotlibFigure:
+    """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
+    from pandas import concat
+
+    keys = ["kind", "k", "compared"]
+    means = transitions.groupby(keys, sort=False)[["explained_variance", "own"]].mean()
+    means = means.reset_index()
+    own_sae = means.drop_duplicates(["kind", "k"]).assign(
+        compared="the target’s own SAE", explained_variance=lambda rows: rows["own"]
+    )
+    weights = {name: f"matched by {name}s" for name in ("decoder", "encoder")}
+    points = concat([means, own_sae])
+    points = points.assign(
+        compared=points["compared"].replace(weights),
+        kind=points["kind"].map(lambda kind: f"from {KIND_NAMES[kind]}"),
+        # The sum of many sources overshoots without bound; how far does not matter.
+        explained_variance=points["explained_variance"].clip(lower=-1),
+    )
+    return curves(
+        points, "k", "explained_variance", "compared", "kind", share_y=True,
+        title=f"What a transition matrix carries over: {short_name(lm)}",
+        subtitle="variance of the stream explained by features of the named hook point (mean over "
+        "layers; at least −1); k: features of it that are added up for each of the stream",
+        colours={"the target’s own SAE": GREY}, labels=("k", "explained variance"),
+    )  # fmt: skip
+
+
+def deactivation_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
+    """Draw the share of features switched off with their predecessors, and controls (figure 6)."""
+    order = ["all", *GROUPS]
+    rows = compare_cuts(cuts, "group", "method").sort_values(
+        "group", key=lambda names: names.map(order.index), kind="stable"
+    )
+    n = rows.groupby("group", sort=False)["n"].first()
+    names = [GROUP_NAMES.get(group, "all").replace(", ", ",\n") for group in n.index]
+    r = rows["r"].min()
+    cut = f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token"
+    figure = bars(
+        rows, "group", "matched_success", "method",
+        title=f"Features switched off: {short_name(lm)}",
+        subtitle=f"{cut}; all layers, by the hook points at which predecessors are active; "
+        "random: as many other features active there",
+        marks={"random_success": "random control"}, label="switched off",
+    )  # fmt: skip
+    labels = [f"{name}\n{count:,} cases" for name, count in zip(names, n, strict=True)]
+    figure.axes[0].set_xticks(range(len(n)), labels)
+    return figure
+
+
+def rescaling_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
+    """Draw activations and losses as predecessors are rescaled (figures 7, 8)."""
+    rows = cuts[(cuts["group"] == "all") & (cuts["sources"] == "all")]
+    effects = {
+        "success": "switched off",
+        "activation_change": "change of activation",
+        "loss_change": "change of the loss",
+    }
+    means = case_means(rows, ["r", "method", "cut"]).rename(columns=effects)
+    means = means.assign(random=means["cut"] == "random")
+    points = means.melt(["r", "method", "random"], list(effects.values()), "effect", "share")
+    return curves(
+        points, "r", "share", "method", "effect", "random",
+        title=f"Rescaled predecessors: {short_name(lm)}",
+        subtitle="mean over all cases; solid: matched predecessors, dotted: as many random active "
+        "features of the same hook points",
+        labels=("r: factor of their activations", ""), percent=True,
+        whole_x=False, each=lambda axes, *_: axes.axhline(0, color=PALE, linewidth=0.8, zorder=0),
+    )  # fmt: skip
+
+
+def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
+    """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17)."""
+    titles = {
+        "behaviour": "probability of the answer",
+        "coherence": "perplexity of other texts, before / after",
+        "score": "their product",
+    }
+    labels = list(dict.fromkeys(points["label"]))
+    named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
+    means = mean_steering(points).rename(columns=titles)
+    rows = means.melt(["strategy", "strength"], list(titles.values()), "measure", "value")
+
+    def unsteered(axes: Axes, measure: Any, panel: DataFrame) -> None:
+        del measure
+        for value in panel[panel["strength"] == 0]["value"].head(1):
+            axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
+        axes.set_ylim(-0.02, 1.04)
+
+    return curves(
+        rows, "strength", "value", "strategy", "measure",
+        title=f"Steering {short_name(lm)} along the flow",
+        subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without steering",
+        colours={"single": GREY}, labels=("strength (in typical activations)", ""),
+        whole_x=False, each=unsteered,
+    )  # fmt: skip
+
+
+def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> MatplotlibFigure:
+    """Draw the scores of a relation with and without the features that its answers share."""
+    _, headings, _ = columns_of(RelationCut)
+    scores = {name: headings[name] for name in ("fixed", "target_only", "refitted", "recall")}
+    titles = {"none": "nothing removed", "carriers": "carriers of both answers",
+              "flow": "where both flows meet"}  # fmt: skip
+    title = cuts["cut"].map(titles)
+    number = cuts["n_features"].map(lambda n: f" ({n})" if n else "")
+    removed = (title + number).where(~cuts["control"], "control of " + title)
+    keys = zip(cuts["cut"], cuts["control"], strict=True)
+    colours = dict(zip(removed, map(_CUT_COLOURS.get, keys), strict=True))
+    rows = cuts.assign(removed=removed).rename(columns=scores)
+    points = rows.melt(["removed"], list(scores.values()), "score", "value").dropna()
+    return bars(
+        points.astype({"value": float}), "score", "value", "removed",
+        title=f"{name} with features removed: {short_name(lm)}",
+        subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
+        "points, as many and about as often active",
+        colours=colours, percent=False,
+    )  # fmt: skip
+
+
+# -- flow graphs ---------------------------------------------------------------------------------
+
+_MAX_PER_HOOK_POINT = 3
+_STEP, _ROW = 1.7, 0.95  # distance of boxes and height of a row, in inches
+
+
+def flow_figure(
+    graphs: Sequence[FlowGraph], title: str, names: Mapping[str, str], lm: str
+) -> MatplotlibFigure:
+    """Draw where one feature, or those of two answers, come from and go to.
+
+    There is a row of boxes for each residual stream, the last one on top, and below each a row for
+    the outputs of the layer's attention and MLP. The whole graph is in the GraphML file.
+    """
+    starts = {graph.start for graph in graphs}
+    edges = {(edge.source, edge.target): edge for graph in graphs for edge in graph.edges}
+    kept = _strongest(graphs)
+    n_left_out = len({feature for graph in graphs for feature in graph.features} - kept)
+    shared = {f for f in kept if sum(f in graph.features for graph in graphs) > 1}
+    drawn = [edge for edge in edges.values() if {edge.source, edge.target} <= kept]
+    positions = _positions(kept, drawn)
+    notes = [f"features of {short_name(lm)}", "numbers: cosines of the decoders"]
+    notes += ["thick frame: start", *(["shaded: in both flows"] if shared else [])]
+    if n_left_out:
+        notes.append(
+            f"the {_MAX_PER_HOOK_POINT} most similar features of each hook point, {n_left_out:,} "
+            "more left out"
+        )
+    right = max(x for x, _ in positions.values()) + _STEP / 2
+    left = min(min(x for x, _ in positions.values()) - _STEP / 2 - 0.9, right - 6)
+    top = max(y for _, y in positions.values()) + _ROW / 2
+    figure = new_figure(right - left, top, title, "; ".join(notes))
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.set_xlim(left, right)
+    axes.set_ylim(0, top)
+    for y, (layer, is_stream) in {positions[f][1]: _height(f.hook_point) for f in kept}.items():
+        row = f"layer {layer}\n{'residual' if is_stream else 'outputs'}"
+        axes.text(left + 0.05, y, row, va="center", color=GREY, fontsize=8.5)
+    for edge in drawn:
+        colour = _KIND_COLOURS[edge.source.hook_point.kind]
+        (x, y), (far_x, far_y) = positions[edge.source], positions[edge.target]
+        axes.plot((x, far_x), (y, far_y), color=colour, alpha=0.7, zorder=1,
+                  linewidth=0.6 + 3 * max(edge.cosine, 0) ** 2)  # fmt: skip
+        # Near its source, where lines are apart.
+        axes.text(x + 0.45 * (far_x - x), y + 0.45 * (far_y - y), f"{edge.cosine:.2f}",
+                  fontsize=6.5, color=colour, ha="center", va="center", zorder=2,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+    for feature, (x, y) in positions.items():
+        text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
+        if feature.id in names:
+            text += "\n" + " → ".join(legible(names[feature.id].split(" → "), 11))
+        box = {"boxstyle": "round,pad=0.35", "linewidth": 2.6 if feature in starts else 1.0,
+               "facecolor": "#F3EBC8" if feature in shared else "white",
+               "edgecolor": _KIND_COLOURS[feature.hook_point.kind]}  # fmt: skip
+        axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box, zorder=3)
+    return figure
+
+
+def _positions(
+    features: Collection[Feature], edges: Sequence[Edge]
+) -> dict[Feature, tuple[float, float]]:
+    """Centre of each box: attention to the left of the streams, MLP to the right of them."""
+    hook_points = {feature.hook_point for feature in features}
+    heights = sorted({_height(at) for at in hook_points})
+    n_streams = max(Counter(f.hook_point for f in features if _height(f.hook_point)[1]).values(),
+                    default=1)  # fmt: skip
+    positions: dict[Feature, tuple[float, float]] = {}
+
+    def order(feature: Feature) -> tuple[float, Feature]:
+        targets = [positions[edge.target][0] for edge in edges if edge.source == feature]
+        return (sum(targets) / len(targets) if targets else 0.0, feature)
+
+    for at in sorted(hook_points, key=_height, reverse=True):
+        row = sorted((f for f in features if f.hook_point == at), key=order)
+        # Lines from stream to stream pass between attention and MLP.
+        first = {"residual": (1 - len(row)) / 2, "mlp_out": (n_streams + 1) / 2,
+                 "attention_out": (1 - n_streams) / 2 - len(row)}[at.kind]  # fmt: skip
+        y = (heights.index(_height(at)) + 0.5) * _ROW
+        positions |= {feature: ((first + i) * _STEP, y) for i, feature in enumerate(row)}
+    return positions
+
+
+def _height(hook_point: HookPoint) -> tuple[int, bool]:
+    """Order of rows from below."""
+    return hook_point.layer, hook_point.kind == "residual"
+
+
+def _strongest(graphs: Sequence[FlowGraph]) -> set[Feature]:
+    """The starts and, outward, the features most similar to those kept, some of a hook point."""
+    kept = {graph.start for graph in graphs}
+    outward: dict[tuple[Feature, Feature], float] = {}
+    for graph in graphs:
+        for edge in graph.edges:
+            ends = edge.source, edge.target
+            is_forward = _height(graph.start.hook_point) <= _height(edge.source.hook_point)
+            outward[ends if is_forward else ends[::-1]] = edge.cosine
+    order = sorted(outward, key=lambda ends: (-outward[ends], ends[::-1]))
+    while True:
+        n_kept = Counter(feature.hook_point for feature in kept)
+        new = next((far for near, far in order if near in kept and far not in kept
+                    and n_kept[far.hook_point] < _MAX_PER_HOOK_POINT), None)  # fmt: skip
+        if new is None:
+            return kept
+        kept.add(new)

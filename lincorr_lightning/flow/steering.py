@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import networkx
 import torch
-from torch import Tensor
 from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
+from lincorr_lightning.flow.deactivation import text_losses
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.flow.text_statistics import FeatureActivity
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -70,14 +70,6 @@ class SteeringSettings:
             require(f"model.steering.{name}", getattr(self, name), at_least=1)
 
 
-def distances(graph: FlowGraph) -> dict[Feature, int]:
-    """Return the number of steps from the start to each feature of its flow graph."""
-    network = networkx.Graph([(edge.source, edge.target) for edge in graph.edges])
-    network.add_node(graph.start)
-    steps = networkx.single_source_shortest_path_length(network, graph.start)
-    return dict(sorted(steps.items(), key=lambda step: (step[1], step[0])))
-
-
 def steering_weights(
     graph: FlowGraph, strategy: Strategy, decay: float = 0.5
 ) -> dict[Feature, float]:
@@ -87,16 +79,18 @@ def steering_weights(
     equal weights, ``linear`` with weights that fall to 0 one step beyond the farthest feature,
     ``exponential`` with a factor of `decay` per step.
     """
-    steps = distances(graph)
     if strategy == "single":
         return {graph.start: 1.0}
+    network = networkx.Graph([(edge.source, edge.target) for edge in graph.edges])
+    network.add_node(graph.start)
+    steps = networkx.single_source_shortest_path_length(network, graph.start)
     beyond = max(steps.values()) + 1
     weight: Callable[[int], float] = {
         "constant": lambda step: 1.0,
         "linear": lambda step: 1 - step / beyond,
         "exponential": lambda step: decay**step,
     }[strategy]
-    return {feature: weight(step) for feature, step in steps.items()}
+    return {f: weight(steps[f]) for f in sorted(steps, key=lambda f: (steps[f], f))}
 
 
 def answer_probability(lm: LanguageModel, rows: Rows, token_id: int) -> float:
@@ -112,18 +106,10 @@ def answer_probability(lm: LanguageModel, rows: Rows, token_id: int) -> float:
     return float(probabilities.mean())
 
 
-def text_loss(lm: LanguageModel, rows: Rows) -> float:
+def mean_loss(lm: LanguageModel, rows: Rows) -> float:
     """Return the mean negative log likelihood of the tokens of some texts, in nats."""
-    sums: list[Tensor] = []
-    counts: list[int] = []
-
-    def record(forward: Forward) -> None:
-        losses, has_next = forward.losses()
-        sums.append(losses.sum().cpu())
-        counts.append(int(has_next.sum()))
-
-    run_with_hooks(lm, rows, record)
-    return float(torch.stack(sums).sum()) / max(1, sum(counts))
+    losses = torch.cat(text_losses(lm, rows))
+    return float(losses.sum()) / max(1, len(losses))
 
 
 class SteeredAnswer(NamedTuple):
@@ -164,7 +150,7 @@ def measure_steering(
 ) -> list[SteeringPoint]:
     """Steer towards each answer at every strength by every strategy."""
     plan = list(product(answers, settings.strategies, settings.strengths))
-    loss_before = text_loss(lm, texts) if plan else 0.0
+    loss_before = mean_loss(lm, texts) if plan else 0.0
     points = []
     for answer, strategy, strength in tqdm(
         plan, desc="Steering", unit="strength", disable=None, leave=False
@@ -175,7 +161,7 @@ def measure_steering(
         with edited(lm.model, edits):
             behaviour = answer_probability(lm, answer.prompts, answer.token_id)
             # Coherence is 1 at most, also where the perplexity falls.
-            coherence = math.exp(min(0.0, loss_before - text_loss(lm, texts)))
+            coherence = math.exp(min(0.0, loss_before - mean_loss(lm, texts)))
         points.append(
             SteeringPoint(
                 answer.label, answer.graph.start.id, strategy, strength, len(weights),

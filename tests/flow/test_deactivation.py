@@ -8,7 +8,6 @@ import torch
 
 from lincorr_lightning.flow.deactivation import (
     METHODS,
-    Outcomes,
     draw_active,
     find_cases,
     predecessors_by_method,
@@ -56,7 +55,7 @@ def _cases(lm, saes, n=200, seed=0):
 
 def run_cases(lm, saes, cases, chosen=None, r=0.0):
     """Activations and losses of one cut; without features the LM is as it is."""
-    ((activation,), (loss,)) = run_cuts(lm, saes, cases, [(chosen or {}, r)])
+    ((activation,), (loss,)) = run_cuts(lm, saes, cases, [(chosen or {}, r)], len(cases))
     return SimpleNamespace(activation=activation, loss=loss)
 
 
@@ -152,9 +151,9 @@ def test_activations_are_those_of_a_whole_forward(small_lm) -> None:
     }
     assert len(chosen) == 3
     cuts = [({}, 1.0), (chosen, 0.0), *(({at: index}, 0.5) for at, index in chosen.items())]
-    found = run_cuts(lm, saes, cases, cuts, n_losses=7)
-    assert int(found.losses.isfinite().sum(1).max()) <= 7
-    for (features, r), activations in zip(cuts, found.activations, strict=True):
+    found, losses = run_cuts(lm, saes, cases, cuts, n_losses=7)
+    assert int(losses.isfinite().sum(1).max()) <= 7
+    for (features, r), activations in zip(cuts, found, strict=True):
         for case in range(len(cases)):
             position = cases.positions[case : case + 1]
             changes = {
@@ -167,9 +166,9 @@ def test_activations_are_those_of_a_whole_forward(small_lm) -> None:
             x = at[HERE][0, position]
             expected = saes[HERE].encode(x)[0, cases.features[case]].detach()
             assert activations[case].item() == pytest.approx(float(expected), abs=1e-4)
-    unread = run_cuts(lm, saes, cases, cuts, n_losses=0)
-    assert torch.equal(unread.activations, found.activations) and unread.losses.isnan().all()
-    assert all(not torch.equal(found.activations[0], other) for other in found.activations[1:])
+    again, unread = run_cuts(lm, saes, cases, cuts, n_losses=0)
+    assert torch.equal(again, found) and unread.isnan().all()
+    assert all(not torch.equal(found[0], other) for other in found[1:])
 
 
 def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, saes) -> None:
@@ -187,9 +186,11 @@ def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, sa
 
 def test_summary_by_group() -> None:
     nan = float("nan")
-    outcomes = Outcomes(
-        torch.tensor([[2.0, 4.0, 1.0], [9.0, 9.0, 9.0], [0.0, 1.0, 0.0]]),
-        torch.tensor([[1.0, 3.0, nan], [9.0, 9.0, nan], [2.0, 4.0, nan]]),
+    outcomes = torch.tensor(
+        [
+            [[2.0, 4.0, 1.0], [9.0, 9.0, 9.0], [0.0, 1.0, 0.0]],
+            [[1.0, 3.0, nan], [9.0, 9.0, nan], [2.0, 4.0, nan]],
+        ]
     )
     chosen = torch.tensor([True, True, False])
     effect = summarize_outcomes(outcomes, 2, chosen)

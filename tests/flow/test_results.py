@@ -3,19 +3,21 @@
 import json
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from pandas import DataFrame
 
-from lincorr_lightning.flow import figures
 from lincorr_lightning.flow.deactivation import CutEffect
 from lincorr_lightning.flow.graph import GROUPS, Edge, FlowGraph
 from lincorr_lightning.flow.relation import AnswerFeature, AnswerPair, RelationCut, RelationFlow
 from lincorr_lightning.flow.results import (
     best_steering,
     feature_flow_results,
+    flow_figure,
+    groups_figure,
     summarize_cuts,
     write_graphs,
 )
@@ -87,10 +89,11 @@ def _results(**more) -> Results:
     }  # fmt: skip
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
     found = {"transitions": transitions, "cuts": CUTS, "steering": POINTS, "relation": _relation()}
-    return feature_flow_results(
-        lm_name="some/where/my-lm", saes=[MLP, STREAM], n_texts=20, n_tokens=200, groups=[groups],
-        **found | more,
+    statistics: Any = SimpleNamespace(
+        n_texts=20, n_tokens=200, groups={STREAM: SimpleNamespace(summarize=lambda: groups)},
+        names=lambda features: {},
     )  # fmt: skip
+    return feature_flow_results("some/where/my-lm", [MLP, STREAM], statistics, **found | more)
 
 
 def test_cuts_are_averaged_over_cases() -> None:
@@ -217,7 +220,7 @@ def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part() -> N
         "groups", "transitions", "deactivation", "rescaling", "steering", "relation",
         "flow_residual.2.0",
     }  # fmt: skip
-    drawn["wide"] = figures.groups_figure(_groups(26), "some/where/my-lm", 200)
+    drawn["wide"] = groups_figure(_groups(26), "some/where/my-lm", 200)
     for name, figure in drawn.items():
         to_png(figure)
         box = figure.get_tightbbox()  # in inches
@@ -299,7 +302,7 @@ def _boxes(figure) -> dict[str, object]:
 def test_boxes_of_a_flow_mark_starts_and_shared_features() -> None:
     graphs = [_graph(1), _graph(2)]
     names = {f.id: f"a rather long name → next {f.index}" for g in graphs for f in g.features}
-    figure = figures.flow_figure(graphs, "Flow of two", names, "some-lm")
+    figure = flow_figure(graphs, "Flow of two", names, "some-lm")
     boxes = _boxes(figure)
     # Of the 12 features of the MLP the three most similar, the lower number first.
     assert set(boxes) == {
@@ -317,7 +320,7 @@ def test_boxes_of_a_flow_mark_starts_and_shared_features() -> None:
 
 def test_boxes_of_a_flow_stand_apart_and_all_lead_to_the_start() -> None:
     graph = _wide_graph(0)
-    figure = figures.flow_figure([graph], "Flow", {}, "lm")
+    figure = flow_figure([graph], "Flow", {}, "lm")
     boxes = _boxes(figure)
     extents = [text.get_bbox_patch().get_window_extent() for text in boxes.values()]
     for i, one in enumerate(extents):

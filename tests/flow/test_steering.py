@@ -12,10 +12,9 @@ from lincorr_lightning.flow.steering import (
     SteeredAnswer,
     SteeringSettings,
     answer_probability,
-    distances,
+    mean_loss,
     measure_steering,
     steering_weights,
-    text_loss,
 )
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import add_features
@@ -40,12 +39,12 @@ GRAPH = FlowGraph(
 
 
 def test_weights_fall_with_the_steps_from_the_start() -> None:
-    assert distances(GRAPH) == {START: 0, BELOW: 1, BESIDE: 1, ABOVE: 1, FAR: 2}
     assert steering_weights(GRAPH, "single") == {START: 1.0}
     assert set(steering_weights(GRAPH, "constant").values()) == {1.0}
     assert len(steering_weights(GRAPH, "constant")) == 5
     linear = steering_weights(GRAPH, "linear")
-    assert [linear[f] for f in (START, BELOW, FAR)] == pytest.approx([1, 2 / 3, 1 / 3])
+    assert list(linear) == [START, BELOW, BESIDE, ABOVE, FAR]
+    assert list(linear.values()) == pytest.approx([1, 2 / 3, 2 / 3, 2 / 3, 1 / 3])
     falling = steering_weights(GRAPH, "exponential", decay=0.3)
     assert [falling[f] for f in (START, ABOVE, FAR)] == pytest.approx([1, 0.3, 0.09])
 
@@ -68,7 +67,7 @@ def test_probability_and_loss_are_those_of_single_forwards(small_lm: str) -> Non
         with edited(lm.model, {hook_point: change}):
             found = answer_probability(lm, rows, 7)
             assert found == pytest.approx(np.mean(probabilities), rel=1e-4)
-            assert text_loss(lm, rows) == pytest.approx(np.mean(losses), rel=1e-5)
+            assert mean_loss(lm, rows) == pytest.approx(np.mean(losses), rel=1e-5)
 
 
 def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -> None:
@@ -82,10 +81,10 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     answer = SteeredAnswer("Paris", 7, graph, prompts)
     none, point = measure_steering(lm, saes, activity, [answer], texts, settings)  # type: ignore[arg-type]
     edits = add_features(saes, {start: 2.0 * 4.0, below: 2.0 * 0.5 * 3.0})
-    before = text_loss(lm, texts)
+    before = mean_loss(lm, texts)
     with edited(lm.model, edits):
         assert point.behaviour == pytest.approx(answer_probability(lm, prompts, 7))
-        after = text_loss(lm, texts)
+        after = mean_loss(lm, texts)
     assert point.coherence == pytest.approx(min(1.0, math.exp(before - after)))
     assert point.score == pytest.approx(point.behaviour * point.coherence)
     assert none.behaviour == pytest.approx(answer_probability(lm, prompts, 7))
