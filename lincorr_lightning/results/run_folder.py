@@ -22,7 +22,6 @@ from lincorr_lightning.results.results import Figure, Results, set_earlier_resul
 
 if TYPE_CHECKING:
     import lightning as L
-    from torch.utils.tensorboard import SummaryWriter
 
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
@@ -34,7 +33,7 @@ class RunLogger(TensorBoardLogger):
     """TensorBoardLogger with a folder of its own for each run.
 
     Lightning's own takes the first free version, which runs that start at the same time all do;
-    this one makes the folder. It raises `OutputError` if events cannot be written.
+    this one makes the folder, or raises `OutputError`.
     """
 
     _claimed: int | None = None
@@ -48,22 +47,6 @@ class RunLogger(TensorBoardLogger):
         if self._claimed is None:
             self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
         return self._claimed
-
-    @property
-    def experiment(self) -> SummaryWriter:
-        """TensorBoard's writer."""
-        with as_output_error(Path(self.log_dir)):
-            return super().experiment
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log numbers."""
-        with as_output_error(Path(self.log_dir)):
-            super().log_metrics(metrics, step)
-
-    def finalize(self, status: str) -> None:
-        """Write what has not been written yet, and close the file."""
-        with as_output_error(Path(self.log_dir)):
-            super().finalize(status)
 
 
 def run_folder(trainer: L.Trainer) -> Path:
