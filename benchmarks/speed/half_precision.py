@@ -20,7 +20,7 @@ from jsonargparse import auto_cli
 from benchmarks.common import markdown_table
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.functional import hit_rates, labelwise_pearson, moments_of
-from lincorr_lightning.linear_map.layout import build_layout, domain_rows
+from lincorr_lightning.linear_map.layout import RowReader, build_layout
 from lincorr_lightning.linear_map.solver import RidgeSolver
 from lincorr_lightning.lm import sample_subjects
 
@@ -49,7 +49,7 @@ def main(
         model = LanguageModel.from_pretrained(lm, dtype=precision)
         layout = build_layout(model.tokenizer, Catalogue.load(), (), pairs, subwords=subwords)
         subjects = sample_subjects(model.tokenizer, n_subjects, words_per_subject)
-        logits[precision] = domain_rows(model, layout, subjects)
+        logits[precision] = RowReader(model).read(layout, subjects)
     half, exact, rows = n_subjects // 2, logits["float32"], []
     for (source, target), precision in product(layout.pairs, PRECISIONS):
         x, y = layout.columns(source), layout.columns(target)

@@ -4,11 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from benchmarks.speed import (
-    growth,
-    reading,
-    stacked_edits,
-)
+from benchmarks.speed import growth, half_precision, published_method, reading, stacked_edits
 from lincorr_lightning.lm import sample_up_to
 
 Rows = Callable[[str], list[list[str]]]
@@ -19,6 +15,19 @@ def test_stacked_edits(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
     table = rows(capsys.readouterr().out)
     assert [row[0] for row in table] == ["one at a time, peft", "1 side by side", "4 side by side"]
     assert all(float(row[4]) < 1e-3 for row in table[1:])
+
+
+def test_maps_of_two_ways_and_of_half_precision_agree(
+    capsys: pytest.CaptureFixture[str], rows: Rows
+) -> None:
+    published_method.main(n_subjects=300)
+    text = capsys.readouterr().out
+    assert [row[0] for row in rows(text)] == ["logits", "fit", "total"]
+    assert float(text.split("differ by ")[1].split()[0]) < 1e-4
+    half_precision.main(pairs=("city->country", "city->pet"), n_subjects=300)
+    for pair, precision, far, _, _, moved, hits in rows(capsys.readouterr().out):
+        assert (float(far) == float(moved) == 0) is (precision == "float32")
+        assert float(far) < 0.02 and (hits == "") is pair.endswith("pet")
 
 
 def test_growth() -> None:
