@@ -156,23 +156,18 @@ def split_targets(
 
 @dataclass(frozen=True)
 class FittedMaps:
-    """The maps of all pairs of a layout, and of their nulls, by source.
-
-    Attributes:
-        ridges: Ridge strength of each pair.
-        maps: The maps.
-        nulls: Maps of each null, see `JointLayout.problems`.
-        n: Number of subjects they were fitted on.
-        moments: Moments of the joint rows they were fitted on; None for stored maps.
-        solvers: Solver of each source, for other ridge strengths; empty for stored maps.
-    """
+    """The maps of all pairs of a layout, and of their nulls, by source."""
 
     ridges: Mapping[Pair, float]
     maps: Mapping[str, Solution]
     nulls: Mapping[str, Mapping[str, Solution]]
+    """Maps of each null, see `JointLayout.problems`."""
     n: int
+    """Number of subjects they were fitted on."""
     moments: Moments | None = None
+    """Moments of the joint rows they were fitted on; None for stored maps."""
     solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
+    """Solver of each source, for other ridge strengths; empty for stored maps."""
 
 
 _FROM_CONTROL = ("control", "same_prompt")

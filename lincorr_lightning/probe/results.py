@@ -36,12 +36,6 @@ _RANKING = (
     "excess_error", "p", "q", "random_label_mean", "excess_over_random", "partial_label_mean",
     "through_given",
 )  # fmt: skip
-_LAYER_COLUMNS = (
-    "pair", "layer", "label_mean", "control_label_mean", "random_label_mean", "excess_over_random",
-    "excess_over_random_low", "excess_over_random_high", "influenced_1", "macro_1", "constant_1",
-    "unembedding_1", "same_prompt_1", "gaussian_states_1", "best_baseline_1",
-    "excess_over_unembedding", "excess_over_unembedding_low", "excess_over_unembedding_high",
-)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -240,12 +234,12 @@ def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Tabl
         )  # fmt: skip
     if findings.layers:
         rows = [
-            {"layer": layer, **score.row()}
+            {"pair": score.name, "layer": layer, **score.row()}
             for layer, scores in findings.layers.items()
             for score in scores
         ]
         caption = "Maps between the logit lenses of each layer, beside their baselines"
-        yield Table.of("logit_lens", rows, _LAYER_COLUMNS, caption)
+        yield Table.of("logit_lens", rows, caption=caption)
     yield _influences(findings)
     yield subjects_table(findings.subjects)
 

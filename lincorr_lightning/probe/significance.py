@@ -6,7 +6,6 @@ Beyond the paper, which leaves the question open (appendix B); the statistics ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -81,15 +80,14 @@ def standard_errors(
 def p_values(scores: Sequence[PairScore]) -> Numbers:
     """Return p, and q adjusted for all pairs, of scores that have standard errors."""
     p = {
-        score.pair: number(one_sided_p(score.evidence / score.excess_error))
+        score.pair: one_sided_p(score.evidence / score.excess_error)
         for score in scores
         if score.evidence is not None and score.excess_error
     }
-    values = [math.nan if one is None else one for one in p.values()]
-    q = adjust_for_many(torch.tensor(values, dtype=torch.float64))
+    q = adjust_for_many(torch.tensor(list(p.values()), dtype=torch.float64)).tolist()
     return {
-        pair: {"p": one, "q": None if one is None else number(adjusted)}
-        for (pair, one), adjusted in zip(p.items(), q.tolist(), strict=True)
+        pair: {"p": number(one), "q": number(adjusted)}
+        for (pair, one), adjusted in zip(p.items(), q, strict=True)
     }
 
 
