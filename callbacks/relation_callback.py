@@ -15,12 +15,13 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit, RawEdit, read_edits, resolve_edits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
-from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
-from lincorr_lightning.linear_map.fitting import (
+from lincorr_lightning.linear_map.artifact import (
+    LinearMap,
     fit_linear_maps,
-    relation_layout,
     sample_fitted_subjects,
+    warn_of_fit_subjects,
 )
+from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
@@ -229,7 +230,7 @@ class MapCallback(RelationCallback):
                 tokenizer = self.cache.lm.tokenizer
                 measured |= {*callback.measured_subjects(tokenizer, bool(self.run_edits))}
         self._held_out = frozenset(measured)
-        self._layout = relation_layout(self.tokenized)
+        self._layout = JointLayout.of_relation(self.tokenized)
         if not self.maps and self.linear_map is None:
             self.shared.rows.announce(self._layout, self._fitted_subjects())
 

@@ -34,10 +34,11 @@ from lincorr_lightning.functional import (
     risk,
 )
 from lincorr_lightning.knowledge import TokenizedRelation
-from lincorr_lightning.linear_map.artifact import LinearMap, warn_of_fit_subjects
-from lincorr_lightning.linear_map.fitting import (
+from lincorr_lightning.linear_map.artifact import (
+    LinearMap,
     fit_linear_maps,
     sample_fitted_subjects,
+    warn_of_fit_subjects,
 )
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.language_model import LanguageModel

@@ -1,4 +1,4 @@
-"""The artifact of fitted maps: one folder, readable without the LM."""
+"""The artifact of fitted maps: one folder, readable without the LM. And fitting one in memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,25 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lincorr_lightning.errors import LinearMapError, SubjectsError
+from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, RowReader
+from lincorr_lightning.linear_map.solver import (
+    Solution,
+    choose_ridges,
+    fit_layout,
+    split_targets,
+    tuning_rows,
+    weights_by_pair,
+)
+from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from lincorr_lightning.knowledge import Domain
+    from lincorr_lightning.knowledge import Domain, TokenizedRelation
     from lincorr_lightning.lm.language_model import LanguageModel
 
 T = TypeVar("T")
@@ -33,6 +44,8 @@ _CONFIG = "config.json"
 _TENSORS = "linear_map.safetensors"
 _CHECKSUM = "sha256"  # of the safetensors file
 _MAX_NAMED = 5  # labels that an error message names
+MIN_FITTED = 10
+"""Subjects that must remain to fit a map on, besides those that it is applied to."""
 _WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
 
 
@@ -72,6 +85,31 @@ class LinearMap:
         self.lm = lm
         self.fingerprint = dict(fingerprint)
         self._check()
+
+    @classmethod
+    def of(
+        cls,
+        layout: JointLayout,
+        maps: Mapping[str, Solution],
+        ridges: Mapping[Pair, float],
+        lm: LanguageModel,
+    ) -> LinearMap:
+        """Return the maps of a layout's sources as an artifact."""
+        weights = weights_by_pair(layout, maps)
+        return cls(
+            weights={f"{s}->{t}": weight for (s, t), weight in weights.items()},
+            biases={
+                f"{source}->{target}": bias
+                for source, solution in maps.items()
+                for target, bias in split_targets(layout, source, solution.bias)
+            },
+            token_ids={name: domain.token_ids for name, domain in layout.domains.items()},
+            labels={name: domain.texts for name, domain in layout.domains.items()},
+            templates={name: d.knowledge.template for name, d in layout.domains.items()},
+            ridge={f"{s}->{t}": ridge for (s, t), ridge in ridges.items()},
+            lm=lm.config.name_or_path,
+            fingerprint=lm.fingerprint,
+        )
 
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
@@ -292,6 +330,60 @@ def _float64(tensor: Tensor) -> Tensor:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fit_linear_maps(
+    lm: LanguageModel,
+    relation: TokenizedRelation,
+    subjects: Sequence[str],
+    ridges: Sequence[float | str] = (0.0,),
+    tolerance: float = 0.02,
+    reader: RowReader | None = None,
+) -> list[LinearMap]:
+    """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
+
+    The maps are those of ``lincorr fit`` on the same subjects (paper, section 3.2); the LM reads
+    each prompt once.
+
+    Args:
+        lm: The LM as it is now.
+        relation: The relation with this LM's labels.
+        subjects: The subjects to fit on, all of them.
+        ridges: Ridge strengths; ``auto`` takes the strongest of `HALF_DECADES` whose r stays
+            within `tolerance` of the best, judged on every fifth subject and fitted on all.
+        tolerance: What ``auto`` may cost in mean label-wise r.
+        reader: Keeps the LM's joint rows that others have read.
+
+    Returns:
+        A map for each ridge strength.
+    """
+    layout = JointLayout.of_relation(relation)
+    rows = (reader or RowReader(lm)).read(layout, subjects)
+    moments, maps = moments_of(rows), []
+    for ridge in ridges:
+        if ridge == "auto":
+            judge = tuning_rows(len(rows)).to(rows.device)
+            fit, tune = moments_of(rows[~judge]), moments_of(rows[judge])
+            strengths = choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
+        else:
+            strengths = dict.fromkeys(layout.pairs, float(ridge))
+        fitted = fit_layout(moments, layout, strengths)
+        maps.append(LinearMap.of(layout, fitted.maps, strengths, lm))
+    return maps
+
+
+def sample_fitted_subjects(
+    tokenizer: PreTrainedTokenizerBase, n: int, applied_to: Collection[str]
+) -> list[str]:
+    """Sample up to n subjects to fit a map on, none of those that it is applied to."""
+    others = sample_up_to(tokenizer, max(n, MIN_FITTED), excluding=applied_to)
+    if applied_to and len(others) < MIN_FITTED:
+        raise SubjectsError(
+            f"a linear map must not be fitted on the {len(set(applied_to))} subjects that it is "
+            f"applied to, and only {len(others)} others remain; it needs {MIN_FITTED}. Use fewer "
+            "subjects or edits, or pass a fitted map as linear_map."
+        )
+    return others[:n]
 
 
 def read_fit_subjects(run: Path) -> set[str]:

@@ -23,6 +23,7 @@ from lincorr_lightning.knowledge import (
     Completeness,
     Domain,
     Knowledge,
+    TokenizedRelation,
     build_domain,
     reference_matrix,
     unknown_words,
@@ -95,6 +96,13 @@ class JointLayout:
     left_out: dict[str, str] = field(default_factory=dict)
     permuted: bool = False
     words: dict[str, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of_relation(cls, relation: TokenizedRelation) -> JointLayout:
+        """Return the layout of one relation's source and target."""
+        source, target = relation.source, relation.target
+        pair = source.knowledge.name, target.knowledge.name
+        return cls(dict(zip(pair, (source, target), strict=True)), (pair,))
 
     # Cached: each is used once per pair and more.
 

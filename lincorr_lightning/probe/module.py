@@ -23,7 +23,6 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, require_held_out
 from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
-from lincorr_lightning.linear_map.fitting import to_linear_map
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.scores import PairScore, ridge_paths, score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import (
@@ -478,7 +477,7 @@ class LinearProbe(LMStudy):
 
     def linear_map(self) -> LinearMap:
         """Return the fitted maps as an artifact of their own."""
-        return to_linear_map(self.layout, _solutions(self.maps), self.ridges, self.lm)
+        return LinearMap.of(self.layout, _solutions(self.maps), self.ridges, self.lm)
 
     def build_results(self) -> Results | None:
         """Return scores, tables and figures; None if nothing was scored."""

@@ -6,7 +6,7 @@ import torch
 
 from lincorr_lightning.callbacks import Resilience
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.linear_map.fitting import sample_fitted_subjects
+from lincorr_lightning.linear_map.artifact import sample_fitted_subjects
 
 SUBJECTS = [f"name{i}" for i in range(20, 40)]
 

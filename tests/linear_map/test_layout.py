@@ -5,8 +5,7 @@ import torch
 
 from lincorr_lightning import LanguageModel
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map.fitting import relation_layout
-from lincorr_lightning.linear_map.layout import RowReader
+from lincorr_lightning.linear_map.layout import JointLayout, RowReader
 from tests.toys import recorded_passes
 
 SUBJECTS = ["name1", "name2", "name3"]
@@ -21,7 +20,9 @@ def lm(small_lm):
 def layouts(lm):
     names = ("city->country", "city->color", "country->city")
     catalogue = Catalogue.load()
-    return [relation_layout(TokenizedRelation.of(n, catalogue, lm.tokenizer)) for n in names]
+    return [
+        JointLayout.of_relation(TokenizedRelation.of(n, catalogue, lm.tokenizer)) for n in names
+    ]
 
 
 def by_hand(lm, layout):
