@@ -14,21 +14,18 @@ from lincorr_lightning.errors import ConfigError, LincorrError
 from lincorr_lightning.termination import exit_at_signals
 from lincorr_lightning.version import __version__
 
-# Commands that are no Trainer method: name -> (module, function, help).
+# Commands that are no Trainer method: name -> (module of the function of that name, help).
 COMMANDS = {
     "audit": (
         "lincorr_lightning.knowledge.audit",
-        "audit",
         "Show which answers are labels of an LM's tokenizer, and why others are not.",
     ),
     "report": (
         "lincorr_lightning.results.report",
-        "report",
         "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
     ),
     "reproduce": (
         "lincorr_lightning.reproduce",
-        "reproduce",
         "Write one page of all tables and figures of the paper on your LM.",
     ),
 }
@@ -66,7 +63,7 @@ def main(args: Sequence[str] | None = None) -> Any:
 
 def overview() -> str:
     """Return the text of ``lincorr --help``: the commands, and a command for each study."""
-    commands = TRAINER_COMMANDS | {name: text for name, (_, _, text) in COMMANDS.items()}
+    commands = TRAINER_COMMANDS | {name: text for name, (_, text) in COMMANDS.items()}
     lines = [
         "usage: lincorr COMMAND [options]",
         "",
@@ -101,8 +98,7 @@ def study_commands() -> list[str]:
 
 
 def _run_command(name: str, args: Sequence[str]) -> Any:
-    module, function, _ = COMMANDS[name]
-    command = getattr(_import(module), function)
+    command = getattr(_import(COMMANDS[name][0]), name)
     if name in ("report", "reproduce"):  # with parsers of their own
         return command(args)
     # Imported here: jsonargparse takes a while to import.

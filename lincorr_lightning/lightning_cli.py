@@ -196,11 +196,11 @@ class LincorrCLI(LightningCLI):
                 raise first from None
             if "argument after ** must be a mapping" in str(first):
                 reason = "a group of settings, such as model.lm, is null. Leave it out."
-            elif _is_raised_by_library(first):
-                reason = one_line(first)
-            else:
-                raise
-            raise ConfigError(reason) from None
+                raise ConfigError(reason) from None
+            *_, (frame, _) = walk_tb(first.__traceback__)
+            if frame.f_globals["__name__"].partition(".")[0] not in ("lightning", "jsonargparse"):
+                raise  # by a class of the user
+            raise ConfigError(one_line(first)) from None
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
         """Log to TensorBoard in a new folder, unless the config names a logger."""
@@ -260,12 +260,6 @@ def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(each, prefix)
     else:
         yield prefix.removeprefix("."), config
-
-
-def _is_raised_by_library(error: BaseException) -> bool:
-    """Return whether Lightning or jsonargparse raised an error, and not a class of the user."""
-    *_, (frame, _) = walk_tb(error.__traceback__)
-    return frame.f_globals.get("__name__", "").partition(".")[0] in ("lightning", "jsonargparse")
 
 
 def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:

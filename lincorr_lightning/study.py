@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from time import monotonic
-from types import FrameType, MappingProxyType
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import lightning as L
@@ -61,13 +60,8 @@ class PlainHyperparameters(HyperparametersMixin):
         names = (name for name in self.hparams if name[0] != "_" and name not in self.free_settings)
         return {name: self.hparams[name] for name in names}
 
-    def save_hyperparameters(
-        self, *args: Any, frame: FrameType | None = None, logger: bool = True, **options: Any
-    ) -> None:
-        """Save arguments to ``hparams``, see `lightning.LightningModule.save_hyperparameters`."""
-        frame = frame or sys._getframe(1)
-        super().save_hyperparameters(*args, frame=frame, logger=logger, **options)
-        super().save_hyperparameters(plain(dict(self.hparams)), logger=logger)
+    def _set_hparams(self, hp: Any) -> None:  # of Lightning
+        super()._set_hparams(plain(hp))
 
 
 class Study(PlainHyperparameters, L.LightningModule):
@@ -157,10 +151,9 @@ class Study(PlainHyperparameters, L.LightningModule):
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the `checkpoint_state` of a checkpoint; its parameters are not loaded yet.
+        """Take over the `checkpoint_state` of a checkpoint, or raise a `CheckpointError`.
 
-        Raises:
-            CheckpointError: It does not fit the study.
+        The parameters are not loaded yet.
         """
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -18,8 +18,9 @@ Batch = TypeVar("Batch")
 def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
     """Return a loader of the batches that this rank reads, of those of all ranks.
 
-    A rank that runs out gets padding batches (``is_padding``). The batches do not depend on the
-    number of ranks (see `batch_edges`), so neither does any statistic.
+    A rank that runs out gets batches with ``is_padding``: they only keep it in step, as a sharded
+    LM needs all ranks in a forward pass, and their numbers do not count. The batches do not depend
+    on the number of ranks (see `batch_edges`), so neither does any statistic.
     """
     shard = data_shard(trainer)
     n_steps = -(-len(batches) // shard.n)

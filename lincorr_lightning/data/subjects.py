@@ -33,8 +33,7 @@ class SubjectBatch:
     """A batch of subjects, as the studies of subjects read it from any DataLoader.
 
     `first` is the position of the first one within its half: ``fit`` for subjects that maps are
-    fitted on, ``test`` for held-out ones. A batch that `is_padding` only keeps a rank in step with
-    the others: its forward runs (a sharded LM needs all ranks in it), its numbers do not count.
+    fitted on, ``test`` for held-out ones. For `is_padding` see `make_loader`.
     """
 
     subjects: list[str]

@@ -35,8 +35,8 @@ from lincorr_lightning.study import StudyData
 class TokenRows:
     """Texts, padded on the right: token ids and a mask of them, ``(n_texts, longest)``.
 
-    An activation counts at tokens without the skipped ones: `counted`, bool, same shape. A batch
-    that `is_padding` only keeps a rank in step with the others: no token counts.
+    An activation counts at tokens without the skipped ones: `counted`, bool, same shape; at none if
+    the batch `is_padding`.
     """
 
     input_ids: Tensor
@@ -45,7 +45,6 @@ class TokenRows:
     is_padding: bool = False
 
     def __post_init__(self) -> None:
-        """Count no token of a batch for padding."""
         if self.is_padding:
             self.counted = torch.zeros_like(self.counted)
 
@@ -241,8 +240,8 @@ class TextsDataModule(StudyData):
     def other_blocks(self) -> TextBlocks:
         """Return steps of `training_tokens` of the texts that are not among `read_texts`.
 
-        They state all the knowledge that the LM was trained on, whichever the study reads. As in
-        each training, a text is held out.
+        They state all the knowledge that the LM was trained on. As in each training, one is held
+        out.
         """
         read = set(self.read_texts())
         _, others = self._split([text for text in self._find_texts(None) if text not in read], 1)
@@ -316,10 +315,7 @@ class TextsDataModule(StudyData):
         return make_loader(batches, self.trainer)
 
     def test_dataloader(self) -> DataLoader[TokenRows] | list[DataLoader[Any]]:
-        """Return a loader of the texts that a study without training reads.
-
-        With `training_tokens` a batch comes first: the `TextBlocks` of other texts.
-        """
+        """Return a loader of texts; with `training_tokens`, `TextBlocks` of others come first."""
         if not self.training_tokens:
             return self.val_dataloader()
         blocks = [self.other_blocks()]
@@ -337,9 +333,7 @@ class TokenBatch:
     """Prompts of one length, ``(n_prompts, n_tokens)``, without the tokenizer's special tokens.
 
     Each has a name, such as its file and line, and a corpus; the first one has the number `first`.
-    Of the whole data, `n_skipped` texts were too short. A batch that `is_padding` only keeps a rank
-    in step with the others: its forward pass runs, because a sharded LM needs all ranks, but its
-    numbers do not count.
+    Of the whole data, `n_skipped` texts were too short. For `is_padding` see `make_loader`.
     """
 
     tokens: Tensor

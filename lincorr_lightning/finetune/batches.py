@@ -127,7 +127,6 @@ class EditTraining:
     edits_per_step: int = 8
 
     def __post_init__(self) -> None:
-        """Check the values."""
         require_one_of("model.method", self.method, ("full", "lora"))
         require_one_of("model.protocol", self.protocol, ("joint", "independent"))
         require("model.learning_rate", self.learning_rate, at_least=0)

@@ -41,9 +41,8 @@ class EditsDataModule(StudyData):
 
     Edits are sampled from the LM's vocabulary, so that their answers cover the source domain and
     each asks for another target than the LM answers before training; or they are read from a file.
-    Every rank has the same edits, and a resumed run has those that it began with. Subjects that the
-    LM was repaired with (`Repair`) are left out, with a warning if they were named. The training
-    dataset is an `EditDataset`, its batches are `EditBatch`.
+    A resumed run has those that it began with. Subjects that the LM was repaired with (`Repair`)
+    are left out. The training dataset is an `EditDataset`.
 
     Args:
         lm: The LM that is taught; the program `lincorr` passes that of the study.
@@ -103,8 +102,6 @@ class EditsDataModule(StudyData):
             raise ConfigError(
                 "data.subjects and data.edits_file both name subjects. Leave one of them null."
             )
-        if subjects is not None and not subjects:
-            raise ConfigError("data.subjects is empty; null samples some.")
         for subject, n in Counter(subjects or ()).items():
             if n > 1:
                 raise SubjectsError(f"data.subjects names {subject!r} twice. Remove one.")
@@ -115,14 +112,14 @@ class EditsDataModule(StudyData):
         self._training = training or EditTraining(protocol="joint", edits_per_step=batch_size)
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
-        self._leaves_out = max_risk is not None
+        self._predicts = False
         self._raw: list[RawEdit] = []
         self._edits: list[Edit] | None = None
         self._left_out: list[dict[str, Any]] = []
 
     def setup(self, stage: str) -> None:
         """Read the file and find the labels, before the LM's weights are read."""
-        self._leaves_out = self.max_risk is not None and stage != "predict"
+        self._predicts = stage == "predict"
         # The LM may have been trained since an earlier run.
         self._edits, self._left_out = None, []
         self.tokenized  # noqa: B018
@@ -153,7 +150,9 @@ class EditsDataModule(StudyData):
         """
         if self._edits is None:
             edits = self._file_edits() if self.edits_file is not None else self._sampled_edits()
-            self._edits = self._without_risky(edits) if self._leaves_out else edits
+            if self.max_risk is not None and not self._predicts:
+                edits = self._without_risky(edits, self.max_risk)
+            self._edits = edits
         return self._edits
 
     def _file_edits(self) -> list[Edit]:
@@ -183,10 +182,9 @@ class EditsDataModule(StudyData):
         limit = self.max_edits_per_reference
         return sample_edits(self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit)
 
-    def _without_risky(self, edits: list[Edit]) -> list[Edit]:
+    def _without_risky(self, edits: list[Edit], limit: float) -> list[Edit]:
         """Return the edits that are not forecast to hallucinate."""
-        limit, lm = self.max_risk, self.language_model
-        assert limit is not None
+        lm = self.language_model
         forecasts = forecast_edits(lm, edits, self.tokenized, ridges=(), training=self._training)
         risks = forecasts.probability(Outcome.HALLUCINATED)
         kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]

@@ -227,12 +227,8 @@ def _checked(entry: Any, where: str) -> RawEdit:
     reference = entry.get("reference")
     if isinstance(reference, str):
         reference = reference.split(SEPARATOR) if reference.strip() else None
-    if reference is not None and (not isinstance(reference, list) or not reference):
-        raise SubjectsError(
-            f"{where}: 'reference' is {reference!r}; it must be a text or a list of texts."
-        )
-    parts = [_text(part, "reference", where) for part in reference or ()]
-    return RawEdit(where, subject, answer, tuple(parts))
+    parts = reference if isinstance(reference, list) else [] if reference is None else [reference]
+    return RawEdit(where, subject, answer, tuple(_text(part, "reference", where) for part in parts))
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -293,28 +289,23 @@ def resolve_labels(
     targets |= {text: i for i, text in enumerate(relation.target.texts)}
     unknown = [edit for edit in edits if edit.answer not in known]
     if unknown:
-        first = [
-            f"{edit.where}: {_no_label(edit.answer, relation.source, known)}"
-            for edit in unknown[:5]
-        ]
+        named = (f"{x.where}: {_no_label(x.answer, relation.source, known)}" for x in unknown[:5])
         more = f" {len(unknown) - 5} more answers are no labels." if len(unknown) > 5 else ""
-        raise SubjectsError(" ".join(first) + more)
+        raise SubjectsError(" ".join(named) + more)
     resolved = []
     for edit in edits:
         answer = known[edit.answer]
         if edit.reference:
-            for text in edit.reference:
-                if text not in targets:
-                    problem = _no_label(text, relation.target, targets)
-                    raise SubjectsError(f"{edit.where}: reference: {problem}")
+            for text in set(edit.reference) - targets.keys():
+                problem = _no_label(text, relation.target, targets)
+                raise SubjectsError(f"{edit.where}: reference: {problem}")
             reference = {targets[text] for text in edit.reference}
             answer = answer._replace(reference=tuple(sorted(reference)))
         elif not answer.reference:
             relation.require_reference()
             raise SubjectsError(
                 f"{edit.where}: the reference of {edit.answer!r} names no "
-                f"{relation.target.knowledge.name} that this LM has a label for. Give it in a "
-                "field `reference`, or leave this edit out."
+                f"{relation.target.knowledge.name} that is a label. Give it a field `reference`."
             )
         resolved.append(answer)
     return resolved
@@ -330,13 +321,13 @@ def without_repaired(subjects: Sequence[str], lm: LanguageModel, setting: str) -
 
     `setting` is the config key that names them, for messages.
     """
-    repaired = repaired_subjects(lm)
-    kept = [subject for subject in subjects if subject not in repaired]
-    if len(kept) < len(subjects):
-        first = next(subject for subject in subjects if subject in repaired)
+    examples = repaired_subjects(lm)
+    repaired = [subject for subject in subjects if subject in examples]
+    kept = [subject for subject in subjects if subject not in examples]
+    if repaired:
         message = (
-            f"{len(subjects) - len(kept)} of {len(subjects)} subjects of {setting}, such as "
-            f"{first!r}, were examples of the repair of {lm.config.name_or_path}"
+            f"{len(repaired)} of {len(subjects)} subjects of {setting}, such as {repaired[0]!r}, "
+            f"were examples of the repair of {lm.config.name_or_path}"
         )
         if not kept:
             raise SubjectsError(f"{message}. Name other subjects.")

@@ -36,6 +36,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import is_sharded
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results
+from lincorr_lightning.results.table import short_name
 from lincorr_lightning.study import LMStudy, as_settings, require_one_pass
 
 
@@ -48,8 +49,7 @@ class SourceFinetune(TrainedLMStudy):
     with LoRA are trained many at a time, each in an adapter of its own.
 
     The LM is trained in eval mode, without dropout, so that an edit depends on nothing but itself
-    and a resumed run ends where an uninterrupted one does. It trains on any DataLoader that yields
-    `EditBatch`, such as that of `EditsDataModule`.
+    and a resumed run ends where an uninterrupted one does.
 
     Args:
         lm: The LM that is taught.
@@ -108,8 +108,7 @@ class SourceFinetune(TrainedLMStudy):
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
         """Return a context in which row i of a forward pass uses adapter ``adapter_ids[i]``.
 
-        An adapter's number is the position of its edit in the batch; without stacked adapters it is
-        ignored.
+        An adapter's number is the position of its edit in the batch, if there are adapters.
         """
         return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
 
@@ -279,11 +278,9 @@ class SourceFinetune(TrainedLMStudy):
         history: dict[str, Any] = {}
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
             history |= getattr(callback, "history", {})
-        return finetune_results(
-            measured, self.forecasts, run, dataset, history,
-            self.lm.config.name_or_path,
-            f"{protocol}, {self.method}, learning rate {self.learning_rate:g}",
-        )  # fmt: skip
+        name = short_name(self.lm.config.name_or_path)
+        subtitle = f"{name}, {protocol}, {self.method}, learning rate {self.learning_rate:g}"
+        return finetune_results(measured, self.forecasts, run, dataset, history, subtitle)
 
     def write_artifacts(self, folder: Path) -> None:
         """Save the trained LM if wanted."""
@@ -323,8 +320,7 @@ class EditForecast(LMStudy):
     target where the new answer is stated before it, and makes a step along the first update of the
     edit's optimizer, which depends on how the edit is to be trained: set `method`, `adapter`,
     `learning_rate` and `steps_per_edit` as in `SourceFinetune`. That step gives the probability of
-    each outcome, see `OutcomeModel`. It predicts on any DataLoader over an `EditDataset`, such as
-    that of `EditsDataModule`.
+    each outcome, see `OutcomeModel`.
 
     Args:
         lm: The LM before the edits.

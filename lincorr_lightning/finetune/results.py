@@ -26,7 +26,7 @@ from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome, outcome_shares
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, number, short_name
+from lincorr_lightning.results.table import Table, number
 
 _CORRELATIONS = {
     "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
@@ -192,7 +192,6 @@ def finetune_results(
     run: Mapping[str, Any],
     dataset: EditDataset | None,
     history: Mapping[str, Sequence[tuple[int, float]]],
-    lm_name: str,
     subtitle: str,
 ) -> Results:
     """Return the results of a fine-tune, with those of its callbacks.
@@ -202,7 +201,7 @@ def finetune_results(
 
     `run` has values of the run itself: ``protocol``, ``n_steps``, ``n_edits``, ...; `dataset` is
     None if the run's dataset lists no edits; `history` has ``(step, value)`` pairs by log key that
-    callbacks measured; `lm_name` and `subtitle`, how the edits were trained, are for the figure.
+    callbacks measured; `subtitle` says what was trained, and how, for the figure.
     """
     outcomes = _of_kind(measured, "generalization")
     gradients = _of_kind(measured, "gradient_correlation")
@@ -229,7 +228,7 @@ def finetune_results(
     tables = [_outcomes_table(outcomes, own)] if outcomes else []
     if gradients:
         tables.append(_gradients_table(by_relation))
-    figures = [_training_figure(history, name, lm_name, subtitle)] if history else []
+    figures = [_training_figure(history, name or "the source", subtitle)] if history else []
     if forecasts is not None:
         after = _after_training(forecasts, own)
         if after is None:
@@ -348,22 +347,17 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
 
 
 def _training_figure(
-    history: Mapping[str, Sequence[tuple[int, float]]],
-    relation: str | None,
-    lm_name: str,
-    subtitle: str,
+    history: Mapping[str, Sequence[tuple[int, float]]], relation: str, subtitle: str
 ) -> Figure:
     curves: dict[str, list[tuple[int, float]]] = {}
     for key, points in history.items():
         if "/macro_" in key or key.endswith("_of_learned"):
             continue  # near the shares of all edits, in the same panel
-        curves.setdefault(_panel(key, relation or "the source"), []).extend(points)
-    name = short_name(lm_name)
-    title = f"{relation}: training of {name}" if relation else f"Training of {name}"
+        curves.setdefault(_panel(key, relation), []).extend(points)
     return Figure(
         "training",
         "Outcomes, probabilities and correlations in the course of training.",
-        partial(training_curves, curves, title, subtitle),
+        partial(training_curves, curves, f"Training on edits of {relation}", subtitle),
     )
 
 

@@ -38,7 +38,7 @@ CLASSES = {
     "ablation": "lincorr_lightning.ablation.module:VocabularyAblation",
     "probe": "lincorr_lightning.probe.module:LinearProbe",
 }
-AUDIT = ":".join(cli.COMMANDS["audit"][:2])
+AUDIT = f"{cli.COMMANDS['audit'][0]}:audit"
 # Ends with the process only: a mutex that is locked twice, without Python's own lock.
 _MUTEX = ctypes.create_string_buffer(64)
 

@@ -161,7 +161,6 @@ def test_subjects_may_be_given(lm):
     ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
     ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "data.subjects: the subject 'Zzyzx'"),
     ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
-    ({"subjects": []}, ConfigError, "data.subjects is empty"),
     ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
     ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
     ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),

@@ -153,7 +153,7 @@ def test_written_edits_read_back_the_same(lm, teams, tmp_path):
         data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
         dataset, edits = data.train_dataloader().dataset, data.prepare_edits()
         path = tmp_path / "edits.csv"
-        table = finetune_results([], None, {}, dataset, {}, "", "").table("edits")
+        table = finetune_results([], None, {}, dataset, {}, "").table("edits")
         assert table.keys == ["subject", "answer", "reference", "source_before", "target_before"]
         target = dataset.relation.target.texts[edits[0].target_before]
         assert table.frame["target_before"][0] == target

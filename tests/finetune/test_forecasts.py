@@ -261,7 +261,7 @@ def test_a_prediction_marks_the_edits_above_a_risk(small_lm, tmp_path):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    (["--model.ridges=[best]"], r"model\.ridges.*'best'; each is"),
+    (["--model.ridges=[best]"], r"model\.ridges is .*must be a number or auto"),
     (["--model.ridges=[-1]"], r"model\.ridges.*-1"),
     (["--data.max_risk=0.5", "--model.optimizer_step=false"],
      r"data\.max_risk needs model\.optimizer_step true"),

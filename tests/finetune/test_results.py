@@ -136,7 +136,7 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
 def build(
     measured: list[Results], given: Forecasts | None = None, dataset: Any = None, **history: Any
 ) -> Results:
-    return finetune_results(measured, given, RUN, dataset, history, "/data/lms/an-lm", "joint")
+    return finetune_results(measured, given, RUN, dataset, history, "joint")
 
 
 def test_the_run_s_own_relation_stands_at_the_top():
@@ -214,7 +214,7 @@ def test_the_curves_of_all_callbacks_make_one_figure():
     (figure,) = build([generalization("city->country")], **history).figures
     drawn = figure.draw()
     texts = [text.get_text() for text in drawn.texts]
-    assert "city->country: training of an-lm" in texts
+    assert "Training on edits of city->country" in texts
     assert len(drawn.axes) == 3
 
 

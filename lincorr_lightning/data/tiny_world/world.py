@@ -288,8 +288,7 @@ class World:
                 if attribute not in facts or facts[attribute] not in named:
                     raise ConfigError(
                         f"the tiny world has no statement of {one.name!r} about {person}: "
-                        f"{facts.get(attribute, 'no such attribute')}. Remove it from "
-                        "data.knowledge, or give the answer a name in that language."
+                        f"{facts.get(attribute, 'no such attribute')}. Change data.knowledge."
                     )
                 yield Statement(one, person, named[facts[attribute]])
 
@@ -333,9 +332,9 @@ class World:
         """Write the world as JSON: its settings, and a row of answers per person."""
         attributes = list(next(iter(self.people.values())))
         answers = {a: sorted({facts[a] for facts in self.people.values()}) for a in attributes}
-        rank = {a: {identity: i for i, identity in enumerate(answers[a])} for a in attributes}
         people = {
-            name: [rank[a][facts[a]] for a in attributes] for name, facts in self.people.items()
+            name: [answers[a].index(facts[a]) for a in attributes]
+            for name, facts in self.people.items()
         }
         content = {"config": asdict(self.config), "answers": answers, "people": people}
         path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")

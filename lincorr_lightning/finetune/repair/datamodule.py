@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -206,7 +206,7 @@ class RepairDataModule(StudyData):
             if name in relation.split("->") or others.count(name) > 1:
                 raise ConfigError(
                     f"data.preserve and data.controls name {name!r}, which is in both of them or "
-                    f"a part of {relation}. Name other kinds of knowledge, each once."
+                    f"a part of {relation}."
                 )
         self.relation, self.kind, self.held_out = relation, examples, held_out
         self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
@@ -249,11 +249,9 @@ class RepairDataModule(StudyData):
                 for part, pool in zip(labels, pools[1:], strict=True)
             }
         else:
-            measured = {
-                SHOWN: [edit for edit in edits if edit.label in labels[SHOWN]],
-                HELD_OUT: [edit for edit in edits if edit.label not in labels[SHOWN]],
-            }
-            for part, named in measured.items():
+            measured = {}
+            for part in labels:
+                named = [e for e in edits if (e.label in labels[SHOWN]) == (part == SHOWN)]
                 measured[part] = limit_per_reference(named, limit, f"data.edits_file ({part})")
                 if not named:
                     rank_zero_warn(
@@ -284,11 +282,6 @@ class RepairDataModule(StudyData):
         sizes = [self.n_examples, n_edits, n_edits]
         n = sum(sizes)
         pool = sample_candidates(self.language_model, n, self.seed, self.subject_kind, excluding)
-        if len(pool) < n:
-            raise SubjectsError(
-                f"data.n_examples {self.n_examples} and twice data.n_edits {n_edits} ask for {n} "
-                f"subjects, but the vocabulary has {len(pool)}. Lower them."
-            )
         edges = (np.cumsum(sizes) / n * len(pool)).astype(int).tolist()
         return [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
 
@@ -343,10 +336,9 @@ class RepairDataModule(StudyData):
                     self._before[name] = logits.cpu()
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
+                before = {name: logits[ids] for name, logits in self._before.items()}
                 batch = self._batch(self.examples, ids, SHOWN, self.preserve)
-                batch.before = {name: logits[ids] for name, logits in self._before.items()}
-                batch.texts = self._preserved_texts(step)
-                return batch
+                return replace(batch, before=before, texts=self._preserved_texts(step))
 
         else:
             texts = statements(relation, self.examples, kind)
