@@ -20,7 +20,6 @@ from lincorr_lightning.study import StudyData
 
 Half = Literal["fit", "test"]
 
-PAPER_N_SUBJECTS = 10_000
 # Batches are of nearly equal size, and a fifth of each may be set apart to choose the ridge on:
 # from 20 on each part has two rows or more, and so every row has another one as its partner.
 MIN_BATCH_SIZE = 20
@@ -131,7 +130,7 @@ class SubjectsDataModule(StudyData):
         tokenizer = self.language_model.tokenizer
         words, kind = self.words_per_subject, self.subject_kind
         if n is None:
-            n = min(PAPER_N_SUBJECTS, count_subjects(tokenizer, words, kind))
+            n = min(10_000, count_subjects(tokenizer, words, kind))  # the paper's number at most
         return sample_subjects(tokenizer, n, words, self.seed, kind)
 
     def _batches(self, half: Half, subjects: Sequence[str] | None = None) -> list[SubjectBatch]:

@@ -324,9 +324,6 @@ class TextsDataModule(StudyData):
 
 # -- first tokens ------------------------------------------------------------------------------
 
-DEFAULT_N_TEXTS = 96
-"""Number of texts about the tiny world."""
-
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class TokenBatch:
@@ -427,8 +424,8 @@ def read_prompts(
             "most."
         )
     if texts is None:
+        n_texts = n_texts or 96
         # A word is at least one token.
-        n_texts = n_texts or DEFAULT_N_TEXTS
         source = world_documents(n_texts, n_tokens, seed, world_file(lm.config.name_or_path))
     else:
         source = read_texts(texts, key, sample_by, owner)

@@ -9,6 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 import torch
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from lincorr_lightning.functional.outcomes import (
@@ -117,7 +118,6 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     test between them; ``causes`` are numbers of hallucinations; shares of the outcomes come by
     ``completeness`` of the reference's label (paper, table 18), and ``given_learned`` source.
     """
-    from scipy.stats import mannwhitneyu
 
     def shares(group: Sequence[EditCase]) -> dict[str, Any]:
         return {"n": len(group), **outcome_shares([case.outcome for case in group])}

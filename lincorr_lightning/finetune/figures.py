@@ -20,7 +20,6 @@ from lincorr_lightning.results.plots import (
     PALE,
     bars,
     curves,
-    legend_below,
     new_figure,
     p_text,
     plain_axes,
@@ -39,7 +38,7 @@ def reference_weights_figure(
     notes = [
         f"W in the column of the {'taught' if taught else 'source'} answer, highest of the "
         "reference labels",
-        "line: median; box: middle half",
+        f"line: median; box: middle half; hollow: {Cause.LOW_PRIOR}",
     ]
     if numbers["rank_test_p"] is not None:
         notes.append(f"Mann-Whitney test, two-sided: {p_text(numbers['rank_test_p'])}")
@@ -54,19 +53,14 @@ def reference_weights_figure(
             axes.boxplot(weights, positions=[y], widths=0.7, orientation="horizontal",
                          showfliers=False, showcaps=False, boxprops={"color": colour},
                          whiskerprops={"color": PALE}, medianprops={"color": colour})  # fmt: skip
-        heights = y + np.random.default_rng(0).uniform(-0.25, 0.25, len(group))
-        hollow = np.array([case.cause == Cause.LOW_PRIOR for case in group], dtype=bool)
-        for chosen, face, label in (
-            (~hollow, colour, None), (hollow, "white", f"{Cause.LOW_PRIOR} ({hollow.sum()})"),
-        ):  # fmt: skip
-            if chosen.any():
-                axes.scatter(weights[chosen], heights[chosen], 16, face, edgecolor=colour,
-                             linewidth=0.8, alpha=0.8, zorder=3, label=label)  # fmt: skip
+            heights = y + np.random.default_rng(0).uniform(-0.25, 0.25, len(group))
+            faces = ["white" if case.cause == Cause.LOW_PRIOR else colour for case in group]
+            axes.scatter(weights, heights, 16, faces, edgecolor=colour, linewidth=0.8, alpha=0.8,
+                         zorder=3)  # fmt: skip
     axes.axvline(0, color=PALE, linewidth=1, zorder=0)
     plain_axes(axes, "", "W of the reference", "")
     axes.set_yticks(range(2), [f"{one}\nn = {numbers[one]['n']}" for one, _ in rows], fontsize=9.5)
     axes.set_ylim(1.5, -0.5)
-    legend_below(figure, [axes])
     return figure
 
 

@@ -105,10 +105,6 @@ class Forecasts:
         assert self.probabilities is not None
         return self.probabilities[:, outcome.code].tolist()
 
-    def above(self, max_risk: float) -> list[bool]:
-        """Return which edits hallucinate with a higher probability than `max_risk`."""
-        return [p > max_risk for p in self.probability(Outcome.HALLUCINATED)]
-
     def outcomes(self, name: str) -> list[Outcome]:
         """Return the outcome that a forecaster predicts for each edit."""
         leading = self.predicted[name].argmax(1)

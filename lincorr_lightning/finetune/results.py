@@ -106,7 +106,8 @@ def forecast_table(
             cells[f"p_{outcome}"] = forecasts.probability(outcome)
             formats[f"p_{outcome}"] = ".0%"
     if max_risk is not None:
-        cells["above_max_risk"] = forecasts.above(max_risk)
+        risks = forecasts.probability(Outcome.HALLUCINATED)
+        cells["above_max_risk"] = [risk > max_risk for risk in risks]
     if forecasts.causes:
         cells["cause"] = forecasts.causes
     if after is not None:
@@ -152,7 +153,7 @@ def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Res
         note += f"Probabilities: {forecasts.probabilities_from}."
         tables.insert(0, _riskiest_table(forecasts, every))
     if max_risk is not None:
-        n_above = sum(forecasts.above(max_risk))
+        n_above = int(every.frame["above_max_risk"].sum())
         note += f" {n_above} of {n} edits hallucinate with a probability above {max_risk:g}."
     outcomes = Table.of(
         "forecast_outcomes", rows, ["forecaster", *_OUTCOMES],

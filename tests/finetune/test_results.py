@@ -264,7 +264,7 @@ def test_every_case_with_a_weight_is_a_point():
     assert to_png(reference_weights_figure([], "city->country")).startswith(b"\x89PNG")
     text = texts_of(figure)
     assert "generalized n = 10" in text and "hallucinated n = 20" in text
-    assert "low prior (10)" in text and "Mann-Whitney test" in text
+    assert "hollow: low prior" in text and "Mann-Whitney test" in text
 
 
 def test_curves_of_risks_are_their_distribution():
