@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import require, require_one_of
@@ -38,16 +39,11 @@ def labelled_tokens(
     rows: Sequence[tuple[Sequence[int], Sequence[int]]],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the fields of `LabelledTokens`, from prompts and the tokens to learn after each."""
-    length = max(len(prompt) + len(answer) for prompt, answer in rows)
-    input_ids = torch.zeros(len(rows), length, dtype=torch.long)
-    mask, labels = torch.zeros_like(input_ids), torch.full_like(input_ids, IGNORED)
-    for i, (prompt, answer) in enumerate(rows):
-        end = len(prompt) + len(answer)
-        input_ids[i, :end] = torch.tensor([*prompt, *answer])
-        mask[i, :end] = 1
-        # The last position of the prompt predicts the answer's first token.
-        labels[i, len(prompt) - 1 : end - 1] = torch.tensor(answer, dtype=torch.long)
-    return input_ids, mask, labels
+    ids = [torch.tensor([*prompt, *answer]) for prompt, answer in rows]
+    # The last position of the prompt predicts the answer's first token.
+    labels = [torch.tensor([IGNORED] * (len(p) - 1) + [*answer, IGNORED]) for p, answer in rows]
+    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
+    return pad_sequence(ids, True), mask, pad_sequence(labels, True, IGNORED)
 
 
 def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:

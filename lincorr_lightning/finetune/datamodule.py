@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
-from operator import itemgetter
 from typing import Any, get_args
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -214,8 +213,7 @@ class EditsDataModule(StudyData):
     def predict_dataloader(self) -> DataLoader[EditBatch]:
         """Return every edit once, in order."""
         dataset = self._dataset(EditTraining(n_steps=1, edits_per_step=self.batch_size))
-        # The dataset makes batches itself.
-        return DataLoader(dataset, batch_size=1, collate_fn=itemgetter(0))
+        return DataLoader(dataset, batch_size=None)
 
     def _dataset(self, training: EditTraining) -> EditDataset:
         edits, relation, lm = self.prepare_edits(), self.tokenized, self.language_model

@@ -112,8 +112,3 @@ def test_too_few_in_a_half(small_lm: str, n: int, fraction: float, half: str) ->
 def test_refused_settings(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"data.{next(iter(options))}"):
         SubjectsDataModule(**options)
-
-
-def test_sampling_needs_an_lm() -> None:
-    with pytest.raises(ConfigError, match=r"Pass lm=module\.lm"):
-        SubjectsDataModule(n_subjects=10).setup("fit")

@@ -71,8 +71,6 @@ def test_refused_settings(small_lm: str, setting: dict[str, int]) -> None:
         TokenizedTextDataModule(**setting)
     with pytest.raises(ConfigError, match=r"data\.n_tokens is 65; .* reads 64 at most"):
         set_up(small_lm, n_tokens=65)
-    with pytest.raises(ConfigError, match=r"Pass lm=module\.lm"):
-        TokenizedTextDataModule().setup("test")
 
 
 def test_a_document_is_one_text(small_lm: str, tmp_path: Path) -> None:
