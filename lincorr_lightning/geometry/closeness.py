@@ -6,15 +6,12 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from lincorr_lightning.geometry.mantel import Floats, mantel_test, rank_residuals
+from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.results.table import column
-
-Score = Mapping[str, Any]
-"""Scores of a map, as under ``pairs`` in a probe's ``results.json``."""
 
 SCORES = {
     "r": "label-wise r", "random_label_mean": "r of random words", "excess": "r above the control",
@@ -22,6 +19,8 @@ SCORES = {
     "best_baseline_1": "Hit@1 of the strongest baseline",
 }  # fmt: skip
 """Titles of the scores of maps."""
+# Names of these in `PairScore.row`, where they have others.
+_COLUMNS = {"r": "label_mean", "hit1": "influenced_1"}
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class KnowledgeCloseness:
 
     n_subjects: int
     """Number of subjects, the points of each cloud."""
-    scores: Sequence[Score]
+    scores: Sequence[PairScore]
     layers: Sequence[int]
     range_scalings: Sequence[int]
     ks: Sequence[int]
@@ -77,18 +76,14 @@ class KnowledgeCloseness:
     def score_matrices(self) -> dict[str, Floats]:
         """Symmetric matrices of the scores, the mean over both directions or the known one.
 
-        By name: ``r``, and where known ``hit1``, and of a probe's `PairScore` ``excess``,
-        ``excess_over_random`` and the baselines ``random_label_mean`` and ``best_baseline_1``; NaN
-        for unknown pairs.
+        By name, those of `SCORES` that are known for some pair, and ``r``; NaN for unknown pairs.
         """
         both: dict[str, dict[tuple[str, str], list[float]]] = {name: {} for name in SCORES}
         for score in self.scores:
-            own = {"r": score["label_mean"], "hit1": influenced_hits(score).get("1")}
-            pair = min(score["source"], score["target"]), max(score["source"], score["target"])
+            row, (a, b) = score.row(), sorted(score.pair)
             for name, by_pair in both.items():
-                value = own[name] if name in own else score.get(name)
-                if value is not None and math.isfinite(value):
-                    by_pair.setdefault(pair, []).append(value)
+                if (value := row[_COLUMNS.get(name, name)]) is not None:
+                    by_pair.setdefault((a, b), []).append(value)
         return {
             name: self._matrix({pair: sum(known) / len(known) for pair, known in by_pair.items()})
             for name, by_pair in both.items()
@@ -147,11 +142,6 @@ class KnowledgeCloseness:
         """Return one of `tests`, over the mean of all layers, with nothing partialled out."""
         wanted = closeness, setting, "all", against, None
         return next(t for t in self.tests if astuple(t)[: len(wanted)] == wanted)
-
-
-def influenced_hits(score: Score) -> Mapping[str, float | None]:
-    """Return Hit@N of influenced targets by N; empty without a reference."""
-    return (score.get("precision") or {}).get("influenced", {})
 
 
 def _at(values: Floats, layer: int | None) -> float:

@@ -13,7 +13,7 @@ from torch import Tensor
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness
 from lincorr_lightning.geometry.mantel import Floats
 from lincorr_lightning.geometry.observables import (
     intrinsic_dimension,
@@ -26,6 +26,7 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.baselines import fit_and_score
 from lincorr_lightning.linear_map.layout import build_layout, domain_rows
+from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Results
@@ -152,12 +153,11 @@ class KnowledgeGeometry(LMStudy):
 
     def on_test_epoch_end(self) -> None:
         """Compare all clouds, and set them against the maps."""
-        scores: list[Score] = [] if self.probed is None else self.probed["pairs"]
-        if self.probed is None:
+        if self.probed is not None:
+            scores = [PairScore(**pair) for pair in self.probed["pairs"]]
+        else:
             fit, test = self.fit_moments.gather(), self.test_moments.gather()
-            n_compared = self.random_labels
-            fitted = fit_and_score(fit, test, self.layout, self.lm, self.ridge, n_compared)
-            scores = [score.to_json() for score in fitted]
+            scores = fit_and_score(fit, test, self.layout, self.lm, self.ridge, self.random_labels)
         near: dict[str, Tensor] = {}
         dimension: dict[str, Floats] = {}
         for name in self.layout.domains:

@@ -14,7 +14,7 @@ import numpy as np
 from pandas import DataFrame
 
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness, Score, influenced_hits
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness
 from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
@@ -290,7 +290,7 @@ def _summary(closeness: KnowledgeCloseness) -> Table:
 
 
 def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
-    scores = {(score["source"], score["target"]): score for score in closeness.scores}
+    scores = {score.pair: score.row() for score in closeness.scores}
     matrices = closeness.score_matrices
     differences = {
         f"dimension_difference n2={n2}": closeness.difference_matrix(i)
@@ -300,10 +300,10 @@ def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
         at = closeness.names.index(a), closeness.names.index(b)
         row: Row = {"a": a, "b": b, **{name: number(one[at]) for name, one in matrices.items()}}
         for way, pair in (("a->b", (a, b)), ("b->a", (b, a))):
-            score: Score = scores.get(pair, {})
+            score = scores.get(pair, {})
             row[f"r {way}"] = score.get("label_mean")
             for n in ("1", "3", "5"):
-                row[f"hit{n} {way}"] = number(influenced_hits(score).get(n))
+                row[f"hit{n} {way}"] = score.get(f"influenced_{n}")
         row["wording"] = closeness.wording[a, b]
         row |= {f"overlap k={k}": number(overlap[:, n].mean()) for n, k in enumerate(closeness.ks)}
         row |= {name: number(matrix[at]) for name, matrix in differences.items()}

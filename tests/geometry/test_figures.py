@@ -7,6 +7,7 @@ from pandas import DataFrame
 from lincorr_lightning.geometry import figures
 from lincorr_lightning.geometry.closeness import KnowledgeCloseness
 from lincorr_lightning.geometry.results import knowledge_geometry_results
+from lincorr_lightning.linear_map.scores import PairScore
 
 SCALINGS, KS, NAMES = (2, 4), (1, 2, 31), ["a", "b", "c", "d", "e"]
 
@@ -14,7 +15,7 @@ SCALINGS, KS, NAMES = (2, 4), (1, 2, 31), ["a", "b", "c", "d", "e"]
 def make_closeness(n_layers: int) -> KnowledgeCloseness:
     rng = np.random.default_rng(0)
     pairs = [(a, b) for i, a in enumerate(NAMES) for b in NAMES[i + 1 :]]
-    scores = [{"source": a, "target": b, "label_mean": rng.random()} for a, b in pairs]
+    scores = [PairScore(a, b, label_mean=rng.random()) for a, b in pairs]
     return KnowledgeCloseness(
         n_subjects=100, scores=scores,
         layers=range(1, n_layers + 1), range_scalings=SCALINGS, ks=KS,
@@ -38,7 +39,7 @@ def test_closeness_is_a_point_per_pair() -> None:
     (line,) = figure.axes[0].get_lines()
     x, y = np.asarray(line.get_xdata()), np.asarray(line.get_ydata())
     assert x == pytest.approx([values[:, 1].mean() for values in closeness.overlap.values()])
-    assert y == pytest.approx([score["label_mean"] for score in closeness.scores])
+    assert y == pytest.approx([score.label_mean for score in closeness.scores])
     rho = closeness.test("overlap", "k=2", "r").spearman
     assert f"{abs(rho):.2f}".lstrip("0") in figure.axes[0].get_title(loc="left")
 

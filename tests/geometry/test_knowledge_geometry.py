@@ -97,7 +97,7 @@ def test_r_is_that_of_scikit_learn(finished, small_lm):
     }  # fmt: skip
     fitted = LinearRegression().fit(logits["fit"]["city"], logits["fit"]["color"])
     predicted, true = fitted.predict(logits["test"]["city"]), logits["test"]["color"]
-    found = {(s["source"], s["target"]): s["label_mean"] for s in cli.model.closeness.scores}
+    found = {score.pair: score.label_mean for score in cli.model.closeness.scores}
     assert found["city", "color"] == pytest.approx(mean_r(predicted, true), abs=1e-5)
 
 
@@ -121,24 +121,23 @@ def test_random_words_and_the_vocabulary_stand_beside_r_and_hits(finished, small
     words = layout.words["city"]
     draws = [[words[i] for i in rng.permutation(len(words))[: len(city)]] for _ in range(40)]
     r = [r_of("city", draw, "country", country)[0] for draw in draws]
-    (score,) = (s for s in cli.model.closeness.scores
-                if (s["source"], s["target"]) == ("city", "country"))  # fmt: skip
-    assert score["random_label_mean"] == pytest.approx(np.mean(r), abs=0.03)
+    (score,) = (s for s in cli.model.closeness.scores if s.pair == ("city", "country"))
+    assert score.random_label_mean == pytest.approx(np.mean(r), abs=0.03)
     own, weight = r_of("city", city, "country", country)
-    assert score["excess_over_random"] == pytest.approx(own - np.mean(r), abs=0.03)
+    assert score.excess_over_random == pytest.approx(own - np.mean(r), abs=0.03)
     right = layout.references["city", "country"]
-    baselines = score["precision"]["baselines"]
+    baselines = score.precision["baselines"]
     _, other = r_of("city", city, "city", country)
     judged = [i for i in range(right.shape[1]) if right[:, i].any()]
-    for weights, hit in ((weight, score["precision"]["influenced"]["1"]),
+    for weights, hit in ((weight, score.precision["influenced"]["1"]),
                          (other, baselines["gaussian_states"]["1"])):  # fmt: skip
         assert hit == pytest.approx(np.mean([right[weights[:, i].argmax(), i] for i in judged]))
     assert baselines["constant"]["1"] == pytest.approx(right.sum(1).max() / len(judged))
-    assert score["best_baseline_1"] == max(one["1"] for one in baselines.values())
+    assert score.best_baseline_1 == max(one["1"] for one in baselines.values())
     (row,) = (row for row in read_table(folder / "tables" / "pairs.csv")
               if (row["a"], row["b"]) == ("city", "country"))  # fmt: skip
-    both = [s["random_label_mean"] for s in cli.model.closeness.scores
-            if {s["source"], s["target"]} == {"city", "country"}]  # fmt: skip
+    both = [score.random_label_mean for score in cli.model.closeness.scores
+            if {*score.pair} == {"city", "country"}]  # fmt: skip
     assert float(row["random_label_mean"]) == pytest.approx(np.mean(both))
 
 
@@ -149,7 +148,7 @@ def test_files(finished):
     assert results["chance_overlap"] == {"2": 2 / 89, "5": 5 / 89}
     rows = read_table(folder / "tables" / "pairs.csv")
     assert [(row["a"], row["b"]) for row in rows] == list(cli.model.closeness.overlap)
-    r = {(s["source"], s["target"]): s["label_mean"] for s in cli.model.closeness.scores}
+    r = {score.pair: score.label_mean for score in cli.model.closeness.scores}
     for row in rows:
         both = r[row["a"], row["b"]], r[row["b"], row["a"]]
         assert float(row["r"]) == pytest.approx(np.mean(both))
@@ -167,7 +166,8 @@ def test_beside_a_finished_probe(finished, probe, small_lm, tmp_path):
     """Its scores are taken as they are, with its control; clouds are the same."""
     _, alone = finished
     cli = main(command(small_lm, tmp_path, f"--model.probe={probe}"))
-    assert cli.model.closeness.scores == json.loads((probe / "results.json").read_text())["pairs"]
+    scores = [score.to_json() for score in cli.model.closeness.scores]
+    assert scores == json.loads((probe / "results.json").read_text())["pairs"]
     folders = (alone, Path(cli.trainer.log_dir))
     results = [json.loads((folder / "results.json").read_text()) for folder in folders]
     for ours, theirs in zip(*(r["pairs"] for r in results), strict=True):
@@ -264,7 +264,7 @@ def test_a_plain_dataloader_will_do(finished, small_lm, make_trainer):
     for pair, values in cli.model.closeness.overlap.items():
         assert study.closeness.overlap[pair] == pytest.approx(values, abs=0.01)
     for ours, theirs in zip(study.closeness.scores, cli.model.closeness.scores, strict=True):
-        assert ours["label_mean"] == pytest.approx(theirs["label_mean"], abs=1e-6)
+        assert ours.label_mean == pytest.approx(theirs.label_mean, abs=1e-6)
 
 
 def test_too_few_distinct_points(small_lm, tmp_path):
