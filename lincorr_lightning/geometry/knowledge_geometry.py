@@ -101,7 +101,7 @@ class KnowledgeGeometry(LMStudy):
         if self.probed is not None:
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
             pairs = ["{source}->{target}".format(**pair) for pair in self.probed["pairs"]]
-            names, random_labels = [], 0
+            random_labels = 0
         self.layout = build_layout(
             self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs,
             n_random=random_labels,

@@ -25,7 +25,7 @@ from lincorr_lightning.functional.precision import (
 )
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.io import number
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
@@ -100,7 +100,7 @@ def random_words(
         return numbers, curve
     rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows.to(test.mean)
     on_targets = label_r_by_pair(test, layout, fitted.nulls["vocabulary"])
-    for source in source_progress(layout, "random words"):
+    for source in progress(layout.sources, "random words"):
         rng = np.random.default_rng(0)
         n_labels = layout.sizes[source]
         compared = min(n_compared, n_labels)

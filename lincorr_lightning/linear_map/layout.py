@@ -258,15 +258,11 @@ class JointLayout:
 # -- reading ----------------------------------------------------------------------------------
 
 
-def source_progress(layout: JointLayout, doing: str) -> Iterable[str]:
-    """Return the sources, with a progress bar on rank 0 where there are many."""
-    return _progress(layout.sources, doing, n_few=8, unit="source")
-
-
-def _progress(items: Sequence[T], doing: str, n_few: int, **options: Any) -> Iterable[T]:
-    hidden = len(items) < n_few or getattr(rank_zero_only, "rank", 0) != 0
+def progress(items: Iterable[T], doing: str, **options: Any) -> Iterable[T]:
+    """Return items with a progress bar on rank 0, where they take longer than two seconds."""
     # None hides the bar where there is no terminal.
-    return tqdm(items, desc=doing, disable=hidden or None, leave=False, **options)
+    hidden = getattr(rank_zero_only, "rank", 0) != 0 or None
+    return tqdm(items, desc=doing, disable=hidden, leave=False, delay=2, **options)
 
 
 @torch.no_grad()
@@ -309,7 +305,7 @@ class RowReader:
         if missing:
             starts = range(0, max(len(subjects), 1), _CHUNK)
             options = {"unit_scale": _CHUNK, "unit": "subject"}
-            bar = _progress(starts, "reading subjects", n_few=2, **options)
+            bar = progress(starts, "reading subjects", **options)
             rows = torch.cat([domain_rows(self.lm, missing, subjects[i : i + _CHUNK]) for i in bar])
             sizes = [len(tokens) for _, tokens in missing]
             known |= zip(missing, torch.split(rows, sizes, dim=1), strict=True)
@@ -336,8 +332,8 @@ def build_layout(
     Args:
         tokenizer: The LM's tokenizer.
         catalogue: The catalogue of knowledge.
-        knowledge: Names of kinds of knowledge or of families.
-        pairs: Pairs as ``city->country``; None for every ordered pair.
+        knowledge: Names of kinds of knowledge or of families, if no pairs are named.
+        pairs: Pairs as ``city->country``; None for every ordered pair of `knowledge`.
         require_reference: Pairs that must have a reference.
         control: The control prompt, with ``{}`` for the subject; None for no control columns.
         partial_out: Kinds of knowledge that are read too, whether or not a pair has them.
@@ -345,13 +341,10 @@ def build_layout(
         permuted: Whether rows end with the labels' logits of another subject.
         n_random: Number of labels that are compared with as many random words; 0 reads none.
     """
-    selected = {k.name: k for k in catalogue.select(knowledge)}
-    by_name = set(knowledge)
     relations = [catalogue.relation(pair) for pair in pairs or ()]
-    for relation in relations:
-        selected |= {side.name: side for side in (relation.source, relation.target)}
-    if pairs is not None:
-        by_name |= set(selected)
+    sides = [side for relation in relations for side in (relation.source, relation.target)]
+    selected = {k.name: k for k in (catalogue.select(knowledge) if pairs is None else sides)}
+    by_name = set(knowledge if pairs is None else selected)
     left_out: dict[str, str] = {}
     domains = _domains(selected.values(), tokenizer, by_name, subwords, left_out)
     if len(domains) < 2:
@@ -359,13 +352,9 @@ def build_layout(
             f"a probe needs two kinds of knowledge or more; model.knowledge gives {list(domains)}. "
             "Name more, or a family such as 'attribute'."
         )
-    if pairs is None:
-        chosen = [(s, t) for s in domains for t in domains if s != t]
-    else:
+    chosen = [(s, t) for s in domains for t in domains if s != t]
+    if pairs is not None:
         chosen = list(dict.fromkeys((r.source.name, r.target.name) for r in relations))
-        # Knowledge that no pair uses would cost forward passes and give nothing.
-        used = {name for pair in chosen for name in pair}
-        domains = {name: domain for name, domain in domains.items() if name in used}
     others = [catalogue[name] for name in dict.fromkeys(partial_out) if name not in domains]
     domains |= _domains(others, tokenizer, set(partial_out), subwords, left_out)
     references = _references(catalogue, domains, chosen)

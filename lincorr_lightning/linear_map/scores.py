@@ -17,7 +17,7 @@ from torch import Tensor
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     label_r_by_pair,
@@ -45,9 +45,6 @@ _COLUMNS = {
     "rest_hit_1": ("decomposition", "hit_1"),
 }
 _WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
-
-Rates = Mapping[str, float | None]
-"""Hit@N by N, as ``"1"``, ``"3"``, ``"5"``, and ``"n"``, the number of labels."""
 
 Numbers = Mapping[Pair, Mapping[str, Any]]
 """Fields of `PairScore` by pair."""
@@ -193,7 +190,7 @@ class PairScore:
         return {"pair": self.name, **columns, **hit_columns(self.precision)}
 
 
-def hit_columns(precision: Mapping[str, Rates | None] | None) -> dict[str, float | None]:
+def hit_columns(precision: Mapping[str, Any] | None) -> dict[str, float | None]:
     """Return Hit@N in both directions as columns ``influenced_1`` to ``influencing_n``."""
     known = precision or {}
     return {f"{way}_{n}": (known.get(way) or {}).get(n) for way in _WAYS for n in _RANKS}
@@ -297,7 +294,7 @@ def ridge_paths(
         under ``influenced`` and ``influencing``.
     """
     paths: dict[Pair, list[dict[str, Any]]] = {}
-    for source in source_progress(layout, "ridge path") if fitted.solvers else ():
+    for source in progress(layout.sources, "ridge path") if fitted.solvers else ():
         for ridge in grid:
             maps = {source: fitted.solvers[source].solve(ridge)}
             alone = replace(fitted, maps=maps, nulls={})

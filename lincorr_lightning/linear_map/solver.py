@@ -23,7 +23,7 @@ from lincorr_lightning.functional import (
 )
 from lincorr_lightning.functional.significance import pearson_influence
 from lincorr_lightning.io import number
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, source_progress
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
 
 _TUNE_EVERY = 5
 
@@ -181,7 +181,7 @@ def fit_layout(
         ridges = dict.fromkeys(layout.pairs, float(ridges))
     solvers: dict[str, RidgeSolver] = {}
     maps: dict[str, dict[str, Solution]] = {}
-    for source in source_progress(layout, "solving"):
+    for source in progress(layout.sources, "solving"):
         ridge, problems = per_target_ridge(layout, source, ridges), layout.problems[source]
         control = [name for name in problems if name in _FROM_CONTROL]
         for names in ([name for name in problems if name not in control], control):

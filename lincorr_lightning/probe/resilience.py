@@ -147,7 +147,7 @@ class MapResilience(LMStudy):
         catalogue = Catalogue.load(*knowledge_files)
         names, wanted = split_names(knowledge), None if pairs is None else split_names(pairs)
         if self.stored is not None:
-            names, wanted = [], wanted or self.stored.pairs
+            wanted = wanted or self.stored.pairs
             lacking = [pair for pair in wanted if pair not in self.stored.pairs]
             if lacking:
                 raise ConfigError(
