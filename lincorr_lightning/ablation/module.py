@@ -255,15 +255,11 @@ class VocabularyAblation(Study):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""
-        return {
-            "embedding": self.embedding.fingerprint,
-            "scores": dict(self.scores),
-            "history": {key: list(points) for key, points in self.history.items()},
-        }
+        own = {"scores": self.scores, "history": self.history}
+        return {"embedding": self.embedding.fingerprint, **own}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the scores; refuse another embedding."""
         self.configure_model()
         require_same({"lm": state["embedding"]}, {"lm": self.embedding.fingerprint}, "model.")
-        self.scores = dict(state["scores"])
-        self.history = dict(state["history"])
+        self.scores, self.history = state["scores"], state["history"]

@@ -10,12 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from lincorr_lightning.errors import (
-    ConfigError,
-    LanguageModelError,
-    NonFiniteError,
-    SubjectsError,
-)
+from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
 from lincorr_lightning.geometry.observables import (
     RANGE_SCALINGS,
     NearestTokens,

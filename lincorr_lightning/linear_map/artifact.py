@@ -187,18 +187,13 @@ class LinearMap:
         """
         reader = TokenReader(tokenizer)
         for knowledge, texts in self._labels.items():
-            # A domain writes a token alone, or with its spelling if two read alike.
-            readings = [
-                (reader.piece(token), reader.spelling(token))
-                if token < len(tokenizer)
-                else ("no token", "")
-                for token in self._token_ids[knowledge]
-            ]
-            wrong = [
-                f"{text!r} is {there[0]!r} there"
-                for text, there in zip(texts, readings, strict=True)
-                if text not in there
-            ]
+            wrong = []
+            for text, token in zip(texts, self._token_ids[knowledge], strict=True):
+                is_known = token < len(tokenizer)
+                there = reader.piece(token) if is_known else "no token"
+                # A domain writes a token alone, or with its spelling if two read alike.
+                if text != there and not (is_known and text == reader.spelling(token)):
+                    wrong.append(f"{text!r} is {there!r} there")
             if wrong:
                 more = ", ..." if len(wrong) > _MAX_NAMED else ""
                 name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__

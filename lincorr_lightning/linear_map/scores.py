@@ -18,12 +18,7 @@ from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
-from lincorr_lightning.linear_map.solver import (
-    FittedMaps,
-    label_r_by_pair,
-    mean_r,
-    weights_by_pair,
-)
+from lincorr_lightning.linear_map.solver import FittedMaps, label_r_by_pair, mean_r, weights_by_pair
 
 _NESTED = (
     "precision", "completeness", "baselines", "excess_over_random_labels",

@@ -19,11 +19,7 @@ from lincorr_lightning.functional import Moments
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.artifact import (
-    LinearMap,
-    read_fit_subjects,
-    require_held_out,
-)
+from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects, require_held_out
 from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.scores import PairScore, pair_number, score_maps, with_numbers
