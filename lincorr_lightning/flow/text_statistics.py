@@ -7,7 +7,7 @@ another (figures 21 to 23).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -229,46 +229,23 @@ class Transition:
     own: float | None = column(format=".3f")
 
 
-def transition_matrix(indices: Tensor, n_sources: int) -> Tensor:
-    """Return T, which maps the features of one SAE to those of a later one.
+def carried_features(features: Tensor, indices: Tensor) -> Iterator[Tensor]:
+    """Yield the features of one SAE carried to a later one by 1, 2, ... k sources per target.
 
-    ``T = indicator(top-k of W_dec(source)ᵀ W_dec(target))``: 1 where the source is among the k most
-    similar to the target, else 0. It is sparse, ``(n_sources, n_targets)``; `indices` are the
-    sources of each target, ``(n_targets, k)``, and -1 is none.
-
-    Example:
-        >>> transition_matrix(torch.tensor([[1, 0], [1, -1]]), 2).to_dense().tolist()
-        [[1.0, 0.0], [1.0, 1.0]]
-    """
-    target, rank = (indices >= 0).nonzero(as_tuple=True)
-    entries = torch.stack([indices[target, rank], target])
-    ones = torch.ones(len(target), device=indices.device)
-    shape = (n_sources, len(indices))
-    return torch.sparse_coo_tensor(entries, ones, shape, check_invariants=True).coalesce()
-
-
-def carry_features(features: Tensor, transition: Tensor) -> Tensor:
-    """Carry features to another SAE: ``f T``, with T sparse or dense, ``(n, n_targets)``.
-
-    Decoded by the target's SAE, they make the two SAEs a transcoder between their hook points.
-    """
-    return (transition.to(features.dtype).transpose(0, 1) @ features.T).T
-
-
-def explained_variance(true: Tensor, predicted: Tensor) -> float:
-    """Return ``1 - Σ|x - x̂|² / Σ|x - mean|²`` over all rows and columns, in float64.
-
-    It is at most 1, and NaN if the activations x, ``(n, width)``, are constant.
+    That is ``f T`` with ``T = indicator(top-k of W_dec(source)ᵀ W_dec(target))``: a target is the
+    sum of its k most similar sources. `features` are ``(n, n_sources)`` and `indices` the sources
+    of each target, ``(n_targets, k)``, -1 for none; the result is ``(n, n_targets)``, which makes
+    the two SAEs a transcoder between their hook points if the target's SAE decodes it.
 
     Example:
-        >>> x = torch.tensor([[0.0], [2.0]])
-        >>> explained_variance(x, x), explained_variance(x, torch.ones(2, 1))
-        (1.0, 0.0)
+        >>> indices = torch.tensor([[1, 0], [1, -1]])
+        >>> [one.tolist() for one in carried_features(torch.tensor([[3.0, 4.0]]), indices)]
+        [[[4.0, 4.0]], [[7.0, 4.0]]]
     """
-    true, predicted = true.double(), predicted.double()
-    total = float(((true - true.mean(0)) ** 2).sum())
-    missed = float(((true - predicted) ** 2).sum())
-    return 1 - missed / total if total > 0 else float("nan")
+    carried = features.new_zeros(len(features), len(indices))
+    for source in indices.T:
+        carried = carried + features[:, source.clamp(min=0)] * (source >= 0)
+        yield carried
 
 
 @torch.no_grad()
@@ -280,24 +257,28 @@ def measure_transitions(
     """Carry the features of every predecessor to the next residual stream.
 
     `sample` holds activations of the same tokens at each hook point, ``(n, width)``. There is a
-    result per pair of hook points, kind of weights and k of `TRANSITION_K`.
+    result per pair of hook points, kind of weights and k of `TRANSITION_K`. The explained variance
+    is ``1 - Σ|x - x̂|² / Σ|x - mean|²`` over all rows and columns, in float64.
     """
     transitions = []
     for target in matcher.decoders:
         target_sae = saes[target]
         x = sample[target].to(target_sae.decoder.device)
-        own = number(explained_variance(x, target_sae(x)))
+        total = (x.double() - x.double().mean(0)).square().sum()
+
+        def explained(predicted: Tensor, x: Tensor = x, total: Tensor = total) -> float | None:
+            return number(float(1 - (x.double() - predicted.double()).square().sum() / total))
+
+        own = explained(target_sae(x))
         for source in matcher.predecessors(target):
             source_sae = saes[source]
             features = source_sae.encode(sample[source])
             for compared in ("decoder", "encoder"):
                 weights = getattr(target_sae, compared), getattr(source_sae, compared)
                 indices = match_features(*weights, max(TRANSITION_K)).indices
-                for k in TRANSITION_K:
-                    transition = transition_matrix(indices[:, :k], source_sae.n_features)
-                    carried = target_sae.decode(carry_features(features, transition))
-                    values = (k, number(explained_variance(x, carried)), own)
-                    transitions.append(
-                        Transition(str(source), str(target), source.kind, compared, *values)
-                    )
+                for k, carried in enumerate(carried_features(features, indices), 1):
+                    if k in TRANSITION_K:
+                        ends = str(source), str(target), source.kind
+                        variance = explained(target_sae.decode(carried))
+                        transitions.append(Transition(*ends, compared, k, variance, own))
     return transitions

@@ -18,12 +18,12 @@ from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
 from lincorr_lightning.config import find_config, read_config
-from lincorr_lightning.errors import ConfigError, DomainError, LinearMapError, ReportError
+from lincorr_lightning.errors import ConfigError, LinearMapError, ReportError
 from lincorr_lightning.functional import random_hit_rates
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import unknown_words
-from lincorr_lightning.knowledge.domain import build_domain
+from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import count_subjects
@@ -333,18 +333,14 @@ def _wanted_subjects(settings: Settings, study: str) -> int:
 
 def _read_labels(plan: LMRuns) -> None:
     """Find the labels of each kind of knowledge; note which have none, and why."""
-    for name, knowledge in Catalogue.load().items():
-        unknown = unknown_words(knowledge, plan.tokenizer)
-        try:
-            labels = [text.strip() for text in build_domain(knowledge, plan.tokenizer).texts]
-        except DomainError:
-            plan.left_out[name] = "no answer is a label of the vocabulary"
-            continue
-        if unknown:
+    for domain in audit_domains(Catalogue.load().values(), plan.tokenizer):
+        name, labels = domain.knowledge.name, [text.strip() for text in domain.texts]
+        if unknown := unknown_words(domain.knowledge, plan.tokenizer):
             reason = f"the vocabulary lacks words of the prompt: {', '.join(unknown)}"
             plan.left_out[name] = reason
         elif len(labels) < 2:
-            plan.left_out[name] = "only one answer is a label of the vocabulary"
+            number = "only one answer" if labels else "no answer"
+            plan.left_out[name] = f"{number} is a label of the vocabulary"
         else:
             plan.labels[name] = labels
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import yaml
@@ -44,7 +45,8 @@ class Quantity(NamedTuple):
         names = {"relation": relation, "source": source, "target": target, "answer": answer}
         used = run.tables if "tables" in self.path else ()
         tables = {table.name: table.frame.to_dict("records") for table in used}
-        return _look_up({**run.values, "tables": tables}, self.path, names)
+        value = _look_up({**run.values, "tables": tables}, self.path, names)
+        return None if value is None or value != value else float(value)  # not NaN
 
 
 class PaperNumber(NamedTuple):
@@ -89,9 +91,7 @@ def differing_settings(run: SavedRun) -> list[str]:
     """Return the settings of a run that are not the paper's, beside those of the paper."""
     differ = []
     for path, paper in _data()["settings"].get(run.study, {}).items():
-        value: Any = run.values
-        for key in path.split("."):
-            value = value.get(key) if isinstance(value, Mapping) else None
+        value = _look_up(run.values, path)
         if value not in (None, paper):
             differ.append(f"{path.removeprefix('settings.')} {value} (in the paper {paper})")
     return differ
@@ -152,7 +152,7 @@ def _data() -> dict[str, Any]:
     return dict(yaml.safe_load(text))
 
 
-def _look_up(values: Any, path: str, names: Mapping[str, str]) -> float | None:
+def _look_up(values: Any, path: str, names: Mapping[str, str] = MappingProxyType({})) -> Any:
     """Follow a path through mappings and lists; None where it leads nowhere."""
     for step in re.findall(r"\[[^]]*\]|[^.\[]+", path):
         if step.startswith("["):
@@ -165,5 +165,5 @@ def _look_up(values: Any, path: str, names: Mapping[str, str]) -> float | None:
         else:
             values = values.get(step.format(**names))
         if values is None:
-            return None
-    return None if values != values else float(values)  # not NaN
+            break
+    return values

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import inspect
 import io
 import math
 import re
 from collections.abc import Mapping
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -190,24 +188,19 @@ def _join_rows(path: Path) -> None:
 
     If a key has several values at a step, more rows keep them; only epochs are overwritten.
     """
+    from pandas import read_csv
+
     if not path.exists():
         return
-    with path.open(newline="", encoding="utf-8") as file:
-        reader = csv.DictReader(file)
-        rows: dict[str, list[dict[str, str]]] = {}
-        for row in reader:
-            filled, own = {k: x for k, x in row.items() if x}, rows.setdefault(row["step"], [])
-            clashes = (
-                any(one.get(k, x) != x for k, x in filled.items() if k != "epoch") for one in own
-            )
-            place = max((i for i, clash in enumerate(clashes, 1) if clash), default=0)
-            if place == len(own):
-                own.append({})
-            own[place] |= filled
-    with atomic_write(path) as new, new.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, reader.fieldnames or ())
-        writer.writeheader()
-        writer.writerows(chain.from_iterable(rows.values()))
+    frame = read_csv(path, dtype=str, keep_default_na=False, na_values=[""])
+    cells = frame.melt("step").dropna().drop_duplicates()
+    last = ~cells.duplicated(["step", "variable"], keep="last")
+    cells = cells[last | (cells["variable"] != "epoch")]
+    numbered = cells.assign(n=cells.groupby(["step", "variable"]).cumcount())
+    rows = numbered.pivot(index=["step", "n"], columns="variable", values="value").reset_index()
+    rows = rows.sort_values("step", key=lambda steps: steps.astype(int), kind="stable")
+    with atomic_write(path) as new:
+        rows.reindex(columns=frame.columns).to_csv(new, index=False)
 
 
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:

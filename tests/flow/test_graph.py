@@ -23,11 +23,12 @@ from lincorr_lightning.flow.graph import (
 )
 from lincorr_lightning.flow.results import write_graphs
 from lincorr_lightning.flow.text_statistics import (
-    carry_features,
-    explained_variance,
-    transition_matrix,
+    TRANSITION_K,
+    carried_features,
+    measure_transitions,
 )
 from lincorr_lightning.sae.hook_points import HookPoint
+from tests.toys import toy_sae
 
 Planted = tuple[dict[HookPoint, torch.Tensor], set[tuple[Feature, Feature]]]
 
@@ -325,29 +326,33 @@ def test_transition_is_the_indicator_of_the_top_k(k: int) -> None:
         for source in np.argsort(-cosines[target])[:k]:
             indicator[source, target] = 1
     matches = match_features(torch.from_numpy(targets), torch.from_numpy(sources), k)
-    transition = transition_matrix(matches.indices, 53)
-    np.testing.assert_array_equal(transition.to_dense(), indicator)
     features = torch.rand(8, 53)
-    carried = features @ torch.from_numpy(indicator)
-    torch.testing.assert_close(carry_features(features, transition), carried)
-    torch.testing.assert_close(carry_features(features, transition.to_dense()), carried)
+    *_, carried = carried_features(features, matches.indices)
+    torch.testing.assert_close(carried, features @ torch.from_numpy(indicator))
 
 
 def test_a_permuted_decoder_is_a_perfect_transcoder() -> None:
-    """Features of one hook point written with another's order come out as its activations."""
+    """Features of one hook point in another's order give its activations, with one source each."""
     generator = torch.Generator().manual_seed(0)
-    target = torch.nn.functional.normalize(torch.randn(40, 64, generator=generator), dim=1)
+    above = torch.linalg.qr(torch.randn(64, 40, generator=generator)).Q.T
     order = torch.randperm(40, generator=generator)
-    source = target[order]
-    features = torch.rand(200, 40, generator=generator) * (
-        torch.rand(200, 40, generator=generator) < 0.1
+    points = [_hook_point(0), _hook_point(1)]
+    saes = dict(
+        zip(points, (toy_sae(points[0], above[order]), toy_sae(points[1], above)), strict=True)
     )
-    true = features @ source
-    for found in (match_features(target, source), assign_features(target, source)):
-        carried = carry_features(features, transition_matrix(found.indices, 40))
-        assert explained_variance(true, carried @ target) == pytest.approx(1)
-    wrong = carry_features(features, transition_matrix(torch.arange(40)[:, None], 40)) @ target
-    x, y = true.numpy().astype(float), wrong.numpy().astype(float)
-    by_hand = 1 - np.square(x - y).sum() / (x.var(axis=0) * len(x)).sum()
-    assert explained_variance(true, wrong) == pytest.approx(by_hand)
-    assert np.isnan(explained_variance(torch.ones(3, 2), torch.ones(3, 2)))
+    x = torch.rand(200, 40, generator=generator) @ above
+    matcher = DecoderMatcher({at: sae.decoder for at, sae in saes.items()})
+    sample = dict.fromkeys(points, x)
+    found = {(one.compared, one.k): one for one in measure_transitions(saes, matcher, sample)}
+    assert set(found) == {(name, k) for name in ("decoder", "encoder") for k in TRANSITION_K}
+    assert found["decoder", 1].explained_variance == pytest.approx(1)
+    cosines = (above @ above[order].T).numpy()
+    nearest = np.argsort(-cosines, axis=1)[:, :2]
+    features = (x @ above[order].T).clamp(min=0).numpy().astype(float)
+    wrong = features[:, nearest].sum(2) @ above.numpy()
+    total = (x.var(0, correction=0) * len(x)).sum().item()
+    by_hand = 1 - np.square(x.numpy() - wrong).sum() / total
+    assert found["decoder", 2].explained_variance == pytest.approx(by_hand, rel=1e-4)
+    assert found["decoder", 2].own == pytest.approx(1)
+    constant = measure_transitions(saes, matcher, dict.fromkeys(points, torch.ones(3, 64)))
+    assert {one.explained_variance for one in constant} == {None}
