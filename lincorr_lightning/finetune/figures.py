@@ -116,6 +116,6 @@ def risk_figure(forecasts: Forecasts) -> Figure:
         subtitle="risk: how far the best wrong target label is predicted ahead of the reference; "
         "above 0, the edit is predicted not to generalize; wrong: predicted hallucinations",
         labels=("risk, in logits", "share of edits with at most this risk"),
-        percent=True, whole_x=False, size=(7.0, 3.2),
+        percent=True, size=(7.0, 3.2),
         each=lambda axes, *_: axes.axvline(0, color=INK, linewidth=1),
     )  # fmt: skip

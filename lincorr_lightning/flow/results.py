@@ -385,7 +385,7 @@ def rescaling_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
         subtitle="mean over all cases; solid: matched predecessors, dotted: as many random active "
         "features of the same hook points",
         labels=("r: factor of their activations", ""), percent=True,
-        whole_x=False, each=lambda axes, *_: axes.axhline(0, color=PALE, linewidth=0.8, zorder=0),
+        each=lambda axes, *_: axes.axhline(0, color=PALE, linewidth=0.8, zorder=0),
     )  # fmt: skip
 
 
@@ -412,7 +412,7 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
         title=f"Steering {short_name(lm)} along the flow",
         subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without steering",
         colours={"single": GREY}, labels=("strength (in typical activations)", ""),
-        whole_x=False, each=unsteered,
+        each=unsteered,
     )  # fmt: skip
 
 

@@ -166,7 +166,7 @@ def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
 
     points, note = _points(frame, chosen, "ridge", _PATHS, "ridge_path")
     return curves(
-        points, "ridge", "value", "score", "pair", share_y=True, whole_x=False, each=add_lines,
+        points, "ridge", "value", "score", "pair", share_y=True, each=add_lines,
         title=f"Correlation and precision along the ridge in {lm}", subtitle=note,
         colours=dict(_PATHS.values()), labels=("ridge", ""),
     )  # fmt: skip

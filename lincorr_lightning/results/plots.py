@@ -171,7 +171,6 @@ def curves(
     colours: Mapping[Any, str] | None = None,
     labels: tuple[str, str] = ("", ""),
     percent: bool = False,
-    whole_x: bool = True,
     share_y: bool = False,
     per_row: int = 3,
     size: tuple[float, float] = (3.5, 2.5),
@@ -179,9 +178,9 @@ def curves(
 ) -> Figure:
     """Draw y over x: a line per value of `hue`, a panel per value of `panel`.
 
-    A row of `frame` is a point, in any order; rows without x or y are left out. x are numbers, by
-    default whole ones such as layers or steps, or names, which keep their order. Of columns of
-    truth values, rows that are `dashed` make a thin dotted line of their own, and those not
+    A row of `frame` is a point, in any order; rows without x or y are left out. x are numbers, of
+    which whole ones such as layers have whole ticks, or names, which keep their order. Of columns
+    of truth values, rows that are `dashed` make a thin dotted line of their own, and those not
     `filled` have hollow markers. `band` are the columns of its lower and upper end, `colours` are
     by value of `hue` (others are chosen), `labels` name the axes, and `size` is that of a panel in
     inches. `each` is called with every panel, its value of `panel` and its rows, to add to it.
@@ -209,7 +208,7 @@ def curves(
         plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
         if ticks:
             axes.set_xticks(range(len(ticks)), legible(ticks), fontsize=8, rotation=35, ha="right")
-        elif whole_x:
+        elif (frame[x] % 1 == 0).all():
             axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0))
