@@ -119,7 +119,7 @@ class Resilience(MapCallback):
             layout, blocks = self._word_layout, tuple(self._word_layout.blocks)
             fitted = fit_layout(Moments._make([*self._moments, blocks]), layout, self.ridge)
             test = moments_of(torch.cat([source, target, *others], dim=1), blocks)
-            (pair,) = random_words(fitted, test, layout, self.random_labels, ())[0].values()
+            (pair,) = random_words(fitted, test, self.random_labels, ())[0].values()
             r |= {f"resilience_{key}": pair[key] for key in R_BASELINES}
         known = {f"{key}/{self.tag}": one for key, one in r.items() if one is not None}
         self.log_scalars(trainer, known, self.step)

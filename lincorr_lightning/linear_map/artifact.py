@@ -19,14 +19,13 @@ from lincorr_lightning.errors import LinearMapError, SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, RowReader
+from lincorr_lightning.linear_map.layout import JointLayout, RowReader
 from lincorr_lightning.linear_map.solver import (
-    Solution,
+    FittedMaps,
     choose_ridges,
     fit_layout,
     split_targets,
     tuning_rows,
-    weights_by_pair,
 )
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.version import __version__
@@ -87,26 +86,20 @@ class LinearMap:
         self._check()
 
     @classmethod
-    def of(
-        cls,
-        layout: JointLayout,
-        maps: Mapping[str, Solution],
-        ridges: Mapping[Pair, float],
-        lm: LanguageModel,
-    ) -> LinearMap:
-        """Return the maps of a layout's sources as an artifact."""
-        weights = weights_by_pair(layout, maps)
+    def of(cls, fitted: FittedMaps, lm: LanguageModel) -> LinearMap:
+        """Return fitted maps as an artifact."""
+        layout = fitted.layout
         return cls(
-            weights={f"{s}->{t}": weight for (s, t), weight in weights.items()},
+            weights={f"{s}->{t}": weight for (s, t), weight in fitted.weights().items()},
             biases={
                 f"{source}->{target}": bias
-                for source, solution in maps.items()
+                for source, solution in fitted.maps["y"].items()
                 for target, bias in split_targets(layout, source, solution.bias)
             },
             token_ids={name: domain.token_ids for name, domain in layout.domains.items()},
             labels={name: domain.texts for name, domain in layout.domains.items()},
             templates={name: d.knowledge.template for name, d in layout.domains.items()},
-            ridge={f"{s}->{t}": ridge for (s, t), ridge in ridges.items()},
+            ridge={f"{s}->{t}": ridge for (s, t), ridge in fitted.ridges.items()},
             lm=lm.config.name_or_path,
             fingerprint=lm.fingerprint,
         )
@@ -362,8 +355,7 @@ def fit_linear_maps(
             strengths = choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
         else:
             strengths = dict.fromkeys(layout.pairs, float(ridge))
-        fitted = fit_layout(moments, layout, strengths)
-        maps.append(LinearMap.of(layout, fitted.maps, strengths, lm))
+        maps.append(LinearMap.of(fit_layout(moments, layout, strengths), lm))
     return maps
 
 

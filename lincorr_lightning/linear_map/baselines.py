@@ -8,6 +8,7 @@ W pairs the labels whose rows of the LM's head are alike, whatever the LM has le
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -33,12 +34,10 @@ from lincorr_lightning.linear_map.solver import (
     Solution,
     fit_layout,
     label_r,
-    label_r_by_pair,
     mean_r,
     per_target_ridge,
     r_influences,
     split_targets,
-    weights_by_pair,
 )
 
 if TYPE_CHECKING:
@@ -74,7 +73,6 @@ class LabelCount(NamedTuple):
 def random_words(
     fitted: FittedMaps,
     test: Moments,
-    layout: JointLayout,
     n_compared: int,
     counts: Sequence[int] = _COUNTS,
     rows: Tensor | None = None,
@@ -84,7 +82,6 @@ def random_words(
     Args:
         fitted: Maps of all pairs, with the moments that they were fitted on; stored maps have none.
         test: Moments of the joint rows of all held-out subjects.
-        layout: Columns of the rows, those of random words included.
         n_compared: Number of source labels for ``excess_over_random_labels``. With many labels,
             most directions of the states are read whatever the labels are, and no r is special.
         counts: Other numbers of source labels for the curve.
@@ -94,12 +91,12 @@ def random_words(
     Returns:
         Fields of `PairScore` by pair, and r by the number of source labels.
     """
-    numbers: dict[Pair, Any] = {}
+    layout, numbers = fitted.layout, dict[Pair, Any]()
     curve: list[LabelCount] = []
     if fitted.moments is None or not layout.words:
         return numbers, curve
     rows = test.mean.new_zeros(0, layout.n_kept) if rows is None else rows.to(test.mean)
-    on_targets = label_r_by_pair(test, layout, fitted.nulls["vocabulary"])
+    vocabulary = replace(fitted, maps={"y": fitted.maps["vocabulary"]}).label_r(test)
     for source in progress(layout.sources, "random words"):
         rng = np.random.default_rng(0)
         n_labels = layout.sizes[source]
@@ -107,8 +104,8 @@ def random_words(
         r = {}
         for n in sorted({n for n in counts if n < n_labels} | {compared, n_labels}):
             kept = rows if n == compared else rows[:0]
-            r[n] = _r_of_draws(fitted, test, layout, source, n, rng, kept)
-        at_targets = _r_at_targets(fitted, test, layout, source, rows)
+            r[n] = _r_of_draws(fitted, test, source, n, rng, kept)
+        at_targets = _r_at_targets(fitted, test, source, rows)
         for i, target in enumerate(layout.targets(source)):
             pair = source, target
             for n, drawn in r.items():
@@ -117,7 +114,7 @@ def random_words(
                 curve.append(LabelCount("->".join(pair), n, *spread))
             labels, words = ((each[:, i], of_rows[:, i]) for each, of_rows in r[compared])
             excess, at_target = _difference(labels, words, test.n), at_targets[target]
-            from_words, of_map = _range(r[n_labels][1][0][:, i]), mean_r(on_targets[pair])
+            from_words, of_map = _range(r[n_labels][1][0][:, i]), mean_r(vocabulary[pair])
             to_words = _range(_means(at_target[1][0], layout.sizes[target], rng))
             numbers[pair] = {
                 "baselines": {
@@ -142,7 +139,6 @@ def random_words(
 def _r_of_draws(
     fitted: FittedMaps,
     test: Moments,
-    layout: JointLayout,
     source: str,
     n: int,
     rng: np.random.Generator,
@@ -153,7 +149,8 @@ def _r_of_draws(
     Each has ``(n_draws, n_targets)``, means over the labels of each target.
     """
     assert fitted.moments is not None
-    y, ridge = layout.target_columns(source), per_target_ridge(layout, source, fitted.ridges)
+    layout, ridge = fitted.layout, per_target_ridge(fitted.layout, source, fitted.ridges)
+    y = layout.target_columns(source)
     sides = []
     for pool in (layout.columns(source), layout.word_columns(source)):
         drawn = []
@@ -177,14 +174,15 @@ def _r_and_influences(
 
 
 def _r_at_targets(
-    fitted: FittedMaps, test: Moments, layout: JointLayout, source: str, rows: Tensor
+    fitted: FittedMaps, test: Moments, source: str, rows: Tensor
 ) -> dict[str, list[_Sample]]:
     """Return r of each label, and of each random word after each target's prompt.
 
     The maps are from the source's labels.
     """
     assert fitted.moments is not None
-    x, y, own = layout.columns(source), layout.target_columns(source), fitted.maps[source]
+    layout, own = fitted.layout, fitted.maps["y"][source]
+    x, y = layout.problems[source]["y"]
     words = {target: layout.word_columns(target) for target in layout.targets(source)}
     solver = RidgeSolver(fitted.moments, x, **words)
     sides = {}
@@ -232,7 +230,7 @@ def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float |
 
 
 def vocabulary_baselines(
-    scores: Sequence[PairScore], fitted: FittedMaps, layout: JointLayout, head_rows: Tensor | None
+    scores: Sequence[PairScore], fitted: FittedMaps, head_rows: Tensor | None
 ) -> Numbers:
     """Score the pairings that need no knowledge of the subjects, beside that of W.
 
@@ -245,12 +243,9 @@ def vocabulary_baselines(
     hidden_size)``, None for a head without rows. Returns fields of `PairScore`.
     """
     numbers: dict[Pair, dict[str, Any]] = {}
-    weights = weights_by_pair(layout, fitted.maps)
-    nulls = {
-        name: weights_by_pair(layout, fitted.nulls[null])
-        for name, null in (("same_prompt", "same_prompt"), ("gaussian_states", "vocabulary"))
-        if null in fitted.nulls
-    }
+    layout, weights = fitted.layout, fitted.weights()
+    names = {"same_prompt": "same_prompt", "gaussian_states": "vocabulary"}
+    nulls = {name: fitted.weights(null) for name, null in names.items() if null in fitted.maps}
     for score in scores if layout.words else ():
         pair = score.pair
         weight, others = weights[pair].cpu(), {k: v[pair].cpu() for k, v in nulls.items()}
@@ -315,16 +310,17 @@ def beside_baselines(
     scores: Sequence[PairScore],
     fitted: FittedMaps,
     test: Moments,
-    layout: JointLayout,
     lm: LanguageModel,
     n_compared: int,
     counts: Sequence[int] = _COUNTS,
     rows: Tensor | None = None,
 ) -> tuple[list[PairScore], list[LabelCount]]:
     """Return the scores with what `random_words` and `vocabulary_baselines` give, and the curve."""
-    words, curve = random_words(fitted, test, layout, n_compared, counts, rows)
-    head_rows = lm.head_rows(layout.label_tokens) if layout.words else None
-    hits = vocabulary_baselines(scores, fitted, layout, head_rows)
+    words, curve = random_words(fitted, test, n_compared, counts, rows)
+    has_words = bool(fitted.layout.words)
+    hits = vocabulary_baselines(
+        scores, fitted, lm.head_rows(fitted.layout.label_tokens) if has_words else None
+    )
     return with_numbers(with_numbers(scores, words), hits), curve
 
 
@@ -338,5 +334,5 @@ def fit_and_score(
 ) -> list[PairScore]:
     """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
     fitted = fit_layout(fit, layout, ridge)
-    scores = score_maps(fitted, test, layout)
-    return beside_baselines(scores, fitted, test, layout, lm, n_compared, counts=())[0]
+    scores = score_maps(fitted, test)
+    return beside_baselines(scores, fitted, test, lm, n_compared, counts=())[0]

@@ -17,8 +17,8 @@ from torch import Tensor
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
-from lincorr_lightning.linear_map.solver import FittedMaps, label_r_by_pair, mean_r, weights_by_pair
+from lincorr_lightning.linear_map.layout import Pair, progress
+from lincorr_lightning.linear_map.solver import FittedMaps, mean_r
 
 _NESTED = (
     "precision", "completeness", "baselines", "excess_over_random_labels",
@@ -197,22 +197,14 @@ def with_numbers(scores: Sequence[PairScore], numbers: Numbers) -> list[PairScor
 
 
 def score_maps(
-    fitted: FittedMaps,
-    test: Moments,
-    layout: JointLayout,
-    instance: Mapping[Pair, float] | None = None,
+    fitted: FittedMaps, test: Moments, instance: Mapping[Pair, float] | None = None
 ) -> list[PairScore]:
     """Score the maps of pairs, and of their nulls, on the held-out rows behind `test`.
 
     `instance` has the mean instance-wise r of pairs. Scores are in the order of the layout's pairs.
     """
-    maps = {"y": fitted.maps, **fitted.nulls}
-    r, permuted, control = (
-        label_r_by_pair(test, layout, maps.get(name, {}), name)
-        for name in ("y", "permuted", "control")
-    )
-    weights = weights_by_pair(layout, fitted.maps)
-    scores = []
+    r, permuted, control = (fitted.label_r(test, name) for name in ("y", "permuted", "control"))
+    layout, weights, scores = fitted.layout, fitted.weights(), []
     for pair in filter(weights.__contains__, layout.pairs):
         weight, reference = weights[pair].cpu(), layout.references.get(pair)
         summary, r_control = summarize(r[pair]), mean_r(control.get(pair))
@@ -280,7 +272,7 @@ def by_completeness(
 
 
 def ridge_paths(
-    fitted: FittedMaps, test: Moments, layout: JointLayout, grid: Sequence[float]
+    fitted: FittedMaps, test: Moments, grid: Sequence[float]
 ) -> dict[Pair, list[dict[str, Any]]]:
     """Score every ridge strength for every pair; there is no path without the fit's solvers.
 
@@ -289,11 +281,10 @@ def ridge_paths(
         under ``influenced`` and ``influencing``.
     """
     paths: dict[Pair, list[dict[str, Any]]] = {}
-    for source in progress(layout.sources, "ridge path") if fitted.solvers else ():
+    for source, solver in progress(fitted.solvers.items(), "ridge path"):
         for ridge in grid:
-            maps = {source: fitted.solvers[source].solve(ridge)}
-            alone = replace(fitted, maps=maps, nulls={})
-            for one in score_maps(alone, test, layout):
+            alone = replace(fitted, maps={"y": {source: solver.solve(ridge)}})
+            for one in score_maps(alone, test):
                 hits = one.precision or dict.fromkeys(_WAYS)
                 point = {"ridge": float(ridge), "label_mean": one.label_mean, **hits}
                 paths.setdefault(one.pair, []).append(point)

@@ -1,7 +1,7 @@
 """From second moments of joint rows to W and b of every pair, their ridges and their scores.
 
 Maps are kept by source: one `Solution` leads from a source to all of its targets, side by side, as
-one eigendecomposition gives them. `label_r_by_pair` and `weights_by_pair` split them into pairs.
+one eigendecomposition gives them. `FittedMaps` splits them into pairs.
 """
 
 from __future__ import annotations
@@ -156,18 +156,37 @@ def split_targets(
 
 @dataclass(frozen=True)
 class FittedMaps:
-    """The maps of all pairs of a layout, and of their nulls, by source."""
+    """The maps of a layout's problems, by source."""
 
+    layout: JointLayout
     ridges: Mapping[Pair, float]
-    maps: Mapping[str, Solution]
-    nulls: Mapping[str, Mapping[str, Solution]]
-    """Maps of each null, see `JointLayout.problems`."""
+    maps: Mapping[str, Mapping[str, Solution]]
+    """Maps of each problem: those of the pairs, ``y``, and of nulls, see `JointLayout.problems`."""
     n: int
     """Number of subjects they were fitted on."""
     moments: Moments | None = None
     """Moments of the joint rows they were fitted on; None for stored maps."""
     solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
     """Solver of each source, for other ridge strengths; empty for stored maps."""
+
+    def weights(self, problem: str = "y") -> dict[Pair, Tensor]:
+        """Return W of each pair, ``(n_target, n_source)``; none if there is no such problem."""
+        return {
+            (source, target): weight
+            for source, solution in self.maps.get(problem, {}).items()
+            for target, weight in split_targets(self.layout, source, solution.weight, dim=0)
+        }
+
+    def label_r(self, test: Moments, problem: str = "y") -> dict[Pair, Tensor]:
+        """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)``, on CPU.
+
+        A null is scored on the columns that it was fitted on.
+        """
+        by_pair: dict[Pair, Tensor] = {}
+        for source, solution in self.maps.get(problem, {}).items():
+            r = label_r(test, solution.weight, *self.layout.problems[source][problem]).cpu()
+            by_pair |= {(source, t): part for t, part in split_targets(self.layout, source, r)}
+        return by_pair
 
 
 _FROM_CONTROL = ("control", "same_prompt")
@@ -191,7 +210,7 @@ def fit_layout(
                 solvers.setdefault(source, solver)
                 for name in names:
                     maps.setdefault(name, {})[source] = solver.solve(ridge, name)
-    return FittedMaps(dict(ridges), maps.pop("y"), maps, int(moments.n), moments, solvers)
+    return FittedMaps(layout, dict(ridges), maps, int(moments.n), moments, solvers)
 
 
 def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, float]) -> Tensor:
@@ -222,28 +241,3 @@ def choose_ridges(
             means = r.double().nanmean(1)  # as `summarize` does, for all strengths at once
             chosen[source, target] = grid[strongest_within(means.tolist(), tolerance)]
     return chosen
-
-
-def weights_by_pair(layout: JointLayout, maps: Mapping[str, Solution]) -> dict[Pair, Tensor]:
-    """Return W of each pair, ``(n_target, n_source)``."""
-    return {
-        (source, target): weight
-        for source, solution in maps.items()
-        for target, weight in split_targets(layout, source, solution.weight, dim=0)
-    }
-
-
-def label_r_by_pair(
-    test: Moments, layout: JointLayout, maps: Mapping[str, Solution], problem: str = "y"
-) -> dict[Pair, Tensor]:
-    """Return the label-wise r of each pair on the rows behind `test`, ``(n_target,)`` on the CPU.
-
-    `maps` are those of each source, or those of a null, which are scored on the columns that they
-    were fitted on.
-    """
-    by_pair: dict[Pair, Tensor] = {}
-    for source, solution in maps.items():
-        x, y = layout.problems[source][problem]
-        r = label_r(test, solution.weight, x, y).cpu()
-        by_pair |= {(source, target): part for target, part in split_targets(layout, source, r)}
-    return by_pair

@@ -33,7 +33,6 @@ from lincorr_lightning.linear_map.solver import (
     fit_layout,
     split_targets,
     tuning_rows,
-    weights_by_pair,
 )
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.finder import logit_lens
@@ -296,12 +295,12 @@ class LinearProbe(LMStudy):
         self.fit_subjects = self._gather_subjects("fit")
         if self.solver == "closed_form":
             for source, module in _modules(self.maps):
-                module.assign(self._fit.maps[source])
+                module.assign(self._fit.maps["y"][source])
             # Without gradients it changes nothing, but `ModelCheckpoint` saves from the first on.
             cast(LightningOptimizer, self.optimizers()).step()
         for null, maps in self.null_maps.items():
             for source, module in _modules(maps):
-                module.assign(self._fit.nulls[null][source])
+                module.assign(self._fit.maps[null][source])
 
     def _warn_of_few_subjects(self) -> None:
         plain = {source for (source, _), ridge in self.ridges.items() if ridge == 0}
@@ -398,14 +397,13 @@ class LinearProbe(LMStudy):
         mean = sum(known) / len(known) if known else math.nan
         phase = "test" if self.trainer.testing else "val"
         self.log(f"{phase}/label_mean", mean, prog_bar=True)
-        weights = weights_by_pair(self.layout, fitted.maps)
         self._findings = ProbeFindings(
             phase=phase,
             scores=scores,
-            weights={pair: weight.cpu().clone().numpy() for pair, weight in weights.items()},
+            weights={pair: w.cpu().clone().numpy() for pair, w in fitted.weights().items()},
             layout=self.layout,
-            paths=ridge_paths(fitted, test, self.layout, self.ridge_grid),
-            compositions=compose_maps(scores, fitted.maps, test, self.layout),
+            paths=ridge_paths(fitted, test, self.ridge_grid),
+            compositions=compose_maps(scores, fitted, test),
             label_counts=label_counts,
             layers=self._score_layers(),
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
@@ -422,36 +420,34 @@ class LinearProbe(LMStudy):
             means = cast(InstancewisePearson, metric).compute().reshape(-1).tolist()
             targets = layout.targets(source)
             instance |= {(source, t): r for t, r in zip(targets, means, strict=True)}
-        scores = score_maps(fitted, test, layout, instance)
+        scores = score_maps(fitted, test, instance)
         kept = self._gather_kept(_LM)
-        scores = with_numbers(scores, standard_errors(fitted, test, layout, kept))
+        scores = with_numbers(scores, standard_errors(fitted, test, kept))
         scores = with_numbers(scores, p_values(scores))
-        partial = partial_correlations(scores, fitted, test, layout, self.partial_out)
+        partial = partial_correlations(scores, fitted, test, self.partial_out)
         scores = with_numbers(scores, partial)
-        return beside_baselines(
-            scores, fitted, test, layout, self.lm, self.random_labels, rows=kept
-        )
+        return beside_baselines(scores, fitted, test, self.lm, self.random_labels, rows=kept)
 
     def _score_layers(self) -> dict[int, list[PairScore]]:
         """Return the scores of each layer's logit lens; none where stored maps are scored."""
-        layout, scores = self.layout, dict[int, list[PairScore]]()
+        scores: dict[int, list[PairScore]] = {}
         for layer in self.layers:
             fit, test = (self._moments_of(half)[str(layer)].gather() for half in _HALVES)
             if fit.n > 0:
-                fitted, kept = fit_layout(fit, layout, self.ridges), self._gather_kept(str(layer))
-                own = score_maps(fitted, test, layout)
+                fitted = fit_layout(fit, self.layout, self.ridges)
+                own, kept = score_maps(fitted, test), self._gather_kept(str(layer))
                 scores[layer], _ = beside_baselines(
-                    own, fitted, test, layout, self.lm, self.random_labels, rows=kept
+                    own, fitted, test, self.lm, self.random_labels, rows=kept
                 )
         return scores
 
     def _fitted_maps(self) -> FittedMaps:
         """Return the maps as plain tensors, with the moments of this run's fit if it had one."""
-        maps = _solutions(self.maps)
+        maps = {"y": _solutions(self.maps)}
+        maps |= {null: _solutions(modules) for null, modules in self.null_maps.items()}
         if self._fit is not None:
             return replace(self._fit, maps=maps)
-        nulls = {null: _solutions(modules) for null, modules in self.null_maps.items()}
-        return FittedMaps(self.ridges, maps, nulls, self.n_fit)
+        return FittedMaps(self.layout, self.ridges, maps, self.n_fit)
 
     def on_predict_start(self) -> None:
         """Refuse to predict without maps."""
@@ -477,7 +473,7 @@ class LinearProbe(LMStudy):
 
     def linear_map(self) -> LinearMap:
         """Return the fitted maps as an artifact of their own."""
-        return LinearMap.of(self.layout, _solutions(self.maps), self.ridges, self.lm)
+        return LinearMap.of(self._fitted_maps(), self.lm)
 
     def build_results(self) -> Results | None:
         """Return scores, tables and figures; None if nothing was scored."""

@@ -260,10 +260,10 @@ class MapResilience(LMStudy):
         ]
         old = fits[-1]
         if self.stored is not None:
-            old = replace(old, maps=self._stored_maps(self.stored))
+            old = replace(old, maps={**old.maps, "y": self._stored_maps(self.stored)})
         before = _read_label_means(self._run) if self._run is not None and not then else {}
         if then:
-            scores = score_maps(old, then["test"], self.layout)
+            scores = score_maps(old, then["test"])
             before = {score.pair: score.label_mean for score in scores}
         after, refitted = (self._score(each, now["test"]) for each in (old, fits[0]))
         self._scores = [
@@ -272,8 +272,8 @@ class MapResilience(LMStudy):
         ]
 
     def _score(self, fitted: FittedMaps, test: Moments) -> list[PairScore]:
-        words, _ = random_words(fitted, test, self.layout, self.random_labels, ())
-        return with_numbers(score_maps(fitted, test, self.layout), words)
+        words, _ = random_words(fitted, test, self.random_labels, ())
+        return with_numbers(score_maps(fitted, test), words)
 
     def _stored_maps(self, stored: LinearMap) -> dict[str, Solution]:
         maps = {}

@@ -6,7 +6,7 @@ Beyond the paper, which leaves the question open (appendix B); the statistics ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -20,17 +20,15 @@ from lincorr_lightning.functional.significance import (
     partial_correlation,
     weight_cosine,
 )
-from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.layout import Pair
 from lincorr_lightning.linear_map.scores import Numbers, PairScore
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
-    Solution,
     label_r,
     mean_r,
     per_target_ridge,
     r_influences,
     split_targets,
-    weights_by_pair,
 )
 from lincorr_lightning.results.table import number
 
@@ -41,9 +39,7 @@ FINDING = 0.01
 _MAX_COMPOSED = 50
 
 
-def standard_errors(
-    fitted: FittedMaps, test: Moments, layout: JointLayout, rows: Tensor
-) -> Numbers:
+def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
     """Measure the standard errors of r, and of its excess, over held-out subjects.
 
     The influence function is taken around the moments of the held-out half itself: around those of
@@ -52,17 +48,16 @@ def standard_errors(
     Args:
         fitted: Maps of all pairs, and those from the control prompt.
         test: Moments of the joint rows of all held-out subjects.
-        layout: Columns of the rows.
         rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``.
     """
-    errors: dict[Pair, dict[str, float | None]] = {}
+    layout, errors = fitted.layout, dict[Pair, dict[str, float | None]]()
     if len(rows) < 2:
         return errors
     rows = rows.to(test.mean)
     for source in layout.sources:
         y = layout.target_columns(source)
-        r = r_influences(fitted.maps[source], layout.columns(source), y, test, rows)
-        excess, control = r, fitted.nulls.get("control", {}).get(source)
+        r = r_influences(fitted.maps["y"][source], layout.columns(source), y, test, rows)
+        excess, control = r, fitted.maps.get("control", {}).get(source)
         if control is not None:
             columns = layout.control_columns(source)
             excess = r - r_influences(control, columns, y, test, rows)
@@ -92,16 +87,12 @@ def p_values(scores: Sequence[PairScore]) -> Numbers:
 
 
 def partial_correlations(
-    scores: Sequence[PairScore],
-    fitted: FittedMaps,
-    test: Moments,
-    layout: JointLayout,
-    partial_out: Sequence[str],
+    scores: Sequence[PairScore], fitted: FittedMaps, test: Moments, partial_out: Sequence[str]
 ) -> Numbers:
     """Return r after other knowledge was removed from both sides; none for stored maps."""
     numbers: dict[Pair, dict[str, float | None]] = {}
     alone = {score.pair: torch.from_numpy(score.label_r).square() for score in scores}
-    fit = fitted.moments
+    fit, layout = fitted.moments, fitted.layout
     if fit is None or not partial_out:
         return numbers
     for source in layout.sources:
@@ -144,14 +135,14 @@ class Composition:
 
 
 def compose_maps(
-    scores: Sequence[PairScore], maps: Mapping[str, Solution], test: Moments, layout: JointLayout
+    scores: Sequence[PairScore], fitted: FittedMaps, test: Moments
 ) -> list[Composition]:
     """Score composed maps, ``W(via→target) W(source→via)``, against the map of the pair.
 
     Every pair is composed through knowledge with a reference on both legs (city→country→continent),
     and set beside the median over the knowledge without one: what common drift alone carries.
     """
-    weights = weights_by_pair(layout, maps)
+    layout, weights = fitted.layout, fitted.weights()
     compositions: list[Composition] = []
     for score in sorted(scores, key=lambda s: 2.0 if s.label_mean is None else -s.label_mean):
         source, target = score.pair

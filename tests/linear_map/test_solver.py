@@ -15,9 +15,7 @@ from lincorr_lightning.linear_map.scores import score_maps
 from lincorr_lightning.linear_map.solver import (
     choose_ridges,
     fit_layout,
-    label_r_by_pair,
     tuning_rows,
-    weights_by_pair,
 )
 
 SIZES = {"a": 6, "b": 4, "c": 5}
@@ -51,10 +49,9 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
         for part in (rows[:300], rows[300:])
     )
     fitted = fit_layout(fit, layout, ridges)
-    scores = {score.pair: score for score in score_maps(fitted, test, layout)}
+    scores = {score.pair: score for score in score_maps(fitted, test)}
     assert tuple(scores) == pairs
-    weights = weights_by_pair(layout, fitted.maps)
-    control_r = label_r_by_pair(test, layout, fitted.nulls["control"], "control")
+    weights, control_r = fitted.weights(), fitted.label_r(test, "control")
     for (source, target), found in scores.items():
         x, y = layout.columns(source).numpy(), layout.columns(target).numpy()
         control = layout.control_columns(source).numpy()
@@ -84,7 +81,7 @@ def test_scores_of_maps_equal_scikit_learn_and_scipy_on_the_rows() -> None:
     assert hits["influencing"]["n"] == reference.any(1).sum()
     layout = layout_of(SIZES, *pairs)
     fitted = fit_layout(moments_of(torch.from_numpy(rows[:300])), layout, 0.0)
-    plain = score_maps(fitted, test, layout)[0]
+    plain = score_maps(fitted, test)[0]
     assert plain.permuted_label_mean is plain.control_label_mean is None
     np.testing.assert_allclose(plain.label_r, scores["a", "b"].label_r)
 

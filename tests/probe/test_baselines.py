@@ -59,13 +59,13 @@ class World:
             for part in (rows[:400], rows[400:])
         )
         fitted = fit_layout(fit, self.layout, RIDGE)
-        self.weight = fitted.maps["a"].weight.numpy()
+        self.weight = fitted.maps["y"]["a"].weight.numpy()
         self.fitted, self.test, self.rows = fitted, test, torch.from_numpy(rows[400:])
-        scores = score_maps(fitted, test, self.layout)
-        numbers, self.curve = random_words(fitted, test, self.layout, N_SOURCE, rows=self.rows)
+        scores = score_maps(fitted, test)
+        numbers, self.curve = random_words(fitted, test, N_SOURCE, rows=self.rows)
         scores = with_numbers(scores, numbers)
         head_rows = torch.from_numpy(self.head[[*SOURCE, *TARGET]])
-        hits = vocabulary_baselines(scores, fitted, self.layout, head_rows)
+        hits = vocabulary_baselines(scores, fitted, head_rows)
         (self.score,) = with_numbers(scores, hits)
 
     def logits(self, prompt: str, tokens: Any) -> np.ndarray:
@@ -145,7 +145,7 @@ def test_r_of_random_words(world: World) -> None:
     welch = stats.ttest_ind(labels, at_target, equal_var=False).confidence_interval(0.95)
     assert excess["target"]["mean"] == pytest.approx(labels.mean() - at_target.mean(), abs=1e-9)
     assert excess["target"]["low"] < welch.low < welch.high < excess["target"]["high"]
-    alone, _ = random_words(world.fitted, world.test, world.layout, N_SOURCE)
+    alone, _ = random_words(world.fitted, world.test, N_SOURCE)
     target = alone["a", "b"]["excess_over_random_labels"]["target"]
     assert (target["low"], target["high"]) == pytest.approx((welch.low, welch.high), abs=1e-9)
     assert [one.n_source_labels for one in world.curve] == [5, 10, 20, 30]
@@ -196,7 +196,7 @@ def test_spreads_over_labels_and_over_subjects_add_up() -> None:
     world, n, rng = World("random"), 10, np.random.default_rng(5)
     widths = {}
     for rows in (world.rows, None):
-        numbers, curve = random_words(world.fitted, world.test, world.layout, n, rows=rows)
+        numbers, curve = random_words(world.fitted, world.test, n, rows=rows)
         excess = numbers["a", "b"]["excess_over_random_labels"]
         widths[rows is None] = excess["high"] - excess["low"]
     (at_n,) = (one for one in curve if one.n_source_labels == n)
