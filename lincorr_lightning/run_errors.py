@@ -49,6 +49,12 @@ def run_error(
         # Such as the `test_step` that `lincorr test` runs.
         way_out = _OWN_COMMAND if "method defined" in str(error) else ""
         return ConfigError(one_line(error) + way_out)
+    frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    if isinstance(error, AssertionError) and "transformers" in Path(frames[-1]).parts:
+        return LanguageModelError(
+            f"the LM's own code refuses to be trained in eval mode, without dropout, as edits are: "
+            f"{one_line(error)} The probe, and all that trains no LM, is possible."
+        )
     if isinstance(error, OSError) and is_disk_full(error):
         return output_error(error.filename or "a file of the run", error.strerror)
     return None

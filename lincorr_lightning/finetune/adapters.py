@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
-from lincorr_lightning.errors import ConfigError, require, require_one_of
+from lincorr_lightning.errors import ConfigError, LanguageModelError, require, require_one_of
 from lincorr_lightning.io import atomic_folder
 from lincorr_lightning.lm.finder import target_layers
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -123,10 +124,13 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     from transformers.pytorch_utils import Conv1D
 
     layers = target_layers(model, settings.target_modules)
+    # Without the LM's configuration peft takes the layers as they are named. By some (mixtures of
+    # experts) it exchanges them for others that have other names in older checkpoints.
+    holder = nn.ModuleDict({"lm": model})
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]
-        target_modules=list(layers),
+        target_modules=[f"lm.{name}" for name in layers],
         task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
     )
@@ -135,20 +139,32 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     stream = torch.get_rng_state()
     torch.default_generator.manual_seed(settings.seed)
     try:
-        inject_adapter_in_model(config, model)
+        inject_adapter_in_model(config, holder)
     finally:
         torch.set_rng_state(stream)
+    if adapter_layers(model).keys() != layers.keys():
+        changed = sorted(adapter_layers(model).keys() ^ layers.keys())
+        raise LanguageModelError(
+            f"LoRA is not possible: peft adapts other layers of {type(model).__name__} than the "
+            f"target modules ({changed[0]}). Set model.method to full, or name other layers in "
+            "model.adapter.target_modules."
+        )
     # Half-precision adapters would round small updates away.
     for parameter in trained_in_half_precision(model):
         parameter.data = parameter.data.float()
 
 
+def adapter_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the layers of an LM that have adapters of peft, by name."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return {n: part for n, part in model.named_modules() if isinstance(part, BaseTunerLayer)}
+
+
 @contextmanager
 def without_adapter(model: PreTrainedModel) -> Iterator[None]:
     """Disable the adapters of `add_adapter` inside a ``with`` block."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    layers = [part for part in model.modules() if isinstance(part, BaseTunerLayer)]
+    layers = adapter_layers(model).values()
     for layer in layers:
         layer.enable_adapters(False)
     try:
@@ -164,18 +180,28 @@ def save_merged(
     """Save an LM and its tokenizer as a Hugging Face checkpoint, adapters merged into the weights.
 
     `config` has additional keys of its config.json.
-    """
-    from peft.tuners.tuners_utils import BaseTunerLayer
 
+    Raises:
+        LanguageModelError: The saved LM has other logits, so that it is not kept.
+    """
     model = copy.deepcopy(lm.model)
-    for name, part in list(model.named_modules()):
-        if isinstance(part, BaseTunerLayer):
-            part.merge()
-            parent = model.get_submodule(name.rpartition(".")[0])
-            setattr(parent, name.rpartition(".")[2], part.get_base_layer())
+    for name, layer in adapter_layers(model).items():
+        layer.merge()
+        parent = model.get_submodule(name.rpartition(".")[0])
+        setattr(parent, name.rpartition(".")[2], layer.get_base_layer())
     # Otherwise transformers takes the LM for an adapter, and saves that alone.
     model._hf_peft_config_loaded = False
     model.config.update(dict(config or {}))
     with atomic_folder(folder, ()) as new:
         model.save_pretrained(new)
         lm.tokenizer.save_pretrained(new)
+        del model
+        saved = LanguageModel(
+            replace(lm.config, name_or_path=str(new), tokenizer=None, revision=None, compile=False)
+        )
+        saved.load().to(lm.model.device)
+        if not lm.has_logits_of(saved):
+            raise LanguageModelError(
+                f"the trained LM ({type(lm.model).__name__}) cannot be saved: read again, it has "
+                "other logits. Set model.save_model to false."
+            )

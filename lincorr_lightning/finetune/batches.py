@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
-from lincorr_lightning.errors import require, require_one_of
+from lincorr_lightning.errors import LanguageModelError, require, require_one_of
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -50,6 +50,9 @@ def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
     """Return the mean cross-entropy over the labels of each row, ``(n_rows,)`` (paper, 4.1).
 
     It is in nats, and 0 for the row of a padding batch.
+
+    Raises:
+        LanguageModelError: The LM has no gradients in eval mode.
     """
     labels = batch.labels
     positions = (labels != IGNORED).any(0).nonzero().squeeze(1)
@@ -57,9 +60,13 @@ def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
     # The head is most of the work, and most positions are the prompt's.
     if "logits_to_keep" in inspect.signature(model.forward).parameters and len(positions):
         options["logits_to_keep"] = positions
-    logits = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False, **options
-    ).logits
+    options |= {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
+    logits = model(use_cache=False, **options).logits
+    if torch.is_grad_enabled() and not logits.requires_grad:
+        raise LanguageModelError(
+            f"{type(model).__name__} has no gradients in eval mode, without dropout, in which "
+            "edits are trained. The probe, and all that trains no LM, is possible."
+        )
     if not len(positions):
         return logits.float().sum((1, 2)) * 0.0
     if logits.shape[1] == labels.shape[1] and len(positions) != labels.shape[1]:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.lm.head import head_of
+from lincorr_lightning.lm.head import call_model, head_of
+from lincorr_lightning.lm.modes import reading
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_N_ROWS, _N_TOKENS = 3, 5  # of a forward pass that shows what a layer gets
+_ROUNDING = 0.02  # of half precision, relative
+_UNUSED = "a forward pass does not use it"
 
 
 def causal_lm_of(module: nn.Module, name: str | None = None) -> PreTrainedModel:
@@ -125,7 +133,10 @@ def target_layers(
     """Return the linear layers that get adapters, by full name, in the LM's order.
 
     `target_modules` are full names or last parts of names, as in peft; None takes all linear layers
-    but the output layer, like peft's ``all-linear``.
+    but the output layer, like peft's ``all-linear``, and those that an adapter does not fit.
+
+    Raises:
+        LanguageModelError: There is no such layer, or an adapter does not fit it.
     """
     from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.pytorch_utils import Conv1D
@@ -142,10 +153,8 @@ def target_layers(
         for name, part in modules.items()
         if isinstance(part, nn.Linear | Conv1D) and part is not head
     }
-    if target_modules is None:
-        return linear
     chosen: set[str] = set()
-    for target in [target_modules] if isinstance(target_modules, str) else target_modules:
+    for target in [target_modules] if isinstance(target_modules, str) else target_modules or ():
         named = {name for name in linear if name == target or name.endswith(f".{target}")}
         if not named:
             layers = ", ".join(dict.fromkeys(name.rpartition(".")[2] for name in linear))
@@ -154,7 +163,64 @@ def target_layers(
                 f"Its linear layers are: {layers}."
             )
         chosen |= named
-    return {name: part for name, part in linear.items() if name in chosen}
+    misfits = _misfits(model, linear)
+    for name in linear:
+        if name in misfits and name in chosen:
+            raise LanguageModelError(
+                f"the layer {name} of {type(model).__name__} cannot have an adapter: "
+                f"{misfits[name]}. Leave it out of the target modules (null takes all that can)."
+            )
+    taken = {n: part for n, part in linear.items() if n in chosen or not (chosen or n in misfits)}
+    if not taken:
+        why = next(iter(misfits.values()), "it has none before its output layer")
+        raise LanguageModelError(
+            f"LoRA is not possible: no linear layer of {type(model).__name__} can have an adapter "
+            f"({why}). Full fine-tuning (method full) and the other studies are."
+        )
+    return taken
+
+
+def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[str, str]:
+    """Return why an adapter does not fit some linear layers, by their names, from a short text."""
+    ids = torch.arange(_N_ROWS * _N_TOKENS, device=model.device).view(_N_ROWS, _N_TOKENS)
+    owners = Counter(id(p) for part in model.modules() for p in part.parameters(recurse=False))
+    why = dict.fromkeys(layers, _UNUSED)
+
+    def note(name: str, layer: Any, args: Any, kwargs: Any, output: Any) -> None:
+        x: Tensor = args[0] if args else next(iter(kwargs.values()))
+        is_flat = x.dim() == 2 and len(x) == ids.numel()
+        if owners[id(layer.weight)] > 1:  # merged, each adapter would change all of them
+            why[name] = "other layers have the same weight"
+        elif not is_flat and (x.dim() < 3 or len(x) != _N_ROWS):
+            why[name] = "its input does not have the rows of the LM's, as in a mixture of experts"
+        elif not _is_product(layer, x, output):
+            why[name] = "its output is not a matrix product"
+        elif why.get(name) == _UNUSED:
+            del why[name]
+
+    hooks = [
+        layer.register_forward_hook(partial(note, name), with_kwargs=True)
+        for name, layer in layers.items()
+    ]
+    try:
+        with torch.no_grad(), reading(model, model.device.type):
+            call_model(model, ids % number_in_config(model, "vocab_size"))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return why
+
+
+def _is_product(layer: Any, x: Tensor, output: Any) -> bool:
+    n_in, n_out = features_of(layer)
+    if not isinstance(output, Tensor) or (x.shape[-1], output.shape[-1]) != (n_in, n_out):
+        return False
+    if not layer.weight.is_floating_point():  # quantized: its class knows how to multiply
+        return True
+    weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.mT
+    bias = None if layer.bias is None else layer.bias.double()
+    expected = nn.functional.linear(x.double(), weight.double(), bias)
+    return bool((output - expected).norm() <= _ROUNDING * expected.norm())
 
 
 def features_of(layer: Any) -> tuple[int, int]:

@@ -14,21 +14,12 @@ from torch.distributed.tensor import DTensor
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-# Transformers' common names, which the configuration of every architecture understands.
-_CONFIG_KEYS = (
-    "model_type",
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "tie_word_embeddings",
-    "final_logit_softcapping",
-    "logit_scale",
-    "logits_scaling",
-)
+# Keys of a configuration, at any depth, that are known not to change logits.
+_UNRELATED = {
+    "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
+    "return_dict", "output_attentions", "output_hidden_states", "id2label", "label2id",
+    "problem_type", "tokenizer_class", "auto_map",
+}  # fmt: skip
 _TEXTS = (
     "The city of Paris lies in South-West  Europe, isn't it?",
     " x = 12345.678\n\tprint(x)",
@@ -65,9 +56,14 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[i
 
 
 def fingerprint_config(config: PreTrainedConfig) -> str:
-    """Hash of an LM's architecture, sizes, and treatment of logits."""
-    text = config.get_text_config()
-    return _digest(_json({key: getattr(text, key, None) for key in _CONFIG_KEYS}))
+    """Hash of all in an LM's configuration that may change logits, such as its rope_theta."""
+    return _digest(_json(_related(config.to_dict())))
+
+
+def _related(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(k): _related(v) for k, v in value.items() if k not in _UNRELATED}
+    return value
 
 
 def fingerprint_weights(module: nn.Module) -> str:

@@ -31,9 +31,14 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _N_PROBE_TOKENS = 16
-# Relative to the largest logit. In half precision the LM rounds its own logits.
-_TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3}
-_HALF_TOLERANCE = 0.1
+# In units of the differences of logits between prompts. A wrong position or attention to a later
+# token changes logits about as much as another prompt does; half precision by a few percent.
+_TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
+FAILURES = (
+    RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError,
+    NotImplementedError,
+)  # fmt: skip
+"""What the forward of an LM raises where it does not take an argument."""
 
 
 class UnusableHeadError(Exception):
@@ -145,34 +150,69 @@ def read_positions(
     ]
 
 
-def can_read_rows(model: PreTrainedModel, probe: Sequence[int], vocab_size: int) -> bool:
+def probe_tokens(vocab_size: int) -> Tensor:
+    """Return the tokens whose logits show whether two ways of reading an LM agree."""
+    return torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
+
+
+def read_alone(
+    model: PreTrainedModel, rows: Sequence[Sequence[int]], tokens: Tensor, by_rows: bool
+) -> Tensor:
+    """Return the logits of tokens after each row, ``(n_rows, n_tokens)``, by a pass for each."""
+    parts = []
+    for row in rows:
+        ids = torch.tensor([list(row)], device=model.device)
+        last = ids.new_tensor([len(row) - 1])
+        parts.append(read_logits(model, ids, torch.ones_like(ids), last, tokens, by_rows))
+    return torch.cat(parts)
+
+
+def are_same(logits: Tensor, expected: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether logits after some prompts, ``(n, n_tokens)``, are the expected ones.
+
+    Equal but for the rounding of a dtype; differences are in units of those between prompts.
+    """
+    spread = (expected - expected.mean(0)).norm()
+    tolerance = _HALF_TOLERANCE if dtype.itemsize < 4 else _TOLERANCE
+    return bool((logits.to(expected) - expected).norm() <= tolerance * spread)
+
+
+def can_read_rows(
+    model: PreTrainedModel, probe: Sequence[int], vocab_size: int, dtype: torch.dtype
+) -> bool:
     """Return whether rows of the head give the LM's own logits on a short text.
 
     An LM whose tokens change the logits of an earlier position is refused: it is not causal, so no
-    position of a prompt predicts the next token.
+    position of a prompt predicts the next token. `dtype` is that of its forward pass.
     """
-    ids = torch.tensor([list(probe)], device=model.device)
-    mask = torch.ones_like(ids)
-    last = torch.tensor([len(probe) - 2], device=model.device)
-    tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
-    expected = read_logits(model, ids[:, :-1], mask[:, :-1], last, tokens, by_rows=False)
-    tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE) * expected.abs().max().clamp(min=1e-3)
+    tokens = probe_tokens(vocab_size)
+    last = torch.arange(max(len(probe) - 4, 0), len(probe) - 1, device=model.device)
+    try:
+        expected = read_alone(model, [probe[: i + 1] for i in last.tolist()], tokens, by_rows=False)
+    except FAILURES as error:
+        if oom_reason(error):
+            raise
+        raise LanguageModelError(
+            f"the forward pass of {type(model).__name__} fails on a short text "
+            f"({type(error).__name__}: {error}). Set lm.dtype to float32 if it is not."
+        ) from error
+    ids = torch.tensor([list(probe)] * len(last), device=model.device)
 
     def agrees(by_rows: bool) -> bool:
-        try:  # with one token more, as in a batch with longer prompts
+        try:  # with more tokens, as in a batch with longer prompts
             logits = read_logits(model, ids, None, last, tokens, by_rows)
-        except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        except (UnusableHeadError, *FAILURES) as error:
             if oom_reason(error):
                 raise
             return False
-        return bool((logits - expected).abs().max() <= tolerance)
+        return are_same(logits, expected, dtype)
 
     if not expected.isfinite().all():
         return False  # NaN is reported for the actual prompts, with their text
     if not agrees(by_rows=False):
         raise LanguageModelError(
             f"{type(model).__name__} is not causal: a later token changes its logits at an earlier "
-            "position. Pass a causal LM (for a BERT-like checkpoint: one with is_decoder true)."
+            "position, so that no position of a prompt predicts the next token. Pass a causal LM."
         )
     if agrees(by_rows=True):
         return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import chain
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,15 +21,18 @@ from lincorr_lightning.lm.fingerprint import (
     fingerprint_weights,
 )
 from lincorr_lightning.lm.head import (
+    are_same,
     can_read_rows,
     head_of,
     is_plain,
     pad_right,
+    probe_tokens,
     read_logits,
     to_device,
 )
 from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_config, read_tokenizer
 from lincorr_lightning.lm.modes import (
+    HALF_PRECISIONS,
     dtype_name,
     float32_forward,
     reading,
@@ -50,6 +53,14 @@ if TYPE_CHECKING:
         PreTrainedModel,
         PreTrainedTokenizerBase,
     )
+
+
+class _Support(NamedTuple):
+    """How an LM can be read."""
+
+    by_rows: bool  # rows of its head alone
+    sharing_error: str | None  # why prefixes cannot be shared
+    skips_head: bool  # its head may stay in half precision where the rest computes in float32
 
 
 class LanguageModel(nn.Module):
@@ -87,7 +98,7 @@ class LanguageModel(nn.Module):
         longest = getattr(text, "max_position_embeddings", None)
         longest = longest if isinstance(longest, int) and longest > 0 else None
         self._encoder = PromptEncoder(tokenizer, self._vocab_size, longest, self.config.add_bos)
-        self._tested: dict[type, tuple[bool, str | None]] = {}
+        self._tested: dict[type, _Support] = {}
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
@@ -111,7 +122,7 @@ class LanguageModel(nn.Module):
         name = model.name_or_path or type(model).__name__
         lm.config = LMConfig(**{"name_or_path": name, "dtype": "auto"} | options)
         lm._prepare(tokenizer, model.config)
-        lm.model = model
+        lm._take(model)
         return lm
 
     @property
@@ -134,8 +145,15 @@ class LanguageModel(nn.Module):
             if self.config.compile:
                 # The backbone alone: the forward of the head is patched in each forward pass.
                 model.base_model.compile(dynamic=True)
-            self.model = model
+            self._take(model)
         return self
+
+    def _take(self, model: PreTrainedModel) -> None:
+        self.model = model
+        # RoBERTa-like LMs count positions from the one after padding.
+        for name, part in model.named_modules():
+            if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx:
+                self._encoder.max_length = part.num_embeddings - part.padding_idx - 1
 
     @property
     def dtype(self) -> torch.dtype:
@@ -235,7 +253,7 @@ class LanguageModel(nn.Module):
             ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
         """
         input_ids, mask, last = pad_right(input_ids, attention_mask)
-        return read_logits(self.model, input_ids, mask, last, token_ids, self._test()[0])
+        return read_logits(self.model, input_ids, mask, last, token_ids, self._test().by_rows)
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.
@@ -268,7 +286,7 @@ class LanguageModel(nn.Module):
         device = self.model.device
         tokens = to_device(self._checked(token_ids), device)
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
-        by_rows, _ = self._test()
+        by_rows = self._test().by_rows
 
         def forward(batch: list[int]) -> None:
             ids, _ = self._encoder.pad([rows[i] for i in batch])
@@ -313,9 +331,7 @@ class LanguageModel(nn.Module):
                 return logits
         if not self.can_widen or trained_in_half_precision(self.model):
             return self.logits_of_rows(rows, token_ids, context)
-        by_rows, _ = self._test()
-        # The rows of the head are read in float64 anyway.
-        with float32_forward(self.model, head_of(self.model) if by_rows else None):
+        with float32_forward(self.model, head_of(self.model) if self._test().skips_head else None):
             return self.logits_of_rows(rows, token_ids, context)
 
     def head_rows(self, token_ids: Sequence[int]) -> Tensor | None:
@@ -373,7 +389,7 @@ class LanguageModel(nn.Module):
         Row i of the groups is the prompt of subject ``i // n`` and domain ``i % n``, of n domains.
         Also returned is how the prompts are read, in words.
         """
-        _, error = self._test()
+        error = self._test().sharing_error
         trees, why = plan_reading(
             self.model, groups, self.config.share_prefixes, self._batches.fixed, error
         )
@@ -412,19 +428,41 @@ class LanguageModel(nn.Module):
             )
         return tokens
 
-    def _test(self) -> tuple[bool, str | None]:
-        """Return whether rows of the head can be read, and why prefixes cannot be shared, or None.
+    def _test(self) -> _Support:
+        """Return how the LM can be read, from a short text.
 
         Tested once for each type of its head; all ranks that share an LM must call it together.
         """
         kind: type = type(head_of(self.model))
         if kind not in self._tested:
-            probe = self._encoder.probe()
-            with self._reading():
-                by_rows = can_read_rows(self.model, probe, self._vocab_size)
-                error = prefix_sharing_error(self.model, by_rows, probe, self._vocab_size)
-            self._tested[kind] = by_rows, error
+            probe, size = self._encoder.probe(), self._vocab_size
+            widens = self.can_widen and self.dtype in HALF_PRECISIONS
+            widens = widens and not trained_in_half_precision(self.model)
+            dtype = torch.float32 if widens else self.dtype
+            with self._reading(), float32_forward(self.model) if widens else nullcontext():
+                by_rows = can_read_rows(self.model, probe, size, dtype)
+                error = prefix_sharing_error(self.model, by_rows, probe, size, dtype)
+            skips = by_rows and not (widens and self._casts_to_head(probe))
+            self._tested[kind] = _Support(by_rows, error, skips)
         return self._tested[kind]
+
+    def _casts_to_head(self, probe: Sequence[int]) -> bool:
+        """Return whether the LM rounds states to the dtype of its head."""
+        seen: list[torch.dtype] = []
+        head, ids = head_of(self.model), torch.tensor([list(probe)], device=self.model.device)
+        assert head is not None
+        handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
+        with self._reading(), float32_forward(self.model, head):
+            read_logits(self.model, ids, None, ids.new_tensor([0]), ids[0], by_rows=True)
+        handle.remove()
+        return seen != [torch.float32]
+
+    def has_logits_of(self, other: LanguageModel) -> bool:
+        """Return whether another LM with this tokenizer has the same logits, up to rounding."""
+        probe, tokens = self._encoder.probe(), probe_tokens(self._vocab_size)
+        rows = [probe[: n + 1] for n in range(len(probe))]
+        own, others = (lm.logits_of_rows(rows, tokens) for lm in (self, other))
+        return are_same(others, own, self.dtype)
 
     # -- identity ----------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
 _MANY = 5
 _MAX_LAYERS = 10_000  # building 10^9 layers would take hours and all memory
+_PLAIN = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
@@ -196,13 +197,14 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
         kind = "an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
-        kind = "a model without a language-modeling head"
+        kind = "a model that transformers does not load as a causal LM"
     else:
         return
     name = (config.architectures or [type(config).__name__])[0]
     raise LanguageModelError(
-        f"{checkpoint} holds {kind} ({name}), not a causal LM: it does not predict the next token "
-        "of a prompt. Pass a decoder such as Llama, GPT-2 or Qwen."
+        f"{checkpoint} holds {kind} ({name}), and not an LM that predicts the next token of a "
+        "prompt. Pass a decoder such as Llama, GPT-2 or Qwen (of a multimodal LM, its language "
+        "model alone)."
     )
 
 
@@ -320,11 +322,32 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             f"initialized at random. {hint}"
         )
     _check_layers(checkpoint, model, loaded[1]["unexpected_keys"])
+    _check_quantization(checkpoint, model, getattr(config, "quantization_config", None))
     if checkpoint.gguf_file is not None:
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
         loaded[0].hf_quantizer, loaded[0].is_quantized = None, False
         model.config.__dict__.pop("quantization_config", None)
     return model
+
+
+def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: Any) -> None:
+    """Refuse plain weights that the config says are quantized: one of them is another LM's."""
+    from safetensors import safe_open
+    from torch import nn
+
+    files = sorted(Path(checkpoint.location).glob("*.safetensors"))
+    layers = (part for part in model.modules() if isinstance(part, nn.Linear))
+    if method is None or not files or any(type(part) is not nn.Linear for part in layers):
+        return
+    for path in files:
+        with safe_open(path, "pt") as file:
+            if any(file.get_slice(key).get_dtype() not in _PLAIN for key in file.keys()):  # noqa: SIM118
+                return
+    name = method.get("quant_method") if isinstance(method, dict) else method.quant_method
+    raise LanguageModelError(
+        f"the config.json of {checkpoint} names a quantization ({name}), but its weights are not "
+        "quantized. Remove quantization_config from it, or copy the checkpoint again."
+    )
 
 
 def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:

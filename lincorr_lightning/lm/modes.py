@@ -6,10 +6,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from lincorr_lightning.lm.head import head_of
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 HALF_PRECISIONS = (torch.bfloat16, torch.float16)
 
@@ -55,7 +60,7 @@ def trained_in_half_precision(model: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator[None]:
+def float32_forward(model: PreTrainedModel, skip: nn.Module | None = None) -> Iterator[None]:
     """Run forward passes of a half-precision model in float32 inside a ``with`` block.
 
     The weights of a block are float32 copies while its forward runs, one block at a time. Half
@@ -66,25 +71,29 @@ def float32_forward(model: nn.Module, skip: nn.Module | None = None) -> Iterator
     """
     originals: dict[nn.Parameter, Tensor] = {}
 
-    def widen(parameters: list[nn.Parameter], *_: Any) -> None:
+    def widen(parameters: list[nn.Parameter], widened: list[nn.Parameter], *_: Any) -> None:
         for parameter in parameters:
-            if parameter not in originals:
+            if parameter not in originals:  # tied weights are in several units
                 originals[parameter] = parameter.data
                 parameter.data = parameter.data.float()
+                widened.append(parameter)
 
-    def restore(parameters: list[nn.Parameter], *_: Any) -> None:
-        for parameter in parameters:
-            if parameter in originals:
-                parameter.data = originals.pop(parameter)
+    def restore(widened: list[nn.Parameter], *_: Any) -> None:
+        while widened:
+            parameter = widened.pop()
+            parameter.data = originals.pop(parameter)
 
-    handles = []
+    handles, head = [], head_of(model)
     for module in _units(model, skip):
         half = [p for p in module.parameters() if p.dtype in HALF_PRECISIONS]
+        # Some LMs round states to the dtype of their head before they call it.
+        module = model if module is head else module
         if type(module) is nn.Embedding and half:  # a lookup is exact; the matrix is large
             handles.append(module.register_forward_hook(lambda _, args, output: output.float()))
         elif half:
-            handles.append(module.register_forward_pre_hook(partial(widen, half)))
-            handles.append(module.register_forward_hook(partial(restore, half), always_call=True))
+            own: list[nn.Parameter] = []
+            handles.append(module.register_forward_pre_hook(partial(widen, half, own)))
+            handles.append(module.register_forward_hook(partial(restore, own), always_call=True))
     try:
         yield
     finally:

@@ -21,8 +21,11 @@ from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.encoding import PAD_ID
 from lincorr_lightning.lm.head import (
+    FAILURES,
     UnusableHeadError,
-    read_logits,
+    are_same,
+    probe_tokens,
+    read_alone,
     read_positions,
     takes_argument,
     to_device,
@@ -35,11 +38,6 @@ MAX_NODES = 256
 """Maximum nodes of a tree: attention within a row grows quadratically, the savings do not."""
 
 _ALIGNED = 8
-_N_PROBE_TOKENS = 16
-# Relative to the differences of logits between prompts. A wrong position or attention to another
-# branch changes logits about as much as another prompt does; half precision by a few percent.
-_TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
-_HALF_TOLERANCE = 0.1
 # These implementations take any mask; flash attention and the like take causal masks only.
 _ATTENTION = ("sdpa", "eager")
 _WINDOWS = ("window", "window_size", "attention_chunk_size")
@@ -172,18 +170,20 @@ def logits_of_trees(
     tokens: Sequence[Tensor],
     batches: MicroBatches,
     context: RowsContext | None = None,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
     """Return the logits of all domains, ``(n_subjects, n_labels of all domains)``, float64.
 
     With n domains, prompt i of the trees is that of subject ``i // n`` and domain ``i % n``. The
-    forward pass of some trees is in the `context` of their indices.
+    forward pass of some trees is in the `context` of their indices; `dtype` is that of its states,
+    None for the LM's own.
     """
     device, n, sizes = model.device, len(tokens), [len(ids) for ids in tokens]
     logits = torch.empty(n_subjects, sum(sizes), dtype=torch.float64, device=device)
     columns = torch.split(logits, sizes, dim=1)
 
     def forward(chosen: list[int]) -> None:
-        batch = pack_trees([trees[i] for i in chosen], model.dtype, device)
+        batch = pack_trees([trees[i] for i in chosen], dtype or model.dtype, device)
         length = batch["input_ids"].shape[1]
         ends: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         for row, i in enumerate(chosen):
@@ -201,9 +201,16 @@ def logits_of_trees(
 
 
 def prefix_sharing_error(
-    model: PreTrainedModel, reads_rows: bool, probe: Sequence[int], vocab_size: int
+    model: PreTrainedModel,
+    reads_rows: bool,
+    probe: Sequence[int],
+    vocab_size: int,
+    dtype: torch.dtype,
 ) -> str | None:
-    """Return why an LM does not support prefix sharing, or None if it does."""
+    """Return why an LM does not support prefix sharing, or None if it does.
+
+    `dtype` is that of the states in its forward pass.
+    """
     if not reads_rows:
         return "its head is not a plain linear layer"
     attention = getattr(model.config.get_text_config(), "_attn_implementation", None)
@@ -218,19 +225,13 @@ def prefix_sharing_error(
     # A second tree of another shape, so that padding and separate masks are tested too.
     rows.append([*ids[:1], *ids[2:]])
     trees += grow_trees({len(rows) - 1: rows[-1]})
-    tokens = torch.linspace(0, vocab_size - 1, min(_N_PROBE_TOKENS, vocab_size)).long()
-    singles = [
-        (torch.tensor([row], device=model.device), None, torch.tensor([len(row) - 1]))
-        for row in rows
-    ]
-    plain = torch.cat([read_logits(model, *single, tokens, by_rows=True) for single in singles])
+    tokens = probe_tokens(vocab_size)
+    plain = read_alone(model, rows, tokens, by_rows=True)
     try:
-        shared = logits_of_trees(model, trees, len(rows), [tokens], MicroBatches())
-    except (UnusableHeadError, RuntimeError, TypeError, ValueError, IndexError) as error:
+        shared = logits_of_trees(model, trees, len(rows), [tokens], MicroBatches(), dtype=dtype)
+    except (UnusableHeadError, *FAILURES) as error:
         return f"its forward does not take custom masks ({type(error).__name__})"
-    spread = (plain - plain.mean(0)).norm()
-    tolerance = _TOLERANCE.get(model.dtype, _HALF_TOLERANCE)
-    if not (shared - plain).norm() <= tolerance * spread:
+    if not are_same(shared, plain, dtype):
         return "its logits would change"
     return None
 

@@ -5,8 +5,9 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.errors import CheckpointError
-from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
+from lincorr_lightning.errors import CheckpointError, LanguageModelError
+from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter, save_merged
+from lincorr_lightning.lm.language_model import LanguageModel
 
 NUMBERS = (
     "source_learned", "generalized", "hallucinated", "unchanged", "random",
@@ -78,6 +79,15 @@ def test_the_merged_lm_is_the_trained_one(finetune, small_lm):
     # What is trained goes on: the adapter is still in the LM of the run.
     assert any("lora_A" in name for name in run.module.lm.model.state_dict())
     assert not (run.folder / "model" / "adapter_config.json").exists()
+
+
+def test_a_saved_lm_with_other_logits_is_refused(small_lm, tmp_path):
+    lm = LanguageModel.from_pretrained(str(small_lm))
+    # What no file of the LM has.
+    lm.model.model.norm.register_forward_hook(lambda _, __, states: states.flip(-1))
+    with pytest.raises(LanguageModelError, match="cannot be saved: read again, it has other"):
+        save_merged(lm, tmp_path / "model")
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_seed_of_the_adapter_is_its_own(small_lm):

@@ -47,7 +47,7 @@ def test_batch_of_unequal_prompts_equals_single_prompts(
     assert naive.std() > 0.1
     assert (ours - naive).abs().max() <= TOLERANCE
     # The fast way was taken: nothing here falls back to all logits.
-    assert [by_rows for by_rows, _ in lm._tested.values()] == [True]
+    assert [how.by_rows for how in lm._tested.values()] == [True]
 
 
 def test_both_padding_sides(architecture: str, lm_folder: Folder) -> None:
@@ -164,7 +164,7 @@ def test_unknown_architecture(kind: type, by_rows: bool) -> None:
     ours = lm.domain_logits(PROMPTS, TOKEN_IDS)
     naive = naive_logits(model, PROMPTS, TOKEN_IDS)
     assert (ours - naive).abs().max() <= TOLERANCE
-    assert [used for used, _ in lm._tested.values()] == [by_rows]
+    assert [how.by_rows for how in lm._tested.values()] == [by_rows]
 
 
 class Adapted(nn.Linear):
@@ -245,6 +245,6 @@ def test_half_precision_takes_the_fast_way(lm_folder: Folder) -> None:
     ours = half.domain_logits(PROMPTS, TOKEN_IDS)
     expected = exact.domain_logits(PROMPTS, TOKEN_IDS)
     assert (ours - expected).abs().max() <= 0.05 * expected.abs().max()
-    assert [by_rows for by_rows, _ in half._tested.values()] == [True]
+    assert [how.by_rows for how in half._tested.values()] == [True]
     # Not on the dtype's own grid: the head's product was not rounded to it.
     assert not torch.equal(ours, ours.to(half.model.dtype).double())

@@ -88,6 +88,16 @@ def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
         lm.domain_logits(["Paris " * 32], [4])
 
 
+def test_positions_that_begin_after_padding() -> None:
+    """RoBERTa's first position is that after its padding token's, which is 1 by default."""
+    model = toy_model("roberta", VOCAB, is_decoder=True, intermediate_size=24, pad_token_id=1)
+    lm = LanguageModel.from_module(model, small_tokenizer())
+    assert lm.max_length == 30
+    lm.domain_logits(["Paris " * 29], [4])
+    with pytest.raises((IndexError, RuntimeError)):
+        model(input_ids=torch.full((1, 31), 5))
+
+
 def test_tokenizer_of_another_lm() -> None:
     lm = LanguageModel.from_module(toy_model("llama", 20), small_tokenizer())
     message = r"prompt 1 \('Paris by'\) has the token id 31, but the LM has embeddings for 20"

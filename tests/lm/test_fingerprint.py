@@ -118,6 +118,10 @@ def test_config_fingerprint() -> None:
     config = config_of("gemma2")
     config.final_logit_softcapping = 9.0
     assert fingerprint_config(config) not in prints
+    for key, value in {"rms_norm_eps": 0.5, "hidden_act": "relu", "attention_bias": True}.items():
+        assert fingerprint_config(config_of("llama", **{key: value})) not in prints
+    rope = {"rope_type": "default", "rope_theta": 77.0}
+    assert fingerprint_config(config_of("llama", rope_parameters=rope)) not in prints
     config = config_of("llama")
     config.transformers_version, config.use_cache, config.dtype = "9", False, torch.float16
     assert fingerprint_config(config) in prints

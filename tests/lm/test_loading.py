@@ -175,13 +175,19 @@ def test_tied_head_is_not_missed(lm_folder: Folder) -> None:
     [
         (hf.AutoModelForMaskedLM, "bert", "an encoder (BertForMaskedLM)"),
         (hf.AutoModelForSeq2SeqLM, "t5", "an encoder-decoder (T5ForConditionalGeneration)"),
-        (hf.AutoModel, "vit", "a model without a language-modeling head (ViTModel)"),
+        (hf.AutoModel, "vit", "a model that transformers does not load as a causal LM (ViTModel)"),
     ],
 )
 def test_not_a_causal_lm(auto: Any, model_type: str, kind: str, tmp_path: Path) -> None:
     auto.from_config(toy_config(model_type)).save_pretrained(tmp_path)
     small_tokenizer().save_pretrained(tmp_path)
-    assert f"the folder {tmp_path} holds {kind}, not a causal LM" in refusal(tmp_path)
+    assert f"the folder {tmp_path} holds {kind}, and not an LM that predicts" in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["fp8", "mxfp4"])
+def test_plain_weights_that_are_said_to_be_quantized(folder: Path, method: str) -> None:
+    change_config(folder, quantization_config={"quant_method": method})
+    assert f"names a quantization ({method}), but its weights are not" in refusal(folder)
 
 
 def test_hub_id_in_offline_mode_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

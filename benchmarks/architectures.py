@@ -1,0 +1,450 @@
+"""Which causal LMs of transformers work: one small random LM of each type, each in a process.
+
+    python -m benchmarks.architectures [TYPE ...]
+
+The LM of a type is built from the default configuration with the sizes of architectures.yaml, gets
+random weights, is saved, and is then used as a user would: read, probed, edited. The right numbers
+come from transformers, peft and torch alone: one prompt at a time, one edit at a time. A type that
+cannot be built is listed as not tried. Results are kept in benchmarks/results/architectures.json,
+so that a run that was interrupted goes on; docs/architectures.md gets the tables.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import io
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+import yaml
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from benchmarks.common import RESULTS, markdown_table, place_tables, read_numbers, write_numbers
+from lincorr_lightning.cli import main as lincorr
+from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.stacked_lora import StackedLoRA
+from lincorr_lightning.lm.language_model import LanguageModel
+
+PATH = RESULTS / "architectures.json"
+SECONDS = 600  # of a type
+_SETTINGS = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+_SIZES = {name: size for size, names in _SETTINGS["sizes"].items() for name in names}
+_SPECIAL = ("token_id", "token_index", "eos_idx", "bos_idx", "pad_idx")
+_SMALL = 128
+
+
+def types() -> list[str]:
+    """Return the model types of ``AutoModelForCausalLM``."""
+    return sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def tiny_config(model_type: str, vocab_size: int) -> Any:
+    """Return the default configuration of a model type with small sizes."""
+    options = _SETTINGS["exceptions"].get(model_type, {})
+    small = _shrunk(CONFIG_MAPPING[model_type]().to_dict(), vocab_size)
+    return CONFIG_MAPPING[model_type].from_dict(_merged(small, options))
+
+
+def _merged(config: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+    merged = dict(config)
+    for key, value in options.items():
+        own = config.get(key)
+        nested = isinstance(value, dict) and isinstance(own, dict)
+        merged[key] = _merged(own, value) if nested else value
+    return merged
+
+
+def _shrunk(config: dict[str, Any], vocab_size: int) -> dict[str, Any]:
+    small: dict[str, Any] = {}
+    layers = [v for k, v in config.items() if k in ("num_hidden_layers", "num_layers", "n_layer")]
+    for key, value in config.items():
+        if key == "per_layer_config":  # sizes of layers that a small LM does not have
+            continue
+        if isinstance(value, dict):
+            is_config = isinstance(next(iter(value), None), str)  # id2label has numbers
+            small[key] = _shrunk(value, vocab_size) if is_config else value
+        elif type(value) is int and "vocab_size" in key:
+            small[key] = min(_SIZES.get(key, vocab_size), vocab_size)
+        elif type(value) is int and key.endswith(_SPECIAL):
+            small[key] = min(value, 3)
+        elif type(value) is int:
+            fallback = _SMALL if value > _SMALL and key.endswith(("_size", "_dim")) else value
+            small[key] = min(value, _SIZES.get(key, fallback))
+        elif isinstance(value, list) and len(value) > 2 and len(value) in layers:
+            kinds = [v for i, v in enumerate(value) if v not in value[:i]]
+            small[key] = (kinds * 2)[:2]
+        else:
+            small[key] = value
+    if "kv_lora_rank" in config:  # latent attention: its heads are not grouped
+        small |= {"num_key_value_heads": 4, "head_dim": 8, "qk_head_dim": 24}
+    for key, size in {"head_dim": 16, "num_key_value_heads": 2}.items():
+        if key in config and small[key] is None:
+            small[key] = size
+    flags = {"is_encoder_decoder": False, "is_decoder": True}
+    return small | {key: value for key, value in flags.items() if key in config}
+
+
+def tiny_model(model_type: str, vocab_size: int, seed: int = 0) -> Any:
+    """Return an LM of a model type with random weights, large enough that all parts count."""
+    torch.manual_seed(seed)
+    model: Any = hf.AutoModelForCausalLM.from_config(tiny_config(model_type, vocab_size))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=2 * parameter.shape[-1] ** -0.5)
+            elif "A_log" not in name:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+# -- the checks --------------------------------------------------------------------------------
+
+SUBJECTS = ("Anna Berg", "Oslo", "the old river", "Tom")
+PROMPTS = [
+    [f"{subject} {rest}" for subject in SUBJECTS]
+    for rest in ("lives in the city of", "lives in the country of", "and his favorite color is")
+]
+TOKENS = torch.arange(20, 2400, 61)
+EXACT = 1e-4
+"""Largest error that is right, relative to the spread of logits between prompts."""
+
+
+def error_of(logits: Tensor, expected: Tensor) -> float:
+    """Return the largest error of domain logits in units of their spread between prompts."""
+    spread = (expected - expected.mean(0)).std()
+    return float((logits.double() - expected.double()).abs().max() / spread)
+
+
+@torch.no_grad()
+def logits_alone(model: Any, rows: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits of `TOKENS` after each row of tokens: a forward pass for each."""
+    parts = [model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1] for row in rows]
+    return torch.stack(parts)[:, TOKENS].double()
+
+
+class Checks:
+    """The checks of one LM, in a folder; each returns an error, or raises what a user would see."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.lm = self.read()
+        self.model: Any = hf.AutoModelForCausalLM.from_pretrained(folder, dtype="float32").eval()
+        if self.model._can_set_experts_implementation():  # the others are not for float64
+            self.model.set_experts_implementation("eager")
+        self.rows = self.lm.rows([prompt for part in PROMPTS for prompt in part])
+        self.expected = logits_alone(self.model, self.rows)
+
+    def read(self, **options: Any) -> LanguageModel:
+        """Load the LM."""
+        name, tokenizer = str(self.folder), str(self.folder / "tokenizer")
+        return LanguageModel.from_pretrained(name, tokenizer=tokenizer, **options)
+
+    def logits(self) -> float:
+        """Read many prompts at a time."""
+        return error_of(self.lm.logits_of_rows(self.rows, TOKENS), self.expected)
+
+    def shared(self) -> float | str:
+        """Read the common prefix of a subject's prompts once, where the LM allows."""
+        lm = self.read()
+        logits = lm.joint_logits(PROMPTS, [TOKENS] * len(PROMPTS))
+        expected = torch.cat(list(self.expected.split(len(SUBJECTS))), dim=1)
+        error = error_of(logits, expected)
+        is_shared = "with shared" in str(lm.reads_prompts)
+        return error if is_shared or error > EXACT else f"no: {lm.reads_prompts}"
+
+    def bfloat16(self) -> float:
+        """Read in bfloat16; the error is that of rounding, a few percent."""
+        lm = self.read(dtype="bfloat16")
+        model = hf.AutoModelForCausalLM.from_pretrained(self.folder, dtype="bfloat16").eval()
+        return error_of(lm.logits_of_rows(self.rows, TOKENS), logits_alone(model, self.rows))
+
+    def widened(self) -> float:
+        """Read an LM in bfloat16 whose forward pass computes in float32."""
+        lm = self.read(dtype="bfloat16")
+        rounded = hf.AutoModelForCausalLM.from_pretrained(self.folder, dtype="bfloat16").float()
+        logits = lm.logits_of_groups(self.rows, TOKENS, range(len(self.rows)))
+        return error_of(logits, logits_alone(rounded.eval(), self.rows))
+
+    def run(self, verb: str, config: str, *options: str) -> Any:
+        """Run `lincorr` on the LM with few edits or subjects, and return its Trainer."""
+        log = io.StringIO()
+        with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+            return lincorr(
+                [
+                    verb, "--config", config, "--model.lm.name_or_path", str(self.folder),
+                    "--model.lm.tokenizer", str(self.folder / "tokenizer"),
+                    "--trainer.default_root_dir", str(self.folder / "runs"),
+                    "--trainer.enable_progress_bar", "false", "--trainer.logger", "false", *options,
+                ]
+            ).trainer  # fmt: skip
+
+    def probe(self) -> None:
+        """Fit W of two kinds of knowledge."""
+        self.run(
+            "fit", "configs/linear_probe.yaml", "--model.knowledge", "[city,country]",
+            "--data.n_subjects", "40", "--model.require_reference", "[]",
+        )  # fmt: skip
+
+    def _edit(self, *options: str) -> Any:
+        return self.run(
+            "fit", "configs/source_finetune.yaml", "--data.n_edits", "2", "--trainer.callbacks",
+            "[Generalization]", "--model.steps_per_edit", "2", "--model.forecast", "false",
+            "--model.adapter.rank", "4", *options,
+        )  # fmt: skip
+
+    def full(self) -> float:
+        """Train all weights on each of two edits; what is left is the LM as it was."""
+        lm = self._edit("--model.method", "full").lightning_module.lm
+        return error_of(lm.logits_of_rows(self.rows, TOKENS), self.expected)
+
+    def lora(self) -> float:
+        """Train adapters side by side, each of which is to be what it is alone."""
+        self._edit("--model.method", "lora")
+        return self.side_by_side()
+
+    def side_by_side(self) -> float:
+        """Train two adapters in one LM, and in two by a loop of our own."""
+        lm = LanguageModel.from_module(self._precise(), self.lm.tokenizer)
+        prompts, answers = self.rows[:2], TOKENS[[3, 9]]
+        stack = StackedLoRA(lm.model, 2, AdapterSettings(rank=4, alpha=8.0))
+        alone = [self._trained_alone(stack, i, prompts[i], answers[i]) for i in range(2)]
+        ids, mask = lm.pad(prompts)
+        optimizer = torch.optim.AdamW(stack.parameters(), lr=0.01, weight_decay=0.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with stack.rows([0, 1]):
+                logits = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+            cross_entropy(
+                logits[torch.arange(2), mask.sum(1) - 1], answers, reduction="sum"
+            ).backward()
+            optimizer.step()
+        errors = []
+        for i in range(2):
+            read = lm.logits_of_rows(
+                self.rows, TOKENS, lambda chosen, i=i: stack.rows([i] * len(chosen))
+            )
+            errors.append(error_of(read, alone[i]))
+        return max(errors)
+
+    def _precise(self) -> Any:
+        """Return the LM in float64: AdamW takes the sign of gradients that are mere rounding."""
+        model = copy.deepcopy(self.model).double()
+        try:
+            logits_alone(model, self.rows[:1])
+        except RuntimeError:  # some of it is in float32 always
+            return copy.deepcopy(self.model)
+        return model
+
+    def _trained_alone(self, stack: StackedLoRA, i: int, row: list[int], answer: Tensor) -> Tensor:
+        model, factors = self._precise().requires_grad_(False), []
+        for name in stack.targets:
+            down, up = (
+                part[name.replace(".", "/")][i].detach().clone().requires_grad_()
+                for part in (stack.lora_A, stack.lora_B)
+            )
+            factors += [down, up]
+
+            def add(_: Any, args: Any, output: Tensor, down: Any = down, up: Any = up) -> Tensor:
+                return output + stack.scaling * args[0] @ down.T @ up.T
+
+            model.get_submodule(name).register_forward_hook(add)
+        optimizer = torch.optim.AdamW(factors, lr=0.01, weight_decay=0.0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0, -1]
+            cross_entropy(logits, answer).backward()
+            optimizer.step()
+        return logits_alone(model, self.rows)
+
+    def joint(self) -> float:
+        """Train one adapter on both edits, save the LM and read it again."""
+        trainer = self._edit(
+            "--model.method", "lora", "--model.protocol", "joint", "--model.save_model", "true",
+            "--model.learning_rate", "0.01",
+        )  # fmt: skip
+        trained = trainer.lightning_module.lm.logits_of_rows(self.rows, TOKENS)
+        saved = next(self.folder.glob("runs/**/model"))
+        again = hf.AutoModelForCausalLM.from_pretrained(saved, dtype="float32").eval()
+        if error_of(trained, self.expected) < EXACT:
+            raise AssertionError("the training changed no logits")
+        return error_of(logits_alone(again, self.rows), trained)
+
+    def forecast(self) -> None:
+        """Forecast two edits by full fine-tuning, and two by LoRA."""
+        for method in ("full", "lora"):
+            self.run(
+                "predict", "configs/forecast.yaml", "--data.n_edits", "2", "--model.method", method,
+                "--model.n_subjects", "40", "--model.adapter.rank", "4",
+            )  # fmt: skip
+
+
+# -- the sweep ---------------------------------------------------------------------------------
+
+LIMITS = {"bfloat16": 0.1, "lora": 1e-2, "joint": 1e-3}
+CHECKS = ("logits", "shared", "bfloat16", "widened", "probe", "full", "lora", "joint", "forecast")
+
+
+def examine(model_type: str, chosen: Sequence[str] = CHECKS) -> dict[str, str]:
+    """Return the outcome of each check of a model type: ok, no, refused, WRONG or TRACEBACK."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        try:
+            save_tiny_lm(model_type, folder)
+        except Exception as error:
+            return {"built": f"no: {_line(error)}"}
+        outcomes, checks = {"built": "ok"}, None
+        outcomes["loads"], checks = _outcome(lambda: Checks(folder), EXACT)
+        for check in chosen if checks is not None else ():
+            limit = LIMITS.get(check, EXACT)
+            outcomes[check], _ = _outcome(getattr(checks, check), limit)
+    return {check: one.replace(name, "FOLDER") for check, one in outcomes.items()}
+
+
+def save_tiny_lm(model_type: str, folder: Path) -> None:
+    """Save a random LM of a model type, and the tokenizer of the tiny world."""
+    tokenizer = LanguageModel({}).tokenizer
+    model = tiny_model(model_type, len(tokenizer))
+    with torch.no_grad():
+        logits = model(input_ids=torch.arange(5, 12)[None], use_cache=False).logits
+    if not logits.isfinite().all():
+        raise ValueError("its logits are not finite")
+    model.save_pretrained(folder)
+    # Beside the LM: in its folder, transformers would take some types' own class of tokenizers.
+    tokenizer.save_pretrained(folder / "tokenizer")
+    hf.AutoModelForCausalLM.from_pretrained(folder)
+
+
+def _outcome(check: Callable[[], Any], limit: float) -> tuple[str, Any]:
+    try:
+        value = check()
+    except LincorrError as error:
+        return f"refused: {_line(error)}", None
+    except Exception as error:
+        return f"TRACEBACK: {type(error).__name__}: {_line(error)}", None
+    if isinstance(value, float):
+        return f"{'ok' if value <= limit else 'WRONG'}: {value:.1e}", value
+    return value if isinstance(value, str) else "ok", value
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:250]
+
+
+def _in_process(model_type: str) -> dict[str, str]:
+    """Examine a type in a process of its own, with a limit of time."""
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    process = multiprocessing.Process(target=_work, args=(model_type, sender))
+    process.start()
+    sender.close()
+    try:
+        if receiver.poll(SECONDS):
+            return receiver.recv()
+        return {"built": "ok", "loads": f"TRACEBACK: it took more than {SECONDS} s"}
+    except EOFError:
+        process.join()
+        return {"built": "ok", "loads": f"TRACEBACK: its process ended with {process.exitcode}"}
+    finally:
+        process.kill()
+
+
+def _work(model_type: str, sender: Any) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    torch.set_num_threads(1)
+    sender.send(examine(model_type))
+
+
+# -- the page ----------------------------------------------------------------------------------
+
+_STATE_SPACE = ("mamba", "ssm", "state_size", "linear_", "conv_L", "lru_", "time_step", "rescale")
+
+
+def family_of(model_type: str) -> str:
+    """Return the family of a type, by what its configuration has."""
+    config: Any = tiny_config(model_type, _SMALL)
+    keys = config.get_text_config().to_dict()
+    if config.get_text_config() is not config:
+        return "multimodal"
+    if "encoder_layers" in keys or hasattr(config, "cross_attention_hidden_size"):
+        return "decoder of an encoder-decoder"
+    if type(config) in hf.MODEL_FOR_MASKED_LM_MAPPING:
+        return "encoder as a decoder"
+    if any(key.startswith(_STATE_SPACE) for key in keys):
+        return "state space or linear attention, also hybrid"
+    if any("expert" in key for key in keys):
+        return "mixture of experts"
+    return "latent attention" if "kv_lora_rank" in keys else "dense decoder"
+
+
+def tables(found: dict[str, dict[str, str]]) -> dict[str, str]:
+    """Return the tables of docs/architectures.md, by their markers."""
+    built = {one: outcomes for one, outcomes in found.items() if outcomes["built"] == "ok"}
+    families: dict[str, list[str]] = {}
+    for one in built:
+        families.setdefault(family_of(one), []).append(one)
+    rows = []
+    for name, members in [*sorted(families.items()), ("all", list(built))]:
+        n_right = [sum(_is_right(built[one], check) for one in members) for check in CHECKS]
+        rows.append([name, len(members), *n_right])
+    exceptions = {
+        (one, outcome): [c for c in CHECKS if outcomes.get(c) == outcome]
+        for one, outcomes in built.items()
+        for outcome in outcomes.values()
+        if not outcome.startswith(("ok", "no"))
+    }
+    return {
+        "architectures": markdown_table(["family", "types", *CHECKS], rows),
+        "architectures_exceptions": markdown_table(
+            ["type", "what", "outcome"],
+            [[one, ", ".join(checks) or "all", why] for (one, why), checks in exceptions.items()],
+        ),
+        "architectures_not_tried": markdown_table(
+            ["type", "why"],
+            [
+                [one, o["built"].removeprefix("no: ")]
+                for one, o in found.items()
+                if one not in built
+            ],
+        ),
+    }
+
+
+def _is_right(outcomes: dict[str, str], check: str) -> bool:
+    return outcomes.get(check, "").startswith("ok")
+
+
+def main() -> None:
+    """Examine the types that have no result yet, or those that are given; write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("types", nargs="*", help="types to examine anew; all that have no result")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    content = read_numbers(PATH) if PATH.exists() else {}
+    found = content["types"] if content.get("transformers") == hf.__version__ else {}
+    todo = options.types or [one for one in types() if one not in found]
+    with ThreadPoolExecutor(options.processes) as threads:
+        for one, outcomes in zip(todo, threads.map(_in_process, todo), strict=True):
+            found[one] = outcomes
+            ordered = {name: found[name] for name in sorted(found)}
+            write_numbers(PATH, {"transformers": hf.__version__, "types": ordered})
+            bad = [f"{c}: {o}" for c, o in outcomes.items() if o.startswith(("WRONG", "TRACE"))]
+            print(one, *(bad or ["as it should be"]), sep="\n  ", flush=True)
+    place_tables(tables(ordered if todo else found))
+
+
+if __name__ == "__main__":
+    main()
