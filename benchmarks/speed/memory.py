@@ -17,23 +17,14 @@ from collections.abc import Mapping, Sequence
 
 from jsonargparse import auto_cli
 
-from benchmarks.common import QUIET, cost_of, markdown_table
+from benchmarks.common import QUIET, ROOT, cost_of, markdown_table
+from lincorr_lightning.results.saved_run import config_verb
 
-COMMANDS = {
-    "linear_probe": "fit",
-    "correlation_matrix": "fit",
-    "resilience": "test",
-    "source_finetune": "fit",
-    "source_finetune_lora": "fit",
-    "forecast": "predict",
-    "vocabulary_ablation": "fit",
-    "token_geometry": "test",
-    "knowledge_geometry": "test",
-    "pretraining": "fit",
-    "formation": "fit",
-    "sparse_autoencoders": "fit",
-    "feature_flow": "test",
-}
+STUDIES = (
+    "linear_probe", "correlation_matrix", "resilience", "source_finetune", "source_finetune_lora",
+    "forecast", "vocabulary_ablation", "token_geometry", "knowledge_geometry", "pretraining",
+    "formation", "sparse_autoencoders", "feature_flow",
+)  # fmt: skip
 CUT = {
     "pretraining": ("--trainer.max_steps=100", "--trainer.limit_val_batches=2"),
     "formation": ("--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"),
@@ -45,7 +36,7 @@ PROBE = (
 
 
 def main(
-    studies: tuple[str, ...] = tuple(COMMANDS),
+    studies: tuple[str, ...] = STUDIES,
     n_subjects: tuple[int, ...] = (),
     options: tuple[str, ...] = (),
 ) -> None:
@@ -60,7 +51,8 @@ def main(
         f"{n:,} subjects": (*PROBE, f"--data.n_subjects={n}") for n in n_subjects
     } or {
         f"{study} (cut short)" if study in CUT else study: (
-            COMMANDS[study], f"--config={study}.yaml", *CUT.get(study, ()),
+            config_verb((ROOT / "configs" / f"{study}.yaml").read_text(encoding="utf-8")),
+            f"--config={study}.yaml", *CUT.get(study, ()),
         )
         for study in studies
     }  # fmt: skip
