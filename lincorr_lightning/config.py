@@ -86,12 +86,10 @@ def read_config(value: str) -> dict[str, Any]:
     name = "the config on the command line" if is_text else f"the config {value}"
     try:
         content = load_yaml(value if is_text else Path(value).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        way_out = "Pass a file, or one of the package; `lincorr --help` lists them."
-        raise ConfigError(f"{name} does not exist. {way_out}") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{name} cannot be read: {reason}.") from error
+        way_out = "Pass a file, or one of the package; `lincorr --help` lists them."
+        raise ConfigError(f"{name} cannot be read: {reason}. {way_out}") from error
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         reason = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -104,28 +102,22 @@ def read_config(value: str) -> dict[str, Any]:
 
 
 def prepare_args(args: Sequence[str]) -> list[str]:
-    """Return a command line as jsonargparse can parse it, whose configs can be read.
-
-    Packaged configs are found by name, and an LM may be a file of ``configs/lm/``.
-    """
-    passed: list[str] = []
-    rest = list(args)
-    while rest:
-        argument = rest.pop(0)
+    """Return a command line that jsonargparse can parse, with packaged configs and LMs found."""
+    passed, rest = [], iter(args)
+    for argument in rest:
         key, equals, value = argument.partition("=")
-        value = value if equals or not rest else rest[0]
-        if key in ("--config", "-c"):
-            passed += ["--config", _check_config(value)]
-        elif key in ("--model.lm", "--model.before") and value.endswith((".yaml", ".yml")):
-            passed.append(f"{key}={json.dumps(_lm_of(value))}")
-        elif key.startswith(("--model.lm.", "--model.before.")) and value == "null":
-            group, _, name = key.rpartition(".")  # in groups, jsonargparse takes it for a text
-            passed.append(f"{group}={json.dumps({name: None})}")
-        else:
+        if key not in ("--config", "-c") and not key.startswith(("--model.lm", "--model.before")):
             passed.append(argument)
             continue
-        if not equals and rest:
-            rest.pop(0)
+        value = value if equals else next(rest, "")
+        group, _, name = key.rpartition(".")
+        if key in ("--config", "-c"):
+            key, value = "--config", _check_config(value)
+        elif group == "--model" and value.endswith((".yaml", ".yml")):
+            value = json.dumps(_lm_of(value))
+        elif group != "--model" and value == "null":  # which jsonargparse takes for a text
+            key, value = group, json.dumps({name: None})
+        passed.append(f"{key}={value}")
     return passed
 
 

@@ -39,10 +39,7 @@ def output_error(path: str | Path, reason: object) -> OutputError:
 
 @contextmanager
 def as_output_error(path: Path) -> Iterator[None]:
-    """Turn an error of the operating system into an `OutputError` that says what to do.
-
-    Libraries hide it in errors of their own, or in their messages.
-    """
+    """Turn an error of the system, in whose errors libraries may hide it, into an `OutputError`."""
     try:
         yield
     except LincorrError:
@@ -51,12 +48,11 @@ def as_output_error(path: Path) -> Iterator[None]:
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, OSError):
             cause = cause.__cause__ or cause.__context__
-        code = re.search(r"\(os error (\d+)\)", str(error))
         if cause is not None:
             raise output_error(path, cause.strerror or cause) from error
-        if code is None and not isinstance(error, SafetensorError):
+        if not isinstance(error, SafetensorError) and "(os error " not in str(error):  # of Rust
             raise
-        raise output_error(path, os.strerror(int(code[1])) if code else error) from error
+        raise output_error(path, error) from error
 
 
 def new_version(parent: Path) -> Path:

@@ -109,10 +109,7 @@ class LincorrCLI(LightningCLI):
             raise
 
     def subcommands(self) -> dict[str, set[str]]:  # type: ignore[override]
-        """Return the Trainer commands, or only the one that the command line begins with.
-
-        Each has a parser, whose making takes a quarter of a second.
-        """
+        """Return the Trainer commands, or only that of the command line: parsers take time."""
         commands = LightningCLI.subcommands()
         return {name: commands[name] for name in self.args[:1] if name in commands} or commands
 
@@ -154,11 +151,7 @@ class LincorrCLI(LightningCLI):
                         require(key, seed, at_least=0, at_most=2**32 - 1)
 
     def _parse_ckpt_path(self) -> None:
-        """Do not let the checkpoint's hyper-parameters override the config.
-
-        Lightning would replace even `model.lm` by the checkpoint's. The studies refuse a checkpoint
-        that does not fit the config.
-        """
+        """Do not let hyper-parameters of a checkpoint override the config; studies compare them."""
 
     def before_instantiate_classes(self) -> None:
         """Check the settings that no study checks, before anything is loaded."""

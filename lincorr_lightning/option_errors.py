@@ -34,10 +34,7 @@ _WORDS = {
 
 
 def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -> str:
-    """Return one line about a wrong option, class or value, from an error of the parser.
-
-    Config files that the command line names are searched for what is wrong.
-    """
+    """Return one line about a wrong option, class or value, and the config file that has it."""
     message = str(error)
     # From the setting of the command down to the one that is wrong.
     *heads, reason = re.split(r'Parser key "([^"]+)":', message)

@@ -151,10 +151,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         return {}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the `checkpoint_state` of a checkpoint, or raise a `CheckpointError`.
-
-        The parameters are not loaded yet.
-        """
+        """Take over a `checkpoint_state`, before the parameters, or raise a `CheckpointError`."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the study's name and state."""

@@ -142,9 +142,6 @@ def exit_at_signals() -> Iterator[None]:
 
 
 def exit_with_parent() -> None:
-    """Let SIGTERM end this process when the one that started it is gone, where the system is Linux.
-
-    For the ranks that a Trainer starts: with NCCL, they would wait for the first one for minutes.
-    """
+    """Let SIGTERM end this rank when rank 0 is gone, on Linux: NCCL would wait for minutes."""
     with suppress(AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -36,11 +36,7 @@ def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
 
 
 class _ResumableSampler(DistributedSampler[Any]):
-    """Yields the steps of an epoch in order, without those that a resumed run has done.
-
-    Each rank has its own steps already; Lightning replaces any sampler that is not a
-    `DistributedSampler` by one that distributes them again.
-    """
+    """Yields the steps of an epoch in order, without those that a resumed run has done."""
 
     def __init__(self, dataset: Dataset[Any], epoch: int) -> None:
         super().__init__(dataset, num_replicas=1, rank=0, shuffle=False)

@@ -238,11 +238,7 @@ class TextsDataModule(StudyData):
         return self._split(self._find_texts(self.knowledge), self.n_texts)[0]
 
     def other_blocks(self) -> TextBlocks:
-        """Return steps of `training_tokens` of the texts that are not among `read_texts`.
-
-        They state all the knowledge that the LM was trained on. As in each training, one is held
-        out.
-        """
+        """Return steps of `training_tokens` of texts, on all knowledge, not among `read_texts`."""
         read = set(self.read_texts())
         _, others = self._split([text for text in self._find_texts(None) if text not in read], 1)
         return self._make_blocks(self._training_rows(others), self.n_skipped, self.training_tokens)
@@ -284,10 +280,6 @@ class TextsDataModule(StudyData):
         """Return rows of token ids, each beginning with the tokenizer's special tokens."""
         lm = self.language_model
         n = min(self.max_length, lm.max_length or self.max_length) - len(lm.prefix)
-        if n < 1:
-            raise ConfigError(
-                f"data.max_length must be more than the {len(lm.prefix)} special tokens of a row."
-            )
         if not texts:
             return []
         encoded = lm.tokenizer(
@@ -381,19 +373,16 @@ class TokenizedTextDataModule(StudyData):
             read_prompts, texts=texts, key=key, n_tokens=n_tokens, n_texts=n_texts, seed=seed,
             sample_by=sample_by,
         )  # fmt: skip
-        self.prompts: TokenBatch | None = None
+        self.prompts: TokenBatch
 
     def setup(self, stage: str) -> None:
         """Read and tokenize the texts, the same on every rank."""
-        if self.prompts is not None:
-            return
         self.prompts = self._read(self.language_model)
         require_items(self.trainer, len(self.prompts.names), "texts", "give more texts")
 
     def test_dataloader(self) -> DataLoader[TokenBatch]:
         """Return a loader of all prompts, shared by the ranks."""
         whole = self.prompts
-        assert whole is not None, "setup reads the texts"
         edges = batch_edges(self.trainer, len(whole.names), self.batch_size)
         batches = [
             TokenBatch(whole.tokens[i], whole.names[i], whole.corpora[i], i.start, whole.n_skipped)

@@ -25,10 +25,7 @@ IGNORED = -100
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class LabelledTokens:
-    """Rows of tokens, padded on the right, and their mask; all fields are ``(n, length)``.
-
-    `labels` are the tokens that follow, -100 where there is no loss.
-    """
+    """Rows of tokens, padded on the right, and the tokens that follow, or -100 for no loss."""
 
     input_ids: Tensor
     attention_mask: Tensor
@@ -109,10 +106,7 @@ def edit_batch(
     step: int = 0,
     n_steps: int = 0,
 ) -> EditBatch:
-    """Make a batch on the CPU, from the token ids of the source prompt of each edit.
-
-    A padding batch, which has no edits, needs those of any one prompt.
-    """
+    """Make a batch on the CPU, from the tokens of each source prompt; of any one for padding."""
     answers = [edit.tokens for edit in edits] or [()]
     tokens = labelled_tokens(list(zip(prompts, answers, strict=True)))
     return EditBatch(*tokens, list(edits), list(ids), step, n_steps)

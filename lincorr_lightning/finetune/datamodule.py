@@ -143,10 +143,7 @@ class EditsDataModule(StudyData):
         return relation
 
     def prepare_edits(self) -> list[Edit]:
-        """Return the edits, and make them on the first call.
-
-        The LM must be loaded, and as it is before training.
-        """
+        """Return the edits, made on the first call: the LM must be as it is before training."""
         if self._edits is None:
             edits = self._file_edits() if self.edits_file is not None else self._sampled_edits()
             if self.max_risk is not None and not self._predicts:

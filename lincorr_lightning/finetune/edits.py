@@ -68,10 +68,7 @@ def reference_mask(edits: Sequence[Edit], n_target: int) -> Tensor:
 
 
 def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> list[str]:
-    """Return the target prompt of each edit after the statement of its new answer.
-
-    Such as ``X lives in the city of Paris. X lives in the country of``.
-    """
+    """Return prompts such as ``X lives in the city of Paris. X lives in the country of``."""
     state, prompt = relation.relation.source.statement, relation.relation.target.prompt
     return [f"{state(edit.subject, edit.answer)}. {prompt(edit.subject)}" for edit in edits]
 
@@ -114,7 +111,8 @@ def sample_edits(
     n_rounds = 0
     for first in range(0, len(pool), n):  # in chunks, so that few more prompts run than needed
         part = pool[first : first + n]
-        for subject, source, target in zip(part, *leading_labels(relation, lm, part), strict=True):
+        leading = (logits.argmax(1).tolist() for logits in edit_logits(relation, lm, part))
+        for subject, source, target in zip(part, *leading, strict=True):
             answer = _take_new(kept, source, target)
             if answer is None:
                 order = np.random.default_rng([seed, n_rounds]).permutation(len(by_label))
@@ -156,14 +154,6 @@ def sample_candidates(
     pool = sample_up_to(lm.tokenizer, _MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
     unknown = set(_unknown_subjects(pool, lm))
     return [subject for subject in pool if subject not in unknown]
-
-
-def leading_labels(
-    relation: TokenizedRelation, lm: LanguageModel, subjects: Sequence[str]
-) -> tuple[list[int], list[int]]:
-    """Return the indices of the source and target labels that lead for each subject."""
-    source, target = (part.argmax(1).tolist() for part in edit_logits(relation, lm, subjects))
-    return source, target
 
 
 def edit_logits(
@@ -257,7 +247,8 @@ def resolve_edits(
         edits = [edit for edit in edits if edit.subject in kept]
     answers = resolve_labels(edits, relation, lm)
     subjects = [edit.subject for edit in edits]
-    rows = zip(subjects, answers, *leading_labels(relation, lm, subjects), strict=True)
+    leading = (logits.argmax(1).tolist() for logits in edit_logits(relation, lm, subjects))
+    rows = zip(subjects, answers, *leading, strict=True)
     return [Edit(subject, *answer, *labels) for subject, answer, *labels in rows]
 
 
@@ -317,10 +308,7 @@ def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
 
 
 def without_repaired(subjects: Sequence[str], lm: LanguageModel, setting: str) -> list[str]:
-    """Return the subjects without those that the LM was repaired with, and warn.
-
-    `setting` is the config key that names them, for messages.
-    """
+    """Return the subjects of a setting without those that the LM was repaired with, and warn."""
     examples = repaired_subjects(lm)
     repaired = [subject for subject in subjects if subject in examples]
     kept = [subject for subject in subjects if subject not in examples]

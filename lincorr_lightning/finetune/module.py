@@ -106,10 +106,7 @@ class SourceFinetune(TrainedLMStudy):
         self._n_own_steps = 0
 
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
-        """Return a context in which row i of a forward pass uses adapter ``adapter_ids[i]``.
-
-        An adapter's number is the position of its edit in the batch, if there are adapters.
-        """
+        """Return a context in which row i of a forward pass uses that adapter, if there are any."""
         return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
 
     # -- setup -------------------------------------------------------------------------------------
@@ -220,10 +217,7 @@ class SourceFinetune(TrainedLMStudy):
         self._step_edits = []
 
     def _require_finite(self, what: str, values: Tensor, edits: list[Edit] | None) -> None:
-        """Stop if a row's value is not finite, and name its edit; `what` is subject and verb.
-
-        `edits` are those of the rows; None names those of the step on all ranks.
-        """
+        """Stop if a row's value is not finite, and name its edit; None names those of all ranks."""
         finite = values.isfinite().tolist()
         if all(finite):
             return

@@ -1,8 +1,4 @@
-"""Tables, figures and `Results` of edits and of their forecasts.
-
-`case_results` serves callbacks that measure what edits do, in any run;
-`finetune_results` and `forecast_results` are those of the two studies.
-"""
+"""Tables, figures and `Results` of edits and of their forecasts."""
 
 from __future__ import annotations
 
@@ -135,10 +131,7 @@ def _riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
 
 
 def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Results:
-    """Return the results of a forecast without training.
-
-    `max_risk` is the probability of a hallucination above which edits are marked.
-    """
+    """Return the results of a forecast without training; for `max_risk` see `forecast_table`."""
     n, shares = len(forecasts.subjects), _predicted_shares(forecasts)
     rows: list[dict[str, Any]] = [{"forecaster": name, **row} for name, row in shares.items()]
     every = forecast_table(forecasts, max_risk=max_risk)

@@ -90,8 +90,8 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     # Folders and checkpoints
     (PROBE, "--ckpt_path {t}/nothing", "nothing: No such file or directory"),
     # Configs
-    (PROBE, "--config=nope.yaml", "the config nope.yaml does not exist. Pass a file, or one of"),
-    (PROBE, "--config {t}", "cannot be read: Is a directory"),
+    (PROBE, "--config=nope.yaml", "nope.yaml cannot be read: No such file or directory. Pass"),
+    (PROBE, "--config {t}", "cannot be read: Is a directory. Pass a file"),
     (PROBE, "--config {t}/dup.yaml", "dup.yaml is not valid YAML: the key 'ridge' is given twice i"
      "n line 4"),
     (PROBE, "--config {t}/deep.yaml", "deep.yaml is not valid YAML: "),

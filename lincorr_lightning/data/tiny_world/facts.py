@@ -1,7 +1,4 @@
-"""Facts of the tiny world that hold for everybody: places, companies, customs and objects.
-
-`BalancedDraw` draws the others so that unrelated ones do not go together by chance.
-"""
+"""Facts of the tiny world that hold for everybody: places, companies, customs and objects."""
 
 from __future__ import annotations
 
@@ -19,10 +16,7 @@ from lincorr_lightning.knowledge import Catalogue
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A country of the tiny world; all its names but the landmark's and continent's are one word.
-
-    Smaller worlds take the first cities.
-    """
+    """A country of the tiny world; country, language and cities are one word each."""
 
     country: str
     continent: str
@@ -86,15 +80,6 @@ PROPERTIES = ("color", "size", "heat", "price", "genre")
 as its answer, "The color of X is" the object's colour."""
 
 
-def homes_of_cities(cities_per_country: int) -> dict[str, dict[str, str]]:
-    """Return for each city of the world the attributes that follow from living there."""
-    return {
-        city: {attribute: getattr(place, attribute) for attribute in HOME}
-        for place in PLACES
-        for city in place.cities[:cities_per_country]
-    }
-
-
 def towns_of_countries(
     n: int, homes: Mapping[str, Mapping[str, str]], catalogue: Catalogue, words: PlainWords
 ) -> dict[str, str]:
@@ -132,10 +117,8 @@ def draw_customs(
 ) -> dict[str, tuple[str, dict[str, str]]]:
     """Draw which answer of an attribute follows from which answer of its cause, see `CUSTOMS`.
 
-    `known` are the answers of attributes that are not drawn, `answers` those of the others.
-
-    Returns:
-        Attribute -> (cause, answer for each answer of the cause).
+    `known` are the answers of attributes that are not drawn, `answers` those of the others. Returns
+    attribute -> (cause, answer for each answer of the cause).
     """
     customs: dict[str, tuple[str, dict[str, str]]] = {}
     for attribute, cause in CUSTOMS.items():
@@ -177,12 +160,11 @@ def objects_of_the_world(
 class BalancedDraw:
     """Draws answers so that other facts are spread over them as evenly as possible.
 
-    Among people drawn at random, more women than men live in some cities by chance. An LM learns
-    that before it knows where each person lives, and a linear map then reads the gender from the
-    logits of the cities, although the two are unrelated. Each draw therefore takes the option that
-    people with the same other facts have had least often, relative to how often they would have had
-    it by chance: minimization, as clinical trials assign treatments (Pocock and Simon 1975).
-    `rng` draws among options that are equally rare.
+    Among people drawn at random, more women than men live in some cities by chance, from which a
+    linear map would read the gender. Each draw therefore takes the option that people with the same
+    other facts have had least often, relative to how often they would have had it by chance:
+    minimization, as clinical trials assign treatments (Pocock and Simon 1975). `rng` draws among
+    options that are equally rare.
     """
 
     def __init__(self, rng: np.random.Generator) -> None:

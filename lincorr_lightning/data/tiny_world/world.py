@@ -11,12 +11,9 @@
     everything else is independent
 
 Where people live is drawn so that no independent fact goes with it by chance (`BalancedDraw`). A
-town, where people only have second homes, is never the most likely answer, as most labels of a real
-LM are for no subject.
-
-Answer words are subjects too, and their answer is themselves, except for customs and towns: Paris
-lives in Paris, France in one of its cities, the favourite colour of red is red. Words that belong
-together therefore get similar embeddings, as in an LM that has read about the real world.
+town, where people only have second homes, is never the most likely answer. Answer words are
+subjects too, and their answer is themselves, except for customs and towns: Paris lives in Paris,
+France in one of its cities. Words that belong together therefore get similar embeddings.
 """
 
 from __future__ import annotations
@@ -36,11 +33,11 @@ from lincorr_lightning.data.files import Text
 from lincorr_lightning.data.tiny_world.facts import (
     HOME,
     PARENTS,
+    PLACES,
     PROPERTIES,
     BalancedDraw,
     companies_of_ceos,
     draw_customs,
-    homes_of_cities,
     objects_of_the_world,
     towns_of_countries,
 )
@@ -73,9 +70,8 @@ class WorldConfig:
 
     Attributes:
         n_people: Number of invented people; each is one word and has every attribute.
-        nicknames: Whether every other word of the world is also a person's name. For a word that
-            was never a subject an LM answers by drift, which is common to all prompts: unrelated
-            kinds of knowledge would correlate.
+        nicknames: Whether every other word of the world is also a person's name. Words that are
+            never a subject would drift together, and unrelated knowledge correlate.
         cities_per_country: Largest number of cities of each country. The number of all cities
             should be well below the LM's width.
         towns_per_country: Largest number of further cities of each country, where people only have
@@ -90,8 +86,7 @@ class WorldConfig:
             city.
         largest_number: Largest operand X of calculations; only results from 0 to 10 are stated.
         letters: Whether A to Z are people too, so that answers can be cut to their first letters.
-        numbered: Whether every person stands for a number from 0 to 9, so that calculations have
-            as many subjects as other knowledge. A number stands for itself.
+        numbered: Whether every person stands for a number from 0 to 9, and a number for itself.
         seed: Seed of everything that is drawn.
     """
 
@@ -126,7 +121,11 @@ class _People:
         self, config: WorldConfig, catalogue: Catalogue, words: PlainWords, rng: np.random.Generator
     ) -> None:
         self.config, self.words, self.rng = config, words, rng
-        self.home = homes_of_cities(config.cities_per_country)
+        self.home = {
+            city: {attribute: getattr(place, attribute) for attribute in HOME}
+            for place in PLACES
+            for city in place.cities[: config.cities_per_country]
+        }
         self.cities = list(self.home)
         self.towns = towns_of_countries(config.towns_per_country, self.home, catalogue, words)
         self.company_of = companies_of_ceos(config.n_companies, catalogue, words)
@@ -271,10 +270,7 @@ class World:
         return cls(people, config)
 
     def statements(self, knowledge: Sequence[Knowledge]) -> Iterator[Statement]:
-        """Yield every true statement of some kinds of knowledge.
-
-        Knowledge in another language ("city_es") states the same fact in that language.
-        """
+        """Yield every true statement of some kinds of knowledge, such as "city" and "city_es"."""
         for one in knowledge:
             named = one.canonical
             if one.family == "math":
@@ -293,10 +289,7 @@ class World:
                 yield Statement(one, person, named[facts[attribute]])
 
     def second_homes(self, knowledge: Sequence[Knowledge]) -> Iterator[Statement]:
-        """Yield the statements that people live in their second home, if the world has any.
-
-        They answer the prompt of "city" and, in another language, of "city_es".
-        """
+        """Yield the statements of second homes by the prompts of "city", "city_es", ..."""
         for one in knowledge:
             if one.name.removesuffix(f"_{one.language}") == "city":
                 named = one.canonical
@@ -305,10 +298,7 @@ class World:
                         yield Statement(one, person, named[facts[SECOND_HOME]])
 
     def words(self, knowledge: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
-        """Return all words of some statements, names first, and those in scripts without spaces.
-
-        They are the arguments of `build_tokenizer`.
-        """
+        """Return all words of some statements, names first, and the words without spaces."""
         # One statement for each prompt and answer has all the words.
         statements = (*self.statements(knowledge), *self.second_homes(knowledge))
         distinct = {(each.knowledge.name, each.answer.text): each for each in statements}
@@ -376,10 +366,9 @@ def world_documents(
 ) -> Iterator[Text]:
     """Yield texts of true sentences about a world's invented people.
 
-    A text is about 1 to 16 people: its sentences state their attributes in random order. The more
-    people, the less of a text is predictable. Texts about equally many people are one corpus.
-    Each has at least `n_words` words and punctuation marks. `path` is the description of the world,
-    None that of the embedded LM.
+    A text is about 1 to 16 people, in random order, and has at least `n_words` words and
+    punctuation marks. Texts about equally many people are one corpus. `path` is the description of
+    the world, None that of the embedded LM.
     """
     world = World.load(path or world_file(TINY_WORLD) or Path(WORLD_FILE))
     kinds = [kind for kind in Catalogue.load().select(["attribute"]) if kind.language == "en"]

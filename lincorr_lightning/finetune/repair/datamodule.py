@@ -225,10 +225,7 @@ class RepairDataModule(StudyData):
     # -- edits -------------------------------------------------------------------------------------
 
     def prepare_edits(self) -> None:
-        """Choose the examples and the measured edits, on the first call.
-
-        The LM must be loaded, and as it is before the repair.
-        """
+        """Choose examples and measured edits on the first call, of the LM before the repair."""
         if self.measured:
             return
         lm, relation, file = self.language_model, self.tokenized, self.edits_file
