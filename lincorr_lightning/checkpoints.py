@@ -148,7 +148,9 @@ class SignalCheckpoint(L.Callback):
             return
         if termination.current.checkpoint is None:
             assert self._path is not None
-            last = getattr(trainer.checkpoint_callback, "best_model_path", None)
+            folder = getattr(trainer.checkpoint_callback, "dirpath", None)
+            files = Path(folder or self._path.parent).glob("[!.]*.ckpt")
+            last = max(files, key=lambda file: file.stat().st_mtime, default=None)
             termination.current.checkpoint = last or trainer.ckpt_path
             ended_by_signal = isinstance(exception, termination.Terminated)
             if ended_by_signal and trainer.world_size == 1 and self._progress:

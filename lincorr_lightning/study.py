@@ -11,7 +11,6 @@ from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
-from lightning.pytorch.utilities import rank_zero_info
 from torch import nn
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, require
@@ -56,9 +55,10 @@ class PlainHyperparameters(HyperparametersMixin):
     @property
     def fixed_settings(self) -> dict[str, Any]:
         """The arguments that a resumed run must not change."""
-        # Keys with an underscore are Lightning's.
-        names = (name for name in self.hparams if name[0] != "_" and name not in self.free_settings)
-        return {name: self.hparams[name] for name in names}
+        names = self.hparams.keys() - self.free_settings
+        return {
+            name: self.hparams[name] for name in sorted(names) if name[0] != "_"
+        }  # of Lightning
 
     def _set_hparams(self, hp: Any) -> None:  # of Lightning
         super()._set_hparams(plain(hp))
@@ -89,8 +89,6 @@ class Study(PlainHyperparameters, L.LightningModule):
     def seconds(self) -> float | None:
         """Seconds since the fit began, rounded; None without a fit."""
         return None if self._started is None else round(monotonic() - self._started, 1)
-
-    # -- running -----------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Refuse settings that give wrong numbers or lose them, before hours are spent."""
@@ -143,8 +141,6 @@ class Study(PlainHyperparameters, L.LightningModule):
     def on_predict_end(self) -> None:
         """Finish the run."""
         self.finish()
-
-    # -- checkpoints -------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside parameters and settings, as plain data."""
@@ -218,9 +214,6 @@ class LMStudy(Study):
     """A study of an LM, which it reads or trains.
 
     Checkpoints hold what is trained, and the LM's fingerprint in place of frozen weights.
-
-    Args:
-        lm: The LM, or its settings as a mapping.
     """
 
     trains_lm: ClassVar[bool] = False
@@ -260,11 +253,6 @@ class LMStudy(Study):
 
     def prepare_lm(self) -> None:
         """Add adapters, or choose the weights that are trained; the LM is loaded and whole."""
-
-    def teardown(self, stage: str) -> None:
-        """Log how the LM read its prompts."""
-        if (how := self.lm.reads_prompts) is not None:
-            rank_zero_info(f"{self.lm.config.name_or_path} read the prompts of a subject {how}")
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Leave frozen weights of the LM out, and note which LM it was."""
@@ -310,12 +298,7 @@ class LMStudy(Study):
 
 
 class StudyData(PlainHyperparameters, L.LightningDataModule):
-    """Data of a study, the same on all ranks.
-
-    Args:
-        lm: The LM of the study, if the data is made of its vocabulary or tokens; the program
-            `lincorr` passes it.
-    """
+    """Data of a study, the same on all ranks; `lm` is for data of its vocabulary or tokens."""
 
     batch_type: ClassVar[type]
     """Class of the batches."""

@@ -314,9 +314,6 @@ class TextsDataModule(StudyData):
         return [DataLoader(blocks, batch_size=None), self.val_dataloader()]  # type: ignore[arg-type]
 
 
-# -- first tokens ------------------------------------------------------------------------------
-
-
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
 class TokenBatch:
     """Prompts of one length, ``(n_prompts, n_tokens)``, without the tokenizer's special tokens.

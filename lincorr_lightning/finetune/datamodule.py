@@ -19,7 +19,6 @@ from lincorr_lightning.finetune.edits import (
     limit_per_reference,
     read_edits,
     refuse_unknown_subjects,
-    repaired_subjects,
     resolve_edits,
     resolve_labels,
     sample_candidates,
@@ -170,8 +169,7 @@ class EditsDataModule(StudyData):
         n, lm = self.n_edits, self.language_model
         assert n is not None
         if self.subjects is None:
-            excluding = repaired_subjects(lm)
-            subjects = sample_candidates(lm, n, self.seed, self.subject_kind, excluding)
+            subjects = sample_candidates(lm, n, self.seed, self.subject_kind)
         else:
             subjects = without_repaired(self.subjects, lm, "data.subjects")
             n = n if len(subjects) == len(self.subjects) else min(n, len(subjects))
@@ -201,8 +199,6 @@ class EditsDataModule(StudyData):
         )
         return kept
 
-    # -- loaders -----------------------------------------------------------------------------------
-
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch, distributed by the protocol."""
         return ResumableLoader(self._dataset(self._training), self.trainer)
@@ -227,8 +223,6 @@ class EditsDataModule(StudyData):
             edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
             self._catalogue, self.subwords, self._left_out, self.max_risk,
         )  # fmt: skip
-
-    # -- resuming ----------------------------------------------------------------------------------
 
     def _determined_by(self) -> dict[str, Any]:
         """Return what the edits follow from: settings, what a file says, and the LM's labels."""

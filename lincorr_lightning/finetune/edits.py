@@ -90,12 +90,10 @@ def sample_edits(
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
-    Answers that fit no subject for a while (where the LM gives one country for every subject, the
-    cities of that country) are kept for the first subject that they fit.
+    Answers that fit no subject for a while are kept for the first subject that they fit.
 
-    `subjects` are candidates, each used at most once; None samples some. `labels` are the source
-    labels that may be taught, None allows all; `setting` is the config key of `n`, for messages;
-    `max_per_reference` is the largest number of edits with the same reference, None for no limit.
+    `subjects` are candidates, None samples some; `labels` are the source labels that may be taught,
+    None allows all; `setting` is the config key of `n`; `max_per_reference` limits edits.
     """
     relation.require_reference()
     pool = sample_candidates(lm, n, seed) if subjects is None else subjects
@@ -150,7 +148,8 @@ def _take_new(answers: list[SourceAnswer], source: int, target: int) -> SourceAn
 def sample_candidates(
     lm: LanguageModel, n: int, seed: int, kind: SubjectKind = "any", excluding: Collection[str] = ()
 ) -> list[str]:
-    """Sample enough subjects for n edits, or as many as the vocabulary has."""
+    """Sample subjects for n edits, if there are enough, without those of a repair of the LM."""
+    excluding = repaired_subjects(lm).union(excluding)
     pool = sample_up_to(lm.tokenizer, _MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
     unknown = set(_unknown_subjects(pool, lm))
     return [subject for subject in pool if subject not in unknown]

@@ -160,15 +160,16 @@ def forecast_edits(
     """Forecast edits from the LM as it is now.
 
     A map is fitted for each of `ridges` (``auto`` chooses one on held-out subjects) on `n_subjects`
-    other subjects than the edits', or read from the folder `linear_map`.
-    `training`, how the edits are to be trained, is for ``optimizer_step`` and the probabilities;
-    None leaves both out. `adapters` are those of that step, see `logits_after_step`; `reader` keeps
-    the LM's joint rows that others have read.
+    other subjects than the edits', or read from the folder `linear_map`. `training`, how the edits
+    are to be trained, is for ``optimizer_step`` and the probabilities; None leaves both out.
+    `adapters` are those of that step, see `logits_after_step`; `reader` keeps the LM's joint rows
+    that others have read.
     """
     subjects = [edit.subject for edit in edits]
     source, target = edit_logits(relation, lm, subjects)
     labels = torch.tensor([edit.label for edit in edits])
     mask, texts = reference_mask(edits, target.shape[1]), relation.target.texts
+    maps: dict[str, LinearMap] = {}
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
         maps["map"].check_domains([relation.source, relation.target])
@@ -178,8 +179,6 @@ def forecast_edits(
         names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
         fitted = fit_linear_maps(lm, relation, others, ridges, reader=reader)
         maps = dict(zip(names, fitted, strict=True))
-    else:
-        maps = {}
     weights = {name: one.weight(relation.name).cpu() for name, one in maps.items()}
     predicted = {
         name: forecast_from_map(source, target, labels, weight) for name, weight in weights.items()
@@ -189,28 +188,19 @@ def forecast_edits(
     if training is not None:
         predicted["optimizer_step"] = logits_after_step(lm, edits, relation, training, adapters)
         model = outcome_model(training.method)
-        features = outcome_features(target, predicted["optimizer_step"], mask)
-        probabilities = model.probabilities(features)
+        stepped = predicted["optimizer_step"]
+        probabilities = model.probabilities(outcome_features(target, stepped, mask))
         origin = model.describe(relation.name, training.summary)
     forecasts = Forecasts(
         relation.name, subjects, [edit.answer for edit in edits],
         [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
         texts, target, mask, predicted, probabilities, origin,
     )  # fmt: skip
-    return _with_causes(forecasts, edits, relation, weights) if weights else forecasts
-
-
-def _with_causes(
-    forecasts: Forecasts,
-    edits: Sequence[Edit],
-    relation: TokenizedRelation,
-    weights: Mapping[str, Tensor],
-) -> Forecasts:
-    first, labels = next(iter(weights.values())), torch.tensor([edit.label for edit in edits])
-    best, mask = weights.get("map_auto", first), forecasts.reference_mask
-    learned = torch.ones(len(edits), dtype=torch.bool)
-    causes = [str(cause) for cause in attribute_causes(best, labels, mask, learned)]
-    for i, answer in enumerate(forecasts.predicted[forecasts.default].argmax(1).tolist()):
+    if not weights:
+        return forecasts
+    first, learned = next(iter(weights.values())), torch.ones(len(edits), dtype=torch.bool)
+    causes = [*map(str, attribute_causes(weights.get("map_auto", first), labels, mask, learned))]
+    for i, answer in enumerate(predicted[forecasts.default].argmax(1).tolist()):
         if answer in edits[i].reference:
             causes[i] = ""
         elif relation.ambiguous_mask[answer, edits[i].label]:
@@ -224,9 +214,6 @@ def logits_in_context(
 ) -> Tensor:
     """Return the target logits when the new answer stands before the prompt, ``(n, n_target)``."""
     return lm.domain_logits(prompts_in_context(edits, relation), relation.target.token_ids).cpu()
-
-
-# -- probabilities of outcomes -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,6 @@ class SourceFinetune(TrainedLMStudy):
         """Return a context in which row i of a forward pass uses that adapter, if there are any."""
         return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
 
-    # -- setup -------------------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
         """Refuse settings that cannot work, before the LM is loaded."""
         if is_sharded(self.trainer) and (
@@ -139,8 +137,6 @@ class SourceFinetune(TrainedLMStudy):
             self.train_lm()
             if self.is_independent:
                 self._base = [p.detach().clone() for p in model.parameters()]
-
-    # -- training ----------------------------------------------------------------------------------
 
     def on_train_start(self) -> None:
         """Make the forecasts, from the LM before training."""
@@ -246,8 +242,6 @@ class SourceFinetune(TrainedLMStudy):
             return
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
-    # -- results -----------------------------------------------------------------------------------
-
     def on_train_end(self) -> None:
         """Restore the base weights of independent edits, and write the results."""
         if self._base:
@@ -280,8 +274,6 @@ class SourceFinetune(TrainedLMStudy):
         """Save the trained LM if wanted."""
         if self.save_model:
             save_merged(self.lm, folder / "model")
-
-    # -- checkpoints -------------------------------------------------------------------------------
 
     @property
     def is_resumable(self) -> bool:

@@ -344,9 +344,6 @@ class World:
             raise ConfigError(f"{path} holds no tiny world: {error!r}.") from error
 
 
-# -- texts ------------------------------------------------------------------------------------
-
-
 def world_file(name_or_path: str) -> Path | None:
     """Return the description of the world that an LM was trained on, None if it has none."""
     embedded = Path(str(files("lincorr_lightning.lm") / "tiny_world"))

@@ -30,7 +30,6 @@ from lincorr_lightning.finetune.edits import (
     prompts_in_context,
     read_edits,
     reference_mask,
-    repaired_subjects,
     resolve_edits,
     sample_candidates,
     sample_edits,
@@ -118,9 +117,6 @@ class RepairDataset(Dataset[Any]):
         ids = order[step * self.batch_size : (step + 1) * self.batch_size]
         own = np.array_split(ids, self.shard.n)[self.shard.number].tolist()
         return self.make_batch(own, index * self.shard.n + self.shard.number)
-
-
-# -- data ------------------------------------------------------------------------------------------
 
 
 class RepairDataModule(StudyData):
@@ -222,8 +218,6 @@ class RepairDataModule(StudyData):
         self.split: dict[str, list[str]] = {}  #: The source answers, by part.
         self._before: dict[str, Tensor] = {}
 
-    # -- edits -------------------------------------------------------------------------------------
-
     def prepare_edits(self) -> None:
         """Choose examples and measured edits on the first call, of the LM before the repair."""
         if self.measured:
@@ -234,8 +228,8 @@ class RepairDataModule(StudyData):
         edits: list[Edit] = []
         if file is not None:
             edits = resolve_edits(read_edits(file), relation, lm, "data.edits_file")
-        excluding = repaired_subjects(lm) | {edit.subject for edit in edits}
-        pools = self._candidates(self.n_edits if file is None else 0, excluding)
+        taken = {edit.subject for edit in edits}
+        pools = self._candidates(self.n_edits if file is None else 0, taken)
         sample = partial(sample_edits, relation, lm, seed=self.seed)
         examples = sample(
             self.n_examples, pools[0], labels=labels[SHOWN], setting="data.n_examples"
@@ -281,8 +275,6 @@ class RepairDataModule(StudyData):
         pool = sample_candidates(self.language_model, n, self.seed, self.subject_kind, excluding)
         edges = (np.cumsum(sizes) / n * len(pool)).astype(int).tolist()
         return [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
-
-    # -- batches -----------------------------------------------------------------------------------
 
     def _batch(
         self, every: Sequence[Edit], ids: Sequence[int], part: str, others: Sequence[str]
@@ -398,8 +390,6 @@ class RepairDataModule(StudyData):
             name: build_domain(known[name], tokenizer) for name in self.preserve + self.controls
         }
 
-    # -- resuming ----------------------------------------------------------------------------------
-
     def state_dict(self) -> dict[str, Any]:
         """Return the edits and the logits before, which a repaired LM would not give again."""
         return {
@@ -419,9 +409,6 @@ class RepairDataModule(StudyData):
         }
         self.split = state_dict["split"]
         self._before = state_dict["before"]
-
-
-# -- statements ------------------------------------------------------------------------------------
 
 
 def statements(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -124,8 +124,6 @@ class Repair(TrainedLMStudy):
         # The LM before, where its own weights are trained; in a list, so that it is no submodule.
         self._reference: list[PreTrainedModel] = []
 
-    # -- setup -------------------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
         """Refuse settings with which the LM would not be measured before and after all epochs."""
         trainer = self.trainer
@@ -157,12 +155,11 @@ class Repair(TrainedLMStudy):
         ).requires_grad_(False)
         self.train_lm()
 
-    # -- training ----------------------------------------------------------------------------------
-
     def training_step(self, batch: RepairBatch | StatementBatch, batch_idx: int) -> Tensor:
         """Return the loss of statements, or of the target of edits."""
         require_batch(self, batch, RepairBatch, StatementBatch)
-        with self._exactly():
+        # Small gradients of edits would underflow in autocast.
+        with evaluating(self.lm), torch.autocast(self.device.type, enabled=False):
             loss = self._text_loss(batch.texts) if len(batch.texts) else torch.zeros(())
             if isinstance(batch, StatementBatch):
                 loss = loss + answer_losses(self.lm.model, batch).mean()
@@ -175,12 +172,6 @@ class Repair(TrainedLMStudy):
             )
         self._log("loss", loss)
         return loss
-
-    @contextmanager
-    def _exactly(self) -> Iterator[None]:
-        """Without autocast, as are the logits before: small gradients of edits would underflow."""
-        with evaluating(self.lm), torch.autocast(self.device.type, enabled=False):
-            yield
 
     def _log(self, name: str, value: Tensor) -> None:
         is_loss = name == "loss"
@@ -233,8 +224,6 @@ class Repair(TrainedLMStudy):
         seeds = [first_seed + number for number in batch.edits.ids]
         return trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds)
 
-    # -- measuring ---------------------------------------------------------------------------------
-
     def validation_step(self, batch: RepairBatch | TokenBatch, batch_idx: int) -> None:
         """Measure edits, or the perplexity of texts."""
         if batch.is_padding:  # the LM is not sharded, so that no other rank waits for this one
@@ -246,7 +235,8 @@ class Repair(TrainedLMStudy):
             self._text_losses.append((float(losses.sum()), losses.numel()))
             return
         # Lightning validates in inference mode, whose tensors cannot be trained with.
-        with torch.inference_mode(False), self._exactly():
+        exactly = torch.autocast(self.device.type, enabled=False)
+        with torch.inference_mode(False), evaluating(self.lm), exactly:
             self._measured += self._measure(copy.deepcopy(batch))
 
     def _measure(self, batch: RepairBatch) -> list[dict[str, Any]]:
@@ -318,8 +308,6 @@ class Repair(TrainedLMStudy):
         if losses:
             self.log("val/perplexity", self.perplexity[stage])
 
-    # -- results -----------------------------------------------------------------------------------
-
     @property
     def _dataset(self) -> RepairDataset | None:
         dataset = getattr(self.trainer.train_dataloader, "dataset", None)
@@ -344,8 +332,6 @@ class Repair(TrainedLMStudy):
             subjects = repaired_subjects(self.lm) | {edit.subject for edit in examples}
             config = {REPAIRED_SUBJECTS: sorted(subjects)} if subjects else {}
             save_merged(self.lm, folder / "model", config)
-
-    # -- checkpoints -------------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the measurements."""
