@@ -129,7 +129,6 @@ def _tables(
 def _summarize(
     relation: str, mapping: str, runs: DataFrame, baselines: Mapping[str, float]
 ) -> MappingScores:
-    """Return means and standard deviation over seeds."""
     runs = runs[runs["mapping"] == mapping]
     table_7 = (n for n in paper_numbers() if n.place == "Table 7" and n.relation == relation)
     paper = {number.quantity.name: number.value for number in table_7}

@@ -207,7 +207,6 @@ def _file(checkpoint: Checkpoint, name: str) -> Path | None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[tuple[Iterable[str], Callable[[str], Tensor]]]:
-    """Open a file for its names and single tensors."""
     if path.suffix == ".safetensors":
         with safe_open(path, framework="pt") as file:
             yield file.keys(), file.get_tensor

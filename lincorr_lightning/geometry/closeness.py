@@ -1,18 +1,25 @@
-"""Closeness of two kinds of knowledge in geometry, against their linear correlation."""
+"""Correlations over prompts and over pairs of kinds of knowledge, with their tests."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
+import numpy.typing as npt
+from scipy.stats import pearsonr, rankdata, spearmanr
 
-from lincorr_lightning.geometry.mantel import Floats, mantel_test, rank_residuals
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.results.table import column
 
+Floats = npt.NDArray[np.float64]
+
+_MIN_POINTS = 4  # Fisher's interval needs as many
+_TOLERANCE = 1e-12
+_PERMUTATIONS_AT_ONCE = 1000
 SCORES = {
     "r": "label-wise r", "random_label_mean": "r of random words", "excess": "r above the control",
     "excess_over_random": "r above random words", "hit1": "Hit@1",
@@ -21,6 +28,164 @@ SCORES = {
 """Titles of the scores of maps."""
 # Names of these in `PairScore.row`, where they have others.
 _COLUMNS = {"r": "label_mean", "hit1": "influenced_1"}
+
+
+@dataclass(frozen=True)
+class CorrelationTest:
+    """Pearson's r with its 95 % interval, and Spearman's rho, of the same `n` points.
+
+    All are None if there are too few points, or one of the numbers is constant.
+    """
+
+    pearson: float | None = column(format=".2f", default=None)
+    low: float | None = column(format=".2f", default=None)
+    high: float | None = column(format=".2f", default=None)
+    pearson_p: float | None = column(format=".4f", default=None)
+    spearman: float | None = column(format=".2f", default=None)
+    spearman_p: float | None = column(format=".4f", default=None)
+    n: int | None = column(format="d", default=None)
+
+
+def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest:
+    """Correlate the points of which both numbers are finite; four at least.
+
+    Example:
+        >>> test = correlation_test([1, 2, 3, 4, float("nan")], [1, 2, 4, 3, 5])
+        >>> test.n, round(test.pearson, 2), round(test.spearman, 2)
+        (4, 0.8, 0.8)
+        >>> correlation_test([1, 1, 1, 1], [1, 2, 4, 3]).pearson is None
+        True
+    """
+    points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)])
+    points = points[:, np.isfinite(points).all(0)]
+    if points.shape[1] < _MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
+        return CorrelationTest()
+    linear, ranked = pearsonr(*points), spearmanr(*points)
+    interval = linear.confidence_interval()
+    test = CorrelationTest(
+        pearson=float(linear.statistic),
+        low=float(interval.low),
+        high=float(interval.high),
+        pearson_p=float(linear.pvalue),
+        spearman=float(ranked.statistic),
+        spearman_p=float(ranked.pvalue),
+        n=points.shape[1],
+    )
+    return test if np.isfinite(astuple(test)).all() else CorrelationTest()
+
+
+@dataclass(frozen=True)
+class MantelResult:
+    """Correlation of two matrices over the same items (Mantel, 1967), by ranks."""
+
+    spearman: float
+    """Rho over the pairs of items."""
+    p: float
+    """Fraction of the permutations of the items whose rho is as far from 0, of either sign."""
+    n_pairs: int
+    """Number of pairs that both matrices have."""
+    n_permutations: int
+
+
+def mantel_test(
+    a: npt.ArrayLike, b: npt.ArrayLike, n_permutations: int = 9999, seed: int = 0
+) -> MantelResult | None:
+    """Correlate two symmetric matrices over their pairs, with a test that permutes the items.
+
+    Pairs that share an item depend on each other, so the p of a correlation over pairs would be
+    too small; they still do if rows and columns of one matrix are permuted alike.
+
+    The matrices are ``(n, n)``, with NaN for an unknown pair; the diagonal is not read. Of the
+    permutations, `n_permutations` are drawn beside the identity, or all are taken if there are no
+    more. None if there are fewer than four items or four known pairs, or a matrix is constant.
+    """
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    n = len(a)
+    upper = np.triu_indices(n, 1)
+    rho = float(_rho(a[upper], b[upper]))
+    if n < _MIN_POINTS or math.isnan(rho):
+        return None
+    is_exact = n < 20 and math.factorial(n) <= n_permutations
+    if is_exact:
+        orders = np.array(list(itertools.permutations(range(n))))
+    else:
+        orders = _random_orders(n, n_permutations, seed)
+    rhos = _permuted_rhos(a, b, orders)
+    # NaN, where too few known pairs meet, counts as far from 0: the conservative choice.
+    n_as_far = int((~(np.abs(rhos) < abs(rho) - _TOLERANCE)).sum())
+    p = n_as_far / len(rhos) if is_exact else (n_as_far + 1) / (len(rhos) + 1)
+    n_pairs = int((np.isfinite(a[upper]) & np.isfinite(b[upper])).sum())
+    return MantelResult(rho, p, n_pairs, len(rhos))
+
+
+# A study makes hundreds of tests with the same orders, which take longer to draw than to use.
+@lru_cache(maxsize=4)
+def _random_orders(n: int, n_permutations: int, seed: int) -> npt.NDArray[np.int64]:
+    rng = np.random.default_rng(seed)
+    orders = np.array([rng.permutation(n) for _ in range(n_permutations)])
+    orders.flags.writeable = False
+    return orders
+
+
+def rank_residuals(a: npt.ArrayLike, given: npt.ArrayLike) -> Floats:
+    """Return the ranks of a matrix's pairs without what the ranks of another one explain linearly.
+
+    `mantel_test` of two such residuals is a partial Mantel test (Smouse, Long and Sokal, 1986), by
+    ranks. Its p is too small if both matrices rank their pairs almost as the third one does.
+
+    Both are ``(n, n)`` and symmetric, with NaN for an unknown pair, and so is the result.
+    """
+    a, given = np.asarray(a, dtype=float), np.asarray(given, dtype=float)
+    residuals = np.full(a.shape, math.nan)
+    rows, columns = np.triu_indices(len(a), 1)
+    known = np.isfinite(a[rows, columns]) & np.isfinite(given[rows, columns])
+    rows, columns = rows[known], columns[known]
+    if not len(rows):
+        return residuals
+    y, x = (_centred_ranks(matrix[rows, columns]) for matrix in (a, given))
+    power = float(x @ x)
+    y = y - x * (float(x @ y) / power if power > 0 else 0.0)
+    residuals[rows, columns] = residuals[columns, rows] = y
+    return residuals
+
+
+def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Floats:
+    """Return rho for each order of b's rows and columns, NaN if there is none."""
+    rows, columns = np.triu_indices(len(a), 1)
+    x, y = a[rows, columns], b[rows, columns]
+    parts = np.array_split(orders, 1 + len(orders) // _PERMUTATIONS_AT_ONCE)
+    if not np.isfinite([x, y]).all():
+        # Often few pairs of b are known: compare them alone with the pairs of a at their places.
+        known = np.isfinite(y)
+        r, c, places = rows[known], columns[known], (part.argsort(1) for part in parts)
+        return np.concatenate([_rho(a[at[:, r], at[:, c]], y[known]) for at in places])
+    # An order moves b's ranks and changes none.
+    u, v = _centred_ranks(x), _centred_ranks(y)
+    ranks = np.zeros(b.shape)
+    ranks[rows, columns] = ranks[columns, rows] = v
+    scale = math.sqrt(float((u @ u) * (v @ v))) or math.nan
+    return np.concatenate([ranks[part[:, rows], part[:, columns]] @ u / scale for part in parts])
+
+
+def _centred_ranks(values: Floats) -> Floats:
+    """Return ranks minus their mean along the last axis; 0 for NaN."""
+    ranks: Floats = rankdata(values, axis=-1, nan_policy="omit")
+    known = np.isfinite(ranks)
+    n = np.maximum(known.sum(-1, keepdims=True), 1)
+    return np.where(known, ranks - np.where(known, ranks, 0.0).sum(-1, keepdims=True) / n, 0.0)
+
+
+def _rho(x: Floats, y: Floats) -> Floats:
+    """Return Spearman's rho of the finite points along the last axis.
+
+    NaN if they are too few or constant. `scipy.stats.spearmanr` gives the same and takes ten times
+    as long, which counts here.
+    """
+    known = np.isfinite(x) & np.isfinite(y)
+    u, v = (_centred_ranks(np.where(known, values, math.nan)) for values in (x, y))
+    scale = np.sqrt((u * u).sum(-1) * (v * v).sum(-1))
+    defined = (known.sum(-1) >= _MIN_POINTS) & (scale > 0)
+    return np.where(defined, (u * v).sum(-1) / np.where(defined, scale, 1.0), math.nan)
 
 
 @dataclass(frozen=True)

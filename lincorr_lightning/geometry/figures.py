@@ -182,9 +182,6 @@ def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     )  # fmt: skip
 
 
-# -- parts -----------------------------------------------------------------------------------------
-
-
 def _title(key: str) -> str:
     """Return the title of an observable, such as ``overlap k=10``."""
     name, _, setting = key.partition(" ")

@@ -13,8 +13,7 @@ from torch import Tensor
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness
-from lincorr_lightning.geometry.mantel import Floats
+from lincorr_lightning.geometry.closeness import Floats, KnowledgeCloseness
 from lincorr_lightning.geometry.observables import (
     intrinsic_dimension,
     neighborhood_overlap,
@@ -216,7 +215,6 @@ def wording_similarity(
 
 
 def _read_probe(folder: Path) -> dict[str, Any]:
-    """Return the results of a finished probe."""
     way_out = f"model.probe {folder} holds no finished run; name the folder of one."
     results = read_json(folder / RESULTS_FILE, ConfigError, way_out)
     if (results.get("study"), results.get("schema")) != ("linear_probe", SCHEMA):

@@ -78,7 +78,6 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
 
 
 def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
-    """Find the neighbors in one layer, ``(n_tokens, d)``."""
     squared, norms = _squared_distances(tokens)
     if not bool(norms.isfinite().all()):
         raise ValueError("hidden states are NaN, infinite or too large to be squared")

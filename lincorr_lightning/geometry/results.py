@@ -14,8 +14,11 @@ import numpy as np
 from pandas import DataFrame
 
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness
-from lincorr_lightning.geometry.mantel import CorrelationTest, correlation_test
+from lincorr_lightning.geometry.closeness import (
+    CorrelationTest,
+    KnowledgeCloseness,
+    correlation_test,
+)
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, number, short_name

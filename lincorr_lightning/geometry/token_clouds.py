@@ -276,7 +276,6 @@ def tabulate_prompts(
 def _corpora(
     observed: Sequence[ObservedPrompt], settings: CloudSettings, device: torch.device
 ) -> list[dict[str, object]]:
-    """Return the rows of `TokenProfiles.corpora`."""
     members: dict[str, list[PromptGeometry]] = {}
     for _, level, _, corpus, geometry in observed:
         if level == 0:

@@ -43,8 +43,7 @@ _CONFIG = "config.json"
 _TENSORS = "linear_map.safetensors"
 _CHECKSUM = "sha256"  # of the safetensors file
 _MAX_NAMED = 5  # labels that an error message names
-MIN_FITTED = 10
-"""Subjects that must remain to fit a map on, besides those that it is applied to."""
+_MIN_FITTED = 10  # subjects that must remain to fit a map on
 _WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
 
 
@@ -363,11 +362,11 @@ def sample_fitted_subjects(
     tokenizer: PreTrainedTokenizerBase, n: int, applied_to: Collection[str]
 ) -> list[str]:
     """Sample up to n subjects to fit a map on, none of those that it is applied to."""
-    others = sample_up_to(tokenizer, max(n, MIN_FITTED), excluding=applied_to)
-    if applied_to and len(others) < MIN_FITTED:
+    others = sample_up_to(tokenizer, max(n, _MIN_FITTED), excluding=applied_to)
+    if applied_to and len(others) < _MIN_FITTED:
         raise SubjectsError(
             f"a linear map must not be fitted on the {len(set(applied_to))} subjects that it is "
-            f"applied to, and only {len(others)} others remain; it needs {MIN_FITTED}. Use fewer "
+            f"applied to, and only {len(others)} others remain; it needs {_MIN_FITTED}. Use fewer "
             "subjects or edits, or pass a fitted map as linear_map."
         )
     return others[:n]

@@ -200,7 +200,6 @@ def _means(values: _FLOATS, n: int, rng: np.random.Generator) -> _FLOATS:
 
 
 def _range(drawn: _FLOATS) -> dict[str, Any]:
-    """Return mean, lowest and highest of some draws."""
     ends = {"mean": drawn.mean(), "low": drawn.min(), "high": drawn.max()}
     return {**{name: number(one) for name, one in ends.items()}, "draws": len(drawn)}
 

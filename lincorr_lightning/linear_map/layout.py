@@ -133,13 +133,11 @@ class JointLayout:
         return views
 
     def _tokens(self, names: Iterable[str]) -> list[int]:
-        """Return the different tokens of some domains."""
         tokens = (token for name in names for token in self.domains[name].token_ids)
         return list(dict.fromkeys(tokens))
 
     @cached_property
     def _spans(self) -> dict[View, slice]:
-        """Columns of each view."""
         ends = accumulate((len(tokens) for tokens in self.views.values()), initial=0)
         return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
 

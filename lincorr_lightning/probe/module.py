@@ -554,7 +554,6 @@ class LinearProbe(LMStudy):
 
 
 def _modules(maps: nn.Module) -> Iterator[tuple[str, AffineMap]]:
-    """Yield the map of each source."""
     for source, module in cast(nn.ModuleDict, maps).items():
         yield source, cast(AffineMap, module)
 

@@ -139,9 +139,6 @@ def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, flo
                 yield f"{phase}/{key}/{safe[score.name]}", float(row[key])
 
 
-# -- matrices over pairs -----------------------------------------------------------------------
-
-
 def pair_matrices(
     scores: Sequence[Any], caption_end: str, title_end: str, note: str
 ) -> Iterator[tuple[Table, Figure]]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import spearmanr
 
-from lincorr_lightning.geometry.mantel import correlation_test, mantel_test, rank_residuals
+from lincorr_lightning.geometry.closeness import correlation_test, mantel_test, rank_residuals
 
 
 def symmetric(n: int, seed: int) -> np.ndarray:
