@@ -190,6 +190,10 @@ class LincorrCLI(LightningCLI):
             if "argument after ** must be a mapping" in str(first):
                 reason = "a group of settings, such as model.lm, is null. Leave it out."
                 raise ConfigError(reason) from None
+            if "more than one stateful callback" in str(first):
+                name = str(first).split("`")[1]
+                reason = f"trainer.callbacks has {name} twice with the same settings. Remove one."
+                raise ConfigError(reason) from None
             *_, (frame, _) = walk_tb(first.__traceback__)
             if frame.f_globals["__name__"].partition(".")[0] not in ("lightning", "jsonargparse"):
                 raise  # by a class of the user

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
@@ -10,11 +11,16 @@ from types import MappingProxyType
 from typing import Any, ClassVar, TypeVar
 
 import lightning as L
+import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
+from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
+from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import CheckpointError, ConfigError, require
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, refuse_sharding
 from lincorr_lightning.results.results import Results
@@ -30,6 +36,11 @@ from lincorr_lightning.results.run_folder import (
 T = TypeVar("T")
 
 _START_ANEW = "Use the settings of the run that wrote it (its config.yaml), or start a new run."
+# Settings of the Trainer that change a study's numbers; devices, loggers and callbacks do not.
+_TRAINER_SETTINGS = (
+    "precision", "max_epochs", "max_steps", "limit_train_batches", "limit_val_batches",
+    "overfit_batches", "gradient_clip_val", "accumulate_grad_batches",
+)  # fmt: skip
 
 
 def as_settings(kind: type[T], value: T | Mapping[str, Any]) -> T:
@@ -50,15 +61,20 @@ class PlainHyperparameters(HyperparametersMixin):
     """Keeps a constructor's arguments as plain data, whatever they are."""
 
     free_settings: ClassVar[frozenset[str]] = frozenset()
-    """Arguments that a resumed run may change."""
+    """Arguments that a resumed run may change, since they change no number."""
+    settings_per_rank: ClassVar[frozenset[str]] = frozenset()
+    """Arguments that count on each rank; a resumed run keeps their sum over ranks."""
 
-    @property
-    def fixed_settings(self) -> dict[str, Any]:
-        """The arguments that a resumed run must not change."""
-        names = self.hparams.keys() - self.free_settings
-        return {
-            name: self.hparams[name] for name in sorted(names) if name[0] != "_"
-        }  # of Lightning
+    def fixed_settings(self, owner: str, trainer: L.Trainer | None) -> dict[str, Any]:
+        """Return the arguments that a resumed run must not change, as options of `owner`."""
+        fixed = {}
+        for name, value in self.hparams.items():
+            if name in self.settings_per_rank:
+                fixed[f"{owner}.{name} of all ranks"] = value * data_shard(trainer).n
+            # Keys with an underscore are Lightning's; an LM is known by its fingerprint.
+            elif name[0] != "_" and name not in {"lm", *self.free_settings}:
+                fixed[f"{owner}.{name}"] = value
+        return fixed
 
     def _set_hparams(self, hp: Any) -> None:  # of Lightning
         super()._set_hparams(plain(hp))
@@ -78,12 +94,16 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Class of the batches that the study takes, from any DataLoader."""
     shards_lm: ClassVar[bool] = False
     """Whether the study can run with an LM that is sharded over devices."""
+    step_setting: str | None = None
+    """Setting of the size of a step, if gradients must not be accumulated over batches."""
 
     results: Results | None = None
     """Results of the last run; None before."""
     lm_info: Mapping[str, Any] = MappingProxyType({})
     """Name, data type, fingerprint and size of the LM, once it is loaded."""
     _started: float | None = None
+    _is_trained = False
+    _batches_per_step: frozenset[int] = frozenset()
 
     @property
     def seconds(self) -> float | None:
@@ -95,11 +115,36 @@ class Study(PlainHyperparameters, L.LightningModule):
         check_strategy(self.trainer)
         if not self.shards_lm:
             refuse_sharding(self.trainer, type(self).__name__)
+        if stage == "fit":
+            self._batches_per_step = frozenset()
+            self._require_steps_of_equal_size()
         prepare_run_folder(self.trainer)
 
     def on_fit_start(self) -> None:
         """Start the clock."""
-        self._started = monotonic()
+        self._started, self._is_trained = monotonic(), False
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Refuse steps of more batches than the first, whatever callback makes them so."""
+        del optimizer
+        self._require_steps_of_equal_size()
+
+    def _require_steps_of_equal_size(self) -> None:
+        trainer: Any = self.trainer
+        counts = {trainer.accumulate_grad_batches}
+        for callback in trainer.callbacks:
+            if isinstance(callback, GradientAccumulationScheduler):
+                counts.update(callback.scheduling.values())
+        self._batches_per_step |= counts
+        if len(self._batches_per_step) > 1 or (self.step_setting and max(counts) > 1):
+            wanted = (
+                f"1: set {self.step_setting} instead" if self.step_setting else "always the same"
+            )
+            raise ConfigError(
+                f"steps of {' or '.join(map(str, sorted(self._batches_per_step)))} batches, by "
+                "trainer.accumulate_grad_batches or a callback such as "
+                f"GradientAccumulationScheduler; their number must be {wanted}."
+            )
 
     def build_results(self) -> Results | None:
         """Return the results at the end of a run, if any; `finish` adds settings and LM."""
@@ -127,7 +172,17 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     def on_train_end(self) -> None:
         """Finish the run."""
+        self._is_trained = True
         self.finish()
+
+    def on_fit_end(self) -> None:
+        """Refuse to end without results, as Lightning does where nothing is to be trained."""
+        if not self._is_trained:
+            names = "max_epochs", "max_steps", "limit_train_batches"
+            given = ", ".join(f"{name} {getattr(self.trainer, name)}" for name in names)
+            raise ConfigError(
+                f"nothing was trained. Raise what is 0 of trainer.max_time, {given}, or give data."
+            )
 
     def on_validation_end(self) -> None:
         """Finish the run, unless this is the validation of a fit."""
@@ -150,51 +205,81 @@ class Study(PlainHyperparameters, L.LightningModule):
         """Take over a `checkpoint_state`, before the parameters, or raise a `CheckpointError`."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the study's name and state."""
-        checkpoint["study"] = {"name": self.study, **self.checkpoint_state()}
+        """Add the study's name, settings and state."""
+        settings = self._run_settings()
+        checkpoint["study"] = {"name": self.study, "settings": settings, **self.checkpoint_state()}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of another study or other settings, and restore the study's state."""
-        stored = checkpoint.get("study", {})
+        stored, trainer = checkpoint.get("study", {}), self._trainer
+        path = None if trainer is None else trainer.ckpt_path
+        if Path(path or "").name.startswith("hpc_ckpt_"):
+            rank_zero_warn(
+                f"goes on with {path}, which a job that Slurm requeued left in "
+                "trainer.default_root_dir. Move it elsewhere to begin anew."
+            )
         if stored.get("name") != self.study:
             raise CheckpointError(
                 f"Not a {type(self).__name__} checkpoint, but of {stored.get('name')}."
             )
-        if self._trainer is not None and self.trainer.state.fn == "fit":
-            self.require_same_settings(checkpoint, self.fixed_settings)
         try:
+            if trainer is not None and trainer.state.fn == "fit":
+                self._require_same_run(stored["settings"], checkpoint)
             self.restore(stored)
         except KeyError as error:
             raise CheckpointError(
                 f"the checkpoint has no {error}: another version wrote it. {_START_ANEW}"
             ) from error
 
-    def require_same_settings(self, checkpoint: Mapping[str, Any], names: Iterable[str]) -> None:
-        """Refuse a checkpoint whose study had other values for these options."""
-        then = checkpoint.get("hyper_parameters", {})
-        known = sorted(then.keys() & set(names) - {"lm"})  # which is known by its fingerprint
-        require_same({name: then[name] for name in known}, self.hparams, "model.")
+    def _run_settings(self) -> dict[str, Any]:
+        """Return what a resumed run must not change, apart from its data."""
+        trainer: Any = self.trainer
+        settings = self.fixed_settings("model", trainer)
+        if is_dry_run(trainer):
+            return settings
+        settings |= {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER_SETTINGS}
+        algorithm = trainer.gradient_clip_algorithm
+        settings["trainer.gradient_clip_algorithm"] = algorithm and algorithm.value
+        settings["matmul_precision"] = torch.get_float32_matmul_precision()
+        settings["data"] = type(getattr(trainer, "datamodule", None)).__qualname__
+        if (seed := os.environ.get("PL_GLOBAL_SEED")) is not None:  # of `seed_everything`
+            settings["seed_everything"] = seed
+        return settings
+
+    def _require_same_run(self, stored: dict[str, Any], checkpoint: Mapping[str, Any]) -> None:
+        """Refuse to resume a run of other settings or data; more epochs may follow."""
+        now = self._run_settings()
+        before, epochs = (one.get("trainer.max_epochs", -1) for one in (stored, now))
+        is_longer = before != epochs and (epochs == -1 or -1 < before < epochs)
+        require_same(stored, now | {"trainer.max_epochs": before} if is_longer else now)
+        if is_longer:
+            rank_zero_warn(
+                f"the checkpoint was written with trainer.max_epochs {before}, this run has "
+                f"{epochs}: what follows from a run's length, such as learning rates that "
+                "decrease, is from here on that of the longer run."
+            )
+        data = getattr(self.trainer, "datamodule", None)
+        if isinstance(data, StudyData):  # before parameters that do not fit are loaded
+            data.load_state_dict(checkpoint[type(data).__qualname__])
 
 
 def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str = "") -> None:
     """Refuse a checkpoint of other settings or data; `owner` is their prefix, as ``data.``."""
     for name, value in stored.items():
-        if value != now[name]:
+        if value != now.get(name, value):
             raise CheckpointError(
                 f"the checkpoint was written with {owner}{name} {value}, this run has "
                 f"{now[name]}. {_START_ANEW}"
             )
 
 
-def require_one_epoch(trainer: L.Trainer, epochs: str, steps: str) -> None:
-    """Refuse other lengths of a run, and of its steps, than the study's own settings say."""
+def require_one_epoch(trainer: L.Trainer, epochs: str) -> None:
+    """Refuse other lengths of a run than the study's own settings say."""
     if trainer.max_epochs not in (1, None) and not is_dry_run(trainer):
         raise ConfigError(
             f"trainer.max_epochs is {trainer.max_epochs}; it must be 1. For longer runs, set "
             f"{epochs}."
         )
-    if trainer.accumulate_grad_batches != 1:
-        raise ConfigError(f"trainer.accumulate_grad_batches must be 1; set {steps} instead.")
 
 
 def require_batch(study: Study, batch: object, *kinds: type) -> None:
@@ -306,6 +391,7 @@ class StudyData(PlainHyperparameters, L.LightningDataModule):
     def __init__(self, lm: LanguageModel | None = None) -> None:
         super().__init__()
         self._lm = lm
+        self._contents: dict[str, str] = {}
 
     @property
     def language_model(self) -> LanguageModel:
@@ -313,6 +399,21 @@ class StudyData(PlainHyperparameters, L.LightningDataModule):
         if self._lm is None:
             raise ConfigError(f"{type(self).__name__} needs an LM. Pass lm=module.lm.")
         return self._lm
+
+    def keep_contents(self, **contents: Any) -> None:
+        """Keep hashes of what the files that settings name say, for checkpoints; in ``setup``."""
+        hashes = {name: fingerprint_data(value) for name, value in contents.items()}
+        self._contents = {f"data.{name} (contents)": value for name, value in hashes.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what the data follow from."""
+        return {"determined_by": self.fixed_settings("data", self.trainer) | self._contents}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Refuse to resume a fit with other data."""
+        if self.trainer is None or self.trainer.state.fn == "fit":
+            now = StudyData.state_dict(self)["determined_by"]
+            require_same(state_dict["determined_by"], now)
 
     def require_at_least(self, *may_be_none: str, **least: float) -> None:
         """Refuse arguments, which are saved as hyper-parameters, that are less than these."""

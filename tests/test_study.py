@@ -7,9 +7,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.errors import CheckpointError
+from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.results.results import Results
@@ -113,6 +114,96 @@ def test_settings_are_plain_data_in_checkpoints(checkpoint: Path) -> None:
     settings = torch.load(checkpoint, weights_only=True)["hyper_parameters"]
     assert settings["lm"] == plain(LMConfig()) and settings["lm"]["dtype"] == "float32"
     assert as_settings(LMConfig, settings["lm"]) == LMConfig()
+
+
+@pytest.mark.parametrize(
+    ("option", "then", "now"),
+    [
+        ("max_epochs", 2, 1), ("max_steps", 4, 3), ("limit_train_batches", 1.0, 3),
+        ("limit_val_batches", 1.0, 0), ("overfit_batches", 0.0, 1),
+        ("precision", "64-true", "32-true"),
+        ("gradient_clip_val", None, 0.5), ("gradient_clip_algorithm", "value", "norm"),
+        ("accumulate_grad_batches", 1, 2),
+    ],
+)  # fmt: skip
+def test_settings_of_the_trainer_stay(option: str, then: Any, now: Any, tmp_path: Path) -> None:
+    common = {"max_epochs": 2, "max_steps": 100}
+    first = quiet_trainer(tmp_path / "first", **common | {option: then})
+    first.fit(Counting(), loader())
+    first.save_checkpoint(tmp_path / "end.ckpt")
+    again = quiet_trainer(tmp_path, **common | {option: now})
+    message = rf"trainer\.{option} {then}, this run has {now}\."
+    with pytest.raises(CheckpointError, match=message):
+        again.fit(Counting(), loader(), ckpt_path=tmp_path / "end.ckpt")
+
+
+def test_a_longer_run_goes_on_and_says_so(checkpoint: Path, tmp_path: Path) -> None:
+    for n_epochs in (3, -1):
+        study = Counting()
+        stop = LambdaCallback(
+            on_train_batch_end=lambda trainer, module, *_: setattr(
+                trainer, "should_stop", module.n == 12
+            )
+        )
+        trainer = quiet_trainer(tmp_path, max_epochs=n_epochs, callbacks=[stop])
+        with pytest.warns(UserWarning, match=f"max_epochs 1, this run has {n_epochs}: what follow"):
+            trainer.fit(study, loader(), ckpt_path=checkpoint)
+        assert study.n == 12
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate_grad_batches": 2}, "2 batches"),
+        ({"callbacks": [GradientAccumulationScheduler({1: 4})]}, "1 or 4 batches"),
+        ({"callbacks": [GradientAccumulationScheduler({0: 2})]}, "1 or 2 batches"),
+        ({"callbacks": [LambdaCallback(
+            on_train_epoch_start=lambda trainer, _: setattr(trainer, "accumulate_grad_batches", 3)
+        )]}, "1 or 3 batches"),
+    ],
+)  # fmt: skip
+def test_the_batches_of_a_step_are_counted(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    """Whichever way they were set, and before a wrong step is made."""
+
+    class OneBatch(Counting):
+        step_setting = "data.size"
+
+    study = OneBatch()
+    with pytest.raises(ConfigError, match=rf"steps of {message}.*must be 1: set data\.size"):
+        quiet_trainer(tmp_path, max_epochs=2, **options).fit(study, loader())
+    assert study.weight == 0
+    if "1 or" in message:
+        with pytest.raises(ConfigError, match=rf"steps of {message}.*must be always the same"):
+            quiet_trainer(tmp_path, max_epochs=2, **options).fit(Counting(), loader())
+
+
+@pytest.mark.parametrize(
+    "option", ["max_epochs", "max_steps", "limit_train_batches", "max_time", "no data"]
+)
+def test_a_run_that_trains_nothing_says_so(option: str, tmp_path: Path) -> None:
+    none = {"seconds": 0} if option == "max_time" else 0
+    options = {} if option == "no data" else {option: none}
+    data = DataLoader([]) if option == "no data" else loader()  # type: ignore[var-annotated]
+    with pytest.raises(ConfigError, match="nothing was trained") as raised:
+        quiet_trainer(tmp_path, **options).fit(Counting(), data)
+    assert raised.value.exit_status == 2 and not list(tmp_path.rglob("results.json"))
+
+
+def test_a_checkpoint_that_slurm_left_is_named(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"NTASKS": "1", "JOB_NAME": "x", "PROCID": "0", "LOCALID": "0"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("SLURM_NODEID", "0")
+    left = checkpoint.rename(checkpoint.with_name("hpc_ckpt_7.ckpt"))
+    study = Counting()
+    with pytest.warns(UserWarning, match=f"goes on with {left}, which a job that Slurm requeued"):
+        quiet_trainer(tmp_path, max_epochs=2).fit(study, loader())
+    assert study.n == 8
+    with pytest.raises(CheckpointError, match=r"model\.rate 0\.1, this run has 0\.5"):
+        quiet_trainer(tmp_path, max_epochs=2).fit(Counting(rate=0.5), loader())
 
 
 def _work(rank: int, lm: str, folder: str) -> None:

@@ -233,6 +233,7 @@ class PairedTextsDataModule(StudyData):
     """
 
     batch_type = TextBatch
+    free_settings = frozenset({"texts_file", "knowledge_files"})
 
     def __init__(
         self,
@@ -284,6 +285,7 @@ class PairedTextsDataModule(StudyData):
                 for seed in plan.seeds
             ]
         self.corpus = PairedCorpus(labels, texts, plan, tokenizer)
+        self.keep_contents(texts_file=self.corpus.fingerprint)
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of all phases."""

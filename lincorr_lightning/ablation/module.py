@@ -76,6 +76,7 @@ class VocabularyAblation(Study):
 
     study = "vocabulary_ablation"
     batch_type = TextBatch
+    step_setting = "batch_size of model.compose and model.learn"
 
     def __init__(
         self,
@@ -126,10 +127,7 @@ class VocabularyAblation(Study):
 
     def setup(self, stage: str) -> None:
         """Check the trainer before anything is trained."""
-        require_one_epoch(
-            self.trainer, "model.compose.epochs and model.learn.epochs",
-            "model.compose.batch_size and model.learn.batch_size",
-        )  # fmt: skip
+        require_one_epoch(self.trainer, "model.compose.epochs and model.learn.epochs")
         if self.trainer.gradient_clip_val:
             raise ConfigError(
                 "trainer.gradient_clip_val must be null: all networks are trained side by side. "

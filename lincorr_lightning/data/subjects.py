@@ -74,6 +74,7 @@ class SubjectsDataModule(StudyData):
     """
 
     batch_type = SubjectBatch
+    free_settings = frozenset({"subjects_file"})
 
     def __init__(
         self,
@@ -107,6 +108,7 @@ class SubjectsDataModule(StudyData):
         subjects = self._all_subjects()
         n_fit = round(len(subjects) * self.fit_fraction)
         self.halves = {"fit": subjects[:n_fit], "test": subjects[n_fit:]}
+        self.keep_contents(subjects_file=subjects)
         for half, members in self.halves.items():
             if len(members) < 2:
                 raise SubjectsError(

@@ -114,9 +114,8 @@ class TextBlocks(Dataset[TokenStep]):
 
     @property
     def determined_by(self) -> dict[str, Any]:
-        """Settings that determine the content of a step."""
-        names = ("n_tokens", "batch_tokens", "block_steps", "seed", "n_skipped", "n_shards")
-        return {name: getattr(self, name) for name in names} | {"n_rows": len(self.texts)}
+        """What determines the content of a step beside the settings of the datamodule."""
+        return {"n_shards": self.n_shards, "n_rows": len(self.texts)}
 
     def __len__(self) -> int:
         """Steps of this shard in one epoch."""
@@ -177,6 +176,7 @@ class TextsDataModule(StudyData):
     """
 
     batch_type = TokenRows
+    free_settings = frozenset({"texts", "knowledge_files", "eval_batch_size"})
 
     def __init__(
         self,
@@ -232,6 +232,7 @@ class TextsDataModule(StudyData):
             )
         if trains:
             self._rows = self._training_rows(others)
+            self.keep_contents(texts=[self._rows, self._held_out])
 
     def read_texts(self) -> list[str]:
         """Return the texts that a study without training reads."""

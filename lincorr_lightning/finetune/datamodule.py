@@ -28,10 +28,9 @@ from lincorr_lightning.finetune.edits import (
 from lincorr_lightning.finetune.forecasts import forecast_edits
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind
-from lincorr_lightning.study import StudyData, require_same
+from lincorr_lightning.study import StudyData
 
 
 class EditsDataModule(StudyData):
@@ -139,6 +138,10 @@ class EditsDataModule(StudyData):
         else:
             relation.require_reference()
             refuse_unknown_subjects(dict.fromkeys(self.subjects or (), "data.subjects"), lm)
+        self.keep_contents(
+            edits_file=[[*edit[1:3], edit.reference] for edit in self._raw],
+            knowledge_files=[relation.source.token_ids, relation.target.token_ids],
+        )
         return relation
 
     def prepare_edits(self) -> list[Edit]:
@@ -224,30 +227,17 @@ class EditsDataModule(StudyData):
             self._catalogue, self.subwords, self._left_out, self.max_risk,
         )  # fmt: skip
 
-    def _determined_by(self) -> dict[str, Any]:
-        """Return what the edits follow from: settings, what a file says, and the LM's labels."""
-        relation = self.tokenized
-        rows = [[*edit[1:3], edit.reference] for edit in self._raw]
-        labels = [relation.source.token_ids, relation.target.token_ids]
-        contents = {"edits_file": rows, "knowledge_files": labels}
-        return self.fixed_settings | {
-            f"{name} (contents)": fingerprint_data(value) for name, value in contents.items()
-        }
-
     def state_dict(self) -> dict[str, Any]:
         """Return the edits, which could not be sampled again from an LM in training."""
-        if self._edits is None:
-            return {}
-        return {
-            "edits": [edit._asdict() for edit in self._edits],
-            "determined_by": self._determined_by(),
-            "left_out": self._left_out,
-        }
+        state = super().state_dict()
+        if self._edits is not None:
+            state["edits"] = [edit._asdict() for edit in self._edits]
+            state["left_out"] = self._left_out
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the edits of the run that is resumed."""
-        if not state_dict:
-            return
-        require_same(state_dict["determined_by"], self._determined_by(), "data.")
-        self._edits = [Edit(**state) for state in state_dict["edits"]]
-        self._left_out = state_dict["left_out"]
+        super().load_state_dict(state_dict)
+        if "edits" in state_dict:
+            self._edits = [Edit(**state) for state in state_dict["edits"]]
+            self._left_out = state_dict["left_out"]

@@ -70,7 +70,8 @@ class SourceFinetune(TrainedLMStudy):
     study = "source_finetune"
     batch_type = EditBatch
     shards_lm = True
-    free_settings = frozenset({"edits_per_step", "forecast", "save_model"})
+    free_settings = frozenset({"save_model"})
+    settings_per_rank = frozenset({"edits_per_step"})
 
     def __init__(
         self,
@@ -91,6 +92,7 @@ class SourceFinetune(TrainedLMStudy):
             raise ConfigError("independent edits leave the LM as it was: set save_model to false.")
         self.save_hyperparameters(logger=False)
         self.is_independent = protocol == "independent"
+        self.step_setting = "model.steps_per_edit" if self.is_independent else None
         one_at_a_time = self.is_independent and method == "full"
         #: How the edits are trained; `EditsDataModule` takes it as ``training``.
         self.edit_training = EditTraining(
@@ -120,8 +122,6 @@ class SourceFinetune(TrainedLMStudy):
                 "which does not shard."
             )
         if self.is_independent:
-            n = self.trainer.accumulate_grad_batches
-            require("trainer.accumulate_grad_batches of independent edits", n, at_most=1)
             require_one_pass(self.trainer)
         super().setup(stage)
         self.row_reader = RowReader(self.lm)

@@ -89,13 +89,8 @@ class PackedStatements(Dataset[PackedBatch]):
 
     @property
     def determined_by(self) -> dict[str, Any]:
-        """Settings that determine the batches."""
-        names = (
-            "batch_size", "row_length", "full_loss_fraction", "mixup_fraction", "repeats", "seed",
-            "n_shards",
-        )  # fmt: skip
-        settings = {name: getattr(self, name) for name in names}
-        return settings | {"n_statements": len(self._statements)}
+        """What determines the content of a step beside the settings of the datamodule."""
+        return {"n_shards": self.n_shards, "n_statements": len(self._statements)}
 
     @cached_property
     def _statements(self) -> list[EncodedStatement]:
@@ -213,6 +208,8 @@ class CorpusDataModule(StudyData):
     """
 
     batch_type = PackedBatch
+    free_settings = frozenset({"knowledge_files"})
+    settings_per_rank = frozenset({"batch_size"})
 
     def __init__(
         self,
@@ -262,6 +259,7 @@ class CorpusDataModule(StudyData):
         require("data.row_length", self.row_length, at_least=longest)  # a statement
         self._repeats = _repeats(self.repeats, corpus.knowledge, self._catalogue)
         self.corpus = corpus
+        self.keep_contents(knowledge_files=[statement.tokens for statement in corpus.encoded])
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the packed statements of each epoch."""

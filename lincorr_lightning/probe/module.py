@@ -98,6 +98,7 @@ class LinearProbe(LMStudy):
     study = "linear_probe"
     batch_type = SubjectBatch
     shards_lm = True
+    step_setting = "data.batch_size"
 
     def __init__(
         self,
@@ -292,7 +293,9 @@ class LinearProbe(LMStudy):
         self._fit = fit_layout(fit, self.layout, self.ridges)
         self.n_fit = self._fit.n
         self._warn_of_few_subjects()
-        self.fit_subjects = self._gather_subjects("fit")
+        # Gradient descent has also seen those of earlier epochs, which a resumed run may lack.
+        before = self.fit_subjects if self.solver == "sgd" else []
+        self.fit_subjects = list(dict.fromkeys([*before, *self._gather_subjects("fit")]))
         if self.solver == "closed_form":
             for source, module in _modules(self.maps):
                 module.assign(self._fit.maps["y"][source])

@@ -30,7 +30,13 @@ from lincorr_lightning.sae.stacked import (
     StepLosses,
     learning_rate_factor,
 )
-from lincorr_lightning.study import LMStudy, as_settings, require_batch, require_one_epoch
+from lincorr_lightning.study import (
+    LMStudy,
+    as_settings,
+    require_batch,
+    require_one_epoch,
+    require_same,
+)
 
 
 class SparseAutoencoders(LMStudy):
@@ -62,6 +68,7 @@ class SparseAutoencoders(LMStudy):
     study = "sparse_autoencoders"
     batch_type = TokenRows
     free_settings = frozenset({"saes"})
+    step_setting = "data.batch_tokens"
 
     def __init__(
         self,
@@ -106,7 +113,7 @@ class SparseAutoencoders(LMStudy):
                 "model.saes names SAEs to score, not to train. Use `lincorr validate`, or set "
                 "it to null."
             )
-        require_one_epoch(self.trainer, "data.n_tokens", "data.batch_tokens")
+        require_one_epoch(self.trainer, "data.n_tokens")
 
     def prepare_lm(self) -> None:
         """Find the LM's hook points, and make the SAEs or load the given ones."""
@@ -199,7 +206,7 @@ class SparseAutoencoders(LMStudy):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Remove the component of the decoder's gradient that changes its norms."""
-        del optimizer
+        super().on_before_optimizer_step(optimizer)
         self._trained.project_gradient()
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
@@ -272,7 +279,8 @@ class SparseAutoencoders(LMStudy):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse a checkpoint of other SAEs, also where they are only scored."""
         super().on_load_checkpoint(checkpoint)
-        self.require_same_settings(checkpoint, ("sae", "kinds", "layers"))
+        own = {name: self.hparams[name] for name in ("sae", "kinds", "layers")}
+        require_same(checkpoint["hyper_parameters"], own, "model.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the training curves and the last scores."""

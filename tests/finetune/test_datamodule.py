@@ -264,7 +264,9 @@ def test_a_run_is_not_resumed_with_other_edits(small_lm, lm, tmp_path):
         ),
     ):
         with pytest.raises(CheckpointError, match=message):
-            EditsDataModule(lm, **{"n_edits": 22} | changed).load_state_dict(data.state_dict())
+            other = EditsDataModule(lm, **{"n_edits": 22} | changed)
+            other.setup("fit")
+            other.load_state_dict(data.state_dict())
     broken, again = Taught(small_lm, fails_at=3), Taught(small_lm)
     run = trainer(callbacks=[OnExceptionCheckpoint(tmp_path, "b")], enable_checkpointing=True)
     with pytest.raises(RuntimeError):

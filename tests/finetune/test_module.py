@@ -332,7 +332,7 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
         return module
 
     module = refused(
-        "accumulate_grad_batches of independent edits is 2", trainer={"accumulate_grad_batches": 2}
+        r"steps of 2 batches.*set model\.steps_per_edit", trainer={"accumulate_grad_batches": 2}
     )
     assert not module.lm.is_loaded
     unlisted = DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None)

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.data.tiny_world.world import World, WorldConfig
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.pretraining.corpus import build_corpus
@@ -120,11 +120,13 @@ def test_a_resumed_run_ends_where_an_uninterrupted_one_does(tmp_path):
 
 
 def test_a_checkpoint_of_another_world_is_refused(tmp_path):
-    trainer = make_trainer(tmp_path, 1, limit_val_batches=0, limit_train_batches=1)
+    trainer = make_trainer(tmp_path, 1)
     trainer.fit(Pretraining(SIZE), datamodule=make_corpus())
     trainer.save_checkpoint(tmp_path / "end.ckpt")
-    other = CorpusDataModule(WorldConfig(n_people=30), KNOWLEDGE)
-    with pytest.raises(RuntimeError, match=r"size mismatch for lm\.model\.embed_tokens"):
+    other = CorpusDataModule(
+        WorldConfig(n_people=30), KNOWLEDGE, batch_size=16, repeats={"math": 5}
+    )
+    with pytest.raises(CheckpointError, match=r"data\.world .*'n_people': 30"):
         make_trainer(tmp_path, 2).fit(
             Pretraining(SIZE), datamodule=other, ckpt_path=tmp_path / "end.ckpt"
         )

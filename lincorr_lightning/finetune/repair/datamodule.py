@@ -37,7 +37,7 @@ from lincorr_lightning.finetune.edits import (
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation, build_domain
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind
-from lincorr_lightning.study import StudyData, require_same
+from lincorr_lightning.study import StudyData
 
 SHOWN, HELD_OUT = "shown", "held_out"
 """Parts of the measured edits: source answers that are in the examples, and held-out ones."""
@@ -392,8 +392,7 @@ class RepairDataModule(StudyData):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits and the logits before, which a repaired LM would not give again."""
-        return {
-            "settings": self.fixed_settings,
+        return super().state_dict() | {
             "examples": list(map(tuple, self.examples)),
             "measured": {part: list(map(tuple, edits)) for part, edits in self.measured.items()},
             "split": self.split,
@@ -402,7 +401,7 @@ class RepairDataModule(StudyData):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over the edits of the run that is resumed."""
-        require_same(state_dict["settings"], self.fixed_settings, "data.")
+        super().load_state_dict(state_dict)
         self.examples = list(map(Edit._make, state_dict["examples"]))
         self.measured = {
             part: list(map(Edit._make, edits)) for part, edits in state_dict["measured"].items()
