@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lincorr_lightning.errors import ConfigError, LincorrError
+from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.termination import exit_at_signals
 from lincorr_lightning.version import __version__
 
@@ -56,9 +56,18 @@ def main(args: Sequence[str] | None = None) -> Any:
     if argv[0] not in {*TRAINER_COMMANDS, *COMMANDS} and not argv[0].startswith("-"):
         names = ", ".join([*TRAINER_COMMANDS, *COMMANDS])
         raise ConfigError(f"there is no command {argv[0]!r}. The commands are {names}.")
-    if argv[0] in COMMANDS:
-        return _run_command(argv[0], argv[1:])
-    return _import("lincorr_lightning.lightning_cli").run_lightning_cli(argv)
+    try:
+        if argv[0] in COMMANDS:
+            return _run_command(argv[0], argv[1:])
+        return _import("lincorr_lightning.lightning_cli").run_lightning_cli(argv)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":  # of the library tokenizers, in Rust
+            raise
+        raise LanguageModelError(
+            f"the LM's tokenizer fails: {' '.join(str(error).split())[:200]}. A pattern in its "
+            "tokenizer.json may be wrong, or take too long. Copy the file again, or pass another "
+            "tokenizer as model.lm.tokenizer."
+        ) from None
 
 
 def overview() -> str:

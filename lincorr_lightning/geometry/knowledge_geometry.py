@@ -114,6 +114,17 @@ class KnowledgeGeometry(LMStudy):
 
     # -- reading -----------------------------------------------------------------------------
 
+    def setup(self, stage: str) -> None:
+        """Refuse to read only the first batches, which are those of the fit half."""
+        super().setup(stage)
+        limit = self.trainer.limit_test_batches
+        # 1.0 is all batches, and 1 is the first.
+        if (isinstance(limit, int) or limit < 1) and self.probed is None:
+            raise ConfigError(
+                f"trainer.limit_test_batches is {limit}; it must be 1.0, as the held-out subjects "
+                "come last. For a short run, lower data.n_subjects."
+            )
+
     def on_test_start(self) -> None:
         """Forget an earlier test, and refuse a probe of another LM."""
         self.closeness = None

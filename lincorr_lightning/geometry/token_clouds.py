@@ -31,6 +31,7 @@ _MAX_K, _PAPER_K = 31, 2
 _MIN_CORPORA = 4  # for a correlation over them
 # Angles need two neighbors.
 _MIN_RANK = 2
+_LARGEST = 1e150  # squares must be finite in float64
 
 
 @dataclass(frozen=True)
@@ -173,16 +174,27 @@ def read_layers(
     first = 0 if embedding_layer else 1
     # The layers of a large LM may be on several devices.
     hidden = torch.stack([layer[:, len(prefix) :].to(device) for layer in states[first:]], dim=1)
-    broken = ~hidden.isfinite().all(-1).all(-1)
+    logits = output.logits[:, len(prefix) if all_logits else -1 :].to(device)
+    largest = torch.linalg.vector_norm(hidden, math.inf, dim=-1).double()
+    # With a logit of minus infinity, a token only has no probability.
+    usable = [
+        (largest < _LARGEST).all(-1),
+        logits.amax(-1).float().isfinite().all(-1, keepdim=True),
+    ]
+    broken = ~torch.cat(usable, 1).T
     if bool(broken.any()):
-        prompt, layer = broken.nonzero()[0].tolist()
-        name = f"layer {layer + first}" if layer + first else "the embedding layer"
+        part, prompt = broken.nonzero()[0].tolist()
+        layer = part + first
+        name = (
+            f"hidden states of layer {layer}" if layer else "hidden states of the embedding layer"
+        )
+        name = "logits" if part == hidden.shape[1] else name
         raise NonFiniteError(
-            f"the hidden states of {name} of the LM {lm.config.name_or_path} are NaN or infinite "
-            f"for prompt {prompts[prompt]} in {lm.model.dtype}. If they come from float16, set "
+            f"the {name} of the LM {lm.config.name_or_path} are NaN, infinite or too large for "
+            f"prompt {prompts[prompt]} in {lm.model.dtype}. If they come from float16, set "
             "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
         )
-    return hidden, output.logits[:, len(prefix) if all_logits else -1 :].to(device)
+    return hidden, logits
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -24,7 +24,8 @@ _log = logging.getLogger(__name__)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
 _MANY = 5
-_MAX_LAYERS = 10_000  # building 10^9 layers would take hours and all memory
+_MAX_LAYERS = 1_000  # more would take minutes to hours, and all memory
+_MAX_REASON = 400  # characters of a library's message
 _PLAIN = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
@@ -143,7 +144,7 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].endswith(":"):
         lines[0] = " ".join(lines[:2])
-    return (lines[0] if lines else type(error).__name__).rstrip(".")
+    return (lines[0] if lines else type(error).__name__)[:_MAX_REASON].rstrip(".")
 
 
 @contextmanager
@@ -178,15 +179,24 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     )
     with explained(checkpoint, what, hint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(location, **options)
-    n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if isinstance(n_layers, int) and not 0 <= n_layers <= _MAX_LAYERS:
-        raise LanguageModelError(
-            f"{what} of {checkpoint} has num_hidden_layers {n_layers}; it must be between 0 and "
-            f"{_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
-        )
+        for name, number in _numbers_of(config.to_dict()):
+            if re.search("(layers|n_layer|depth|blocks|stages)$", name) and number > _MAX_LAYERS:
+                raise LanguageModelError(
+                    f"{what} of {checkpoint} has {name} {number}; it must be at most "
+                    f"{_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
+                )
     if must_be_causal:
         _check_causal(checkpoint, config)
     return config
+
+
+def _numbers_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the whole numbers of a configuration and of those in it."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _numbers_of(value)
+        elif isinstance(value, int):
+            yield str(name), value
 
 
 def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
@@ -249,6 +259,7 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             checkpoint.location, **checkpoint.options
         )
+        tokenizer("a text of 9 " * 9, verbose=False)  # some settings are used only now
     # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise LanguageModelError(f"{checkpoint} has no vocabulary of a tokenizer. {way_out}")
@@ -305,6 +316,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         hint = "The file may be cut short: compare its size, or download it again."
         options["quantization_config"] = GgufConfig(dequantize=True)
     with explained(checkpoint, "the weights", hint):
+        _check_depth(checkpoint, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location, config=config, output_loading_info=True, **options
         )
@@ -348,6 +360,22 @@ def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: 
         f"the config.json of {checkpoint} names a quantization ({name}), but its weights are not "
         "quantized. Remove quantization_config from it, or copy the checkpoint again."
     )
+
+
+def _check_depth(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
+    """Refuse many more layers than a folder's weights have, which would be built first."""
+    from safetensors import safe_open
+
+    numbers = [0]
+    for path in Path(checkpoint.location).glob("*.safetensors") if checkpoint.is_folder else ():
+        with safe_open(path, "pt") as file:
+            numbers += [int(n) for key in file.keys() for n in re.findall(r"\.(\d+)\.", key)]  # noqa: SIM118
+    n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
+    if numbers[1:] and isinstance(n_layers, int) and n_layers > max(numbers) + 1:
+        raise LanguageModelError(
+            f"config.json of {checkpoint} has {n_layers} layers (num_hidden_layers), but its "
+            f"weights have {max(numbers) + 1}. Correct it, or copy the checkpoint again."
+        )
 
 
 def _check_layers(checkpoint: Checkpoint, model: PreTrainedModel, unused: Iterable[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, write_json
+from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.version import __version__
 
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from matplotlib.figure import Figure as MatplotlibFigure
+
+_log = logging.getLogger(__name__)
 
 SCHEMA = 2
 """Version of the layout of ``results.json``."""
@@ -126,15 +130,29 @@ class Results:
         self.write_values(folder)
 
     def write_parts(self, folder: Path) -> None:
-        """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails."""
+        """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails.
+
+        Figures for which memory runs out are left out of `figures`, with a warning.
+        """
         from tqdm import tqdm
 
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
+        drawn = []
         for figure in tqdm(self.figures, "drawing figures", delay=2, leave=False, disable=None):
+            try:
+                png = figure.png
+            except (MemoryError, RuntimeError) as error:
+                if (reason := oom_reason(error)) is None:
+                    raise
+                message = "The figure %s is missing: memory ran out while it was drawn (%s)."
+                _log.warning(message, figure.name, reason)
+                continue
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
-                part.write_bytes(figure.png)
+                part.write_bytes(png)
+            drawn.append(figure)
+        self.figures = drawn
 
     def write_values(self, folder: Path) -> None:
         """Write ``results.json``, see `to_json`; raise OutputError if that fails."""

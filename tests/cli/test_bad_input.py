@@ -1,6 +1,7 @@
 """What a user gets wrong, through the program: the message says what and how to mend it."""
 
 import errno
+import json
 import shutil
 from pathlib import Path
 
@@ -103,3 +104,17 @@ def test_a_disk_that_fills_up_leaves_no_results(
     assert "Traceback" not in capsys.readouterr().err
     assert not list(tmp_path.rglob("results.json"))
     assert not list(tmp_path.rglob(".part*"))
+
+
+def test_a_pattern_of_a_tokenizer_that_never_ends(small_lm: str, tmp_path: Path) -> None:
+    """Rust panics then, which is no Exception for Python."""
+    path = shutil.copytree(small_lm, tmp_path / "lm") / "tokenizer.json"
+    content = json.loads(path.read_text())
+    pattern = {
+        "type": "Split", "pattern": {"Regex": "^(([a-z0-9 ])+.)+([A-Z]([a-z])+)+$"},
+        "behavior": "Isolated", "invert": False,
+    }  # fmt: skip
+    content["pre_tokenizer"]["pretokenizers"].insert(0, pattern)
+    path.write_text(json.dumps(content))
+    with pytest.raises(LanguageModelError, match=r"tokenizer fails: .*pass another tokenizer as"):
+        _fit(tmp_path, str(path.parent))

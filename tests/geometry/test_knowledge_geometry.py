@@ -274,3 +274,12 @@ def test_too_few_distinct_points(small_lm, tmp_path):
                                           r"layer 1; range scaling 8 needs 9"):  # fmt: skip
         main(command(small_lm, tmp_path, *NAMED, f"--data.subjects_file={tmp_path / 'x.txt'}",
                      "--data.n_subjects=60"))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "limit", ["limit_test_batches=2", "limit_test_batches=0.5", "fast_dev_run=true"]
+)
+def test_a_part_of_the_subjects_is_refused(limit, small_lm, tmp_path):
+    """The held-out ones come last: there would be none."""
+    with pytest.raises(ConfigError, match=r"limit_test_batches is (1|2|0\.5); it must be 1\.0"):
+        main(command(small_lm, tmp_path, *NAMED, f"--trainer.{limit}"))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from pandas.testing import assert_frame_equal
+from safetensors.torch import load_file, save_file
 from scipy import stats
 from scipy.special import log_softmax, softmax
 from torch.utils.data import DataLoader
@@ -14,7 +15,7 @@ from transformers import AutoTokenizer
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.texts import TokenBatch, TokenizedTextDataModule
-from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.geometry import TokenGeometry
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.lm.config import LMConfig
@@ -291,3 +292,23 @@ def test_two_ranks_give_the_numbers_of_one(finished, small_lm, texts, tmp_path):
 def test_settings_that_do_not_fit(small_lm, texts, make_trainer, options, message):
     with pytest.raises(ConfigError, match=message):
         run(small_lm, texts, make_trainer(), **options)
+
+
+@pytest.mark.parametrize(
+    ("weight", "value", "message"),
+    [
+        ("lm_head.weight", torch.nan, "the logits of the LM .* are NaN, infinite or too large"),
+        ("lm_head.weight", 1e300, "the logits of the LM"),
+        ("model.norm.weight", 1e200, "the hidden states of layer 2 of the LM .* too large"),
+    ],
+)
+def test_extreme_states_are_named(weight, value, message, texts, make_lm, make_trainer, tmp_path):
+    folder = make_lm(tmp_path / "lm", architecture="llama", dtype="float64")
+    path = folder / "model.safetensors"
+    weights = {name: one.double() for name, one in load_file(path).items()}
+    weights[weight][3] = value
+    save_file(weights, path, {"format": "pt"})
+    study = TokenGeometry(LMConfig(str(folder), dtype="auto"), range_scalings=SCALINGS, ks=KS)
+    data = TokenizedTextDataModule(study.lm, texts.path, n_tokens=16)
+    with pytest.raises(NonFiniteError, match=f"{message}.* for prompt "):
+        make_trainer().test(study, datamodule=data)

@@ -92,6 +92,11 @@ def change_config(folder, **changes):
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
+def change_tokenizer(folder, **changes):
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def change_weights(folder, change):
     """Save what a function returns for the tensors by name."""
     path = folder / "model.safetensors"
@@ -136,7 +141,11 @@ BROKEN = [
     (lambda f: leave_out(f, "lm_head"), "lack lm_head.weight, which"),
     (shrink_head, "the weights of the folder ", "cannot be read"),
     (lambda f: change_config(f, num_hidden_layers=1), "have model.layers.1.inp", "has 1 layers"),
-    (lambda f: change_config(f, num_hidden_layers=10**9), "must be between 0 and 10,000"),
+    (lambda f: change_config(f, num_hidden_layers=9999), "layers 9999; it must be at most 1,000"),
+    (lambda f: change_config(f, num_hidden_layers=999), "999 layers", "its weights have 2"),
+    (lambda f: change_config(f, vision_config={"depth": 10**9}), "depth 1000000000"),
+    (lambda f: change_config(f, layer_types=["x" * 9] * 10**4), "Is it complete"),
+    (lambda f: change_tokenizer(f, model_max_length="9"), "the tokenizer of", "impossible"),
     (lambda f: os.mkfifo(f / "x"), "x is a FIFO, a device or a socket, not a file"),
 ]
 
@@ -146,6 +155,7 @@ def test_broken_folders(damage, fragments, folder):
     damage(folder)
     message = refusal(folder)
     assert all(fragment in message for fragment in [str(folder), *fragments]), message
+    assert len(message) < 2000
 
 
 def test_paths_without_a_checkpoint(folder: Path, tmp_path: Path) -> None:

@@ -138,3 +138,26 @@ def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
     monkeypatch.undo()
     small_results().write(tmp_path)
     assert not (tmp_path / "results.earlier.json").exists()
+
+
+def test_a_figure_that_does_not_fit_the_memory_is_missing_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> MatplotlibFigure:
+        raise MemoryError("Unable to allocate 9 GiB")
+
+    results = small_results()
+    results.figures = [Figure("large", "Too large.", fail), *results.figures]
+    results.write(tmp_path)
+    assert "figure large is missing: memory ran out while it was drawn (Unable" in caplog.text
+    assert [path.name for path in (tmp_path / "figures").iterdir()] == ["matrix.png"]
+    written = json.loads((tmp_path / "results.json").read_text())
+    assert [figure["name"] for figure in written["figures"]] == ["matrix", "edits"]
+
+
+def test_other_errors_of_a_figure_are_not_hidden(tmp_path: Path) -> None:
+    def fail() -> MatplotlibFigure:
+        raise RuntimeError("a mistake")
+
+    with pytest.raises(RuntimeError, match="a mistake"):
+        Results("x", figures=[Figure("wrong", "Wrong.", fail)]).write(tmp_path)
