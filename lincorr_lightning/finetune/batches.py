@@ -19,8 +19,7 @@ from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
-IGNORED = -100
-"""Label of a position that has no loss."""
+IGNORED = -100  # label of a position that has no loss
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device

@@ -24,8 +24,7 @@ from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 _MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
 REPAIRED_SUBJECTS = "repaired_subjects"
 """Key of a repaired LM's config.json: the subjects that it was repaired with."""
-SEPARATOR = "|"
-"""Separates the target answers of a reference that has several."""
+SEPARATOR = "|"  # of the target answers of a reference
 _REQUIRED, _OPTIONAL = ("subject", "answer"), ("reference",)
 
 

@@ -54,14 +54,12 @@ from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 from lincorr_lightning.knowledge.arithmetic import calculate
 from lincorr_lightning.lm.config import TINY_WORLD
 
-WORLD_FILE = "world.json"
-"""Description of a world, in the folder of an LM that was trained on it."""
+WORLD_FILE = "world.json"  # in the folder of an LM that was trained on it
 
 GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
 """Numbers of people that a text of `world_documents` is about; each is a corpus."""
 
-SECOND_HOME = "second_home"
-"""Attribute of people that only prompts of their city state."""
+SECOND_HOME = "second_home"  # an attribute that only prompts of the city state
 
 
 @dataclass(frozen=True)

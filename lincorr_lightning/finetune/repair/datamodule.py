@@ -41,11 +41,9 @@ from lincorr_lightning.study import StudyData
 
 SHOWN, HELD_OUT = "shown", "held_out"
 """Parts of the measured edits: source answers that are in the examples, and held-out ones."""
-JOINED_BY = (". ", " and ", ", so ", "; ")
-"""How the two facts of a statement are joined."""
+JOINED_BY = (". ", " and ", ", so ", "; ")  # of the two facts of a statement
 Examples = Literal["edits", "statements", "source", "target"]
-MIN_ANSWERS = 4
-"""Source labels with a reference that are needed to hold some out."""
+MIN_ANSWERS = 4  # source labels with a reference, to hold some out
 _TEXTS_PER_BATCH = 4
 
 

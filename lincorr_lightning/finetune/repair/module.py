@@ -43,8 +43,7 @@ from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results, is_dry_run
 from lincorr_lightning.study import as_settings, require_batch
 
-MAX_UNLEARNED = 0.02
-"""Largest drop in the share of learned edits without a warning."""
+MAX_UNLEARNED = 0.02  # largest drop in the share of learned edits without a warning
 _SEEDS_PER_EPOCH = 1_000_000
 
 
