@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.resources
 import json
 import sys
+from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +16,11 @@ import yaml
 from lincorr_lightning.errors import ConfigError
 
 SAFE = "--safe"
+WRITTEN = frozenset({
+    "default_root_dir", "save_dir", "dirpath", "filename", "sub_dir", "name", "version",
+    "cache_dir",
+})  # fmt: skip
+"""Names of settings that say where a run writes."""
 # In C if PyYAML was built with libyaml.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # C code that builds deeper values overflows its stack.
@@ -131,6 +137,21 @@ def _check_config(value: str) -> str:
     return value
 
 
+def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of a config with their keys, such as ``data.seed``."""
+    if isinstance(config, Namespace):
+        config = vars(config)
+    if isinstance(config, Mapping):
+        for name, value in config.items():
+            # On the command line, keys have no init_args.
+            yield from leaves(value, prefix if name == "init_args" else f"{prefix}.{name}")
+    elif isinstance(config, list) and any(isinstance(each, Namespace) for each in config):
+        for each in config:
+            yield from leaves(each, prefix)
+    else:
+        yield prefix.removeprefix("."), config
+
+
 def _lm_of(value: str) -> Mapping[str, Any]:
     try:
         return dict(read_config(find_config(value))["model"]["init_args"]["lm"])
@@ -157,6 +178,7 @@ def allow_known_classes_only() -> None:
         import_path_denylist=["*"],
         import_path_allowlist=sorted(_allowed_paths()),
         instantiate_subclass_spec_in_any=False,
+        config_read_mode_fsspec_enabled=False,  # LightningCLI enables configs at URLs
     )
 
 
@@ -189,7 +211,10 @@ def _allowed_paths() -> Iterator[str]:
 
 
 def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
-    """Refuse settings, keys and values of a parsed config, that run code from elsewhere."""
+    """Refuse settings, keys and values of a parsed config, that run code from elsewhere, or URLs.
+
+    A hub id is none: the LM may be downloaded.
+    """
     for key, value in settings:
         name = key.rpartition(".")[2]
         if (
@@ -199,3 +224,9 @@ def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
             or (name == "weights_only" and value is False)
         ):
             raise ConfigError(f"{SAFE} refuses {key} {value}, which runs code from elsewhere.")
+        text = " ".join(f"{key} {value}".split())
+        # Libraries also take chains of protocols, as a::b, and Lightning the names of a registry.
+        if "://" in text or "::" in text or text.startswith("ckpt_path registry"):
+            raise ConfigError(
+                f"{SAFE} refuses {text}: a URL may contact a server. Name a local file or folder."
+            )

@@ -8,7 +8,7 @@ import sys
 import threading
 import warnings
 from argparse import ArgumentError
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
@@ -31,9 +31,16 @@ from lincorr_lightning import (  # noqa: F401
 )
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.checkpoints import SignalCheckpoint, check_checkpoint, set_up_checkpoints
-from lincorr_lightning.config import SAFE, allow_known_classes_only, check_settings, prepare_args
+from lincorr_lightning.config import (
+    SAFE,
+    WRITTEN,
+    allow_known_classes_only,
+    check_settings,
+    leaves,
+    prepare_args,
+)
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
-from lincorr_lightning.io import atomic_write, check_writable
+from lincorr_lightning.io import atomic_write, check_writable, refuse_url
 from lincorr_lightning.option_errors import explain, one_line, subclasses
 from lincorr_lightning.results.run_folder import RunLogger, is_dry_run, run_folder, study_name
 from lincorr_lightning.results.saved_run import describe_run
@@ -144,7 +151,7 @@ class LincorrCLI(LightningCLI):
         except ArgumentError as error:
             parser = self._subcommand_parsers.get(self.args[0], parser)
             raise ConfigError(explain(error, self.args, parser)) from error
-        for key, value in _leaves(self.config[self.config.subcommand]):
+        for key, value in leaves(self.config[self.config.subcommand]):
             if key.rpartition(".")[2] in ("seed", "seeds", "seed_everything"):
                 for seed in value if isinstance(value, list) else [value]:
                     if type(seed) is int:
@@ -156,8 +163,11 @@ class LincorrCLI(LightningCLI):
     def before_instantiate_classes(self) -> None:
         """Check the settings that no study checks, before anything is loaded."""
         config: Namespace = self.config[self.subcommand]
+        for key, value in leaves(config):
+            if key.rpartition(".")[2] in WRITTEN:
+                refuse_url(value, key)
         if self.is_safe:
-            check_settings(_leaves(config))
+            check_settings(leaves(config))
         # Lightning would run the code of a checkpoint that it downloads.
         if config.weights_only is None:
             config.weights_only = True
@@ -242,21 +252,6 @@ def check_datamodule(
         f"{datamodule.__name__} yields {given.__name__}, but {module.__name__} takes "
         f"{wanted.__name__}. Use --data {next(fitting, 'of your own')}."
     )
-
-
-def _leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a config with their keys, such as ``data.seed``."""
-    if isinstance(config, Namespace):
-        config = vars(config)
-    if isinstance(config, Mapping):
-        for name, value in config.items():
-            # On the command line, keys have no init_args.
-            yield from _leaves(value, prefix if name == "init_args" else f"{prefix}.{name}")
-    elif isinstance(config, list) and any(isinstance(each, Namespace) for each in config):
-        for each in config:
-            yield from _leaves(each, prefix)
-    else:
-        yield prefix.removeprefix("."), config
 
 
 def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:

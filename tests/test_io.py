@@ -97,6 +97,22 @@ def test_refusals_say_why_and_what_to_do(write: Callable[[Path], None], tmp_path
     assert (tmp_path / "file").read_text() == "kept"
 
 
+@pytest.mark.parametrize("url", ["s3://b/a", "file:///b/a", "simplecache::ftp://b/a", "s3:/b/a"])
+@pytest.mark.parametrize("write", [
+    check_writable, new_version, lambda path: write_json(path / "a.json", {}),
+    lambda path: atomic_folder(path, ()).__enter__(),
+])  # fmt: skip
+def test_nothing_is_written_to_a_url(
+    write: Callable[[Path], None], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor to a local folder of that name."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OutputError, match=r"b/a.* is a URL, to which nothing is written"):
+        write(Path(url))
+    assert everything(tmp_path) == []
+    check_writable(tmp_path / "not:" / "C:")
+
+
 def test_versions_are_made_by_one_run_alone(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
         folders = list(pool.map(lambda _: new_version(tmp_path / "study"), range(40)))

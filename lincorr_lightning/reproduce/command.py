@@ -7,7 +7,6 @@ import gc
 import io
 import json
 import logging
-import re
 import shutil
 import sys
 import time
@@ -15,19 +14,29 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
-from hashlib import sha256
+from hashlib import file_digest, sha256
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lincorr_lightning import termination
-from lincorr_lightning.config import find_config, load_yaml
+from lincorr_lightning.config import WRITTEN, find_config, leaves, load_yaml, read_config
 from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.io import check_writable, read_json, safe_names, write_csv, write_json
+from lincorr_lightning.io import (
+    check_writable,
+    read_json,
+    refuse_url,
+    regular_file,
+    safe_names,
+    write_csv,
+    write_json,
+)
 from lincorr_lightning.lightning_cli import run_lightning_cli
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
@@ -52,6 +61,8 @@ from lincorr_lightning.version import __version__
 CONFIG = "reproduce.yaml"
 STATE = "reproduction.json"
 _MAX_NAMED = 5
+# Settings that name folders which a run writes, and its LM, which is known by its fingerprint.
+_NOT_READ = {*WRITTEN, "name_or_path", "class_path"}
 
 
 def reproduce(args: Sequence[str]) -> Path | None:
@@ -68,6 +79,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
             raise ConfigError("--only names no table or figure; leave it out for all.")
     options = dict(map(_option, changed.pop("option") or ()))
     settings = read_settings(config, changed, options)
+    refuse_url(settings.output, "--output")
     chosen = select_items(settings.only)
     folder = Path(settings.output)
     state = State(folder)
@@ -264,12 +276,44 @@ def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
         key, equals, value = argument.partition("=")
         name = key if equals else f"argument {argument}"
         inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved
-        for path in re.findall(r"[^\s\"\[\],]+", value or argument):
-            with suppress(OSError):  # such as a text that is too long for a name
-                if Path(path).is_file():
-                    digest = sha256(Path(path).read_bytes()).hexdigest()[:12]
-                    inputs[f"content of {Path(path).name}"] = digest
+    home = run.folder.parent.resolve()
+    for path in dict.fromkeys(_read_paths(run)):
+        with suppress(OSError, ValueError):  # such as of a text that is no path
+            place = Path(path).resolve()
+            # Other runs of the folder have inputs of their own.
+            if home not in (place, *place.parents) and place not in home.parents:
+                name = f"content of {place.name}"
+                inputs[f"content of {path}" if name in inputs else name] = _digest(place)
     return inputs
+
+
+def _read_paths(run: PlannedRun) -> Iterator[str]:
+    """Yield a run's configs, and all texts among its settings that may be paths to read."""
+    settings: dict[str, Any] = {}
+    words = iter(run.arguments)
+    for word in words:
+        if word == "--config":
+            yield (path := next(words))
+            settings.update(leaves(read_config(path)))
+        elif word.startswith("--"):
+            key, _, text = word.removeprefix("--").partition("=")
+            settings[key] = text
+            with suppress(ValueError, yaml.YAMLError):
+                settings[key] = load_yaml(text)
+    for key, value in settings.items():
+        members = value if isinstance(value, list) else [value]
+        for name, path in chain.from_iterable(leaves(member, key) for member in members):
+            if isinstance(path, str) and name.rpartition(".")[2] not in _NOT_READ:
+                yield path
+
+
+def _digest(path: Path) -> str:
+    """Return the hash of a file, or of all files in a folder with their names."""
+    if path.is_dir():
+        files = {file.name: _digest(file) for file in sorted(path.iterdir())}
+        return sha256(json.dumps(files).encode()).hexdigest()[:12]
+    with regular_file(path).open("rb") as file:
+        return file_digest(file, "sha256").hexdigest()[:12]
 
 
 def run_all(plans: Sequence[LMRuns], state: State) -> None:

@@ -106,6 +106,25 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
 LATER: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.default_root_dir {t}/file", "cannot write {t}/file: File exists. Make room"),
     (PROBE, "--trainer.default_root_dir {t}/taken", "cannot write {t}/taken/linear_probe: "),
+    (
+        PROBE,
+        "--trainer.default_root_dir s3://b/runs",
+        "trainer.default_root_dir s3://b/runs is a U"
+        "RL, to which nothing is written. Name a local folder, and copy it there after the run.",
+    ),
+    (PROBE, "--trainer.default_root_dir file:///{t}/url", "is a URL, to which nothing is written"),
+    (
+        PROBE,
+        "--trainer.logger CSVLogger --trainer.logger.save_dir memory://b",
+        "trainer.logger.save_dir memory://b is a URL",
+    ),
+    (
+        PROBE,
+        "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks.dirpath gs://b",
+        "trainer.callbacks.dirpath gs://b is a URL",
+    ),
+    (PROBE, "--name hf://b", "name hf://b is a URL"),
+    ("reproduce", "--output s3://b", "--output s3://b is a URL"),
     (PROBE, "--data.n_subjects 3", "each half needs at least 2"),
     ("audit", "--lm {t}/nothing", "nothing"),
     ("report", "{t}/nothing", "nothing"),
@@ -140,6 +159,7 @@ def test_a_wrong_command_line_gets_one_line(
     if args[0] in ("fit", "test") and "default_root_dir" not in options:
         args.append(f"--trainer.default_root_dir={files}/runs")
     monkeypatch.setattr(sys, "argv", ["lincorr", *args])
+    monkeypatch.chdir(files)
     with pytest.raises(SystemExit) as stop:
         console()
     message = capsys.readouterr().err.partition("lincorr: error: ")[2]
@@ -147,3 +167,4 @@ def test_a_wrong_command_line_gets_one_line(
     assert stop.value.code == status
     assert not [word for word in JARGON if word in message]
     assert len(message.splitlines()) == 1
+    assert not list(files.rglob("*:"))

@@ -218,6 +218,63 @@ def test_other_settings_are_refused(found, reproduce, make_lm, tmp_path):
         reproduce(lms=[str(make_lm(tmp_path / "unlike"))])
 
 
+def test_files_that_settings_name_are_part_of_a_run(tmp_path, monkeypatch):
+    """Those of configs and options, at any place; not what the run writes, nor its LM."""
+    monkeypatch.chdir(tmp_path)
+    home, changed_since = tmp_path / "found/runs/lm", []
+    read = ["own.yaml", "a b, c.txt", "edits.jsonl", "texts/deep/one.txt", "more/edits.jsonl",
+            "given.yaml", "map/config.json"]  # fmt: skip
+    written = ["lm/config.json", "checkpoints/a.ckpt", "found/runs/lm/probe/version_0/map.json",
+               "runs/old.txt", "here.txt"]  # fmt: skip
+    for name in (*read, *written):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("before")
+    made = [
+        {"class_path": "Generalization", "init_args": {"edits": "edits.jsonl"}},
+        {"class_path": "GradientCorrelation", "init_args": {"linear_map": "map"}},
+        {"class_path": "ModelCheckpoint", "init_args": {"dirpath": "checkpoints"}},
+    ]
+    config = {
+        "trainer": {"callbacks": made, "default_root_dir": "runs"},
+        "model": {"init_args": {"lm": {"name_or_path": "lm"}, "prefix": "", "place": "."}},
+        "data": {"init_args": {"subjects_file": "a b, c.txt", "sample_by": "line"}},
+    }
+    (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
+    options = ["--data.texts=[texts]", "--data.edits_file=more/edits.jsonl", "--model.a=: \0 {",
+               f"--trainer.default_root_dir={home}", f"--model.linear_map={home}/probe/version_0",
+               "--data.knowledge_files=[gone.yaml, given.yaml]"]  # fmt: skip
+    run = PlannedRun("edits", home / "edits", "edits", ("fit", "--config", "own.yaml", *options))
+    plan = LMRuns("lm", "lm")
+    for name in (*read, *written):
+        before = command.run_inputs(run, plan)
+        with (tmp_path / name).open("a") as file:
+            file.write("\n# after")
+        after = command.run_inputs(run, plan)
+        changed_since.append(sum(after[key] != before.get(key) for key in after))
+    assert changed_since == [1] * len(read) + [0] * len(written)
+
+
+def test_a_run_whose_file_was_changed_is_not_finished(reproduce, tmp_path):
+    subjects = tmp_path / "subjects.txt"
+    subjects.write_text("\n".join(NAMES[:90]))
+    config = tmp_path / "mine.yaml"
+    config.write_text(yaml.safe_dump({
+        "trainer": {"max_epochs": 1},
+        "model": {"class_path": "LinearProbe", "init_args": {"ridge": 1.0}},
+        "data": {"class_path": "SubjectsDataModule",
+                 "init_args": {"subjects_file": str(subjects)}},
+    }))  # fmt: skip
+    probe = {"config": str(config), "options": {}}
+    own = {"output": "named", "sizes": {"toy": SIZE | {"probe": probe}}}
+    option = "--option=probe.data.n_subjects=80"
+    folder = reproduce("--only=figure3", option, **own)
+    assert numbers(folder, "probe_attribute")["n_fit"] == 40
+    reproduce("--only=figure3", "--plan", option, **own)
+    subjects.write_text("\n".join(NAMES[10:100]))
+    with pytest.raises(ConfigError, match=r"other settings: content of subjects\.txt was"):
+        reproduce("--only=figure3", "--plan", option, **own)
+
+
 def test_two_lms_share_a_page(reproduce, small_lm, make_lm, tmp_path, capsys):
     """Their probes take as many subjects as the vocabularies have."""
     probe = {"config": "correlation_matrix.yaml", "options": {"data.n_subjects": 100_000}}
