@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import importlib
 import importlib.resources
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
@@ -137,8 +140,45 @@ def _import(name: str) -> Any:
     return module
 
 
+class _Stream(io.FileIO):
+    """Standard output or error, without which a run goes on: its results are in files."""
+
+    def write(self, data: Any, /) -> int:
+        """Write bytes; if they cannot be written, drop them and all that follow."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            os.dup2(nowhere := os.open(os.devnull, os.O_WRONLY), self.fileno())
+            os.close(nowhere)
+            if error.errno != errno.EPIPE:  # else the reader has seen enough, as with `| head`
+                with suppress(OSError):
+                    reason = f"the run goes on without standard output: {error.strerror}"
+                    os.write(2, f"lincorr: warning: {reason}.\n".encode())
+            return len(data)
+
+
+def _outlive_streams() -> None:
+    """Let no closed or full standard output or error end this process."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # the next file would get this number, and all that is printed
+            os.open(os.devnull, os.O_RDWR)
+    for name in ("stdout", "stderr"):
+        stream, kept = getattr(sys, name), {}
+        if stream is not getattr(sys, f"__{name}__"):
+            continue  # somebody else's
+        if stream is not None:
+            of = ("encoding", "errors", "line_buffering", "write_through")
+            kept = {option: getattr(stream, option) for option in of}
+        number = os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
+        raw = io.BufferedWriter(_Stream(number, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(raw, **kept))
+
+
 def console() -> None:
     """Run the program: errors that the user can mend are one line, without a traceback."""
+    _outlive_streams()
     # Tokenizers would warn of forked processes.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
