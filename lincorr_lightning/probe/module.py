@@ -159,10 +159,10 @@ class LinearProbe(LMStudy):
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
         self.tune_moments = self._new_moments() if tuned else JointMoments(0)
-        self.instancewise = nn.ModuleDict()
-        for source in self.layout.sources:
-            sizes = [self.layout.sizes[target] for target in self.layout.targets(source)]
-            self.instancewise[source] = InstancewisePearson(sizes)
+        self.instancewise = nn.ModuleList(
+            InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets(s)])
+            for s in self.layout.sources
+        )
         self.ridges = dict.fromkeys(self.layout.pairs, 0.0 if tuned else float(ridge))
         self.n_fit = 0
         self.fit_subjects: list[str] = []
@@ -172,9 +172,13 @@ class LinearProbe(LMStudy):
         self._kept: dict[str, list[Tensor]] = {}  # by view
 
     def _new_maps(self, trainable: bool = False) -> nn.ModuleDict:
-        sizes = {s: (self.layout.sizes[s], len(self.layout.target_columns(s)))
-                 for s in self.layout.sources}  # fmt: skip
-        return nn.ModuleDict({s: AffineMap(*size, trainable) for s, size in sizes.items()})
+        maps = nn.ModuleDict()
+        for s in self.layout.sources:
+            # Attributes, such as `type`, are no keys; a kind of knowledge has no space in its name.
+            key = f"{s} " if hasattr(maps, s) else s
+            n_targets = len(self.layout.target_columns(s))
+            maps[key] = AffineMap(self.layout.sizes[s], n_targets, trainable)
+        return maps
 
     def _new_moments(self) -> JointMoments:
         return JointMoments(self.layout.n_columns, self.layout.blocks)
@@ -371,7 +375,7 @@ class LinearProbe(LMStudy):
     def on_validation_epoch_start(self) -> None:
         """Forget earlier scores."""
         self._check_fitted()
-        for metric in (*self._moments_of("test").values(), *self.instancewise.values()):
+        for metric in (*self._moments_of("test").values(), *self.instancewise):
             cast(JointMoments | InstancewisePearson, metric).reset()
         self._batches["test"].clear()
         self._kept.clear()
@@ -384,8 +388,8 @@ class LinearProbe(LMStudy):
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
         rows = self._read(batch, "test")
-        for source, x, y, module in self._by_source(rows) if not batch.is_padding else ():
-            cast(InstancewisePearson, self.instancewise[source]).update(module(x), y)
+        for i, (_, x, y, module) in enumerate(() if batch.is_padding else self._by_source(rows)):
+            cast(InstancewisePearson, self.instancewise[i]).update(module(x), y)
 
     test_step = validation_step
 
@@ -418,7 +422,7 @@ class LinearProbe(LMStudy):
 
     def _score(self, fitted: FittedMaps, test: Moments) -> tuple[list[PairScore], list[LabelCount]]:
         layout, instance = self.layout, dict[Pair, float]()
-        for source, metric in self.instancewise.items():
+        for source, metric in zip(layout.sources, self.instancewise, strict=True):
             # torchmetrics squeezes the result of a source with a single target
             means = cast(InstancewisePearson, metric).compute().reshape(-1).tolist()
             targets = layout.targets(source)
@@ -557,8 +561,8 @@ class LinearProbe(LMStudy):
 
 
 def _modules(maps: nn.Module) -> Iterator[tuple[str, AffineMap]]:
-    for source, module in cast(nn.ModuleDict, maps).items():
-        yield source, cast(AffineMap, module)
+    for key, module in cast(nn.ModuleDict, maps).items():
+        yield key.rstrip(), cast(AffineMap, module)
 
 
 def _solutions(maps: nn.Module) -> dict[str, Solution]:

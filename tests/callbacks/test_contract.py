@@ -1,6 +1,7 @@
 """The contract of all callbacks: no trace on training, each prompt read once, resumed runs."""
 
 import copy
+import inspect
 import random
 import re
 
@@ -12,8 +13,10 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
+from lincorr_lightning import callbacks as all_of_them
 from lincorr_lightning.callbacks import (
     FeatureMovement,
+    Forecast,
     Formation,
     Generalization,
     GradientCorrelation,
@@ -25,6 +28,7 @@ from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapE
 from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.finetune.edits import read_edits, resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.run_folder import run_folder
 from lincorr_lightning.sae.hook_points import HookPoint
@@ -300,8 +304,6 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
     (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
     (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
     (Generalization, {"controls": "color"}, "controls is 'color'; it must be list[str]"),
-    *((kind, {"n_subjects": -1}, "n_subjects is -1") for kind in
-      (Generalization, GradientCorrelation, Resilience)),
     (Generalization, {"n_watch": 0}, "n_watch is 0"),
     (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
     (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
@@ -317,6 +319,30 @@ def test_settings_out_of_range(kind, setting, message):
     with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")) as refusal:
         kind(**setting)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", [getattr(all_of_them, name) for name in all_of_them.__all__])
+def test_no_count_is_too_small(kind):
+    """Every argument that is a whole number, but seeds; some counts may be 0."""
+    made = {"saes": "a"} if kind is FeatureMovement else {}
+    parts = [inspect.signature(one.__init__).parameters for one in kind.__mro__]
+    names = {name for part in parts for name, one in part.items() if one.annotation == "int"}
+    assert names
+    for name in names - {"seed"}:
+        for value in (-1, 0) if name not in ("n_neighbours", "random_labels") else (-1,):
+            with pytest.raises(ConfigError, match=rf"^{kind.__name__}\.{name} is {value}; it must"):
+                kind(**made, **{name: value})
+
+
+@pytest.mark.parametrize("kind", [GradientCorrelation, Resilience, Generalization, Forecast])
+def test_a_map_of_another_prompt_is_refused(kind, own_map, naive, tmp_path, fit):
+    other = LinearMap.from_pretrained(own_map.folder)
+    other.templates["city"] = "{} was born in"
+    other.save(tmp_path / "map")
+    edits = {"edits": naive.edits} if kind is Forecast else {}
+    watch = kind(relation="city->country", linear_map=str(tmp_path / "map"), **edits)
+    with pytest.raises(LinearMapError, match=r"fitted with the city prompt '.. was born in', this"):
+        fit(watch)
 
 
 @pytest.mark.parametrize(("relation", "folder", "message"), [

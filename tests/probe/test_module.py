@@ -11,6 +11,7 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
+import yaml
 from scipy import stats
 from sklearn.linear_model import LinearRegression, Ridge
 from torch.utils.data import DataLoader
@@ -316,6 +317,36 @@ def test_checkpoint_holds_the_maps_and_not_the_lm(
         for key in ("label_mean", "instance_mean", "control_label_mean"):
             assert scores[pair][key] == pytest.approx(before[key], abs=1e-6)
         assert scores[pair]["precision"] == before["precision"]
+
+
+@pytest.mark.parametrize("solver", ["closed_form", pytest.param("sgd", marks=pytest.mark.nightly)])
+def test_kinds_named_like_attributes_of_a_module(
+    solver: str, fitted: Fitted, small_lm: str, tmp_path: Path
+) -> None:
+    """All are the same knowledge as color, and have its numbers; checkpoints have them, too."""
+    names = sorted({name for name in dir(torch.nn.ModuleDict()) if name.strip("_") == name})
+    assert {"type", "keys", "training", "forward"} <= set(names) and len(names) > 50
+    knowledge = {
+        "family": "attribute", "language": "en", "template": TEMPLATES["color"],
+        "answers": ["red", "blue", "green", "yellow", "black", "white"],
+    }  # fmt: skip
+    path = tmp_path / "mine.yaml"
+    kinds = {"version": 1, "source": "me", "knowledge": dict.fromkeys(names, knowledge)}
+    path.write_text(yaml.safe_dump(kinds))
+    options = {
+        "knowledge_files": [str(path)], "knowledge": [], "solver": solver, "ridge": 1.0,
+        "pairs": [f"{name}->city" for name in (*names, "color")], "random_labels": 0,
+    }  # fmt: skip
+    probe, trainer, folder = run_probe(tmp_path, small_lm, data={"n_subjects": 60}, **options)
+    scores = {source: pair["label_mean"] for (source, _), pair in _pairs(folder).items()}
+    assert scores == pytest.approx(dict.fromkeys([*names, "color"], scores["color"]))
+    weights = LinearMap.from_pretrained(folder / "linear_map")
+    again = LinearProbe.load_from_checkpoint(trainer.checkpoint_callback.best_model_path)
+    rows = probe.joint_rows(["Paris", "name7"])
+    for (source, target), logits in again(rows).items():
+        torch.testing.assert_close(logits, probe(rows)[source, target])
+        x = rows[:, probe.layout.columns(source)]
+        torch.testing.assert_close(logits, weights.predict(f"{source}->{target}", x))
 
 
 def test_checkpoints_that_do_not_fit_are_refused(
