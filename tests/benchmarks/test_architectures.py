@@ -34,8 +34,10 @@ MECHANISMS = {
     "falcon": "linear layers of its own", "falcon_h1": "multipliers", "gemma2": "soft caps",
     "gemma3": "multimodal",
     "gemma4_text": "sizes by layer", "gpt2": "transposed weights", "granite": "scaled embeddings",
+    "hrm_text": "layers that run several times",
     "jamba": "hybrid with experts", "llama4_text": "chunked attention", "mamba": "state space",
-    "mixtral": "mixture of experts", "opt": "positions with an offset", "phi": "a head with bias",
+    "mbart": "a tokenizer class of its own", "mixtral": "mixture of experts",
+    "opt": "positions with an offset", "phi": "a head with bias",
     "phimoe": "routers of their own", "qwen3_next": "linear attention", "xlstm": "a cast head",
     "zamba": "shared weights",
 }  # fmt: skip
