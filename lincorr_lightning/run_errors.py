@@ -50,6 +50,11 @@ def run_error(
         way_out = _OWN_COMMAND if "method defined" in str(error) else ""
         return ConfigError(one_line(error) + way_out)
     frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
+    if name := _failing_callback(error):
+        return ConfigError(
+            f"the callback {name} of Lightning fails in this study: {one_line(error)} Remove it "
+            "from trainer.callbacks, or change its settings."
+        )
     if isinstance(error, AssertionError) and "transformers" in Path(frames[-1]).parts:
         return LanguageModelError(
             f"the LM's own code refuses to be trained in eval mode, without dropout, as edits are: "
@@ -58,6 +63,17 @@ def run_error(
     if isinstance(error, OSError) and is_disk_full(error):
         return output_error(error.filename or "a file of the run", error.strerror)
     return None
+
+
+def _failing_callback(error: Exception) -> str | None:
+    """Return the class of the callback of Lightning that raised an error, if one did."""
+    if isinstance(error, (LincorrError, OSError)):
+        return None
+    packages = ("lightning.pytorch.callbacks.", "lincorr_lightning.")
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    named = [(f.f_globals.get("__name__", ""), f.f_locals.get("self")) for f in frames]
+    *_, (module, holder) = [("", None), *(pair for pair in named if pair[0].startswith(packages))]
+    return type(holder).__name__ if module.startswith(packages[0]) else None
 
 
 def _restoring_error(error: Exception, path: str | Path | None) -> LincorrError | None:

@@ -12,7 +12,17 @@ from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    Callback,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    Timer,
+    WeightAveraging,
+)
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
@@ -41,6 +51,12 @@ _TRAINER_SETTINGS = (
     "precision", "max_epochs", "max_steps", "limit_train_batches", "limit_val_batches",
     "overfit_batches", "gradient_clip_val", "accumulate_grad_batches",
 )  # fmt: skip
+# They look for weights before the LM is loaded, or train a part of the run first.
+_REFUSED: tuple[type[Callback], ...] = (
+    BaseFinetuning, BatchSizeFinder, LearningRateFinder, ModelPruning, StochasticWeightAveraging,
+)  # fmt: skip
+FIXED_TRAINING: tuple[type[Callback], ...] = (Timer, WeightAveraging)
+"""Callbacks that studies whose steps are fixed cannot take: they end early, or change weights."""
 
 
 def as_settings(kind: type[T], value: T | Mapping[str, Any]) -> T:
@@ -96,6 +112,8 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Whether the study can run with an LM that is sharded over devices."""
     step_setting: str | None = None
     """Setting of the size of a step, if gradients must not be accumulated over batches."""
+    refused_callbacks: tuple[type[Callback], ...] = ()
+    """Callbacks of Lightning that the study cannot be trained with, beside those that none can."""
 
     results: Results | None = None
     """Results of the last run; None before."""
@@ -118,6 +136,10 @@ class Study(PlainHyperparameters, L.LightningModule):
         if stage == "fit":
             self._batches_per_step = frozenset()
             self._require_steps_of_equal_size()
+            self._refuse_callbacks()
+        loops = {"validate": "limit_val_batches", "test": "limit_test_batches"}
+        if stage in loops and not getattr(self.trainer, loops[stage]):
+            raise ConfigError(f"trainer.{loops[stage]} is 0: nothing would be read. Raise it.")
         prepare_run_folder(self.trainer)
 
     def on_fit_start(self) -> None:
@@ -128,6 +150,18 @@ class Study(PlainHyperparameters, L.LightningModule):
         """Refuse steps of more batches than the first, whatever callback makes them so."""
         del optimizer
         self._require_steps_of_equal_size()
+
+    def _refuse_callbacks(self) -> None:
+        """Refuse callbacks with which the results would be none, or of other weights or steps."""
+        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, (*_REFUSED, *self.refused_callbacks)):
+                name = type(callback).__name__
+                option = ", or trainer.max_time" if name == "Timer" else ""
+                raise ConfigError(
+                    f"{type(self).__name__} cannot be trained with the callback {name}: its "
+                    "results would be of other weights or steps. Remove it from "
+                    f"trainer.callbacks{option}."
+                )
 
     def _require_steps_of_equal_size(self) -> None:
         trainer: Any = self.trainer

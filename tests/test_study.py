@@ -10,6 +10,7 @@ import torch
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCallback
 from torch.utils.data import DataLoader
 
+from lincorr_lightning.cli import main
 from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
@@ -224,3 +225,41 @@ def test_all_ranks_have_the_results(small_lm: str, tmp_path: Path) -> None:
     assert first == second
     assert "val/excess/city-country" in first[0] or "val/label_mean/city-country" in first[0]
     assert len(list(tmp_path.rglob("results.json"))) == 1
+
+
+SWA = {"class_path": "StochasticWeightAveraging", "init_args": {"swa_lrs": 0.01}}
+STOP = {"class_path": "EarlyStopping", "init_args": {"monitor": "nothing"}}
+TIMER = {"class_path": "Timer", "init_args": {"duration": {"seconds": 0}, "interval": "step"}}
+
+
+@pytest.mark.parametrize(
+    ("study", "callback", "message"),
+    [
+        ("linear_probe", SWA, "LinearProbe cannot be trained with .* StochasticWeightAveraging"),
+        ("linear_probe", TIMER, "Timer: .* Remove it from trainer.callbacks, or trainer.max_time"),
+        ("source_finetune", TIMER, "SourceFinetune cannot be trained with the callback Timer"),
+        ("source_finetune", "EMAWeightAveraging", "the callback EMAWeightAveraging"),
+        ("source_finetune", "LearningRateFinder", "the callback LearningRateFinder"),
+        ("linear_probe", "BackboneFinetuning", "callback BackboneFinetuning of Lightning fails"),
+        ("linear_probe", STOP, "EarlyStopping of Lightning fails in this study: .*`nothing`"),
+        ("linear_probe", "SpikeDetection", "the callback SpikeDetection of Lightning fails"),
+    ],
+)
+def test_callbacks_of_lightning_that_a_study_cannot_take(
+    study: str, callback: Any, message: str, small_lm: str, tmp_path: Path
+) -> None:
+    probe = ["--data.n_subjects=160", "--model.knowledge=[city,country]"]
+    with pytest.raises(ConfigError, match=message):
+        main([
+            "fit", "--config", f"{study}.yaml", f"--model.lm.name_or_path={small_lm}",
+            f"--trainer.callbacks=[{json.dumps(callback)}]",
+            f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
+            *(probe if study == "linear_probe" else []),
+        ])  # fmt: skip
+    assert not list(tmp_path.rglob("results.json"))
+
+
+def test_reading_nothing_is_no_result(small_lm: str, tmp_path: Path) -> None:
+    trainer = quiet_trainer(tmp_path, limit_val_batches=0)
+    with pytest.raises(ConfigError, match=r"limit_val_batches is 0: nothing would be read"):
+        trainer.validate(LinearProbe(LMConfig(small_lm)), loader(), verbose=False)

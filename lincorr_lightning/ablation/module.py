@@ -40,7 +40,13 @@ from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
-from lincorr_lightning.study import Study, as_settings, require_one_epoch, require_same
+from lincorr_lightning.study import (
+    FIXED_TRAINING,
+    Study,
+    as_settings,
+    require_one_epoch,
+    require_same,
+)
 
 
 class VocabularyAblation(Study):
@@ -77,6 +83,7 @@ class VocabularyAblation(Study):
     study = "vocabulary_ablation"
     batch_type = TextBatch
     step_setting = "batch_size of model.compose and model.learn"
+    refused_callbacks = FIXED_TRAINING
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ from lincorr_lightning.lm.sharding_strategy import is_sharded
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results
 from lincorr_lightning.results.table import short_name
-from lincorr_lightning.study import LMStudy, as_settings, require_one_pass
+from lincorr_lightning.study import FIXED_TRAINING, LMStudy, as_settings, require_one_pass
 
 
 class SourceFinetune(TrainedLMStudy):
@@ -92,6 +92,7 @@ class SourceFinetune(TrainedLMStudy):
             raise ConfigError("independent edits leave the LM as it was: set save_model to false.")
         self.save_hyperparameters(logger=False)
         self.is_independent = protocol == "independent"
+        self.refused_callbacks = FIXED_TRAINING if self.is_independent else ()
         self.step_setting = "model.steps_per_edit" if self.is_independent else None
         one_at_a_time = self.is_independent and method == "full"
         #: How the edits are trained; `EditsDataModule` takes it as ``training``.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
@@ -46,7 +47,7 @@ from lincorr_lightning.probe.significance import (
     standard_errors,
 )
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.study import LMStudy, require_one_pass
+from lincorr_lightning.study import FIXED_TRAINING, LMStudy, require_one_pass
 
 # Number of held-out subjects whose logits are kept until the end, for standard errors.
 _MAX_KEPT = 2000
@@ -140,6 +141,7 @@ class LinearProbe(LMStudy):
         self.save_hyperparameters()
         self.ridge, self.ridge_tolerance, self.partial_out = ridge, ridge_tolerance, partial_out
         self.solver, self.learning_rate, self.momentum = solver, learning_rate, momentum
+        self.refused_callbacks = FIXED_TRAINING if solver == "closed_form" else (WeightAveraging,)
         self.random_labels, self.layers = random_labels, list(dict.fromkeys(layers))
         self.automatic_optimization = False
         self.ridge_grid = tuple(ridge_grid or HALF_DECADES)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
 from lincorr_lightning.data.texts import TokenRows, TokenStep
@@ -69,6 +70,7 @@ class SparseAutoencoders(LMStudy):
     batch_type = TokenRows
     free_settings = frozenset({"saes"})
     step_setting = "data.batch_tokens"
+    refused_callbacks = (WeightAveraging,)
 
     def __init__(
         self,

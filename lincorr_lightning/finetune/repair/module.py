@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, log_softmax
@@ -41,7 +42,7 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results, is_dry_run
-from lincorr_lightning.study import as_settings, require_batch
+from lincorr_lightning.study import FIXED_TRAINING, as_settings, require_batch
 
 MAX_UNLEARNED = 0.02  # largest drop in the share of learned edits without a warning
 _SEEDS_PER_EPOCH = 1_000_000
@@ -85,6 +86,7 @@ class Repair(TrainedLMStudy):
 
     study = "repair"
     batch_type = RepairBatch
+    refused_callbacks = (*FIXED_TRAINING, EarlyStopping)
     free_settings = frozenset({"edits_per_step", "save_model"})
 
     def __init__(
