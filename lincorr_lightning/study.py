@@ -48,8 +48,8 @@ T = TypeVar("T")
 _START_ANEW = "Use the settings of the run that wrote it (its config.yaml), or start a new run."
 # Settings of the Trainer that change a study's numbers; devices, loggers and callbacks do not.
 _TRAINER_SETTINGS = (
-    "precision", "max_epochs", "max_steps", "limit_train_batches", "limit_val_batches",
-    "overfit_batches", "gradient_clip_val", "accumulate_grad_batches",
+    "precision", "max_steps", "overfit_batches", "limit_train_batches", "limit_val_batches",
+    "gradient_clip_val", "accumulate_grad_batches",
 )  # fmt: skip
 # They look for weights before the LM is loaded, or train a part of the run first.
 _REFUSED: tuple[type[Callback], ...] = (
@@ -271,7 +271,9 @@ class Study(PlainHyperparameters, L.LightningModule):
         settings = self.fixed_settings("model", trainer)
         if is_dry_run(trainer):
             return settings
-        settings |= {f"trainer.{name}": getattr(trainer, name) for name in _TRAINER_SETTINGS}
+        settings["trainer.max_epochs"] = trainer.max_epochs
+        # As texts: 1 and 1.0 batches are one and all of them.
+        settings |= {f"trainer.{name}": str(getattr(trainer, name)) for name in _TRAINER_SETTINGS}
         algorithm = trainer.gradient_clip_algorithm
         settings["trainer.gradient_clip_algorithm"] = algorithm and algorithm.value
         settings["matmul_precision"] = torch.get_float32_matmul_precision()

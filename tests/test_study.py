@@ -120,7 +120,7 @@ def test_settings_are_plain_data_in_checkpoints(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "then", "now"),
     [
-        ("max_epochs", 2, 1), ("max_steps", 4, 3), ("limit_train_batches", 1.0, 3),
+        ("max_epochs", 2, 1), ("max_steps", 4, 3), ("limit_train_batches", 1.0, 1),
         ("limit_val_batches", 1.0, 0), ("overfit_batches", 0.0, 1),
         ("precision", "64-true", "32-true"),
         ("gradient_clip_val", None, 0.5), ("gradient_clip_algorithm", "value", "norm"),

@@ -39,13 +39,19 @@ from lincorr_lightning.errors import ConfigError, NonFiniteError, require, requi
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import log_scalars
+from lincorr_lightning.results.run_folder import is_dry_run, log_scalars
 from lincorr_lightning.study import (
     FIXED_TRAINING,
     Study,
     as_settings,
     require_one_epoch,
     require_same,
+)
+
+_ALL_PHASES = (
+    "networks are compared after all phases. Leave out trainer.max_steps, max_time, "
+    "limit_train_batches, overfit_batches and callbacks that end a run, or lower the epochs of "
+    "model.compose and model.learn."
 )
 
 
@@ -135,6 +141,9 @@ class VocabularyAblation(Study):
     def setup(self, stage: str) -> None:
         """Check the trainer before anything is trained."""
         require_one_epoch(self.trainer, "model.compose.epochs and model.learn.epochs")
+        limits = self.trainer.max_steps, self.trainer.limit_train_batches
+        if limits != (-1, 1.0) and not is_dry_run(self.trainer):
+            raise ConfigError(_ALL_PHASES)
         if self.trainer.gradient_clip_val:
             raise ConfigError(
                 "trainer.gradient_clip_val must be null: all networks are trained side by side. "
@@ -244,6 +253,8 @@ class VocabularyAblation(Study):
         """Return shares, tables and figures."""
         from lincorr_lightning.ablation.results import ablation_results
 
+        if "learn" not in self.scores and not is_dry_run(self.trainer):
+            raise ConfigError(_ALL_PHASES)
         # There are none if the run was resumed after the last step.
         texts = self.texts or self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
         return ablation_results(

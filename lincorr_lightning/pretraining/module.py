@@ -187,7 +187,10 @@ class Pretraining(Study):
     @property
     def _n_steps(self) -> tuple[int, int]:
         """Number of steps of the run, and of those before the mixing."""
-        total = int(self.trainer.estimated_stepping_batches)
+        steps = self.trainer.estimated_stepping_batches
+        if math.isinf(steps):
+            raise ConfigError("the learning rate needs the run's length. Set trainer.max_epochs.")
+        total = int(steps)
         epochs = self.trainer.max_epochs or -1
         mixing = min(self.mixing_epochs, max(epochs - 1, 0))
         return total, total if epochs < 1 else total * (epochs - mixing) // epochs

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import LambdaCallback, ModelCheckpoint
 from lightning.pytorch.loggers import TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.data import DataLoader
@@ -206,6 +206,15 @@ def test_resumes_in_any_phase(ablate, tmp_path, step):
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*both, strict=True))
     assert rest.results | {"seconds": 0} == whole.results | {"seconds": 0}
     assert rest.module.history == whole.module.history
+
+
+def test_a_part_of_the_phases_is_not_scored(ablate):
+    stop = LambdaCallback(
+        on_train_batch_end=lambda trainer, *_: setattr(trainer, "should_stop", True)
+    )
+    for part in ({"max_steps": 9}, {"overfit_batches": 3}, {"callbacks": [stop]}):
+        with pytest.raises(ConfigError, match="compared after all phases"):
+            ablate(trainer=part)
 
 
 def test_a_checkpoint_of_other_settings_is_refused(ablate, tmp_path, make_lm):

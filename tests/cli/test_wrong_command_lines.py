@@ -11,6 +11,7 @@ from lincorr_lightning.cli import console
 PROBE = "fit --config linear_probe.yaml --data.n_subjects 40 --model.knowledge [city,country]"
 FINETUNE = "fit --config source_finetune.yaml --data.n_edits 2"
 ABLATION = "fit --config vocabulary_ablation.yaml"
+SAES = "fit --config sparse_autoencoders.yaml --data.n_tokens 60000"
 
 # Internal words of jsonargparse, Python and this package, which mean nothing to users.
 JARGON = ("<class", "Namespace(", "NestedArg", "Parser key", "typing.", "Expected a <", "Subtypes",
@@ -87,6 +88,13 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),
     (PROBE, "--config {t}/mode.yaml", "`mode` can be min, max, got sideways"),
     (PROBE, "--trainer.accumulate_grad_batches 2", "gradient accumulation is not supported"),
+    # What Lightning would do in silence
+    (PROBE, "--trainer.max_steps 0", "nothing was trained"),
+    (ABLATION, "--trainer.limit_train_batches 0", "nothing was trained"),
+    *((study, "--trainer.callbacks+=GradientAccumulationScheduler --trainer.callbacks.scheduling "
+       "'{0: 4}'", "steps of 1 or 4 batches") for study in (PROBE, FINETUNE, ABLATION, SAES)),
+    (PROBE, "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks+=ModelCheckpoint",
+     "trainer.callbacks has ModelCheckpoint twice with the same settings. Remove one."),
     # Folders and checkpoints
     (PROBE, "--ckpt_path {t}/nothing", "nothing: No such file or directory"),
     # Configs

@@ -135,6 +135,8 @@ def test_a_checkpoint_of_another_world_is_refused(tmp_path):
 def test_impossible_settings_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="takes its vocabulary from the corpus of its data"):
         make_trainer(tmp_path, 1).fit(Pretraining(SIZE), train_dataloaders=DataLoader([0, 1]))
+    with pytest.raises(ConfigError, match=r"needs the run's length\. Set trainer\.max_epochs"):
+        make_trainer(tmp_path, -1).fit(Pretraining(SIZE), datamodule=make_corpus())
     with pytest.raises(ConfigError, match=r"hidden_size is 30, which model\.size\.n_heads"):
         LlamaSize(hidden_size=30)
     with pytest.raises(ConfigError, match="save_dtype is 'int8'"):
