@@ -237,6 +237,7 @@ class Checks:
                 self.rows, TOKENS, lambda chosen, i=i: stack.rows([i] * len(chosen))
             )
             errors.append(error_of(read, alone[i]))
+        assert min(error_of(one, self.expected) for one in alone) > EXACT, "nothing was trained"
         return max(errors)
 
     def _precise(self) -> Any:
@@ -304,7 +305,7 @@ def examine(model_type: str, chosen: Sequence[str] = CHECKS) -> dict[str, str]:
         try:
             save_tiny_lm(model_type, folder)
         except Exception as error:
-            return {"built": f"no: {_line(error)}"}
+            return {"built": f"no: {_line(error).partition('. ')[0]}"}
         outcomes, checks = {"built": "ok"}, None
         outcomes["loads"], checks = _outcome(lambda: Checks(folder), EXACT)
         for check in chosen if checks is not None else ():
@@ -340,7 +341,7 @@ def _outcome(check: Callable[[], Any], limit: float) -> tuple[str, Any]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:250]
+    return " ".join(str(error).split())[:400]
 
 
 def _in_process(model_type: str) -> dict[str, str]:
@@ -390,9 +391,9 @@ def family_of(model_type: str) -> str:
     return "latent attention" if "kv_lora_rank" in keys else "dense decoder"
 
 
-def tables(found: dict[str, dict[str, str]]) -> dict[str, str]:
+def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
     """Return the tables of docs/architectures.md, by their markers."""
-    built = {one: outcomes for one, outcomes in found.items() if outcomes["built"] == "ok"}
+    built = {one: outcomes for one, outcomes in results.items() if outcomes["built"] == "ok"}
     families: dict[str, list[str]] = {}
     for one in built:
         families.setdefault(family_of(one), []).append(one)
@@ -416,7 +417,7 @@ def tables(found: dict[str, dict[str, str]]) -> dict[str, str]:
             ["type", "why"],
             [
                 [one, o["built"].removeprefix("no: ")]
-                for one, o in found.items()
+                for one, o in results.items()
                 if one not in built
             ],
         ),
@@ -434,16 +435,16 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
     content = read_numbers(PATH) if PATH.exists() else {}
-    found = content["types"] if content.get("transformers") == hf.__version__ else {}
-    todo = options.types or [one for one in types() if one not in found]
+    results = content["types"] if content.get("transformers") == hf.__version__ else {}
+    todo = options.types or [one for one in types() if one not in results]
     with ThreadPoolExecutor(options.processes) as threads:
         for one, outcomes in zip(todo, threads.map(_in_process, todo), strict=True):
-            found[one] = outcomes
-            ordered = {name: found[name] for name in sorted(found)}
+            results[one] = outcomes
+            ordered = {name: results[name] for name in sorted(results)}
             write_numbers(PATH, {"transformers": hf.__version__, "types": ordered})
             bad = [f"{c}: {o}" for c, o in outcomes.items() if o.startswith(("WRONG", "TRACE"))]
-            print(one, *(bad or ["as it should be"]), sep="\n  ", flush=True)
-    place_tables(tables(ordered if todo else found))
+            print(one, *(bad or ["ok"]), sep="\n  ", flush=True)
+    place_tables(tables(ordered if todo else results))
 
 
 if __name__ == "__main__":

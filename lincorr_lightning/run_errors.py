@@ -57,8 +57,8 @@ def run_error(
         )
     if isinstance(error, AssertionError) and "transformers" in Path(frames[-1]).parts:
         return LanguageModelError(
-            f"the LM's own code refuses to be trained in eval mode, without dropout, as edits are: "
-            f"{one_line(error)} The probe, and all that trains no LM, is possible."
+            f"the LM's own code refuses this run: {one_line(error)} (Edits are trained in eval "
+            "mode, without dropout.) The probe and other studies without training may still work."
         )
     if isinstance(error, OSError) and is_disk_full(error):
         return output_error(error.filename or "a file of the run", error.strerror)

@@ -124,8 +124,8 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     from transformers.pytorch_utils import Conv1D
 
     layers = target_layers(model, settings.target_modules)
-    # Without the LM's configuration peft takes the layers as they are named. By some (mixtures of
-    # experts) it exchanges them for others that have other names in older checkpoints.
+    # By the LM's configuration, peft replaces the targets of some types (mixtures of experts) by
+    # others, which have these names in older checkpoints. A holder has no configuration.
     holder = nn.ModuleDict({"lm": model})
     config = LoraConfig(
         r=settings.rank,

@@ -61,7 +61,7 @@ def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
     if torch.is_grad_enabled() and not logits.requires_grad:
         raise LanguageModelError(
             f"{type(model).__name__} has no gradients in eval mode, without dropout, in which "
-            "edits are trained. The probe, and all that trains no LM, is possible."
+            "edits are trained. The probe and other studies without training still work."
         )
     if not len(positions):
         return logits.float().sum((1, 2)) * 0.0

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _PLAIN_TEXT = "The city of"
 _PROBE_TEXT = "The city of Paris lies in"
-_MIN_PROBE = 3
+_MIN_PROBE = 6
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 surrogate pair, which is not a character; tokenizers raise an error for it."""
@@ -104,10 +104,12 @@ class PromptEncoder:
         return ids, (torch.arange(longest) < ends.unsqueeze(1)).long()
 
     def probe(self) -> list[int]:
-        """Return at least three token ids of a short text, to test an LM with."""
+        """Return the token ids of a short text, to test an LM with."""
         ids = self.prefix + self.tokenizer(_PROBE_TEXT, add_special_tokens=False)["input_ids"]
-        # A small vocabulary may have none of these words.
-        return ids if len(ids) >= _MIN_PROBE else [*ids, 0, 1, 0][: self.max_length]
+        if len(set(ids)) < _MIN_PROBE:  # a vocabulary that has none of these words
+            size = self.vocab_size or len(self.tokenizer)
+            ids = self.prefix + torch.linspace(0, size - 1, _MIN_PROBE).long().tolist()
+        return ids[: self.max_length]
 
 
 def _own_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _N_ROWS, _N_TOKENS = 3, 5  # of a forward pass that shows what a layer gets
+_N_COLUMNS = 16  # of its output that are compared
 _ROUNDING = 0.02  # of half precision, relative
 _UNUSED = "a forward pass does not use it"
 
@@ -170,14 +171,16 @@ def target_layers(
                 f"the layer {name} of {type(model).__name__} cannot have an adapter: "
                 f"{misfits[name]}. Leave it out of the target modules (null takes all that can)."
             )
-    taken = {n: part for n, part in linear.items() if n in chosen or not (chosen or n in misfits)}
-    if not taken:
+    if chosen:
+        return {name: part for name, part in linear.items() if name in chosen}
+    fitting = {name: part for name, part in linear.items() if name not in misfits}
+    if not fitting:
         why = next(iter(misfits.values()), "it has none before its output layer")
         raise LanguageModelError(
             f"LoRA is not possible: no linear layer of {type(model).__name__} can have an adapter "
             f"({why}). Full fine-tuning (method full) and the other studies are."
         )
-    return taken
+    return fitting
 
 
 def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[str, str]:
@@ -218,9 +221,9 @@ def _is_product(layer: Any, x: Tensor, output: Any) -> bool:
     if not layer.weight.is_floating_point():  # quantized: its class knows how to multiply
         return True
     weight = layer.weight if isinstance(layer, nn.Linear) else layer.weight.mT
-    bias = None if layer.bias is None else layer.bias.double()
-    expected = nn.functional.linear(x.double(), weight.double(), bias)
-    return bool((output - expected).norm() <= _ROUNDING * expected.norm())
+    bias = 0 if layer.bias is None else layer.bias[:_N_COLUMNS].double()
+    expected = x.double() @ weight[:_N_COLUMNS].double().mT + bias
+    return bool((output[..., :_N_COLUMNS] - expected).norm() <= _ROUNDING * expected.norm())
 
 
 def features_of(layer: Any) -> tuple[int, int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,11 +16,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 # Keys of a configuration, at any depth, that are known not to change logits.
-_UNRELATED = {
-    "_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version", "use_cache",
-    "return_dict", "output_attentions", "output_hidden_states", "id2label", "label2id",
-    "problem_type", "tokenizer_class", "auto_map",
-}  # fmt: skip
+_IGNORED_KEYS = re.compile(
+    "_name_or_path|architectures|(torch_)?dtype|transformers_version|use_cache|return_dict|"
+    "output_(attentions|hidden_states)|id2label|label2id|problem_type|tokenizer_class|auto_map|"
+    "initializer_range|.*dropout|.*pdrop"
+)
 _TEXTS = (
     "The city of Paris lies in South-West  Europe, isn't it?",
     " x = 12345.678\n\tprint(x)",
@@ -57,12 +58,14 @@ def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[i
 
 def fingerprint_config(config: PreTrainedConfig) -> str:
     """Hash of all in an LM's configuration that may change logits, such as its rope_theta."""
-    return _digest(_json(_related(config.to_dict())))
+    # Of the class's defaults, of which a new version of transformers may have more, differences.
+    return _digest(_json(_without_ignored(config.to_diff_dict())))
 
 
-def _related(value: Any) -> Any:
+def _without_ignored(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(k): _related(v) for k, v in value.items() if k not in _UNRELATED}
+        kept = {str(k): v for k, v in value.items() if not _IGNORED_KEYS.fullmatch(str(k))}
+        return {key: _without_ignored(member) for key, member in kept.items()}
     return value
 
 

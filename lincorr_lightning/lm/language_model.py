@@ -55,6 +55,10 @@ if TYPE_CHECKING:
     )
 
 
+# The number of positions, as configurations of different types name it.
+_POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
+
+
 class _Support(NamedTuple):
     """How an LM can be read."""
 
@@ -95,10 +99,10 @@ class LanguageModel(nn.Module):
         self._model_config = model_config
         text = model_config.get_text_config()
         self._vocab_size = int(text.vocab_size)
-        longest = getattr(text, "max_position_embeddings", None)
-        longest = longest if isinstance(longest, int) and longest > 0 else None
+        limits = (getattr(text, name, None) for name in _POSITIONS)
+        longest = next((n for n in limits if isinstance(n, int) and n > 0), None)
         self._encoder = PromptEncoder(tokenizer, self._vocab_size, longest, self.config.add_bos)
-        self._tested: dict[type, _Support] = {}
+        self._tested: dict[tuple[type, bool], _Support] = {}
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
@@ -122,7 +126,7 @@ class LanguageModel(nn.Module):
         name = model.name_or_path or type(model).__name__
         lm.config = LMConfig(**{"name_or_path": name, "dtype": "auto"} | options)
         lm._prepare(tokenizer, model.config)
-        lm._take(model)
+        lm._set_model(model)
         return lm
 
     @property
@@ -145,14 +149,15 @@ class LanguageModel(nn.Module):
             if self.config.compile:
                 # The backbone alone: the forward of the head is patched in each forward pass.
                 model.base_model.compile(dynamic=True)
-            self._take(model)
+            self._set_model(model)
         return self
 
-    def _take(self, model: PreTrainedModel) -> None:
+    def _set_model(self, model: PreTrainedModel) -> None:
         self.model = model
         # RoBERTa-like LMs count positions from the one after padding.
         for name, part in model.named_modules():
-            if isinstance(part, nn.Embedding) and "position" in name and part.padding_idx:
+            is_table = isinstance(part, nn.Embedding) and "position" in name
+            if is_table and part.padding_idx is not None:
                 self._encoder.max_length = part.num_embeddings - part.padding_idx - 1
 
     @property
@@ -173,6 +178,10 @@ class LanguageModel(nn.Module):
     def can_widen(self) -> bool:
         """Whether frozen half-precision weights can compute in float32; not sharded or compiled."""
         return not (self.is_sharded or self.config.compile)
+
+    @property
+    def _may_widen(self) -> bool:
+        return self.can_widen and not trained_in_half_precision(self.model)
 
     def any_rank(self, condition: bool) -> bool:
         """Return whether a condition holds on any of the ranks that share the LM."""
@@ -329,7 +338,7 @@ class LanguageModel(nn.Module):
             logits, _ = self._share_prefixes(list(members.values()), [token_ids], context)
             if logits is not None:
                 return logits
-        if not self.can_widen or trained_in_half_precision(self.model):
+        if not self._may_widen:
             return self.logits_of_rows(rows, token_ids, context)
         with float32_forward(self.model, head_of(self.model) if self._test().skips_head else None):
             return self.logits_of_rows(rows, token_ids, context)
@@ -431,13 +440,13 @@ class LanguageModel(nn.Module):
     def _test(self) -> _Support:
         """Return how the LM can be read, from a short text.
 
-        Tested once for each type of its head; all ranks that share an LM must call it together.
+        Tested once for each type of its head, and again when half-precision weights are no longer
+        trained; all ranks that share an LM must call it together.
         """
-        kind: type = type(head_of(self.model))
+        widens = self.dtype in HALF_PRECISIONS and self._may_widen
+        kind: tuple[type, bool] = type(head_of(self.model)), widens
         if kind not in self._tested:
             probe, size = self._encoder.probe(), self._vocab_size
-            widens = self.can_widen and self.dtype in HALF_PRECISIONS
-            widens = widens and not trained_in_half_precision(self.model)
             dtype = torch.float32 if widens else self.dtype
             with self._reading(), float32_forward(self.model) if widens else nullcontext():
                 by_rows = can_read_rows(self.model, probe, size, dtype)
@@ -452,9 +461,11 @@ class LanguageModel(nn.Module):
         head, ids = head_of(self.model), torch.tensor([list(probe)], device=self.model.device)
         assert head is not None
         handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
-        with self._reading(), float32_forward(self.model, head):
-            read_logits(self.model, ids, None, ids.new_tensor([0]), ids[0], by_rows=True)
-        handle.remove()
+        try:
+            with self._reading(), float32_forward(self.model, head):
+                read_logits(self.model, ids, None, ids.new_tensor([0]), ids[0], by_rows=True)
+        finally:
+            handle.remove()
         return seen != [torch.float32]
 
     def has_logits_of(self, other: LanguageModel) -> bool:

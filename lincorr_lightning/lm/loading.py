@@ -13,6 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 
@@ -27,7 +29,10 @@ _MANY = 5
 _MAX_LAYERS = 1_000  # more would take minutes to hours, and all memory
 _MAX_LOOPS = 16  # of layers that an LM runs several times
 _MAX_REASON = 400  # characters of a library's message
-_PLAIN = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+# Dtypes of weights that are not quantized, as safetensors names them.
+_PLAIN = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+}  # fmt: skip
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
@@ -205,7 +210,9 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
     if getattr(config, "is_encoder_decoder", False):
         kind = "an encoder-decoder"
-    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", False):
+    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not (
+        getattr(config, "is_decoder", False) or getattr(config, "causal", False)  # of XLM
+    ):
         kind = "an encoder"
     elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not hasattr(config, "auto_map"):
         kind = "a model that transformers does not load as a causal LM"
@@ -214,8 +221,7 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     name = (config.architectures or [type(config).__name__])[0]
     raise LanguageModelError(
         f"{checkpoint} holds {kind} ({name}), and not an LM that predicts the next token of a "
-        "prompt. Pass a decoder such as Llama, GPT-2 or Qwen (of a multimodal LM, its language "
-        "model alone)."
+        "prompt. Pass a decoder such as Llama, GPT-2 or Qwen."
     )
 
 
@@ -348,16 +354,22 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
 def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: Any) -> None:
     """Refuse plain weights that the config says are quantized: one of them is another LM's."""
     from safetensors import safe_open
-    from torch import nn
+    from transformers.utils.hub import cached_file
 
-    files = sorted(Path(checkpoint.location).glob("*.safetensors"))
-    layers = (part for part in model.modules() if isinstance(part, nn.Linear))
-    if method is None or not files or any(type(part) is not nn.Linear for part in layers):
+    if method is None or checkpoint.gguf_file is not None:
         return
-    for path in files:
+    weights = (w for n, w in model.state_dict().items() if w.dim() > 1 and "position" not in n)
+    if any(weight.dtype not in _PLAIN.values() for weight in weights):
+        return
+    folder = Path(str(cached_file(checkpoint.location, "config.json", **checkpoint.options))).parent
+    for path in sorted(folder.glob("*.safetensors")):
         with safe_open(path, "pt") as file:
             if any(file.get_slice(key).get_dtype() not in _PLAIN for key in file.keys()):  # noqa: SIM118
                 return
+    for path in sorted(folder.glob("pytorch_model*.bin")):
+        stored = torch.load(path, "cpu", weights_only=True, mmap=True)
+        if any(weight.dtype not in _PLAIN.values() for weight in stored.values()):
+            return
     name = method.get("quant_method") if isinstance(method, dict) else method.quant_method
     raise LanguageModelError(
         f"the config.json of {checkpoint} names a quantization ({name}), but its weights are not "

@@ -38,7 +38,8 @@ MECHANISMS = {
     "jamba": "hybrid with experts", "llama4_text": "chunked attention", "mamba": "state space",
     "mbart": "a tokenizer class of its own", "mixtral": "mixture of experts",
     "opt": "positions with an offset", "phi": "a head with bias",
-    "phimoe": "routers of their own", "qwen3_next": "linear attention", "xlstm": "a cast head",
+    "phimoe": "routers of their own", "qwen3_next": "linear attention",
+    "roberta": "positions after padding", "xlstm": "a cast head",
     "zamba": "shared weights",
 }  # fmt: skip
 
@@ -105,20 +106,20 @@ def test_an_lm_that_is_not_causal_is_refused_in_any_dtype(tmp_path: Path) -> Non
 
 
 def stored() -> dict[str, dict[str, str]]:
-    found: dict[str, dict[str, str]] = json.loads(PATH.read_text())["types"]
-    return found
+    results: dict[str, dict[str, str]] = json.loads(PATH.read_text())["types"]
+    return results
 
 
-def test_documents_say_what_was_found() -> None:
-    found = stored()
-    built = [outcomes for outcomes in found.values() if outcomes["built"] == "ok"]
+def test_documents_match_the_results() -> None:
+    results = stored()
+    built = [outcomes for outcomes in results.values() if outcomes["built"] == "ok"]
     assert not [o for one in built for o in one.values() if o.startswith(("WRONG", "TRACE"))]
     assert all(len(one) == 2 + len(CHECKS) or one["loads"] != "ok" for one in built)
     n_read = sum(one.get("logits", "").startswith("ok") for one in built)
     readme = (ROOT / "README.md").read_text()
-    assert f"{n_read} of {len(built)} architectures" in " ".join(readme.split())
+    assert f"{n_read} of {len(results)} architectures" in " ".join(readme.split())
     texts = [path.read_text() for path in documents()]
-    assert [placed(text, tables(found)) for text in texts] == texts
+    assert [placed(text, tables(results)) for text in texts] == texts
 
 
 @pytest.mark.nightly

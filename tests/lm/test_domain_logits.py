@@ -1,6 +1,7 @@
 """Domain logits against the naive way: one unpadded prompt at a time, all logits, sliced."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from tests.lm.small_lms import (
     small_tokenizer,
     word_ids,
 )
+from tests.toys import word_tokenizer
 
 TOLERANCE = 1e-4
 
@@ -204,6 +206,26 @@ def test_bidirectional_lm_is_refused() -> None:
     lm = LanguageModel.from_module(random_model(config), small_tokenizer())
     with pytest.raises(LanguageModelError, match="BertLMHeadModel is not causal"):
         lm.domain_logits(PROMPTS, TOKEN_IDS)
+
+
+def test_a_vocabulary_without_the_words_of_the_test() -> None:
+    model = random_model(config_of("llama"))
+    lm = LanguageModel.from_module(model, word_tokenizer(["Oslo", "Lima"]))
+    ours = lm.logits_of_rows([[2, 3], [3, 2, 2]], TOKEN_IDS)
+    assert [how.by_rows for how in lm._tested.values()] == [True]
+    with torch.no_grad():
+        naive = model(input_ids=torch.tensor([[2, 3]])).logits[0, -1, TOKEN_IDS]
+    assert (ours[0] - naive).abs().max() <= TOLERANCE
+
+
+def test_an_lm_in_half_precision_that_is_frozen_after_its_training() -> None:
+    model = random_model(config_of("mamba")).bfloat16()
+    lm = LanguageModel.from_module(model.requires_grad_(True), small_tokenizer())
+    lm.domain_logits(PROMPTS, TOKEN_IDS)
+    model.requires_grad_(False)
+    ours = lm.logits_of_groups(lm.rows(PROMPTS), TOKEN_IDS, range(len(PROMPTS)))
+    naive = naive_logits(deepcopy(model).float(), PROMPTS, TOKEN_IDS)
+    assert (ours - naive).abs().max() <= TOLERANCE
 
 
 # -- side effects -----------------------------------------------------------------------------

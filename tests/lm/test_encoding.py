@@ -88,14 +88,16 @@ def test_prompt_longer_than_the_positions(lm_folder: Folder) -> None:
         lm.domain_logits(["Paris " * 32], [4])
 
 
-def test_positions_that_begin_after_padding() -> None:
-    """RoBERTa's first position is that after its padding token's, which is 1 by default."""
-    model = toy_model("roberta", VOCAB, is_decoder=True, intermediate_size=24, pad_token_id=1)
+@pytest.mark.parametrize("pad", [0, 1, 5])
+def test_positions_that_begin_after_padding(pad: int) -> None:
+    """RoBERTa's first position is that after its padding token's."""
+    model = toy_model("roberta", VOCAB, is_decoder=True, intermediate_size=24, pad_token_id=pad)
     lm = LanguageModel.from_module(model, small_tokenizer())
-    assert lm.max_length == 30
-    lm.domain_logits(["Paris " * 29], [4])
+    longest = 32 - pad - 1
+    assert lm.max_length == longest
+    lm.domain_logits(["Paris " * (longest - 1)], [4])
     with pytest.raises((IndexError, RuntimeError)):
-        model(input_ids=torch.full((1, 31), 5))
+        model(input_ids=torch.full((1, longest + 1), 7))
 
 
 def test_tokenizer_of_another_lm() -> None:

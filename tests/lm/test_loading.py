@@ -198,6 +198,9 @@ def test_not_a_causal_lm(auto: Any, model_type: str, kind: str, tmp_path: Path) 
 def test_plain_weights_that_are_said_to_be_quantized(folder: Path, method: str) -> None:
     change_config(folder, quantization_config={"quant_method": method})
     assert f"names a quantization ({method}), but its weights are not" in refusal(folder)
+    torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert f"names a quantization ({method}), but its weights are not" in refusal(folder)
 
 
 def test_hub_id_in_offline_mode_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
