@@ -18,7 +18,7 @@ import io
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -295,10 +295,15 @@ class Checks:
 # -- the sweep ---------------------------------------------------------------------------------
 
 LIMITS = {"bfloat16": 0.1, "lora": 1e-2, "joint": 1e-3}
-CHECKS = ("logits", "shared", "bfloat16", "widened", "probe", "full", "lora", "joint", "forecast")
+# The method of `Checks` and the heading of the table.
+CHECKS = {
+    "logits": "logits", "shared": "shared prefixes", "bfloat16": "bfloat16",
+    "widened": "bfloat16 in float32", "probe": "probe", "full": "full fine-tuning",
+    "lora": "LoRA side by side", "joint": "joint LoRA, saved", "forecast": "forecast",
+}  # fmt: skip
 
 
-def examine(model_type: str, chosen: Sequence[str] = CHECKS) -> dict[str, str]:
+def examine(model_type: str, chosen: Iterable[str] = CHECKS) -> dict[str, str]:
     """Return the outcome of each check of a model type: ok, no, refused, WRONG or TRACEBACK."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -402,13 +407,13 @@ def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
         n_right = [sum(_is_right(built[one], check) for one in members) for check in CHECKS]
         rows.append([name, len(members), *n_right])
     exceptions = {
-        (one, outcome): [c for c in CHECKS if outcomes.get(c) == outcome]
+        (one, outcome): [text for c, text in CHECKS.items() if outcomes.get(c) == outcome]
         for one, outcomes in built.items()
         for outcome in outcomes.values()
         if not outcome.startswith(("ok", "no"))
     }
     return {
-        "architectures": markdown_table(["family", "types", *CHECKS], rows),
+        "architectures": markdown_table(["family", "types", *CHECKS.values()], rows),
         "architectures_exceptions": markdown_table(
             ["type", "what", "outcome"],
             [[one, ", ".join(checks) or "all", why] for (one, why), checks in exceptions.items()],
