@@ -45,7 +45,12 @@ def run_error(
         return _out_of_memory(reason, model, data)
     if _RESTORING & {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}:
         return _restoring_error(error, ckpt_path)
-    if isinstance(error, MisconfigurationException):
+    modules = [
+        "",
+        *(frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)),
+    ]
+    is_of_lightning = isinstance(error, ValueError) and modules[-1].startswith("lightning.pytorch.")
+    if isinstance(error, MisconfigurationException) or is_of_lightning:
         # Such as the `test_step` that `lincorr test` runs.
         way_out = _OWN_COMMAND if "method defined" in str(error) else ""
         return ConfigError(one_line(error) + way_out)

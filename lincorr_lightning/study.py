@@ -110,6 +110,8 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Class of the batches that the study takes, from any DataLoader."""
     shards_lm: ClassVar[bool] = False
     """Whether the study can run with an LM that is sharded over devices."""
+    float32_only: ClassVar[bool] = True
+    """Whether what is trained is in float32 whatever ``trainer.precision`` is."""
     step_setting: str | None = None
     """Setting of the size of a step, if gradients must not be accumulated over batches."""
     refused_callbacks: tuple[type[Callback], ...] = ()
@@ -133,6 +135,12 @@ class Study(PlainHyperparameters, L.LightningModule):
         check_strategy(self.trainer)
         if not self.shards_lm:
             refuse_sharding(self.trainer, type(self).__name__)
+        precision = str(self.trainer.precision)
+        if self.float32_only and precision.endswith("-true") and precision != "32-true":
+            raise ConfigError(
+                f"trainer.precision is {precision}, and what is trained is in float32. Set it to "
+                "32-true, or to bf16-mixed, which computes in bfloat16."
+            )
         if stage == "fit":
             self._batches_per_step = frozenset()
             self._require_steps_of_equal_size()

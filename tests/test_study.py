@@ -122,7 +122,7 @@ def test_settings_are_plain_data_in_checkpoints(checkpoint: Path) -> None:
     [
         ("max_epochs", 2, 1), ("max_steps", 4, 3), ("limit_train_batches", 1.0, 1),
         ("limit_val_batches", 1.0, 0), ("overfit_batches", 0.0, 1),
-        ("precision", "64-true", "32-true"),
+        ("precision", "32-true", "bf16-mixed"),
         ("gradient_clip_val", None, 0.5), ("gradient_clip_algorithm", "value", "norm"),
         ("accumulate_grad_batches", 1, 2),
     ],
@@ -178,6 +178,12 @@ def test_the_batches_of_a_step_are_counted(
     if "1 or" in message:
         with pytest.raises(ConfigError, match=rf"steps of {message}.*must be always the same"):
             quiet_trainer(tmp_path, max_epochs=2, **options).fit(Counting(), loader())
+
+
+def test_what_is_in_float32_is_not_trained_in_another_dtype(tmp_path: Path) -> None:
+    for precision in ("64-true", "16-true", "bf16-true"):
+        with pytest.raises(ConfigError, match=f"precision is {precision}, and what is trained"):
+            quiet_trainer(tmp_path, precision=precision).fit(Counting(), loader())
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ class TrainedLMStudy(LMStudy):
     """A study that trains an LM by AdamW: all of its weights, or adapters."""
 
     trains_lm = True
+    float32_only = False
 
     def __init__(
         self, lm: Any, method: str, learning_rate: float, adapter: Any, weight_decay: float = 0.0

@@ -87,10 +87,12 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     # What Lightning refuses: making the Trainer, making a callback, and running
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),
     (PROBE, "--config {t}/mode.yaml", "`mode` can be min, max, got sideways"),
+    (PROBE, "--trainer.val_check_interval 1000", "`val_check_interval` (1000) must be less than"),
     (PROBE, "--trainer.accumulate_grad_batches 2", "gradient accumulation is not supported"),
     # What Lightning would do in silence
     (PROBE, "--trainer.max_steps 0", "nothing was trained"),
-    (ABLATION, "--trainer.limit_train_batches 0", "nothing was trained"),
+    (FINETUNE, "--trainer.limit_train_batches 0", "nothing was trained"),
+    (ABLATION, "--trainer.limit_train_batches 9", "networks are compared after all phases"),
     *((study, "--trainer.callbacks+=GradientAccumulationScheduler --trainer.callbacks.scheduling "
        "'{0: 4}'", "steps of 1 or 4 batches") for study in (PROBE, FINETUNE, ABLATION, SAES)),
     (PROBE, "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks+=ModelCheckpoint",
