@@ -68,9 +68,11 @@ def check_checkpoint(path: str | Path, weights_only: bool | None = None) -> None
     Paths that only Lightning can resolve are not checked: ``last``, a registry, and other URLs.
     Only if `weights_only` is False may it hold other objects than tensors and plain data.
     """
-    if re.match(r"(last|registry)$|\w+:", str(path)) or (Path(path) / "meta.pt").is_file():
-        return  # the last is a folder of shards (save_distributed_checkpoint)
+    if re.match(r"(last|registry)$|\w+:", str(path)):
+        return
     try:
+        if (Path(path) / "meta.pt").is_file():
+            return  # a folder of shards (save_distributed_checkpoint)
         if not zipfile.is_zipfile(regular_file(path)):
             raise EOFError
         # Tensors are not read.

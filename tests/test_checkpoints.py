@@ -126,6 +126,13 @@ def test_a_file_that_is_no_checkpoint_is_refused(
     assert not Path("harm").exists()
 
 
+def test_a_path_that_is_too_long_is_refused() -> None:
+    with pytest.raises(
+        CheckpointError, match=r"cannot read the checkpoint x.*: File name too long"
+    ):
+        check_checkpoint("x" * 3000)
+
+
 def test_special_paths_and_folders_of_shards_are_left_to_lightning(tmp_path: Path) -> None:
     (tmp_path / "meta.pt").touch()
     for path in ("last", "registry:name", "s3://bucket/last.ckpt", tmp_path):

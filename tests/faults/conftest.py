@@ -50,3 +50,15 @@ def run_study(work: Work, tmp_path: Path) -> Callable[..., Run]:
         return start([*command, *more], tmp_path / f"{name}.stderr", max_bytes)
 
     return run
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count the tries; a test without a count is one."""
+    tries = held = 0
+    for report in (one for key in ("passed", "failed") for one in terminalreporter.getreports(key)):
+        if "tests/faults/" in report.nodeid and report.when == "call":
+            counts = dict(report.user_properties)
+            tries += counts.get("tries", 1)
+            held += counts.get("held", int(report.passed))
+    if tries:
+        terminalreporter.write_line(f"{held:,} of {tries:,} tries of faults held")

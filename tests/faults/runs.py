@@ -7,9 +7,12 @@ import json
 import os
 import re
 import resource
+import shutil
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +25,44 @@ from tests.launching import CONTEXT, join_run, serve_store
 
 PATIENCE_S = 90
 """A run that takes longer hangs."""
+PAYLOAD = "payload"
+"""File that code in an input would make."""
+_CONNECTED = "connected"
+_NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
 # Keys of results.json that depend on how a run was made, or on its folder.
 _NOT_COMPARED = {"seconds", "settings", "versions", "lm", "model"}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A command line with a fault, for `run_cases`.
+
+    It may be prepared by a function, and have another standard output: ``"full"``, ``"closed"``, or
+    ``"unread"``.
+    """
+
+    command: list[str]
+    what: str
+    must_fail: bool = False
+    """Whether no run can be right."""
+    must_end: bool = False
+    """Whether the run is right all the same."""
+    is_dry: bool = False
+    """Whether a run has no results."""
+    prepare: Callable[[], AbstractContextManager[object]] = nullcontext
+    stdout: str = ""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run of `run_cases` that has ended."""
+
+    status: int
+    text: str
+
+    def ends(self) -> int:
+        """Return the exit status."""
+        return self.status
 
 
 @dataclass
@@ -86,7 +125,7 @@ def _program(
         join_run(rank, 2, port)
     torch.set_num_threads(1)
     for stream, path in ((1, os.devnull), (2, output)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+        os.dup2(os.open(path, _NEW_FILE), stream)
     os.chdir(Path(output).parent)
     if max_bytes is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (max_bytes, resource.RLIM_INFINITY))
@@ -96,10 +135,116 @@ def _program(
     console()
 
 
+# -- many runs in one process ---------------------------------------------------------------------
+
+
+def run_cases(cases: Sequence[Case], folder: Path) -> list[str]:
+    """Run cases one after another, each in a folder of its own; return what is not as it must be.
+
+    One process runs them all. If it dies, or one takes too long, another one goes on with the next.
+    """
+    failures, first = [], 0
+    while first < len(cases):
+        rest = [(case, folder / str(i)) for i, case in enumerate(cases)][first:]
+        process = CONTEXT.Process(target=_run_cases, args=(rest,), daemon=True)
+        process.start()
+        process.join()
+        for case, own in rest:
+            first += 1
+            ended = own / "status"
+            if not ended.exists():
+                failures.append(f"{case.what}: the process ended by {process.exitcode}, or hung")
+                break
+            try:
+                check_case(case, int(ended.read_text()), own)
+            except AssertionError as error:
+                failures.append(f"{case.what}: {str(error)[-1500:]}")
+            shutil.rmtree(own)
+    return failures
+
+
+def check_case(case: Case, status: int, folder: Path) -> None:
+    """Check what a case left: one line, or a whole run; no code was run, nobody was called."""
+    text = (folder / "stderr").read_text(encoding="utf-8", errors="replace")
+    assert not (folder / PAYLOAD).exists(), "code of the input was executed"
+    assert not (folder / _CONNECTED).exists(), (folder / _CONNECTED).read_text()
+    check_files(folder / "runs")
+    if status:
+        line = check_line(Ended(status, text), {1, 2})
+        assert not case.must_end, line
+        return
+    assert "Traceback" not in text, text
+    assert not case.must_fail, f"accepted: {text[-300:]}"
+    if not case.is_dry:
+        check_whole(finished(folder / "runs"))
+
+
+def check_whole(run: Path) -> None:
+    """Check that a run has the tables and figures that its results list."""
+    results = json.loads((run / "results.json").read_text(encoding="utf-8"))
+    for kind, suffix in (("tables", ".csv"), ("figures", ".png")):
+        listed = {f"{one['name']}{suffix}" for one in results[kind]}
+        assert listed <= {path.name for path in (run / kind).glob("*")}, kind
+        assert kind == "tables" or len(listed) == len(list((run / kind).glob("*.png")))
+
+
+def _run_cases(cases: list[tuple[Case, Path]]) -> None:
+    torch.set_num_threads(1)
+    sys.addaudithook(_note_connections)
+    kept = os.dup(2)
+    for case, folder in cases:
+        folder.mkdir(exist_ok=True)
+        os.chdir(folder)
+        for stream, opened in ((1, _stdout_of(case)), (2, os.open("stderr", _NEW_FILE))):
+            os.dup2(opened, stream)
+            os.close(opened)
+        if case.stdout == "closed":
+            os.close(1)
+        signal.alarm(PATIENCE_S)
+        status = _run_case(case)
+        signal.alarm(0)
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os.dup2(kept, 2)
+        Path("status").write_text(str(status))
+
+
+def _run_case(case: Case) -> int:
+    from lincorr_lightning.cli import console
+
+    sys.argv = ["lincorr", *case.command]
+    if not any(word.startswith("--trainer.default_root_dir") for word in sys.argv):
+        sys.argv.append(f"--trainer.default_root_dir={Path.cwd() / 'runs'}")
+    try:
+        with case.prepare():
+            console()
+    except SystemExit as error:
+        return int(error.code or 0)
+    except BaseException:
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _stdout_of(case: Case) -> int:
+    if case.stdout == "unread":
+        reader, writer = os.pipe()
+        os.close(reader)
+        return writer
+    return os.open("/dev/full" if case.stdout == "full" else os.devnull, os.O_WRONLY)
+
+
+def _note_connections(event: str, args: tuple[Any, ...]) -> None:
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.sendto"):
+        with open(_CONNECTED, "a") as file:  # noqa: PTH123 (no import in a hook)
+            file.write(f"{event} {args[1:]}\n")
+
+
 # -- what a run left ------------------------------------------------------------------------------
 
 
-def check_line(run: Run, statuses: Iterable[int]) -> str:
+def check_line(run: Run | Ended, statuses: Iterable[int]) -> str:
     """Check that a run failed with one of the statuses and one line at the end; return the line."""
     assert "Traceback (most recent call last)" not in run.text, run.text[-2000:]
     lines = [line for line in run.text.splitlines() if line.startswith("lincorr: ")]
