@@ -244,7 +244,7 @@ def describe_run(folder: Path) -> str:
         more = ", ..." if len(figures) > 4 else ""
         out.write(f"Figures:     {folder / 'figures'} ({', '.join(figures[:4])}{more})\n")
     if list(folder.glob("events.out.tfevents.*")):
-        out.write(f"TensorBoard: tensorboard --logdir {folder}\n")
+        out.write(f"TensorBoard: tensorboard --logdir={shlex.quote(str(folder))}\n")
     return out.getvalue()
 
 

@@ -1,7 +1,9 @@
 """What `pip install lincorr-lightning` would bring: source distribution and wheel."""
 
+import ctypes
 import json
 import os
+import resource
 import subprocess
 import sys
 import sysconfig
@@ -9,6 +11,7 @@ import tarfile
 import venv
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,28 +100,51 @@ def test_the_source_distribution_has_what_the_wheel_has(
             assert (rest if top in {"callbacks", "configs"} else f"{package}/{rest}") in inside
 
 
+def limit() -> None:
+    """Let a new process open few files, which others cannot read, and write where it may only."""
+    cap_dac_override, drop = 1, 24  # of root, and of Linux's prctl
+    ctypes.CDLL(None).prctl(drop, cap_dac_override, 0, 0, 0)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+    os.umask(0o077)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
 def test_the_main_job_runs_where_it_is_installed(
     folder: Path, pattern: str, tmp_path: Path
 ) -> None:
-    """In an environment of its own that sees this one's dependencies, not the checkout."""
+    """In an environment of its own that sees this one's dependencies, not the checkout.
+
+    It is read-only, there is no HOME, files are few, and paths are as odd as they may be.
+    """
     venv.create(tmp_path / "venv")
     bin_folder = tmp_path / "venv" / "bin"
     paths = {"base": str(tmp_path / "venv"), "platbase": str(tmp_path / "venv")}
     site_packages = Path(sysconfig.get_path("purelib", "venv", paths))
     # A path in a .pth file does not run the .pth files there, such as that of an editable install.
-    (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    dependencies = [path for path in sys.path if path.endswith("site-packages")]
+    (site_packages / "dependencies.pth").write_text("\n".join(dependencies))
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     (distribution,) = folder.glob(pattern)
     run(
         sys.executable, "-m", "pip", "--python", bin_folder / "python", "install", "--no-deps",
         "--no-build-isolation", distribution, env=environment, cwd=tmp_path,
     )  # fmt: skip
+    run("chmod", "-R", "a-w", tmp_path / "venv")
+    environment.pop("HOME", None)
+    work = tmp_path / "- a\nb"
+    work.mkdir()
+    runs, pages = "-my\nruns", "-a page"
+    here: dict[str, Any] = {"env": environment, "cwd": work, "preexec_fn": limit}
+    assert subprocess.run(["touch", site_packages / "new"], check=False, **here).returncode != 0
     run(
         bin_folder / "lincorr", "fit", "--config", "configs/linear_probe.yaml",
-        "--data.n_subjects", "400", env=environment, cwd=tmp_path,
+        "--data.n_subjects", "400", f"--trainer.default_root_dir={runs}", **here,
     )  # fmt: skip
-    results = json.loads((tmp_path / "runs/linear_probe/version_0/results.json").read_text())
+    run_folder = f"{runs}/linear_probe/version_0"
+    run(bin_folder / "lincorr", "report", f"--output={pages}", "--", run_folder, **here)
+    page = work / pages / "report.html"
+    assert page.stat().st_mode & 0o077 == 0 and "city→country" in page.read_text()
+    results = json.loads((work / run_folder / "results.json").read_text())
     assert results["versions"]["lincorr-lightning"] == lincorr_lightning.__version__
     assert list((site_packages / "lincorr_lightning").glob("lm/tiny_world/CARD.md"))

@@ -118,7 +118,7 @@ def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
     assert cells(lines[5]) == ["city->color", "0.20", "−0.07", ""]
     assert lines[-3:] == [
         f"Run folder:  {run}", f"Figures:     {run / 'figures'} (matrix.png)",
-        f"TensorBoard: tensorboard --logdir {run}",
+        f"TensorBoard: tensorboard --logdir={run}",
     ]  # fmt: skip
     assert "influences" not in "".join(lines) and "Highest weights" not in "".join(lines)
 
