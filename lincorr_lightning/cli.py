@@ -10,11 +10,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
-from lincorr_lightning.termination import exit_at_signals
+from lincorr_lightning.termination import exit_at_signals, tell
 from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method: name -> (module of the function of that name, help).
@@ -151,9 +151,7 @@ class _Stream(io.FileIO):
             os.dup2(nowhere := os.open(os.devnull, os.O_WRONLY), self.fileno())
             os.close(nowhere)
             if error.errno != errno.EPIPE:  # else the reader has seen enough, as with `| head`
-                with suppress(OSError):
-                    reason = f"the run goes on without standard output: {error.strerror}"
-                    os.write(2, f"lincorr: warning: {reason}.\n".encode())
+                tell(f"lincorr: warning: the run goes on without output: {error.strerror}.")
             return len(data)
 
 
@@ -165,15 +163,14 @@ def _outlive_streams() -> None:
         except OSError:  # the next file would get this number, and all that is printed
             os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
-        stream, kept = getattr(sys, name), {}
-        if stream is not getattr(sys, f"__{name}__"):
-            continue  # somebody else's
-        if stream is not None:
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__"):
+            raw = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
             of = ("encoding", "errors", "line_buffering", "write_through")
-            kept = {option: getattr(stream, option) for option in of}
-        number = os.open(os.devnull, os.O_WRONLY) if stream is None else stream.fileno()
-        raw = io.BufferedWriter(_Stream(number, "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(raw, **kept))
+            options = {option: getattr(stream, option) for option in of}
+            setattr(sys, name, io.TextIOWrapper(raw, **options))
 
 
 def console() -> None:

@@ -138,14 +138,14 @@ def _check_config(value: str) -> str:
 
 
 def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the settings of a config with their keys, such as ``data.seed``."""
+    """Yield the settings of a config, and members of lists, with keys such as ``data.seed``."""
     if isinstance(config, Namespace):
         config = vars(config)
     if isinstance(config, Mapping):
         for name, value in config.items():
             # On the command line, keys have no init_args.
             yield from leaves(value, prefix if name == "init_args" else f"{prefix}.{name}")
-    elif isinstance(config, list) and any(isinstance(each, Namespace) for each in config):
+    elif isinstance(config, list) and config:
         for each in config:
             yield from leaves(each, prefix)
     else:
@@ -211,10 +211,7 @@ def _allowed_paths() -> Iterator[str]:
 
 
 def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
-    """Refuse settings, keys and values of a parsed config, that run code from elsewhere, or URLs.
-
-    A hub id is none: the LM may be downloaded.
-    """
+    """Refuse settings of a parsed config, keys and values, that run foreign code, and URLs."""
     for key, value in settings:
         name = key.rpartition(".")[2]
         if (

@@ -152,10 +152,9 @@ class LincorrCLI(LightningCLI):
             parser = self._subcommand_parsers.get(self.args[0], parser)
             raise ConfigError(explain(error, self.args, parser)) from error
         for key, value in leaves(self.config[self.config.subcommand]):
-            if key.rpartition(".")[2] in ("seed", "seeds", "seed_everything"):
-                for seed in value if isinstance(value, list) else [value]:
-                    if type(seed) is int:
-                        require(key, seed, at_least=0, at_most=2**32 - 1)
+            name = key.rpartition(".")[2]
+            if type(value) is int and name in ("seed", "seeds", "seed_everything"):
+                require(key, value, at_least=0, at_most=2**32 - 1)
 
     def _parse_ckpt_path(self) -> None:
         """Do not let hyper-parameters of a checkpoint override the config; studies compare them."""

@@ -91,7 +91,7 @@ class Termination:
                 line += "; start the same command again to go on"
             elif self.checkpoint:
                 line += f"; resume with --ckpt_path {shlex.quote(str(self.checkpoint))}"
-            _tell(line)
+            tell(line)
         return 128 + self.signum
 
     def _on_signal(self, signum: int, frame: FrameType | None) -> None:
@@ -118,7 +118,7 @@ class Termination:
 current = Termination()
 
 
-def _tell(line: str) -> None:
+def tell(line: str) -> None:
     """Write a line to standard error, if that is there."""
     with suppress(OSError):
         # The main thread may hold the lock of sys.stderr.
@@ -139,7 +139,7 @@ def exit_at_signals() -> Iterator[None]:
             raise
         # Other errors are usually due to the signal, such as those of collective operations.
         if isinstance(error, LincorrError):
-            _tell(f"lincorr: error: {error}")
+            tell(f"lincorr: error: {error}")
     finally:
         if current.signum is None:
             current.uninstall()

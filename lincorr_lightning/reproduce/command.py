@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from hashlib import file_digest, sha256
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -289,22 +288,19 @@ def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
 
 def _read_paths(run: PlannedRun) -> Iterator[str]:
     """Yield a run's configs, and all texts among its settings that may be paths to read."""
-    settings: dict[str, Any] = {}
-    words = iter(run.arguments)
+    words = iter(run.arguments[1:])
     for word in words:
+        key, _, text = word.removeprefix("--").partition("=")
         if word == "--config":
             yield (path := next(words))
-            settings.update(leaves(read_config(path)))
-        elif word.startswith("--"):
-            key, _, text = word.removeprefix("--").partition("=")
-            settings[key] = text
+            content = read_config(path)
+        else:
+            content = {key: text}
             with suppress(ValueError, yaml.YAMLError):
-                settings[key] = load_yaml(text)
-    for key, value in settings.items():
-        members = value if isinstance(value, list) else [value]
-        for name, path in chain.from_iterable(leaves(member, key) for member in members):
-            if isinstance(path, str) and name.rpartition(".")[2] not in _NOT_READ:
-                yield path
+                content = {key: load_yaml(text)}
+        for key, value in leaves(content):
+            if isinstance(value, str) and key.rpartition(".")[2] not in _NOT_READ:
+                yield value
 
 
 def _digest(path: Path) -> str:

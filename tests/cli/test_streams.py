@@ -11,7 +11,7 @@ from tests.launching import run_alone
 
 PROBE = ["fit", "--config", "linear_probe.yaml", "--data.n_subjects=40",
          "--model.knowledge=[city,country]"]  # fmt: skip
-WARNING = "lincorr: warning: the run goes on without standard output: No space left on device."
+WARNING = "lincorr: warning: the run goes on without output: No space left on device."
 
 
 def _program(arguments: list[str], streams: str, stderr: Path) -> None:
