@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, write_json
-from lincorr_lightning.lm.batching import oom_reason
 from lincorr_lightning.results.table import Table
 from lincorr_lightning.version import __version__
 
@@ -144,6 +143,8 @@ class Results:
             try:
                 png = figure.png
             except (MemoryError, RuntimeError) as error:
+                from lincorr_lightning.lm.batching import oom_reason  # which imports torch
+
                 if (reason := oom_reason(error)) is None:
                     raise
                 message = "The figure %s is missing: memory ran out while it was drawn (%s)."

@@ -105,7 +105,7 @@ def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fi
 
 
 @pytest.mark.parametrize(("options", "error", "message"), [
-    ({"texts": "gone"}, SubjectsError, r"TokenGeometryMonitor\.texts gone is not there"),
+    ({"texts": "gone"}, SubjectsError, r"TokenGeometryMonitor\.texts gone must be a folder"),
     ({"n_tokens": 40}, SubjectsError, r"shorter than TokenGeometryMonitor\.n_tokens, 40"),
     ({"n_tokens": 65}, ConfigError, r"TokenGeometryMonitor\.n_tokens is 65"),
 ])  # fmt: skip

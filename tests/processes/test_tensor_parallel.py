@@ -246,7 +246,7 @@ def test_lms_that_cannot_be_split(
         (SparseAutoencoders, "SparseAutoencoders"),
         (VocabularyAblation, "VocabularyAblation"),
         (Pretraining, "Pretraining"),
-        (SourceFinetune, "joint edits"),
+        (SourceFinetune, "model.protocol joint"),
     ],
 )
 def test_studies_that_need_the_whole_lm(make: Any, message: str, tmp_path: Path) -> None:
