@@ -12,17 +12,7 @@ from typing import Any, ClassVar, TypeVar
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import (
-    BaseFinetuning,
-    BatchSizeFinder,
-    Callback,
-    GradientAccumulationScheduler,
-    LearningRateFinder,
-    ModelPruning,
-    StochasticWeightAveraging,
-    Timer,
-    WeightAveraging,
-)
+from lightning.pytorch import callbacks
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
@@ -52,10 +42,11 @@ _TRAINER_SETTINGS = (
     "gradient_clip_val", "accumulate_grad_batches",
 )  # fmt: skip
 # They look for weights before the LM is loaded, or train a part of the run first.
-_REFUSED: tuple[type[Callback], ...] = (
-    BaseFinetuning, BatchSizeFinder, LearningRateFinder, ModelPruning, StochasticWeightAveraging,
+_REFUSED: tuple[type[callbacks.Callback], ...] = (
+    callbacks.BaseFinetuning, callbacks.BatchSizeFinder, callbacks.LearningRateFinder,
+    callbacks.ModelPruning, callbacks.StochasticWeightAveraging,
 )  # fmt: skip
-FIXED_TRAINING: tuple[type[Callback], ...] = (Timer, WeightAveraging)
+FIXED_TRAINING: tuple[type[callbacks.Callback], ...] = (callbacks.Timer, callbacks.WeightAveraging)
 """Callbacks that studies whose steps are fixed cannot take: they end early, or change weights."""
 
 
@@ -114,7 +105,7 @@ class Study(PlainHyperparameters, L.LightningModule):
     """Whether what is trained is in float32 whatever ``trainer.precision`` is."""
     step_setting: str | None = None
     """Setting of the size of a step, if gradients must not be accumulated over batches."""
-    refused_callbacks: tuple[type[Callback], ...] = ()
+    refused_callbacks: tuple[type[callbacks.Callback], ...] = ()
     """Callbacks of Lightning that the study cannot be trained with, beside those that none can."""
 
     results: Results | None = None
@@ -175,7 +166,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         trainer: Any = self.trainer
         counts = {trainer.accumulate_grad_batches}
         for callback in trainer.callbacks:
-            if isinstance(callback, GradientAccumulationScheduler):
+            if isinstance(callback, callbacks.GradientAccumulationScheduler):
                 counts.update(callback.scheduling.values())
         self._batches_per_step |= counts
         if len(self._batches_per_step) > 1 or (self.step_setting and max(counts) > 1):

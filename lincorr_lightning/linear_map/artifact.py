@@ -271,6 +271,8 @@ class LinearMap:
         try:
             tensors = load_file(regular_file(folder / _TENSORS))
             kinds, pairs = config["knowledge"], config["pairs"]
+            for entry in kinds.values():
+                "".join([*entry["labels"], entry["template"]])  # a TypeError if one is no text
             linear_map = cls(
                 weights={pair: tensors[f"{pair}/weight"] for pair in pairs},
                 biases={pair: tensors[f"{pair}/bias"] for pair in pairs},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -28,6 +28,7 @@ _HUB_TIMEOUT_S = 10
 _MANY = 5
 _MAX_LAYERS = 1_000  # more would take minutes to hours, and all memory
 _MAX_LOOPS = 16  # of layers that an LM runs several times
+_DEPTHS = re.compile(r'"(\w*(?:layers|n_layer|depth|blocks|stages))": (\d+)')
 _MAX_REASON = 400  # characters of a library's message
 # Dtypes of weights that are not quantized, as safetensors names them.
 _PLAIN = {
@@ -185,8 +186,8 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     )
     with explained(checkpoint, what, hint):
         config: PreTrainedConfig = AutoConfig.from_pretrained(location, **options)
-        for name, number in _numbers_of(config.to_dict()):
-            if re.search("(layers|n_layer|depth|blocks|stages)$", name) and number > _MAX_LAYERS:
+        for name, number in _DEPTHS.findall(config.to_json_string(use_diff=False)):
+            if int(number) > _MAX_LAYERS:
                 raise LanguageModelError(
                     f"{what} of {checkpoint} has {name} {number}; it must be at most "
                     f"{_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
@@ -194,15 +195,6 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
     if must_be_causal:
         _check_causal(checkpoint, config)
     return config
-
-
-def _numbers_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the whole numbers of a configuration and of those in it."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            yield from _numbers_of(value)
-        elif isinstance(value, int):
-            yield str(name), value
 
 
 def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:

@@ -142,13 +142,8 @@ class Results:
         for figure in tqdm(self.figures, "drawing figures", delay=2, leave=False, disable=None):
             try:
                 png = figure.png
-            except (MemoryError, RuntimeError) as error:
-                from lincorr_lightning.lm.batching import oom_reason  # which imports torch
-
-                if (reason := oom_reason(error)) is None:
-                    raise
-                message = "The figure %s is missing: memory ran out while it was drawn (%s)."
-                _log.warning(message, figure.name, reason)
+            except MemoryError as error:
+                _log.warning("The figure %s is missing: memory ran out (%s).", figure.name, error)
                 continue
             with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
                 part.write_bytes(png)

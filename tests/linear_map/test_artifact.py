@@ -222,6 +222,10 @@ def test_config_that_cannot_be_read(folder: Path, text: str, message: str) -> No
         ({"pairs": {"city->country": 3}}, "is damaged or missing"),
         ({"pairs": {"city->color": {"ridge": 0}}}, "there is no 'city->color/weight'"),
         ({"knowledge": {}}, "there is no 'city'"),
+        (
+            {"knowledge": {"city": {"labels": ["a", True], "template": "{}"}}},
+            "damaged .*bool found",
+        ),
         ({"sha256": None}, "the SHA-256 of"),
     ],
 )

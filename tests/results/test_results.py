@@ -149,7 +149,7 @@ def test_a_figure_that_does_not_fit_the_memory_is_missing_alone(
     results = small_results()
     results.figures = [Figure("large", "Too large.", fail), *results.figures]
     results.write(tmp_path)
-    assert "figure large is missing: memory ran out while it was drawn (Unable" in caplog.text
+    assert "figure large is missing: memory ran out (Unable" in caplog.text
     assert [path.name for path in (tmp_path / "figures").iterdir()] == ["matrix.png"]
     written = json.loads((tmp_path / "results.json").read_text())
     assert [figure["name"] for figure in written["figures"]] == ["matrix", "edits"]
