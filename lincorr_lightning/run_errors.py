@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from pathlib import Path
 from pickle import UnpicklingError
 from traceback import walk_tb
+from types import FrameType
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -43,24 +45,21 @@ def run_error(
     """
     if reason := oom_reason(error):
         return _out_of_memory(reason, model, data)
-    if _RESTORING & {frame.f_code.co_name for frame, _ in walk_tb(error.__traceback__)}:
+    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
+    if _RESTORING & {frame.f_code.co_name for frame in frames}:
         return _restoring_error(error, ckpt_path)
-    modules = [
-        "",
-        *(frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)),
-    ]
-    is_of_lightning = isinstance(error, ValueError) and modules[-1].startswith("lightning.pytorch.")
+    raised_in = frames[-1].f_globals.get("__name__", "") if frames else ""
+    is_of_lightning = isinstance(error, ValueError) and raised_in.startswith("lightning.pytorch.")
     if isinstance(error, MisconfigurationException) or is_of_lightning:
         # Such as the `test_step` that `lincorr test` runs.
         way_out = _OWN_COMMAND if "method defined" in str(error) else ""
         return ConfigError(one_line(error) + way_out)
-    frames = [frame.f_code.co_filename for frame, _ in walk_tb(error.__traceback__)]
-    if name := _failing_callback(error):
+    if name := _failing_callback(error, frames):
         return ConfigError(
             f"the callback {name} of Lightning fails in this study: {one_line(error)} Remove it "
             "from trainer.callbacks, or change its settings."
         )
-    if isinstance(error, AssertionError) and "transformers" in Path(frames[-1]).parts:
+    if isinstance(error, AssertionError) and raised_in.startswith("transformers."):
         return LanguageModelError(
             f"the LM's own code refuses this run: {one_line(error)} (Edits are trained in eval "
             "mode, without dropout.) The probe and other studies without training may still work."
@@ -70,12 +69,11 @@ def run_error(
     return None
 
 
-def _failing_callback(error: Exception) -> str | None:
+def _failing_callback(error: Exception, frames: Iterable[FrameType]) -> str | None:
     """Return the class of the callback of Lightning that raised an error, if one did."""
     if isinstance(error, (LincorrError, OSError)):
         return None
     packages = ("lightning.pytorch.callbacks.", "lincorr_lightning.")
-    frames = [frame for frame, _ in walk_tb(error.__traceback__)]
     named = [(f.f_globals.get("__name__", ""), f.f_locals.get("self")) for f in frames]
     *_, (module, holder) = [("", None), *(pair for pair in named if pair[0].startswith(packages))]
     return type(holder).__name__ if module.startswith(packages[0]) else None

@@ -14,7 +14,7 @@ from torch import nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, require, require_one_of
 from lincorr_lightning.io import atomic_folder
-from lincorr_lightning.lm.finder import target_layers
+from lincorr_lightning.lm.finder import adapter_layers, target_layers
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, dtype_name, trained_in_half_precision
 from lincorr_lightning.study import LMStudy, as_settings
@@ -143,8 +143,7 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
         inject_adapter_in_model(config, holder)
     finally:
         torch.set_rng_state(stream)
-    if adapter_layers(model).keys() != layers.keys():
-        changed = sorted(adapter_layers(model).keys() ^ layers.keys())
+    if changed := sorted(adapter_layers(model).keys() ^ layers.keys()):
         raise LanguageModelError(
             f"LoRA is not possible: peft adapts other layers of {type(model).__name__} than the "
             f"target modules ({changed[0]}). Set model.method to full, or name other layers in "
@@ -153,13 +152,6 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
     # Half-precision adapters would round small updates away.
     for parameter in trained_in_half_precision(model):
         parameter.data = parameter.data.float()
-
-
-def adapter_layers(model: nn.Module) -> dict[str, Any]:
-    """Return the layers of an LM that have adapters of peft, by name."""
-    from peft.tuners.tuners_utils import BaseTunerLayer
-
-    return {n: part for n, part in model.named_modules() if isinstance(part, BaseTunerLayer)}
 
 
 @contextmanager

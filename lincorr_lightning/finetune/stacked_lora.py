@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, require
-from lincorr_lightning.lm.finder import features_of, target_layers
+from lincorr_lightning.lm.finder import features_of, has_rows, target_layers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -203,8 +203,7 @@ class StackedLoRA(nn.Module):
         if rows is None or not len(rows.adapters):
             return None
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        is_flat = x.dim() == 2 and self._length is not None and len(x) == rows.n * self._length
-        if not is_flat and (x.dim() < 3 or len(x) != rows.n):
+        if not has_rows(x, rows.n, self._length):
             raise LanguageModelError(
                 f"{name} gets an input of shape {tuple(x.shape)} in a forward pass of "
                 f"{rows.n} rows, so that its rows cannot be separated (as in a mixture of "

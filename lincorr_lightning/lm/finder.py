@@ -128,6 +128,13 @@ def logit_lens(model: nn.Module, layer: int) -> Iterator[None]:
             handle.remove()
 
 
+def adapter_layers(model: nn.Module) -> dict[str, Any]:
+    """Return the layers of an LM that have adapters of peft, by name."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return {n: part for n, part in model.named_modules() if isinstance(part, BaseTunerLayer)}
+
+
 def target_layers(
     model: PreTrainedModel, target_modules: Sequence[str] | None
 ) -> dict[str, nn.Module]:
@@ -139,11 +146,9 @@ def target_layers(
     Raises:
         LanguageModelError: There is no such layer, or an adapter does not fit it.
     """
-    from peft.tuners.tuners_utils import BaseTunerLayer
     from transformers.pytorch_utils import Conv1D
 
-    modules = dict(model.named_modules())
-    if any(isinstance(part, BaseTunerLayer) for part in modules.values()):
+    if adapter_layers(model):
         raise LanguageModelError(
             f"{type(model).__name__} has peft adapters already. Merge them (merge_and_unload) or "
             "unload them first."
@@ -151,7 +156,7 @@ def target_layers(
     head = head_of(model)
     linear: dict[str, nn.Module] = {
         name: part
-        for name, part in modules.items()
+        for name, part in model.named_modules()
         if isinstance(part, nn.Linear | Conv1D) and part is not head
     }
     chosen: set[str] = set()
@@ -191,10 +196,9 @@ def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[st
 
     def note(name: str, layer: Any, args: Any, kwargs: Any, output: Any) -> None:
         x: Tensor = args[0] if args else next(iter(kwargs.values()))
-        is_flat = x.dim() == 2 and len(x) == ids.numel()
         if owners[id(layer.weight)] > 1:  # merged, each adapter would change all of them
             why[name] = "other layers have the same weight"
-        elif not is_flat and (x.dim() < 3 or len(x) != _N_ROWS):
+        elif not has_rows(x, _N_ROWS, _N_TOKENS):
             why[name] = "its input does not have the rows of the LM's, as in a mixture of experts"
         elif not _is_product(layer, x, output):
             why[name] = "its output is not a matrix product"
@@ -212,6 +216,12 @@ def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[st
         for hook in hooks:
             hook.remove()
     return why
+
+
+def has_rows(x: Tensor, n_rows: int, n_tokens: int | None) -> bool:
+    """Return whether a layer's input has the rows of the LM's, also if their tokens are in one."""
+    is_flat = x.dim() == 2 and n_tokens is not None and len(x) == n_rows * n_tokens
+    return is_flat or (x.dim() > 2 and len(x) == n_rows)
 
 
 def _is_product(layer: Any, x: Tensor, output: Any) -> bool:

@@ -345,7 +345,6 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
 
 def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: Any) -> None:
     """Refuse plain weights that the config says are quantized: one of them is another LM's."""
-    from safetensors import safe_open
     from transformers.utils.hub import cached_file
 
     if method is None or checkpoint.gguf_file is not None:
@@ -354,10 +353,8 @@ def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: 
     if any(weight.dtype not in _PLAIN.values() for weight in weights):
         return
     folder = Path(str(cached_file(checkpoint.location, "config.json", **checkpoint.options))).parent
-    for path in sorted(folder.glob("*.safetensors")):
-        with safe_open(path, "pt") as file:
-            if any(file.get_slice(key).get_dtype() not in _PLAIN for key in file.keys()):  # noqa: SIM118
-                return
+    if any(dtype not in _PLAIN for _, dtype in _stored(folder)):
+        return
     for path in sorted(folder.glob("pytorch_model*.bin")):
         stored = torch.load(path, "cpu", weights_only=True, mmap=True)
         if any(weight.dtype not in _PLAIN.values() for weight in stored.values()):
@@ -369,17 +366,24 @@ def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: 
     )
 
 
+def _stored(folder: Path) -> Iterator[tuple[str, str]]:
+    """Yield names and dtypes of a folder's weights, from the headers of its safetensors files."""
+    from safetensors import safe_open
+
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, "pt") as file:
+            for key in file.keys():  # noqa: SIM118
+                yield key, file.get_slice(key).get_dtype()
+
+
 def _check_depth(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
     """Refuse many more layers than a folder's weights have, which would be built first.
 
     Some LMs run their layers several times, and count them so.
     """
-    from safetensors import safe_open
-
     numbers = [0]
-    for path in Path(checkpoint.location).glob("*.safetensors") if checkpoint.is_folder else ():
-        with safe_open(path, "pt") as file:
-            numbers += [int(n) for key in file.keys() for n in re.findall(r"\.(\d+)\.", key)]  # noqa: SIM118
+    for key, _ in _stored(Path(checkpoint.location)) if checkpoint.is_folder else ():
+        numbers += map(int, re.findall(r"\.(\d+)\.", key))
     n_layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if numbers[1:] and isinstance(n_layers, int) and n_layers > _MAX_LOOPS * (max(numbers) + 1):
         raise LanguageModelError(
