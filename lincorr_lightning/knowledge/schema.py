@@ -46,6 +46,8 @@ class Knowledge:
             object of the same color as X says nothing else about X. None: all facts of the
             answer follow.
         paper_size: Size of the domain in the paper; None if the paper has no such prompt.
+        more_templates: Other wordings of the prompt, as a file lists them under ``templates``.
+        paraphrases: Other wordings of the prompt that are read only where they are asked for.
     """
 
     name: str
@@ -58,6 +60,13 @@ class Knowledge:
     printed_template: str | None = None
     alike: str | None = None
     paper_size: int | None = None
+    more_templates: tuple[str, ...] = ()
+    paraphrases: tuple[str, ...] = ()
+
+    @property
+    def templates(self) -> tuple[str, ...]:
+        """All wordings that the probe reads, `template` first."""
+        return (self.template, *self.more_templates)
 
     @property
     def canonical(self) -> dict[str, Answer]:

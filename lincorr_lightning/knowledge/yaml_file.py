@@ -32,7 +32,9 @@ VERSION = 1
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
 _REQUIRED_KEYS = ("family", "language", "template", "answers")
-_KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, "space", "printed", "alike", "paper_size")
+_KNOWLEDGE_KEYS = (
+    *_REQUIRED_KEYS, "templates", "paraphrases", "space", "printed", "alike", "paper_size"
+)  # fmt: skip
 _TAG = "tag:yaml.org,2002:"
 _KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping"}
 
@@ -207,22 +209,37 @@ def _entities(kind: str, value: _Value) -> dict[str, Entity]:
     return entities
 
 
+def _prompts(value: _Value) -> tuple[str, ...]:
+    """Return prompts with one placeholder each; a text counts as a list of one."""
+    if value.kind == "list" and value.key.endswith(".template"):
+        value.fail("must be a text, not a list; several wordings are listed under templates")
+    for item in value.node.value if value.kind == "list" else [value.node]:
+        if str(item.value).endswith(" "):
+            value.fail(f"{item.value!r} ends in a space; the space belongs to the answer")
+    for prompt in value.texts():
+        if prompt.count("{}") != 1:
+            value.fail(f"{prompt!r} must have one placeholder {{}}, for the subject")
+    return value.texts()
+
+
 def _entry(name: str, value: _Value) -> Knowledge:
     if name in (*FAMILIES, "all"):
         value.fail("is the name of a family and cannot name a kind of knowledge")
     parts = value.mapping(f"must be a mapping with {', '.join(_REQUIRED_KEYS)}", _KNOWLEDGE_KEYS)
+    if {"template", "templates"} <= parts.keys():
+        value.fail("stands beside template; keep one of the two", "templates")
+    parts |= {"template": parts["templates"]} if "templates" in parts else {}
     for key in _REQUIRED_KEYS:
         if key not in parts:
             value.fail("is missing", key)
-    answers, template = parts["answers"], str(parts["template"].node.value)
-    language = parts["language"].choice(LANGUAGES)
+    answers, language = parts["answers"], parts["language"].choice(LANGUAGES)
+    template, *more = _prompts(parts["template"])
+    paraphrases = _prompts(parts["paraphrases"]) if "paraphrases" in parts else ()
+    for again in {template, *more}.intersection(paraphrases):
+        parts["paraphrases"].fail(f"{again!r} is a template already; leave it out here")
     if answers.is_empty:
         answers.fail("the domain is empty; name a kind or list the answers")
     listed = answers.texts() if answers.kind == "list" else ()
-    if template.endswith(" "):
-        parts["template"].fail(f"{template!r} ends in a space; the space belongs to the answer")
-    if parts["template"].text().count("{}") != 1:
-        parts["template"].fail(f"{template!r} must have one placeholder {{}}, for the subject")
     spaced = language not in UNSPACED_LANGUAGES
     if "space" in parts:
         spaced = parts["space"].choice(("true", "false")) == "true"
@@ -234,6 +251,8 @@ def _entry(name: str, value: _Value) -> Knowledge:
         family=parts["family"].choice(FAMILIES),
         language=language,
         template=template,
+        more_templates=tuple(more),
+        paraphrases=paraphrases,
         # Listed answers share no entity with any kind: a kind's name contains no space.
         kind=f"answers of {name}" if listed else answers.text(),
         answers=tuple(Answer(text, text) for text in listed),

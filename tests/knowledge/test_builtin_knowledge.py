@@ -1,6 +1,7 @@
 """The shipped knowledge: complete, at least as large as the paper's, without loose ends."""
 
 import itertools
+import re
 
 import pytest
 
@@ -74,6 +75,18 @@ def test_attributes_are_the_papers(catalogue):
         assert knowledge.template == template
         assert (knowledge.family, knowledge.language) == ("attribute", "en")
         assert knowledge.leading_space
+
+
+def test_paraphrases_are_other_prompts_of_the_same_answers(catalogue):
+    """They end before the answer, as the template does, and name what they ask for."""
+    for name in ("city", "country", "continent", "language", "ceo", "company", "color"):
+        knowledge = catalogue[name]
+        wordings = (knowledge.template, *knowledge.paraphrases)
+        assert len(set(wordings)) == len(wordings) >= 5
+        for wording in knowledge.paraphrases:
+            assert wording.count("{}") == 1
+            assert wording == wording.strip()
+            assert {name, "employer"} & set(re.findall(r"\w+", wording.lower())), wording
 
 
 def test_small_domains_are_the_papers_and_others_at_least_as_large(catalogue):

@@ -26,6 +26,8 @@ knowledge:
     answers: [hello, good morning]
     space: false
     printed: "{} say"
+    paraphrases: ["As {} says:", "Says {}:"]
+  motto: {family: attribute, language: en, templates: ["{} swears", "By {}"], answers: [oak, ash]}
 """
 
 
@@ -57,10 +59,15 @@ def test_a_good_file_is_read_as_written(write):
     assert avalon.texts("fr") == ()
     assert file.entities["realm"]["Lyonesse"].facts == {}
     spaced = {name: knowledge.leading_space for name, knowledge in file.knowledge.items()}
-    assert spaced == {"realm": True, "realm_zh": False, "greeting": False}
+    assert spaced == {"realm": True, "realm_zh": False, "greeting": False, "motto": True}
     greeting = file.knowledge["greeting"]
     assert [answer.text for answer in greeting.answers] == ["hello", "good morning"]
     assert greeting.printed_template == "{} say"
+    assert greeting.templates == ("{} says",)
+    assert list(greeting.paraphrases) == raw["knowledge"]["greeting"]["paraphrases"]
+    motto = file.knowledge["motto"]
+    assert (motto.template, list(motto.templates)) == ("{} swears", ["{} swears", "By {}"])
+    assert motto.paraphrases == ()
 
 
 def test_a_byte_order_mark_does_no_harm(tmp_path):
@@ -95,6 +102,20 @@ BAD = {
     "language as kind": (changed("  region: [", "  de: ["), ["entities.de", "language"]),
     "two places": (changed("{} rules", "{} of {} rules"), ["realm.template", "one placeholder"]),
     "space at the end": (changed("over", "over "), ["realm.template", "ends in a space"]),
+    "both": (
+        changed("{family: attribute, language: en, templates", '{template: "{} a", templates'),
+        ["motto.templates", "beside template"],
+    ),
+    "a list": (
+        changed("templates: [", "template: ["),
+        ["motto.template", "not a list", "templates"],
+    ),
+    "no subject": (changed('"By {}"', "By me"), ["motto.templates", "'By me'", "one placeholder"]),
+    "a space in a list": (
+        changed('says:", ', 'says: ", '),
+        ["greeting.paraphrases", "ends in a space"],
+    ),
+    "again": (changed('"Says {}:"', '"{} says"'), ["greeting.paraphrases", "'{} says'", "already"]),
     "language": (changed("language: en", "language: it"), ["realm.language", "'it'", "en, es, fr"]),
     "unknown key": (changed("space: false", "spaces: false"), ["greeting.spaces", "'space'"]),
     "no flag": (changed("space: false", "space: no"), ["greeting.space", "true, false"]),
@@ -139,7 +160,7 @@ def test_bad_files_are_refused_with_file_key_and_reason(case, write):
 
 def test_the_good_file_is_good(write):
     """Else the bad ones above could fail for another reason."""
-    assert len(Catalogue.load(write(GOOD))) == len(Catalogue.load()) + 3
+    assert len(Catalogue.load(write(GOOD))) == len(Catalogue.load()) + 4
 
 
 def test_unreadable_files_are_named(tmp_path):
