@@ -9,12 +9,14 @@ import threading
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
+from enum import Enum
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
 
 import lightning as L
 import torch
+import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
@@ -56,6 +58,8 @@ _FROM_STUDY: dict[str, tuple[str, Any]] = {
     "plan": ("plan", None),
     "training_tokens": ("training_tokens", 0),
 }
+# Defaults of Lightning's classes may be enums, such as Timer's, which config.yaml has as texts.
+yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
 # Trainer settings that must not be 0 or less, which Lightning does not check.
 _POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
 _CONFIGS_ARE_CODE = (

@@ -243,6 +243,7 @@ TIMER = {"class_path": "Timer", "init_args": {"duration": {"seconds": 0}, "inter
     [
         ("linear_probe", SWA, "LinearProbe cannot be trained with .* StochasticWeightAveraging"),
         ("linear_probe", TIMER, "Timer: .* Remove it from trainer.callbacks, or trainer.max_time"),
+        ("source_finetune", "Timer", "cannot be trained with the callback Timer: its results"),
         ("source_finetune", TIMER, "SourceFinetune cannot be trained with the callback Timer"),
         ("source_finetune", "EMAWeightAveraging", "the callback EMAWeightAveraging"),
         ("source_finetune", "LearningRateFinder", "the callback LearningRateFinder"),

@@ -179,7 +179,7 @@ def _config(draw: random.Random, work: Work, folder: Path) -> Case:
     return Case([verb, "--config", str(path), *options[2:]], f"{study}: {what}")
 
 
-_KNOWLEDGE = """version: 1
+KNOWLEDGE = """version: 1
 source: me
 entities:
   town:
@@ -193,7 +193,7 @@ knowledge:
 
 def _knowledge(draw: random.Random, work: Work, folder: Path) -> Case:
     path = folder / "mine.yaml"
-    what = _damage_yaml(path, _KNOWLEDGE, draw)
+    what = _damage_yaml(path, KNOWLEDGE, draw)
     more = [f"--model.knowledge_files=[{path}]", "--model.knowledge=[town,country]"]
     return Case(command("linear_probe", work, *more, "--model.require_reference=[]"), what)
 

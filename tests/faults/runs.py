@@ -214,7 +214,8 @@ def _run_case(case: Case) -> int:
     from lincorr_lightning.cli import console
 
     sys.argv = ["lincorr", *case.command]
-    if not any(word.startswith("--trainer.default_root_dir") for word in sys.argv):
+    named = ("reproduce", "--trainer.default_root_dir")
+    if not any(word.startswith(named) for word in sys.argv):
         sys.argv.append(f"--trainer.default_root_dir={Path.cwd() / 'runs'}")
     try:
         with case.prepare():

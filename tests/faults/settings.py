@@ -7,17 +7,19 @@ import random
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
-from tests.faults.inputs import Maker, command
-from tests.faults.runs import Case, checkpoints
+from tests.faults.inputs import CONFIGS, KNOWLEDGE, Maker, command
+from tests.faults.runs import Case, checkpoints, start
 from tests.faults.studies import STUDIES, Work
+from tests.toys import NAMES
 
 _FIT = [name for name, study in STUDIES.items() if study.verb == "fit"]
 _RESUMED = [name for name, study in STUDIES.items() if study.checkpoint]
@@ -38,7 +40,8 @@ _CALLBACKS = [
     _callback("ModelPruning", pruning_fn="l1_unstructured", amount=0.5),
     _callback("BackboneFinetuning"), _callback("LearningRateFinder"), _callback("BatchSizeFinder"),
     _callback("Timer", duration={"seconds": 0}, interval="step"),
-    _callback("Timer", duration={"hours": 1}), ["--trainer.max_time={seconds: 1}"],
+    _callback("Timer", duration={"hours": 1}), _callback("Timer"),
+    ["--trainer.max_time={seconds: 1}"],
     _callback("EarlyStopping", monitor="nothing"), _callback("EarlyStopping", monitor="train/loss"),
     _callback("EarlyStopping", monitor="train/loss", check_on_train_epoch_end=True, strict=False),
     _callback("EMAWeightAveraging"), _callback("EMAWeightAveraging", decay=0.0),
@@ -230,9 +233,58 @@ def _urls(draw: random.Random, work: Work, folder: Path) -> Case:
     return Case(words, f"{study}: {option.format(url)}", True)
 
 
+_REPRODUCE = ["reproduce", "--config=settings.yaml", "--lm=lm", "--output=page", "--only=figure3"]
+_TOWNS = ["town", "country"]
+
+
+@cache
+def _reproduction(inputs: Path) -> Path:
+    """Return a folder with a finished reproduction, and all files that it names."""
+    folder = inputs.parent / "reproduction"
+    shutil.copytree(inputs / "lm", folder / "lm")
+    (folder / "subjects.txt").write_text("\n".join(NAMES[:90]) + "\n")
+    (folder / "towns.yaml").write_text(KNOWLEDGE)
+    probe = {"ridge": 1.0, "knowledge": _TOWNS, "knowledge_files": ["towns.yaml"]}
+    subjects = {"subjects_file": "subjects.txt"}
+    mine = {
+        "trainer": {"max_epochs": 1},
+        "model": {"class_path": "LinearProbe", "init_args": probe},
+        "data": {"class_path": "SubjectsDataModule", "init_args": subjects},
+    }
+    (folder / "mine.yaml").write_text(yaml.safe_dump(mine))
+    settings = yaml.safe_load((CONFIGS / "reproduce.yaml").read_text(encoding="utf-8"))
+    size = settings["sizes"][settings["size"]]
+    size["probe"] = {"config": "mine.yaml", "options": {"data.n_subjects": 80}}
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    run = start(_REPRODUCE, folder / "stderr")
+    assert run.ends() == 0, run.text[-2000:]
+    return folder
+
+
+def _reproduced(draw: random.Random, work: Work, folder: Path) -> Case:
+    """Change a file that a finished reproduction has read, or none."""
+    shutil.copytree(_reproduction(work.inputs), folder, dirs_exist_ok=True)
+    texts = {"subjects.txt": draw.choice(NAMES[:90]), "towns.yaml": draw.choice(["Oslo", "saw"]),
+             "mine.yaml": "ridge: 1", "settings.yaml": "n_subjects: 8"}  # fmt: skip
+    name = draw.choice([*texts, "lm/config.json", "lm/model.safetensors", "nothing"])
+    path = folder / name
+    if name in texts:
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace(texts[name], texts[name][:-1] + "9", 1), encoding="utf-8")
+    elif path.suffix == ".json":
+        config = json.loads(path.read_text(encoding="utf-8"))
+        path.write_text(json.dumps(config | {"rms_norm_eps": draw.choice([1e-3, 1e-4])}))
+    elif path.suffix:
+        weights = load_file(path)
+        weights[draw.choice(sorted(weights))] *= 1.5
+        save_file(weights, path, {"format": "pt"})
+    is_same = name == "nothing"
+    return Case(_REPRODUCE, f"reproduce: {name}", not is_same, must_end=is_same, is_dry=True)
+
+
 SETTINGS: dict[str, Maker] = {
     "callbacks": _callbacks, "flags": _flags, "resume": _resume, "sizes": _sizes,
     "weights": _weights, "tokenizer": _tokenizer, "memory": _memory, "output": _output,
-    "urls": _urls,
+    "urls": _urls, "reproduced": _reproduced,
 }  # fmt: skip
 """Kinds of settings: name -> what makes a case."""
