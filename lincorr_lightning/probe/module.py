@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import Half, SubjectBatch
 from lincorr_lightning.distributed import data_shard, gather
-from lincorr_lightning.errors import CheckpointError, ConfigError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError, require
 from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
@@ -401,6 +401,11 @@ class LinearProbe(LMStudy):
             return
         test, fitted = self._moments_of("test")[_LM].gather(), self._fitted_maps()
         self._fit = None  # its solvers and moments take memory
+        if (test.high - test.low).max() <= 1e-5 * test.high.abs().max():  # rounding
+            raise LanguageModelError(
+                f"{self.lm.config.name_or_path} has the same logits after every subject: it does "
+                "not read its prompts. Its config.json or weights are wrong; copy them again."
+            )
         scores, label_counts = self._score(fitted, test)
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan

@@ -1,6 +1,7 @@
 """The probe against scikit-learn and scipy on logits taken the naive way."""
 
 import json
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,13 @@ from torch.utils.data import DataLoader
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
-from lincorr_lightning.errors import CheckpointError, ConfigError, KnowledgeError, SubjectsError
+from lincorr_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    KnowledgeError,
+    LanguageModelError,
+    SubjectsError,
+)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from tests.toys import mean_r, quiet_trainer, read_table
@@ -399,6 +406,15 @@ def test_fewer_subjects_than_labels(
     assert all(
         "fitted on 5 subjects" in message and "Raise data.n_subjects" in message for message in said
     )
+
+
+def test_an_lm_that_does_not_read_its_prompts_is_refused(small_lm: str, tmp_path: Path) -> None:
+    """A negative base of its rotary positions makes its attention NaN, which torch takes as 0."""
+    config = shutil.copytree(small_lm, tmp_path / "lm") / "config.json"
+    wrong = {"rope_type": "default", "rope_theta": -1e4}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_parameters": wrong}))
+    with pytest.raises(LanguageModelError, match="the same logits after every subject"):
+        run_probe(tmp_path, str(config.parent))
 
 
 def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> None:
