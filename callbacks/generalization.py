@@ -4,42 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
-from lincorr_lightning.callbacks.relation_callback import (
-    DomainLogits,
-    MapCallback,
-    require_template,
-)
+from lincorr_lightning.callbacks.relation_callback import MapCallback, require_template
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, DomainError, require
+from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
-from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
+from lincorr_lightning.finetune.cases import EditCase, edit_cases
 from lincorr_lightning.finetune.edits import (
     Edit,
     read_edits,
     reference_mask,
 )
+from lincorr_lightning.finetune.outcomes import (
+    CONTROLS,
+    DomainLogits,
+    edit_means,
+    find_controls,
+    neighbour_means,
+    outcome_values,
+)
 from lincorr_lightning.finetune.results import case_results
-from lincorr_lightning.functional import Outcome, outcome_codes, reference_scores
 from lincorr_lightning.io import safe_names
-from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import log_scalars
-from lincorr_lightning.results.table import number
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-CONTROLS = ("color",)
 
 
 class Generalization(MapCallback):
@@ -142,11 +139,12 @@ class Generalization(MapCallback):
         sampled = self._sample_neighbours(self.cache.lm.tokenizer)
         self.neighbours = [subject for subject in sampled if subject not in edited]
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
-        controls, source = self._find_controls(), self.tokenized.source
-        self._n_controls = len(controls)
+        source, tokenizer = self.tokenized.source, self.cache.lm.tokenizer
+        controls = find_controls(self.controls, self.tokenized, self.catalogue, tokenizer)
+        self._control_names = [domain.knowledge.name for domain in controls]
         edits = map("{}: {}".format, self._subjects, taught_answers)
-        names = [domain.knowledge.name for domain in controls]
-        self.declare_measured([*edits, *self.neighbours, *names, *self.paraphrases])
+        measured = [*edits, *self.neighbours, *self._control_names, *self.paraphrases]
+        self.declare_measured(measured)
         self.domains += controls
         for prompt in self.paraphrases:
             self.domains.append(
@@ -174,19 +172,6 @@ class Generalization(MapCallback):
             self.tokenized.require_reference()
         subjects = [edit.subject for edit in edits or self.run_edits]
         return edits, subjects or self.sample_subjects(self.n_watch)
-
-    def _find_controls(self) -> list[Domain]:
-        """Return the controls that the LM's vocabulary has labels for."""
-        ends, tokenizer, domains = self.tokenized.name.split("->"), self.cache.lm.tokenizer, []
-        for name in self.controls:
-            if name in ends:
-                continue
-            pair = f"{ends[0]}->{name}"
-            try:
-                domains.append(TokenizedRelation.of(pair, self.catalogue, tokenizer).target)
-            except DomainError as error:
-                rank_zero_warn(f"{name} is left out of the controls: {error}")
-        return domains
 
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""
@@ -267,12 +252,7 @@ class Generalization(MapCallback):
 
     def _neighbour_means(self, logits: DomainLogits) -> dict[str, float]:
         """Return how many subjects without an edit answer as before, by log key."""
-        before = self._last_rows(self.base)
-        pairs = {"source": (before.source, logits.source), "target": (before.target, logits.target)}
-        return {
-            f"neighbours/{side}_unchanged": float((a.argmax(1) == b.argmax(1)).double().mean())
-            for side, (a, b) in pairs.items()
-        }
+        return neighbour_means(self._last_rows(self.base), logits)
 
     def _reference_mask(self, ids: Sequence[int], logits: DomainLogits) -> Tensor:
         """Return the target labels that are right for each edit, ``(n, n_target)`` bool."""
@@ -289,31 +269,9 @@ class Generalization(MapCallback):
 
     def _means(self, ids: Sequence[int], logits: DomainLogits) -> dict[str, float]:
         """Return the mean of every number of some edits, by log key; NaN where there is none."""
-        base, mask = self.base.rows(ids), self._reference_mask(ids, logits)
-        codes = outcome_codes(base.target.argmax(1), logits.target.argmax(1), mask)
-        values = {f"generalization/{name}": codes == i for i, name in enumerate(Outcome)}
-        if self._edits:
-            learned = logits.source.argmax(1) == self._labels(ids, logits)
-            values["generalization/source_learned"] = learned
-            for one in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
-                values[f"generalization/{one}_of_learned"] = (codes == one.code)[learned]
-        probability = logits.target.softmax(1)
-        old = probability.gather(1, base.target.argmax(1, keepdim=True))
-        values["probability/reference"] = (probability * mask).sum(1)
-        values["probability/old_answer"] = old[:, 0]
-        controls = zip(self.domains[2:], base.controls, logits.controls, strict=True)
-        for domain, before, after in islice(controls, self._n_controls):
-            kept = before.argmax(1) == after.argmax(1)
-            values[f"control_unchanged/{domain.knowledge.name}"] = kept
-        if self.paraphrases:
-            in_paraphrases = torch.stack(logits.controls[self._n_controls :]).argmax(2)
-            values["paraphrases/source_learned"] = in_paraphrases == self._labels(ids, logits)
-        means = {name: value.double().mean().item() for name, value in values.items()}
-        scores = reference_scores(
-            [list(Outcome)[code] for code in codes.tolist()],
-            [row.nonzero().flatten().tolist() for row in mask],
-        )
-        return means | {f"generalization/{name}": value for name, value in scores.items()}
+        mask = self._reference_mask(ids, logits)
+        labels = self._labels(ids, logits) if self._edits else None
+        return edit_means(self.base.rows(ids), logits, mask, labels, self._control_names)
 
     def _keyed(self, scalars: Mapping[str, float]) -> dict[str, float]:
         return {f"{self._prefix}{key}": value for key, value in scalars.items()}
@@ -347,33 +305,10 @@ class Generalization(MapCallback):
             logits.source.argmax(1) == labels,
             self.weight,
         )
-        groups: dict[str, dict[str, Any]] = {}
-        for key, value in means.items():
-            group, _, name = key.partition("/")
-            groups.setdefault(group, {})[name] = number(value)
-        unchanged = groups.get("control_unchanged", {})
-        random = number(mask.double().mean().item())
-        shares = groups["generalization"]
-        macro = [name for name in shares if name.startswith("macro_")]
-        values = {
-            "relation": self.tokenized.name,
-            "n_edits": len(ids),
-            "random": random,
-            "macro": {name.removeprefix("macro_"): shares.pop(name) for name in macro},
-            **shares,
-            **{f"probability_{name}": value for name, value in groups["probability"].items()},
-            "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
-            **{
-                name: {**groups[name], "n": n}
-                for name, n in (
-                    ("paraphrases", len(self.paraphrases)), ("neighbours", len(self.neighbours)),
-                )
-                if name in groups
-            },
-            **case_statistics(self.cases),
-        }  # fmt: skip
+        counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.neighbours)}
+        values = outcome_values(self.tokenized.name, means, mask, self.cases, counts)
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
-        table, figures = case_results(self.cases, self.tag, random, taught, suffix)
+        table, figures = case_results(self.cases, self.tag, values["random"], taught, suffix)
         return Results(self.name, values, scalars, tables=[table], figures=figures)
 
 

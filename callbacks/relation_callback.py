@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
-import torch
 from torch import Tensor
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
@@ -14,6 +13,7 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edits import Edit, RawEdit, read_edits, resolve_edits
+from lincorr_lightning.finetune.outcomes import DomainLogits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.linear_map.artifact import (
     LinearMap,
@@ -31,28 +31,6 @@ if TYPE_CHECKING:
 DEFAULT_RELATION = "city->country"
 MIN_SUBJECTS = 3
 """Subjects below which no correlation is computed: with two it is always 1 or -1."""
-
-
-class DomainLogits(NamedTuple):
-    """Domain logits of an LM for some subjects, ``(n_subjects, n_labels)``, float64 on the CPU."""
-
-    source: Tensor
-    target: Tensor
-    controls: tuple[Tensor, ...] = ()
-
-    def rows(self, indices: Sequence[int]) -> DomainLogits:
-        """Return the logits of some of the subjects."""
-        chosen = list(indices)
-        return DomainLogits(
-            self.source[chosen], self.target[chosen], tuple(part[chosen] for part in self.controls)
-        )
-
-    @classmethod
-    def stack(cls, parts: Sequence[tuple[Any, ...]]) -> DomainLogits:
-        """Return the logits of the subjects of all parts, at least one."""
-        source, target, controls = zip(*parts, strict=True)
-        columns = zip(*controls, strict=True)
-        return cls(torch.cat(source), torch.cat(target), tuple(map(torch.cat, columns)))
 
 
 class RelationCallback(PeriodicCallback):
