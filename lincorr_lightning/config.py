@@ -217,7 +217,7 @@ def check_settings(settings: Iterable[tuple[str, Any]]) -> None:
         if (
             ".dict_kwargs." in key  # arguments of which nobody knows what they are
             or (name == "trust_remote_code" and value)
-            or (name == "attn_implementation" and "/" in str(value))
+            or (name == "attn_implementation" and value not in (None, "eager", "sdpa"))
             or (name == "weights_only" and value is False)
         ):
             raise ConfigError(f"{SAFE} refuses {key} {value}, which runs code from elsewhere.")

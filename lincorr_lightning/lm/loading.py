@@ -192,6 +192,12 @@ def read_config(checkpoint: Checkpoint, must_be_causal: bool = True) -> PreTrain
                     f"{what} of {checkpoint} has {name} {number}; it must be at most "
                     f"{_MAX_LAYERS:,}. Correct it, or copy the checkpoint again."
                 )
+    wanted = checkpoint.config.attn_implementation or config._attn_implementation
+    if "/" in str(wanted) and not checkpoint.config.trust_remote_code:
+        raise LanguageModelError(
+            f"{wanted} is code from the hub, which computes the attention of {checkpoint}. Set "
+            "lm.attn_implementation to sdpa, or lm.trust_remote_code if you trust it."
+        )
     if must_be_causal:
         _check_causal(checkpoint, config)
     return config

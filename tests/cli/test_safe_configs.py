@@ -71,6 +71,7 @@ def test_other_classes_and_functions_are_refused_before_they_are_imported(
     [
         {"model": {"init_args": {"lm": {"trust_remote_code": True}}}},
         {"model": {"init_args": {"lm": {"attn_implementation": "kernels-community/attention"}}}},
+        {"model": {"init_args": {"lm": {"attn_implementation": "flash_attention_2"}}}},
         {"weights_only": False},
         {"trainer": {"profiler": {
             "class_path": "lightning.pytorch.profilers.PyTorchProfiler",

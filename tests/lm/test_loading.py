@@ -203,6 +203,15 @@ def test_plain_weights_that_are_said_to_be_quantized(folder: Path, method: str) 
     assert f"names a quantization ({method}), but its weights are not" in refusal(folder)
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
+def test_code_of_the_hub_that_a_config_names_is_refused(folder: Path, key: str) -> None:
+    change_config(folder, **{key: "kernels-community/flash-attn"})
+    with pytest.raises(LanguageModelError, match=r"is code from the hub.* Set lm\.attn_impl"):
+        LanguageModel.from_pretrained(str(folder))
+    lm = LanguageModel.from_pretrained(str(folder), attn_implementation="sdpa")
+    assert lm.model.config._attn_implementation == "sdpa"
+
+
 def test_hub_id_in_offline_mode_fails_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[object] = []
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
