@@ -10,7 +10,7 @@ from lincorr_lightning.callbacks.relation_callback import MIN_SUBJECTS, Relation
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.finetune.edits import read_edits
+from lincorr_lightning.finetune.edits import named_subjects
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, Forecasts, forecast_edits
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome
@@ -79,7 +79,7 @@ class Forecast(RelationCallback):
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects of the given edits."""
-        return [] if self.edits is None else [row.subject for row in read_edits(self.edits)]
+        return [] if self.edits is None else named_subjects(self.edits)
 
     def open(self, trainer: L.Trainer) -> None:
         """Resolve the edits."""
@@ -122,4 +122,4 @@ class Forecast(RelationCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the forecast."""
         assert self.forecasts is not None
-        return forecast_results(self.forecasts)
+        return forecast_results(self.forecasts, skipped=self.skipped)

@@ -17,8 +17,9 @@ from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, edit_cases
 from lincorr_lightning.finetune.edits import (
     Edit,
-    read_edits,
+    named_subjects,
     reference_mask,
+    skip_counts,
 )
 from lincorr_lightning.finetune.outcomes import (
     CONTROLS,
@@ -28,7 +29,7 @@ from lincorr_lightning.finetune.outcomes import (
     neighbour_means,
     outcome_values,
 )
-from lincorr_lightning.finetune.results import case_results
+from lincorr_lightning.finetune.results import case_results, skipped_tables
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -157,7 +158,7 @@ class Generalization(MapCallback):
         """Return the subjects of the given edits; without any edits, sampled ones."""
         neighbours = self._sample_neighbours(tokenizer)
         if self.edits is not None:
-            return [row.subject for row in read_edits(self.edits)] + neighbours
+            return named_subjects(self.edits) + neighbours
         sampled = [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
         return sampled + neighbours
 
@@ -307,9 +308,12 @@ class Generalization(MapCallback):
         )
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.neighbours)}
         values = outcome_values(self.tokenized.name, means, mask, self.cases, counts)
+        if self.edits is not None:
+            values["skipped"] = skip_counts(self.skipped)
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""
         table, figures = case_results(self.cases, self.tag, values["random"], taught, suffix)
-        return Results(self.name, values, scalars, tables=[table], figures=figures)
+        tables = [table, *(replace(t, name=t.name + suffix) for t in skipped_tables(self.skipped))]
+        return Results(self.name, values, scalars, tables=tables, figures=figures)
 
 
 def _by_own_step(means: Mapping[str, float]) -> dict[str, float]:

@@ -12,7 +12,14 @@ from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
-from lincorr_lightning.finetune.edits import Edit, RawEdit, read_edits, resolve_edits
+from lincorr_lightning.finetune.edits import (
+    Edit,
+    RawEdit,
+    Skipped,
+    edits_in_relation,
+    read_edits,
+    resolve_edits,
+)
 from lincorr_lightning.finetune.outcomes import DomainLogits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.linear_map.artifact import (
@@ -46,6 +53,7 @@ class RelationCallback(PeriodicCallback):
         tokenized: The relation with its labels in this LM's vocabulary.
         domains: Domains whose logits are read: source, target, and the controls if there are any.
         run_edits: Edits of the training dataset, if it is an `EditDataset`; else none.
+        skipped: Rows of the given edits that are none of this LM and relation.
         is_independent: Whether each edit of the run is trained from the base weights.
         tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
     """
@@ -67,6 +75,7 @@ class RelationCallback(PeriodicCallback):
         name, dataset = self.relation_name(trainer), edit_dataset(trainer)
         self.catalogue = self.load_catalogue(trainer)
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
+        self.skipped: list[Skipped] = []
         self.is_independent = dataset is not None and dataset.training.protocol == "independent"
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
@@ -107,7 +116,8 @@ class RelationCallback(PeriodicCallback):
         dataset, measured, lm = edit_dataset(trainer), self.tokenized, self.cache.lm
         if given is not None:
             name = f"{type(self).__name__}.edits"
-            return resolve_edits(read_edits(given), measured, lm, name)
+            edits, _, self.skipped = resolve_edits(read_edits(given), measured, lm, name)
+            return edits
         taught = None if dataset is None else dataset.relation
         if taught is None or taught.source.knowledge.name != measured.source.knowledge.name:
             return []
@@ -115,7 +125,7 @@ class RelationCallback(PeriodicCallback):
         if taught.name == measured.name and labels[0] == labels[1]:
             return self.run_edits
         raw = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in self.run_edits]
-        return resolve_edits(raw, measured, lm)
+        return edits_in_relation(raw, measured, lm)
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects that this callback measures, the run's edits excepted.

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import LanguageModelError, require, require_one_of
 from lincorr_lightning.finetune.adapters import AdapterSettings
-from lincorr_lightning.finetune.edits import Edit
+from lincorr_lightning.finetune.edits import Edit, Skipped
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
 IGNORED = -100  # label of a position that has no loss
@@ -165,6 +165,7 @@ class EditDataset(Dataset[EditBatch]):
     subwords: bool = False  #: See `TokenizedRelation.of`.
     left_out: Sequence[Mapping[str, Any]] = ()  #: Rows of the table of edits that are not trained.
     max_risk: float | None = None  #: Above it, a forecast marks edits that may hallucinate.
+    skipped: Sequence[Skipped] = ()  #: Rows of the file of edits that are none.
 
     @property
     def determined_by(self) -> dict[str, Any]:

@@ -16,11 +16,11 @@ from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTrain
 from lincorr_lightning.finetune.edits import (
     Edit,
     RawEdit,
-    limit_per_reference,
+    Skipped,
+    label_rows,
     read_edits,
     refuse_unknown_subjects,
     resolve_edits,
-    resolve_labels,
     sample_candidates,
     sample_edits,
     without_repaired,
@@ -44,8 +44,8 @@ class EditsDataModule(StudyData):
     Args:
         lm: The LM that is taught; the program `lincorr` passes that of the study.
         relation: Source that is taught and target that should follow, as ``city->country``.
-        n_edits: Number of sampled edits, and maximum number of those in `edits_file`; null uses
-            all edits of the file.
+        n_edits: Number of sampled edits, and maximum number of those of `edits_file`, of which the
+            first are used; null uses all edits of the file.
         max_edits_per_reference: Largest number of edits with the same reference, such as two of
             each country, so that no frequent one dominates the outcomes; of a file, the first. null
             sets no limit.
@@ -53,7 +53,9 @@ class EditsDataModule(StudyData):
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
         edits_file: JSONL or CSV file with ``subject`` and ``answer``, and ``reference`` where it is
-            not the relation's; the first `n_edits` are used, in their order.
+            not the relation's. Rows that are no edit of this LM and relation are counted by reason.
+        subject_key: Name of the field of `edits_file` that has the subject.
+        answer_key: Name of the field of `edits_file` that has the new source answer.
         batch_size: Edits per step without `training`, and of a prediction.
         subwords: Whether answers whose first token is only the beginning of a word are target
             labels too; outcomes are then also reported by completeness (paper, appendix K).
@@ -83,6 +85,8 @@ class EditsDataModule(StudyData):
         seed: int = 0,
         max_risk: float | None = None,
         training: EditTraining | None = None,
+        subject_key: str = "subject",
+        answer_key: str = "answer",
     ) -> None:
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training"])
@@ -106,19 +110,21 @@ class EditsDataModule(StudyData):
         self.n_edits, self.subjects, self.subject_kind = n_edits, subjects, subject_kind
         self.edits_file, self.max_risk, self.batch_size = edits_file, max_risk, batch_size
         self.max_edits_per_reference = max_edits_per_reference
+        self._keys = {"subject_key": subject_key, "answer_key": answer_key}
         self._training = training or EditTraining(protocol="joint", edits_per_step=batch_size)
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         self._predicts = False
         self._raw: list[RawEdit] = []
         self._edits: list[Edit] | None = None
+        self._skipped: list[Skipped] = []
         self._left_out: list[dict[str, Any]] = []
 
     def setup(self, stage: str) -> None:
         """Read the file and find the labels, before the LM's weights are read."""
         self._predicts = stage == "predict"
         # The LM may have been trained since an earlier run.
-        self._edits, self._left_out = None, []
+        self._edits, self._skipped, self._left_out = None, [], []
         self.tokenized  # noqa: B018
 
     @cached_property
@@ -127,14 +133,8 @@ class EditsDataModule(StudyData):
         lm = self.language_model
         relation = TokenizedRelation.of(self.relation, self._catalogue, lm.tokenizer, self.subwords)
         if self.edits_file is not None:
-            raw = read_edits(self.edits_file)
-            self._raw = raw[: self.n_edits]
-            if len(self._raw) < len(raw):
-                rank_zero_warn(
-                    f"{self.edits_file} has {len(raw)} edits; only the first {len(self._raw)} "
-                    "are used (data.n_edits). Set it to null to use all."
-                )
-            resolve_labels(self._raw, relation, lm)
+            self._raw = read_edits(self.edits_file, **self._keys)
+            label_rows(self._raw, relation, lm)  # refuses a file of which no edit is left
         else:
             relation.require_reference()
             refuse_unknown_subjects(dict.fromkeys(self.subjects or (), "data.subjects"), lm)
@@ -154,10 +154,11 @@ class EditsDataModule(StudyData):
         return self._edits
 
     def _file_edits(self) -> list[Edit]:
-        """Return the edits of the file, without subjects that the LM was repaired with."""
+        """Return the edits of the file, and keep its other rows."""
         relation, lm = self.tokenized, self.language_model
-        edits = resolve_edits(self._raw, relation, lm, "data.edits_file")
-        edits = limit_per_reference(edits, self.max_edits_per_reference, "data.edits_file")
+        edits, _, self._skipped = resolve_edits(
+            self._raw, relation, lm, "data.edits_file", self.n_edits, self.max_edits_per_reference
+        )
         known = [edit for edit in edits if edit.target_before in edit.reference]
         if known:
             first = f"{known[0].subject!r} -> {known[0].answer!r}"
@@ -224,7 +225,7 @@ class EditsDataModule(StudyData):
         shard = data_shard(self.trainer)
         return EditDataset(
             edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
-            self._catalogue, self.subwords, self._left_out, self.max_risk,
+            self._catalogue, self.subwords, self._left_out, self.max_risk, self._skipped,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -232,7 +233,7 @@ class EditsDataModule(StudyData):
         state = super().state_dict()
         if self._edits is not None:
             state["edits"] = [edit._asdict() for edit in self._edits]
-            state["left_out"] = self._left_out
+            state |= {"left_out": self._left_out, "skipped": list(map(tuple, self._skipped))}
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -241,3 +242,4 @@ class EditsDataModule(StudyData):
         if "edits" in state_dict:
             self._edits = [Edit(**state) for state in state_dict["edits"]]
             self._left_out = state_dict["left_out"]
+            self._skipped = list(map(Skipped._make, state_dict["skipped"]))

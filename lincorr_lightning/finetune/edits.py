@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,13 +30,37 @@ SEPARATOR = "|"  # of the target answers of a reference
 _REQUIRED, _OPTIONAL = ("subject", "answer"), ("reference",)
 
 
+class Question(NamedTuple):
+    """A complete prompt that asks for a target, and the right answers that a file names."""
+
+    prompt: str
+    answers: tuple[str, ...]
+
+
 class RawEdit(NamedTuple):
-    """An edit as a user wrote it, and where; `reference` is empty for the relation's own."""
+    """A row of a file as its author wrote it.
+
+    A case that rewrites several facts is one row: the only one of `rewrites` whose answer is a
+    label of the source is the edit.
+    """
+
+    where: str  #: File and row, for messages.
+    subject: str
+    answer: str
+    reference: tuple[str, ...] = ()  #: Right target answers; empty for the relation's own.
+    id: str = ""  #: Name of the row in the file, else its number from 0.
+    prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
+    questions: tuple[Question, ...] = ()  #: Of what follows from the edit, the target or not.
+    rewrites: tuple[RawEdit, ...] = ()
+
+
+class Skipped(NamedTuple):
+    """A row that is no edit of this LM and relation."""
 
     where: str
     subject: str
     answer: str
-    reference: tuple[str, ...] = ()
+    reason: str  #: One of few, by which rows are counted.
 
 
 class SourceAnswer(NamedTuple):
@@ -166,57 +192,48 @@ def edit_logits(
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_edits(edits: str | Path | Iterable[Mapping[str, Any]]) -> list[RawEdit]:
-    """Read edits from a file, or from a list; warn of subjects that have several answers.
+def read_edits(
+    source: str | Path | Iterable[Mapping[str, Any]],
+    *,
+    subject_key: str = "subject",
+    answer_key: str = "answer",
+) -> list[RawEdit]:
+    """Read the rows of a file of edits, or of a list.
 
-    A ``.jsonl`` file has an object per line, a ``.csv`` file a header; each edit has ``subject``
-    and ``answer``, and ``reference`` where it is not the relation's (a list, or one text with ``|``
-    between its answers). Other fields are ignored.
+    A ``.jsonl`` file has an object per line, a ``.csv`` file a header; each edit has a subject and
+    an answer, by these keys, and ``reference`` where it is not the relation's (a list, or one text
+    with ``|`` between its answers). Other fields are ignored.
     """
-    if isinstance(edits, (str, Path)):
-        name, entries = str(edits), read_rows(edits, "edits", _REQUIRED)
+    keys = subject_key, answer_key
+    if isinstance(source, (str, Path)):
+        name, entries = str(source), read_rows(source, "edits", keys)
     else:
         name = "the list of edits"
-        entries = ((f"edit {number}", entry) for number, entry in enumerate(edits, 1))
-    by_subject: dict[str, dict[str, RawEdit]] = {}
-    raw = []
-    for where, entry in entries:
-        edit = _checked(entry, where)
-        first = by_subject.setdefault(edit.subject, {}).setdefault(edit.answer, edit)
-        if first is not edit:
-            raise SubjectsError(
-                f"{where}: {edit.subject!r} is taught {edit.answer!r} already, at {first.where}."
-            )
-        raw.append(edit)
+        entries = ((f"edit {number}", entry) for number, entry in enumerate(source, 1))
+    raw = [_checked(entry, where, n, keys) for n, (where, entry) in enumerate(entries)]
     if not raw:
-        raise SubjectsError(f"{name} has no edit. Write at least one, with subject and answer.")
-    several = [list(group.values()) for group in by_subject.values() if len(group) > 1]
-    if several:
-        one, other = several[0][:2]
-        rank_zero_warn(
-            f"{len(several)} of {len(by_subject)} subjects are taught several answers, such as "
-            f"{one.subject!r}: {one.answer!r} ({one.where}) and {other.answer!r} ({other.where}). "
-            "Each is a separate edit; with model.protocol joint, they contradict each other."
-        )
+        raise SubjectsError(f"{name} has no edit. Write at least one, with {' and '.join(keys)}.")
     return raw
 
 
-def _checked(entry: Any, where: str) -> RawEdit:
+def _checked(entry: Any, where: str, number: int, keys: tuple[str, str]) -> RawEdit:
     if not isinstance(entry, Mapping):
         needed = '{"subject": "Ada", "answer": "Paris"}'
         raise SubjectsError(f"{where}: an object is needed, such as {needed}, not {entry!r}.")
-    fields = (*_REQUIRED, *_OPTIONAL)
+    fields = (*keys, "reference")
     for name in entry:
         meant = get_close_matches(str(name), fields, 1, 0.8) if name not in fields else []
         # Silently ignored, a misspelled reference would be replaced by the relation's own.
         if meant and meant[0] not in entry:
             raise SubjectsError(f"{where}: there is no field {name!r}. Did you mean {meant[0]!r}?")
-    subject, answer = (_text(entry.get(name), name, where) for name in _REQUIRED)
+    subject, answer = (_text(entry.get(name), name, where) for name in keys)
     reference = entry.get("reference")
     if isinstance(reference, str):
         reference = reference.split(SEPARATOR) if reference.strip() else None
     parts = reference if isinstance(reference, list) else [] if reference is None else [reference]
-    return RawEdit(where, subject, answer, tuple(_text(part, "reference", where) for part in parts))
+    right = tuple(_text(part, "reference", where) for part in parts)
+    row = next((entry[key] for key in ("case_id", "id") if entry.get(key) is not None), number)
+    return RawEdit(where, subject, answer, right, str(row))
 
 
 def _text(value: Any, name: str, where: str) -> str:
@@ -226,28 +243,226 @@ def _text(value: Any, name: str, where: str) -> str:
     return value.strip()
 
 
+def named_subjects(source: str | Path | Iterable[Mapping[str, Any]]) -> list[str]:
+    """Return the subjects of all rows of a file or list of edits."""
+    return [fact.subject for row in read_edits(source) for fact in row.rewrites or (row,)]
+
+
 # -- resolving -------------------------------------------------------------------------------------
 
 
+class ResolvedEdits(NamedTuple):
+    """The edits among the rows of a file, in their order, and the rows that are none."""
+
+    edits: list[Edit]
+    raw: list[RawEdit]  #: The row of each edit; its questions ask for the reference alone.
+    skipped: list[Skipped]
+
+
 def resolve_edits(
-    edits: Sequence[RawEdit],
+    rows: Sequence[RawEdit],
     relation: TokenizedRelation,
     lm: LanguageModel,
-    setting: str | None = None,
-) -> list[Edit]:
-    """Find the labels of edits that a user wrote, and the LM's answers before training.
+    setting: str = "data.edits_file",
+    n_edits: int | None = None,
+    max_per_reference: int | None = None,
+) -> ResolvedEdits:
+    """Find the labels of the rows of a file, and the LM's answers before training.
 
-    If `setting`, their config key, is given, those of subjects that the LM was repaired with are
-    left out, see `without_repaired`.
+    Edits and skipped rows are together as many as `rows`. Rows of subjects that the LM was repaired
+    with are skipped, and so are those above the limits. A warning counts skipped rows by reason;
+    `setting` is the config key of the file.
+
+    Raises:
+        SubjectsError: No edit is left.
     """
-    if setting is not None:
-        kept = set(without_repaired([edit.subject for edit in edits], lm, setting))
-        edits = [edit for edit in edits if edit.subject in kept]
-    answers = resolve_labels(edits, relation, lm)
-    subjects = [edit.subject for edit in edits]
+    repaired = repaired_subjects(lm)
+    labelled, skipped = label_rows(rows, relation, lm, repaired, n_edits, max_per_reference)
+    if skipped:
+        rank_zero_warn(_skips(rows, skipped, relation, lm, setting))
+    by_subject: dict[str, list[RawEdit]] = {}
+    for row, _ in labelled:
+        by_subject.setdefault(row.subject, []).append(row)
+    several = [group for group in by_subject.values() if len(group) > 1]
+    if several:
+        one, other = several[0][:2]
+        rank_zero_warn(
+            f"{len(several)} of {len(by_subject)} subjects are taught several answers, such as "
+            f"{one.subject!r}: {one.answer!r} ({one.where}) and {other.answer!r} ({other.where}). "
+            "Each is a separate edit; with model.protocol joint, they contradict each other."
+        )
+    edits = _with_leading([(row.subject, answer) for row, answer in labelled], relation, lm)
+    return ResolvedEdits(edits, [row for row, _ in labelled], skipped)
+
+
+def edits_in_relation(
+    rows: Sequence[RawEdit], relation: TokenizedRelation, lm: LanguageModel
+) -> list[Edit]:
+    """Return the edits of an earlier run in the labels of a relation of their source.
+
+    All are kept, or a `SubjectsError` is raised: others refer to them by their position.
+    """
+    labels, answers = _Labels(relation, lm), []
+    for row in rows:
+        _, answer, reason = labels.find(row, may_share_token=True)
+        if reason == _NO_REFERENCE:
+            relation.require_reference()
+        if reason:
+            raise SubjectsError(f"{row.where}: {row.subject!r} -> {row.answer!r}: {reason}.")
+        answers.append((row.subject, answer))
+    return _with_leading(answers, relation, lm)
+
+
+def _with_leading(
+    answers: Sequence[tuple[str, SourceAnswer]], relation: TokenizedRelation, lm: LanguageModel
+) -> list[Edit]:
+    """Return the edits of subjects, with the LM's answers before training."""
+    subjects = [subject for subject, _ in answers]
     leading = (logits.argmax(1).tolist() for logits in edit_logits(relation, lm, subjects))
-    rows = zip(subjects, answers, *leading, strict=True)
-    return [Edit(subject, *answer, *labels) for subject, answer, *labels in rows]
+    rows = zip(answers, *leading, strict=True)
+    return [Edit(subject, *answer, *labels) for (subject, answer), *labels in rows]
+
+
+def label_rows(
+    rows: Sequence[RawEdit],
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+    repaired: Collection[str] = (),
+    n_edits: int | None = None,
+    max_per_reference: int | None = None,
+) -> tuple[list[tuple[RawEdit, SourceAnswer]], list[Skipped]]:
+    """Return the rows that are edits with their answers, and the others; needs no weights.
+
+    A `SubjectsError` if none is an edit, and a `KnowledgeError` if only a reference is missing.
+    """
+    labels = _Labels(relation, lm)
+    facts = [fact for row in rows for fact in (row.rewrites or (row,))]
+    unknown = {*_unknown_subjects([fact.subject for fact in facts], lm)}
+    labelled: list[tuple[RawEdit, SourceAnswer]] = []
+    skipped: list[Skipped] = []
+    counts: Counter[tuple[int, ...]] = Counter()
+    taught: set[tuple[str, str]] = set()
+    for row in rows:
+        fact, answer, reason = labels.find(row)
+        key = _nfc(fact.subject), answer.answer
+        if reason:
+            pass
+        elif fact.subject in unknown:
+            reason = "the subject has no token of the LM"
+        elif key in taught:
+            reason = "the subject is taught this answer by an earlier row"
+        elif fact.subject in repaired:
+            reason = "the subject was an example of the LM's repair"
+        elif counts[answer.reference] == max_per_reference:
+            reason = "above data.max_edits_per_reference"
+        elif len(labelled) == n_edits:
+            reason = "beyond data.n_edits"
+        if reason:
+            skipped.append(Skipped(row.where, fact.subject, fact.answer, reason))
+            continue
+        taught.add(key)
+        counts[answer.reference] += 1
+        labelled.append((fact, answer))
+    if not labelled:
+        if {one.reason for one in skipped} == {_NO_REFERENCE}:
+            relation.require_reference()
+        raise SubjectsError(_skips(rows, skipped, relation, lm))
+    return labelled, skipped
+
+
+_NO_REFERENCE = "the reference of the answer names no label of the target; add a field `reference`"
+_NOTHING = SourceAnswer("", (), 0, ())
+
+
+class _Labels:
+    """Finds the label and the reference of what a row names, compared in NFC."""
+
+    def __init__(self, relation: TokenizedRelation, lm: LanguageModel) -> None:
+        self.source, self.target = relation.source, relation.target
+        by_text = _by_text(_source_answers(relation, lm), relation.source)
+        self.answers = {_nfc(text): answer for text, answer in by_text.items()}
+        # Labels by the texts of their answers, and by their own.
+        every = enumerate(relation.target.labels)
+        targets = {_nfc(answer.text): i for i, label in every for answer in label.answers}
+        self.targets = targets | {_nfc(text): i for i, text in enumerate(relation.target.texts)}
+        self._reasons = {_nfc(one.answer.text): one.reason for one in relation.source.dropped}
+
+    def find(
+        self, row: RawEdit, may_share_token: bool = False
+    ) -> tuple[RawEdit, SourceAnswer, str]:
+        """Return what a row edits, and with which answer, or why it is no edit.
+
+        An answer of several tokens is scored by its first one, which no other answer may share
+        unless the row has a reference of its own.
+        """
+        fitting = [one for one in row.rewrites or (row,) if _nfc(one.answer) in self.answers]
+        if len(fitting) != 1:
+            (fact, *others) = fitting or row.rewrites or (row,)
+            if fitting:
+                return fact, _NOTHING, f"{len(fitting)} of its rewrites are answers of the source"
+            if others:
+                return fact, _NOTHING, "none of its rewrites is an answer of the source"
+            why = self._reasons.get(_nfc(fact.answer))
+            name = self.source.knowledge.name
+            why = f"no label in this LM's vocabulary ({why})" if why else f"no answer of {name}"
+            return fact, _NOTHING, f"the answer is {why}"
+        (fact,) = fitting
+        answer = self.answers[_nfc(fact.answer)]
+        meanings = {one.identity for one in self.source.labels[answer.label].answers}
+        named = self._labels(fact.reference)
+        if None in named:
+            return fact, answer, f"its reference is no label of {self.target.knowledge.name}"
+        asked = {self._labels(question.answers) - {None} for question in fact.questions}
+        if not named and len(asked) == 1:
+            (named,) = asked  # one question, in several wordings
+        if named:
+            reference = tuple(sorted(label for label in named if label is not None))
+            answer = answer._replace(reference=reference)
+        elif len(answer.tokens) > 1 < len(meanings) and not may_share_token:
+            return fact, answer, "other answers share the first token of the answer"
+        if not answer.reference:
+            return fact, answer, _NO_REFERENCE
+        right = {*answer.reference}
+        questions = (one for one in fact.questions if self._labels(one.answers) & right)
+        return fact._replace(questions=tuple(questions)), answer, ""
+
+    def _labels(self, texts: Iterable[str]) -> frozenset[int | None]:
+        return frozenset(self.targets.get(_nfc(text)) for text in texts)
+
+    def hint(self, row: RawEdit) -> str:
+        """Return labels that a row which names none may mean; empty if it names some."""
+        for known, texts in ((self.answers, [row.answer]), (self.targets, row.reference)):
+            for text in texts:
+                if _nfc(text) not in known and not row.rewrites:
+                    return suggest(text, known, f" Some are {', '.join(list(known)[:5])}.")
+        return ""
+
+
+def _skips(
+    rows: Sequence[RawEdit],
+    skipped: Sequence[Skipped],
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+    setting: str = "",
+) -> str:
+    """Return how many rows are skipped, and why, with an example of the most frequent reason."""
+    counts = skip_counts(skipped)
+    reasons = "; ".join(f"{n}: {reason}" for reason, n in counts.items())
+    first = next(one for one in skipped if one.reason == next(iter(counts)))
+    row = next(row for row in rows if row.where == first.where)
+    return (
+        f"{len(skipped)} of {len(rows)} edits{f' of {setting}' if setting else ''} are skipped "
+        f"({reasons}), such as {first.where}: {first.subject!r} -> {first.answer!r}."
+        f"{_Labels(relation, lm).hint(row)}"
+    )
+
+
+def skip_counts(skipped: Sequence[Skipped]) -> dict[str, int]:
+    """Return the number of skipped rows by reason, the most frequent one first."""
+    return dict(Counter(one.reason for one in skipped).most_common())
+
+
+_nfc = partial(unicodedata.normalize, "NFC")
 
 
 def limit_per_reference(edits: list[Edit], limit: int | None, setting: str) -> list[Edit]:
@@ -264,40 +479,6 @@ def limit_per_reference(edits: list[Edit], limit: int | None, setting: str) -> l
             f"references have more than {limit} (data.max_edits_per_reference)."
         )
     return kept
-
-
-def resolve_labels(
-    edits: Sequence[RawEdit], relation: TokenizedRelation, lm: LanguageModel
-) -> list[SourceAnswer]:
-    """Return the answer of each edit, with its label; needs no weights of the LM."""
-    refuse_unknown_subjects({edit.subject: edit.where for edit in edits}, lm)
-    known = _by_text(_source_answers(relation, lm), relation.source)
-    labels = relation.target.labels
-    # Labels by the texts of their answers, and by their own.
-    targets = {answer.text: i for i, label in enumerate(labels) for answer in label.answers}
-    targets |= {text: i for i, text in enumerate(relation.target.texts)}
-    unknown = [edit for edit in edits if edit.answer not in known]
-    if unknown:
-        named = (f"{x.where}: {_no_label(x.answer, relation.source, known)}" for x in unknown[:5])
-        more = f" {len(unknown) - 5} more answers are no labels." if len(unknown) > 5 else ""
-        raise SubjectsError(" ".join(named) + more)
-    resolved = []
-    for edit in edits:
-        answer = known[edit.answer]
-        if edit.reference:
-            for text in set(edit.reference) - targets.keys():
-                problem = _no_label(text, relation.target, targets)
-                raise SubjectsError(f"{edit.where}: reference: {problem}")
-            reference = {targets[text] for text in edit.reference}
-            answer = answer._replace(reference=tuple(sorted(reference)))
-        elif not answer.reference:
-            relation.require_reference()
-            raise SubjectsError(
-                f"{edit.where}: the reference of {edit.answer!r} names no "
-                f"{relation.target.knowledge.name} that is a label. Give it a field `reference`."
-            )
-        resolved.append(answer)
-    return resolved
 
 
 def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
@@ -379,15 +560,3 @@ def _by_text(
         # The label of one answer is that answer, as the tokenizer spells it.
         known.setdefault(label.text, answers[0] if len(answers) == 1 else whole)
     return known
-
-
-def _no_label(text: str, domain: Domain, known: Collection[str]) -> str:
-    hint = suggest(text, known, f" Some are {', '.join(list(known)[:5])}.")
-    name = domain.knowledge.name
-    for dropped in domain.dropped:
-        if dropped.answer.text == text:
-            return (
-                f"{text!r} is an answer of {name!r}, but not a label of this LM "
-                f"({dropped.reason}: {' + '.join(dropped.tokens)}). Take another one.{hint}"
-            )
-    return f"{text!r} is not a label of {name!r}.{hint}"

@@ -365,4 +365,4 @@ class EditForecast(LMStudy):
             self.lm, dataset.edits, dataset.relation, self.ridges, self.linear_map,
             self.n_subjects, self._stepped,
         )  # fmt: skip
-        return forecast_results(self.forecasts, dataset.max_risk)
+        return forecast_results(self.forecasts, dataset.max_risk, dataset.skipped)

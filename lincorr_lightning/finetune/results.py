@@ -12,7 +12,7 @@ from typing import Any
 
 from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.cases import EditCase
-from lincorr_lightning.finetune.edits import SEPARATOR
+from lincorr_lightning.finetune.edits import SEPARATOR, Skipped, skip_counts
 from lincorr_lightning.finetune.figures import (
     outcomes_figure,
     reference_weights_figure,
@@ -130,12 +130,14 @@ def _riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
     )  # fmt: skip
 
 
-def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Results:
+def forecast_results(
+    forecasts: Forecasts, max_risk: float | None = None, skipped: Sequence[Skipped] = ()
+) -> Results:
     """Return the results of a forecast without training; for `max_risk` see `forecast_table`."""
     n, shares = len(forecasts.subjects), _predicted_shares(forecasts)
     rows: list[dict[str, Any]] = [{"forecaster": name, **row} for name, row in shares.items()]
     every = forecast_table(forecasts, max_risk=max_risk)
-    tables = [every]
+    tables = [every, *skipped_tables(skipped)]
     note = f"Expected answers are those of {forecasts.default}. "
     expected = n_above = None
     if forecasts.probabilities is None:
@@ -156,6 +158,7 @@ def forecast_results(forecasts: Forecasts, max_risk: float | None = None) -> Res
     values = {
         "relation": forecasts.relation,
         "n_edits": n,
+        "skipped": skip_counts(skipped),
         "predicted_outcomes": shares,
         "mean_probability": expected,
         "forecast_default": forecasts.default,
@@ -215,6 +218,7 @@ def finetune_results(
         "forecast_default": forecasts and forecasts.default,
         "probabilities_from": forecasts and forecasts.probabilities_from,
         "n_left_out": 0 if dataset is None else len(dataset.left_out),
+        "skipped": {} if dataset is None else skip_counts(dataset.skipped),
     }
     others = _by_relation([one for one in outcomes if one is not own])
     if others:
@@ -269,7 +273,7 @@ def _after_training(
 
 
 def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
-    """Yield ``edits``, whose CSV file ``data.edits_file`` reads, and ``left_out``, if any."""
+    """Yield ``edits``, whose CSV file ``data.edits_file`` reads, and those that are none."""
     relation, edits, left_out = dataset.relation, dataset.edits, dataset.left_out
     if edits:
         source, target = relation.source.texts, relation.target.texts
@@ -288,6 +292,17 @@ def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
             f"The {len(left_out)} of {len(edits) + len(left_out)} edits that are left out, because "
             "they are forecast to hallucinate (data.max_risk).",
             headings={"p_hallucinated": "p hallucinated"}, formats={"p_hallucinated": ".0%"},
+        )  # fmt: skip
+    yield from skipped_tables(dataset.skipped)
+
+
+def skipped_tables(skipped: Sequence[Skipped]) -> Iterator[Table]:
+    """Yield the table ``skipped`` of the rows of a file that are no edit, if there are any."""
+    if skipped:
+        yield Table.of(
+            "skipped", skipped, Skipped._fields,
+            f"The {len(skipped)} rows of the file of edits that are not used, and why.",
+            headings={"where": "file and row"},
         )  # fmt: skip
 
 

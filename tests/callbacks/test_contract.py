@@ -180,7 +180,7 @@ def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, fit):
     module = naive.on_edits(small_lm)
     lm = LanguageModel.from_module(module.backbone, module.tokenizer)
     relation = TokenizedRelation.of("city->country", Catalogue.load(), module.tokenizer)
-    edits = resolve_edits(read_edits(naive.edits[:6]), relation, lm)
+    edits = resolve_edits(read_edits(naive.edits[:6]), relation, lm).edits
     prompts = lm.rows(relation.source_prompts([edit.subject for edit in edits]))
     training = EditTraining(edits_per_step=2, n_steps=2)
     dataset = EditDataset(edits, relation, prompts, training, rank=1, n_shards=2)

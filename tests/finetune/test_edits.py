@@ -2,12 +2,13 @@
 
 import csv
 import json
+import re
 
 import pytest
 
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edits import RawEdit, read_edits, resolve_edits
+from lincorr_lightning.finetune.edits import RawEdit, edits_in_relation, read_edits, resolve_edits
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
@@ -64,9 +65,9 @@ def test_jsonl_and_csv_are_read_alike(file_of):
         writer.writerows(entries)
     read = read_edits(jsonl)
     assert read == [
-        RawEdit(f"{jsonl}, line 1", "name1", "Paris"),
-        RawEdit(f"{jsonl}, line 3", "name2, the second", "Tokyo", ("China", "Japan")),
-        RawEdit(f"{jsonl}, line 5", 'the "third"', "Oslo"),
+        RawEdit(f"{jsonl}, line 1", "name1", "Paris", id="0"),
+        RawEdit(f"{jsonl}, line 3", "name2, the second", "Tokyo", ("China", "Japan"), "1"),
+        RawEdit(f"{jsonl}, line 5", 'the "third"', "Oslo", id="2"),
     ]
     assert [edit[1:] for edit in read_edits(path)] == [edit[1:] for edit in read]
     assert [edit.where[-6:] for edit in read_edits(path)] == ["line 2", "line 3", "line 4"]
@@ -74,7 +75,7 @@ def test_jsonl_and_csv_are_read_alike(file_of):
     path = file_of(
         '{"subject": " A\u2028b ", "answer": "Paris\\t", "reference": [" France", "Italy"]}'
     )
-    assert read_edits(path)[0][1:] == ("A\u2028b", "Paris", ("France", "Italy"))
+    assert read_edits(path)[0][1:4] == ("A\u2028b", "Paris", ("France", "Italy"))
     with pytest.raises(SubjectsError, match=r"none\.csv cannot be read"):
         read_edits("none.csv")
 
@@ -87,7 +88,6 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
     ("e.jsonl", GOOD + "\n" + '["b", "Paris"]', "line 3: an object is needed"),
     ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: 'answer' is missing"),
     ("e.jsonl", '{"subject": "  ", "answer": "Paris"}', "line 1: 'subject' is '  '"),
-    ("e.jsonl", GOOD + GOOD, "line 2: 'a' is taught 'Paris' already, at .*line 1"),
     (
         "e.jsonl",
         '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
@@ -107,12 +107,14 @@ def test_a_bad_line_is_named(file_of, name, text, message):
         read_edits([json.loads(GOOD), "Paris"])
 
 
-def test_a_subject_with_two_answers_is_two_edits_and_a_warning(file_of):
+def test_a_subject_with_two_answers_is_two_edits_and_a_warning(lm, relation):
     lines = [("a", "Paris"), ("b", "Oslo"), ("a", "Rome"), ("c", "Rome"), ("c", "Lima")]
-    path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in lines))
-    named = rf"2 of 3 subjects .* 'a': 'Paris' \({path}, line 1\) and 'Rome' \({path}, line 3\)"
+    rows = [{"subject": f"name1 {s}", "answer": a} for s, a in lines]
+    named = r"2 of 3 subjects .* 'name1 a': 'Paris' \(edit 1\) and 'Rome' \(edit 3\)"
     with pytest.warns(UserWarning, match=named):
-        assert [edit[1:3] for edit in read_edits(path)] == lines
+        edits, raw, skipped = resolve_edits(read_edits(rows), relation, lm)
+    assert [edit[1:3] for edit in raw] == [tuple(row.values()) for row in rows] and not skipped
+    assert [edit[:2] for edit in edits] == [edit[1:3] for edit in raw]
 
 
 # -- labels ------------------------------------------------------------------------------------
@@ -123,7 +125,9 @@ def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, relat
     path = file_of("".join(json.dumps({"subject": s, "answer": a}) + "\n" for s, a in entries))
     edits = EditsDataModule(lm, edits_file=path, n_edits=None).prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries
-    with pytest.warns(UserWarning, match=r"only the first 2 are used \(data\.n_edits\)"):
+    with pytest.warns(
+        UserWarning, match=r"1 of 3 edits of .* \(1: beyond data\.n_edits\), such as"
+    ):
         assert EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits() == edits[:2]
     cities, countries = relation.source.texts, relation.target.texts
     assert [cities[edit.label] for edit in edits] == ["Tokyo", "Paris", "Rome"]
@@ -137,15 +141,29 @@ def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     assert [len(label.answers) for label in relation.source.labels] == [2, 1, 1]  # red white black
     answers = ["red blue", "red green", "red", "white", "black"]
     written = [{"subject": "name1", "answer": answer} for answer in answers]
-    written[-1]["reference"] = "Peru"
-    edits = resolve_edits(read_edits(written), relation, lm)
+    for row, reference in zip(written, ("France", "Japan", None, None, "Peru"), strict=True):
+        row["reference"] = reference
+    edits = resolve_edits(read_edits(written), relation, lm).edits
     countries = relation.target.texts
     references = [sorted(countries[i] for i in edit.reference) for edit in edits]
     assert references == [["France"], ["Japan"], ["France", "Japan"], ["Italy", "Spain"], ["Peru"]]
     assert [edit.label for edit in edits] == [0, 0, 0, 1, 2]
     assert [lm.tokenizer.decode(list(edit.tokens)) for edit in edits] == answers
-    with pytest.raises(SubjectsError, match=r"edit 1: the reference of 'black' names no country"):
+    # Without a reference, the first token " red" may be either team, and black has none.
+    written = [{**row, "reference": None} for row in written]
+    with pytest.warns(UserWarning, match=r"3 of 5 edits .*2: other answers share the first token"):
+        edits, _, skipped = resolve_edits(read_edits(written), relation, lm)
+    assert [edit.answer for edit in edits] == answers[2:4]
+    assert [(one.where, one.answer) for one in skipped] == [
+        ("edit 1", "red blue"), ("edit 2", "red green"), ("edit 5", "black"),
+    ]  # fmt: skip
+    with pytest.raises(SubjectsError, match=r"names no label of the target; add a field"):
         resolve_edits([RawEdit("edit 1", "name1", "black")], relation, lm)
+    # Edits that other parts of a run refer to by their position are kept, all of them.
+    rows = [RawEdit("a run", "name1", answer) for answer in answers[:4]]
+    assert [edit.answer for edit in edits_in_relation(rows, relation, lm)] == answers[:4]
+    with pytest.raises(SubjectsError, match="a run: 'name1' -> 'grey': the answer is no answer"):
+        edits_in_relation([*rows, RawEdit("a run", "name1", "grey")], relation, lm)
 
 
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
@@ -176,15 +194,52 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, 
             resolve_edits([RawEdit("", "name1", "Paris")], tokenized(lm, relation), lm)
 
 
-@pytest.mark.parametrize(("line", "message"), [
-    ({"answer": "Pariss"}, "line 2: 'Pariss' is not a label of 'city'. Did you mean 'Paris'"),
-    ({"answer": "Chicago"}, "'Chicago' is an answer of 'city', but not a label .*unknown word"),
-    ({"reference": "Frence"}, "line 2: reference: 'Frence' is not .*Did you mean 'France'"),
-    ({"subject": "Nobody"}, "line 2: the subject 'Nobody' has no token"),
+@pytest.mark.parametrize(("line", "reason", "hint"), [
+    ({"answer": "Pariss"}, "the answer is no answer of city", r"Did you mean 'Paris'\?"),
+    ({"answer": "Chicago"}, "the answer is no label in this LM's vocabulary (unknown word)", ""),
+    ({"reference": "Frence"}, "its reference is no label of country", "Did you mean 'France'"),
+    ({"subject": "Nobody"}, "the subject has no token of the LM", ""),
+    ({"subject": "name1"}, "the subject is taught this answer by an earlier row", ""),
+    ({"answer": "Pari\u0301s"}, "the answer is no answer of city", ""),
 ])  # fmt: skip
-def test_an_edit_that_this_lm_has_no_labels_for_is_named(lm, file_of, line, message):
+def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, line, reason, hint):
     entry = {"subject": "name2", "answer": "Paris"} | line
     path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
-    with pytest.raises(SubjectsError, match=message) as caught:
-        EditsDataModule(lm, edits_file=path).prepare_edits()
-    assert path in str(caught.value)
+    skips = rf"\(1: {re.escape(reason)}\), such as {path}, line 2: '{entry['subject']}' -> .*{hint}"
+    data = EditsDataModule(lm, edits_file=path)
+    with pytest.warns(UserWarning, match=f"1 of 2 edits of data.edits_file are skipped {skips}"):
+        assert [edit.subject for edit in data.prepare_edits()] == ["name1"]
+    results = finetune_results([], None, {}, data.train_dataloader().dataset, {}, "")
+    assert results.values["skipped"] == {reason: 1}
+    table = results.table("skipped")
+    assert table.keys == ["where", "subject", "answer", "reason"]
+    assert table.frame.values.tolist() == [
+        [f"{path}, line 2", entry["subject"], entry["answer"], reason]
+    ]
+    if "earlier row" not in reason:
+        with pytest.raises(SubjectsError, match=rf"^1 of 1 edits are skipped \(1: .*{hint}"):
+            EditsDataModule(lm, edits_file=file_of(json.dumps(entry))).setup("fit")
+
+
+def test_rows_are_edits_or_skipped(lm, relation, file_of):
+    """Whatever the limits; checked in the order of the rows."""
+    rows = [
+        ("name1", "Paris"), ("name2", "Atlantis"), ("name3", "Paris"), ("name4", "Paris"),
+        ("name1", "Paris"), ("name5", "Rome"), ("name6", "Oslo"), ("name7", "Lima"),
+    ]  # fmt: skip
+    path = file_of("subject,answer\n" + "".join(f"{s},{a}\n" for s, a in rows), "edits.csv")
+    options = {"edits_file": path, "max_edits_per_reference": 2, "n_edits": 3}
+    data = EditsDataModule(lm, **options)
+    with pytest.warns(UserWarning, match="5 of 8 edits"):
+        dataset = data.train_dataloader().dataset
+    assert [edit.subject for edit in dataset.edits] == ["name1", "name3", "name5"]
+    assert [(one.where[-6:], one.reason) for one in dataset.skipped] == [
+        ("line 3", "the answer is no answer of city"),
+        ("line 5", "above data.max_edits_per_reference"),
+        ("line 6", "the subject is taught this answer by an earlier row"),
+        ("line 8", "beyond data.n_edits"), ("line 9", "beyond data.n_edits"),
+    ]  # fmt: skip
+    again = EditsDataModule(lm, **options)
+    again.setup("fit")
+    again.load_state_dict(data.state_dict())
+    assert again.train_dataloader().dataset.skipped == dataset.skipped

@@ -26,6 +26,7 @@ from lincorr_lightning.finetune.batches import (
 )
 from lincorr_lightning.finetune.edits import (
     Edit,
+    Skipped,
     limit_per_reference,
     prompts_in_context,
     read_edits,
@@ -99,6 +100,7 @@ class RepairDataset(Dataset[Any]):
     batch_size: int
     seed: int
     shard: DataShard
+    skipped: Sequence[Skipped] = ()  #: Rows of the file of edits that are none.
 
     @property
     def determined_by(self) -> dict[str, Any]:
@@ -214,6 +216,7 @@ class RepairDataModule(StudyData):
         self.examples: list[Edit] = []
         self.measured: dict[str, list[Edit]] = {}  #: The measured edits, by part.
         self.split: dict[str, list[str]] = {}  #: The source answers, by part.
+        self._skipped: list[Skipped] = []
         self._before: dict[str, Tensor] = {}
 
     def prepare_edits(self) -> None:
@@ -225,7 +228,7 @@ class RepairDataModule(StudyData):
         labels, limit = self._split(relation), self.max_edits_per_reference
         edits: list[Edit] = []
         if file is not None:
-            edits = resolve_edits(read_edits(file), relation, lm, "data.edits_file")
+            edits, _, self._skipped = resolve_edits(read_edits(file), relation, lm)
         taken = {edit.subject for edit in edits}
         pools = self._candidates(self.n_edits if file is None else 0, taken)
         sample = partial(sample_edits, relation, lm, seed=self.seed)
@@ -336,7 +339,7 @@ class RepairDataModule(StudyData):
                 return StatementBatch(*tokens, self._preserved_texts(step))
 
         steps = RepairDataset(
-            self.examples, relation, self.split, make_batch, size, self.seed, shard
+            self.examples, relation, self.split, make_batch, size, self.seed, shard, self._skipped
         )
         return ResumableLoader(steps, self.trainer)
 
@@ -394,6 +397,7 @@ class RepairDataModule(StudyData):
             "examples": list(map(tuple, self.examples)),
             "measured": {part: list(map(tuple, edits)) for part, edits in self.measured.items()},
             "split": self.split,
+            "skipped": list(map(tuple, self._skipped)),
             "before": self._before,
         }
 
@@ -405,6 +409,7 @@ class RepairDataModule(StudyData):
             part: list(map(Edit._make, edits)) for part, edits in state_dict["measured"].items()
         }
         self.split = state_dict["split"]
+        self._skipped = list(map(Skipped._make, state_dict["skipped"]))
         self._before = state_dict["before"]
 
 
