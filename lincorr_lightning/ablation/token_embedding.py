@@ -7,7 +7,7 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,8 +23,10 @@ from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer, fingerprint_
 from lincorr_lightning.lm.loading import (
     Checkpoint,
     explained,
+    file_of,
     find_checkpoint,
     read_config,
+    read_model,
     read_tokenizer,
 )
 from lincorr_lightning.lm.modes import dtype_name
@@ -112,7 +114,7 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     checkpoint = find_checkpoint(config)
     text_config = read_config(checkpoint, must_be_causal=False).get_text_config()
     tokenizer = read_tokenizer(checkpoint)
-    tensors = _tensors(checkpoint) if checkpoint.gguf_file is None else _gguf_tensors(checkpoint)
+    tensors = _tensors(checkpoint)
     key, head = _find(tensors, _INPUTS), _find(tensors, _HEADS)
     if key is None:
         raise LanguageModelError(
@@ -167,13 +169,22 @@ def _gguf_tensors(checkpoint: Checkpoint) -> _Tensors:
 
 
 def _tensors(checkpoint: Checkpoint) -> _Tensors:
-    """Open safetensors or torch's ``.bin``, whole or in shards, whichever transformers loads."""
+    """Open safetensors or torch's ``.bin``, whole or in shards, whichever transformers loads.
+
+    A GGUF file has llama.cpp's names; an LM with an adapter is read whole, to merge it.
+    """
+    if checkpoint.adapter is not None:
+        in_stored_dtype = replace(checkpoint, config=replace(checkpoint.config, dtype="auto"))
+        state = read_model(in_stored_dtype, read_config(checkpoint)).state_dict()
+        return {name: partial(state.__getitem__, name) for name in state}
+    if checkpoint.gguf_file is not None:
+        return _gguf_tensors(checkpoint)
     for whole in ("model.safetensors", "pytorch_model.bin"):
         index = f"{whole}.index.json"
-        if path := _file(checkpoint, whole):
+        if path := file_of(checkpoint, whole):
             with explained(checkpoint, whole, _COPY_AGAIN), _opened(path) as (names, _):
                 return {name: partial(_read, checkpoint, whole, name) for name in names}
-        if path := _file(checkpoint, index):
+        if path := file_of(checkpoint, index):
             with explained(checkpoint, index, _COPY_AGAIN):
                 shards = read_json(path, LanguageModelError, _COPY_AGAIN)["weight_map"].items()
             return {name: partial(_read, checkpoint, shard, name) for name, shard in shards}
@@ -184,25 +195,13 @@ def _tensors(checkpoint: Checkpoint) -> _Tensors:
 
 
 def _read(checkpoint: Checkpoint, file: str, key: str) -> Tensor:
-    path = _file(checkpoint, file)
+    path = file_of(checkpoint, file)
     if path is None:
         raise LanguageModelError(
             f"{checkpoint} lacks the file {file}, in which its index puts {key}. {_COPY_AGAIN}"
         )
     with explained(checkpoint, file, _COPY_AGAIN), _opened(path) as (_, read):
         return read(key).detach()
-
-
-def _file(checkpoint: Checkpoint, name: str) -> Path | None:
-    """Return a file of a checkpoint, downloaded if necessary; None if there is no such file."""
-    from transformers.utils.hub import cached_file
-
-    options = {k: v for k, v in checkpoint.options.items() if k != "trust_remote_code"}
-    with explained(checkpoint, name, "Is the network up?"):
-        path = cached_file(
-            checkpoint.location, name, _raise_exceptions_for_missing_entries=False, **options
-        )
-    return None if path is None else Path(path)
 
 
 @contextmanager

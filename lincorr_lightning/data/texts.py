@@ -250,7 +250,7 @@ class TextsDataModule(StudyData):
             rows = read_texts(self.texts, self.key, self.sample_by)
             return list(dict.fromkeys(row.text for row in rows))
         name = self.language_model.config.name_or_path
-        world = world_file(name)
+        world = world_file(self.language_model.location)
         if world is None:
             raise ConfigError(
                 f"data.texts is null, for sentences about the tiny world, but {name} has no "
@@ -413,7 +413,7 @@ def read_prompts(
     if texts is None:
         n_texts = n_texts or 96
         # A word is at least one token.
-        source = world_documents(n_texts, n_tokens, seed, world_file(lm.config.name_or_path))
+        source = world_documents(n_texts, n_tokens, seed, world_file(lm.location))
     else:
         source = read_texts(texts, key, sample_by, owner)
     names: list[str] = []

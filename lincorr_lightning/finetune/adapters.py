@@ -189,9 +189,8 @@ def save_merged(
         model.save_pretrained(new)
         lm.tokenizer.save_pretrained(new)
         del model
-        saved = LanguageModel(
-            replace(lm.config, name_or_path=str(new), tokenizer=None, revision=None, compile=False)
-        )
+        own: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
+        saved = LanguageModel(replace(lm.config, name_or_path=str(new), compile=False, **own))
         saved.load().to(lm.model.device)
         if not lm.has_logits_of(saved):
             raise LanguageModelError(

@@ -23,8 +23,12 @@ class LMConfig:
     """
 
     name_or_path: str = TINY_WORLD
-    """Folder of a checkpoint, a .gguf file, a hub id such as openai-community/gpt2, or tiny-world
-    (packaged)."""
+    """Folder of a checkpoint or of a peft adapter, a .gguf file, a hub id such as
+    openai-community/gpt2, or tiny-world (packaged)."""
+
+    adapter: str | None = None
+    """Folder or hub id of a peft adapter that is merged into the LM in memory; null for none. An
+    adapter as name_or_path names its LM itself."""
 
     tokenizer: str | None = None
     """Folder or hub id of a tokenizer that replaces the checkpoint's own, such as that of a GGUF
@@ -62,7 +66,7 @@ class LMConfig:
     """Whether a hub id is looked up among earlier downloads only."""
 
     def __post_init__(self) -> None:
-        for name in ("name_or_path", "tokenizer"):
+        for name in ("name_or_path", "tokenizer", "adapter"):
             if not self.name_or_path or getattr(self, name) == "":
                 raise LanguageModelError(f"lm.{name} is empty. Pass a folder, a file or a hub id.")
         require_one_of("lm.dtype", self.dtype, get_args(Dtype))

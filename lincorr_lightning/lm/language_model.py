@@ -130,6 +130,12 @@ class LanguageModel(nn.Module):
         return lm
 
     @property
+    def location(self) -> str:
+        """Folder or hub id of the LM; of an adapter, of its base."""
+        found = getattr(self, "_checkpoint", None)
+        return self.config.name_or_path if found is None else found.location
+
+    @property
     def n_layers(self) -> int | None:
         """Number of layers, known before the weights are loaded; None if the config lacks it."""
         n = getattr(self._model_config.get_text_config(), "num_hidden_layers", None)
@@ -154,6 +160,8 @@ class LanguageModel(nn.Module):
 
     def _set_model(self, model: PreTrainedModel) -> None:
         self.model = model
+        # An adapter may have resized the vocabulary.
+        self._vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
         # RoBERTa-like LMs count positions from the one after padding.
         for name, part in model.named_modules():
             is_table = isinstance(part, nn.Embedding) and "position" in name
@@ -479,13 +487,18 @@ class LanguageModel(nn.Module):
 
     @property
     def info(self) -> dict[str, Any]:
-        """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
+        """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``.
+
+        An LM with an adapter has also the name of the adapter and that of the base.
+        """
+        adapter = getattr(getattr(self, "_checkpoint", None), "adapter", None)
+        merged = {"adapter": adapter.location, "base": self.location} if adapter else {}
         return {
             "name_or_path": self.config.name_or_path,
             "dtype": dtype_name(self.model.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.model.num_parameters(),
-        }
+        } | merged
 
     @property
     def fingerprint(self) -> dict[str, str]:

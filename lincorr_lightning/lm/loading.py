@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.io import read_json
+from lincorr_lightning.lm.adapter import merge_adapter
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 
 if TYPE_CHECKING:
@@ -23,9 +25,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+ADAPTER_CONFIG = "adapter_config.json"
+_ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
 _MANY = 5
+_NOT_OF_FILES = "trust_remote_code", "gguf_file"
 _MAX_LAYERS = 1_000  # more would take minutes to hours, and all memory
 _MAX_LOOPS = 16  # of layers that an LM runs several times
 _DEPTHS = re.compile(r'"(\w*(?:layers|n_layer|depth|blocks|stages))": (\d+)')
@@ -48,6 +53,8 @@ class Checkpoint:
     is_online: bool = False
     gguf_file: str | None = None
     """Name of the GGUF file in the folder; None for a Hugging Face checkpoint."""
+    adapter: Checkpoint | None = None
+    """The peft adapter that is merged into the LM, its base."""
 
     @property
     def options(self) -> dict[str, Any]:
@@ -71,7 +78,79 @@ class Checkpoint:
 
 
 def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
-    """Resolve the name of an LM, or of a tokenizer; an existing folder comes before a hub id."""
+    """Resolve the name of an LM, or of a tokenizer; an existing folder comes before a hub id.
+
+    The checkpoint of a peft adapter is that of its base.
+    """
+    found = _find(config, what)
+    path = None if found.gguf_file is not None else file_of(found, ADAPTER_CONFIG)
+    if config.adapter is not None:
+        alone = replace(config, name_or_path=config.adapter, adapter=None, revision=None)
+        adapter = _find(alone, "the adapter")
+        if path is not None or adapter.gguf_file or file_of(adapter, ADAPTER_CONFIG) is None:
+            wrong = f"lm.name_or_path, {found}, has" if path else f"lm.adapter, {adapter}, lacks"
+            raise LanguageModelError(
+                f"{wrong} {ADAPTER_CONFIG}. Pass the base LM as lm.name_or_path and the folder of "
+                "one peft adapter, with that file, as lm.adapter."
+            )
+        return replace(found, adapter=adapter)
+    if path is None or (what != "the LM" and has_tokenizer(found)):
+        return found
+    if weights := [
+        *path.parent.glob("model*.safetensors"),
+        *path.parent.glob("pytorch_model*.bin"),
+    ]:
+        raise LanguageModelError(
+            f"{found} holds an LM ({weights[0].name}) and a peft adapter ({path.name}). Move the "
+            "adapter's files to another folder, which lm.adapter or lm.name_or_path may name."
+        )
+    return replace(_base_of(found, path), adapter=found)
+
+
+def _base_of(adapter: Checkpoint, path: Path) -> Checkpoint:
+    """Find the LM that an adapter's configuration names, from here or from the adapter's folder."""
+    settings = read_json(path, LanguageModelError, "Copy the adapter again.")
+    name = settings.get("base_model_name_or_path")
+    way_out = f"Pass the base as lm.name_or_path, and {adapter.location} as lm.adapter."
+    if not name or not isinstance(name, str):
+        raise LanguageModelError(f"{path} names no LM as base_model_name_or_path. {way_out}")
+    beside = path.parent / name
+    if not Path(name).expanduser().exists() and beside.exists():
+        name = str(beside)
+    is_path = name == TINY_WORLD or Path(name).expanduser().exists()
+    revision = None if is_path else settings.get("revision")
+    own = adapter.config
+    base = replace(own, name_or_path=name, revision=revision, adapter=own.name_or_path)
+    try:
+        found = _find(base, "the base LM")
+    except LanguageModelError as error:
+        raise LanguageModelError(f"base_model_name_or_path of {path}: {error} {way_out}") from error
+    if found.gguf_file is None and file_of(found, ADAPTER_CONFIG) is not None:
+        raise LanguageModelError(
+            f"{path} names {found} as its base, which has {ADAPTER_CONFIG}, too. Merge that one "
+            "into its LM, and save it."
+        )
+    return found
+
+
+def file_of(checkpoint: Checkpoint, name: str) -> Path | None:
+    """Return a file of a checkpoint, downloaded if necessary; None if there is no such file."""
+    from transformers.utils.hub import cached_file
+
+    options = {k: v for k, v in checkpoint.options.items() if k not in _NOT_OF_FILES}
+    for kind in ("missing_entries", "connection_errors", "gated_repo"):
+        options[f"_raise_exceptions_for_{kind}"] = False
+    with explained(checkpoint, name, "Is the name right?"):
+        path = cached_file(checkpoint.location, name, **options)
+    return None if path is None else Path(path)
+
+
+def has_tokenizer(checkpoint: Checkpoint) -> bool:
+    """Return whether there is a tokenizer beside an adapter."""
+    return file_of(checkpoint, "tokenizer_config.json") is not None
+
+
+def _find(config: LMConfig, what: str) -> Checkpoint:
     name = config.name_or_path
     path = Path(str(files(__package__) / "tiny_world")) if name == TINY_WORLD else Path(name)
     path = path.expanduser()
@@ -83,7 +162,7 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
                 "Set lm.revision to null, or pass a hub id."
             )
         if path.is_dir():
-            _check_folder(path, needs_config=what == "the LM")
+            _check_folder(path, needs_config=what in ("the LM", "the base LM"))
             return Checkpoint(config, str(path))
         if find_spec("gguf") is None:
             raise LanguageModelError(
@@ -93,22 +172,22 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
         return Checkpoint(config, str(path.parent), gguf_file=path.name)
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
+        kinds = f"config.json and tokenizer, a .gguf file, {TINY_WORLD}"
         raise LanguageModelError(
-            f"{what} {name} {why}. Pass a folder with a checkpoint's config.json and tokenizer, a "
-            f".gguf file, a hub id such as openai-community/gpt2, or {TINY_WORLD}."
+            f"{what} {name} {why}. Pass a folder with "
+            f"{ADAPTER_CONFIG if what == 'the adapter' else kinds}, or a hub id such as "
+            "openai-community/gpt2."
         )
     return Checkpoint(config, name, is_folder=False, is_online=_can_ask_hub(config))
 
 
 def _check_folder(folder: Path, needs_config: bool) -> None:
     names = sorted(child.name for child in folder.iterdir())
-    if needs_config and "config.json" not in names:
+    if needs_config and not {"config.json", ADAPTER_CONFIG} & set(names):
         gguf_files = [name for name in names if name.endswith(".gguf")]
         inner = [child.parent.name for child in sorted(folder.glob("*/config.json"))]
         hint = "Pass the folder that holds config.json, the tokenizer's files and the weights."
-        if "adapter_config.json" in names:
-            hint = "It is a peft adapter: merge it into its LM and save the merged LM."
-        elif gguf_files or inner:
+        if gguf_files or inner:
             hint = f"Did you mean {_listed(gguf_files or inner)} in it?"
         raise LanguageModelError(
             f"the LM's folder {folder} has no config.json (it holds {_listed(names) or 'nothing'}),"
@@ -164,12 +243,13 @@ def explained(checkpoint: Checkpoint, what: str, hint: str) -> Iterator[None]:
     except Exception as error:  # transformers' readers raise errors of many types
         message = f"{what} of {checkpoint} cannot be read: {first_line(error)}. {hint}"
         if not checkpoint.is_folder and not checkpoint.is_online:
-            name = checkpoint.location
+            name, adapter = checkpoint.location, checkpoint.adapter
+            whose = f", the base of {adapter.location}," if adapter else ""
             message = (
-                f"{name} is not a folder, and as a hub id it is not among earlier downloads and "
-                "the Hugging Face hub cannot be reached (no network, or offline mode). Pass the "
-                f"folder of a checkpoint as lm.name_or_path, or run `hf download {name}` on a "
-                "machine with network access."
+                f"{name}{whose} is not a folder, and as a hub id it is not among earlier downloads "
+                "and the Hugging Face hub cannot be reached (no network, or offline mode). Pass "
+                "the folder of a checkpoint as lm.name_or_path (with an adapter as lm.adapter), or "
+                f"run `hf download {name}` on a machine with network access."
             )
         raise LanguageModelError(message) from error
 
@@ -224,11 +304,13 @@ def _check_causal(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
 
 
 def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    """Read the tokenizer: that of ``lm.tokenizer``, or the checkpoint's own."""
-    name = checkpoint.config.tokenizer
+    """Read the tokenizer: that of ``lm.tokenizer``, the adapter's, or the checkpoint's own."""
+    name, adapter = checkpoint.config.tokenizer, checkpoint.adapter
     if name is None:
-        return _read_tokenizer(checkpoint)
-    config = replace(checkpoint.config, name_or_path=name, tokenizer=None, revision=None)
+        has_own = adapter is not None and has_tokenizer(adapter)
+        return _read_tokenizer(adapter if adapter is not None and has_own else checkpoint)
+    alone: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
+    config = replace(checkpoint.config, name_or_path=name, **alone)
     tokenizer = _read_tokenizer(find_checkpoint(config, "the tokenizer"))
     vocabulary = tokenizer.get_vocab()
     size, largest = len(vocabulary), max(vocabulary.values())
@@ -312,9 +394,23 @@ def _state(model: PreTrainedModel) -> object:
 
 
 def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
-    """Read the weights, on the CPU; those of a GGUF file are dequantized to ``lm.dtype``."""
+    """Read the weights, on the CPU; those of a GGUF file are dequantized to ``lm.dtype``.
+
+    An adapter is merged into them.
+    """
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    if (adapter := checkpoint.adapter) is not None:
+        model = read_model(replace(checkpoint, adapter=None), config)
+        files = [path for name in _ADAPTER_WEIGHTS if (path := file_of(adapter, name)) is not None]
+        if not files:
+            raise LanguageModelError(f"{adapter} has no {_ADAPTER_WEIGHTS[0]}. Copy it again.")
+        hint = (
+            "Is it complete, and is the LM the one that it was trained on? Copy it again, or pass "
+            "that LM as lm.name_or_path and the adapter as lm.adapter."
+        )
+        with explained(adapter, "the adapter", hint):
+            return merge_adapter(model, file_of(adapter, ADAPTER_CONFIG) or files[0], files[0])
     options = checkpoint.options | {"dtype": checkpoint.config.dtype}
     if checkpoint.config.attn_implementation is not None:
         options["attn_implementation"] = checkpoint.config.attn_implementation
@@ -327,7 +423,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             checkpoint.location, config=config, output_loading_info=True, **options
         )
-    model: PreTrainedModel = loaded[0]
+    model = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
     if missing:
         hint = (
@@ -351,14 +447,12 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
 
 def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: Any) -> None:
     """Refuse plain weights that the config says are quantized: one of them is another LM's."""
-    from transformers.utils.hub import cached_file
-
     if method is None or checkpoint.gguf_file is not None:
         return
     weights = (w for n, w in model.state_dict().items() if w.dim() > 1 and "position" not in n)
     if any(weight.dtype not in _PLAIN.values() for weight in weights):
         return
-    folder = Path(str(cached_file(checkpoint.location, "config.json", **checkpoint.options))).parent
+    folder = Path(str(file_of(checkpoint, "config.json"))).parent
     if any(dtype not in _PLAIN for _, dtype in _stored(folder)):
         return
     for path in sorted(folder.glob("pytorch_model*.bin")):

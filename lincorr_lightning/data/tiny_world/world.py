@@ -342,10 +342,10 @@ class World:
             raise ConfigError(f"{path} holds no tiny world: {error!r}.") from error
 
 
-def world_file(name_or_path: str) -> Path | None:
+def world_file(location: str) -> Path | None:
     """Return the description of the world that an LM was trained on, None if it has none."""
     embedded = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
-    folder = embedded if name_or_path == TINY_WORLD else Path(name_or_path).expanduser()
+    folder = embedded if location == TINY_WORLD else Path(location).expanduser()
     path = folder / WORLD_FILE
     return path if path.is_file() else None
 

@@ -1,0 +1,326 @@
+"""Adapters as LMs: the merged LM against peft's own forward, one prompt at a time."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file, save_file
+
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
+from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.finetune.adapters import save_merged
+from lincorr_lightning.knowledge.audit import audit
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from tests.lm.small_lms import (
+    PROMPTS,
+    TOKEN_IDS,
+    VOCAB,
+    Folder,
+    config_of,
+    naive_logits,
+    save_lm,
+    small_tokenizer,
+    word_ids,
+)
+from tests.toys import save_toy_gguf
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*(tie|gradient_checkpointing|vera)")
+
+WEIGHTS = "adapter_model.safetensors"
+EVERY = "all-linear"
+
+
+def lora(targets: Any = EVERY, **options: Any) -> peft.LoraConfig:
+    return peft.LoraConfig(r=2, lora_alpha=6, target_modules=targets, **options)
+
+
+KINDS: dict[str, Callable[[], peft.PeftConfig]] = {
+    "lora": lora,
+    "dora": lambda: lora(use_dora=True),
+    "rslora": lambda: lora(use_rslora=True),
+    "pissa": lambda: lora(["q_proj"], init_lora_weights="pissa"),
+    "bias": lambda: lora(["q_proj"], bias="all"),
+    "head": lambda: lora(["q_proj", "lm_head"]),
+    "embedding": lambda: lora(["q_proj", "embed_tokens"]),
+    "embedding saved": lambda: lora(["q_proj"], modules_to_save=["embed_tokens", "norm"]),
+    "head saved": lambda: lora(["q_proj"], modules_to_save=["lm_head"]),
+    "tokens": lambda: lora(["q_proj"], trainable_token_indices=[5, 6]),
+    "ia3": lambda: peft.IA3Config(
+        target_modules=["k_proj", "v_proj", "down_proj"], feedforward_modules=["down_proj"]
+    ),
+    "vera": lambda: peft.VeraConfig(target_modules=["q_proj"]),
+    "adalora": lambda: peft.AdaLoraConfig(target_modules=["q_proj"], total_step=9),
+}
+
+
+def train(base: Path, folder: Path, config: peft.PeftConfig, n_tokens: int | None = None) -> Any:
+    """Return an LM with an adapter whose weights are random, in peft's wrapper; save it."""
+    model = hf.AutoModelForCausalLM.from_pretrained(base)
+    if n_tokens is not None:
+        model.resize_token_embeddings(n_tokens)
+    torch.manual_seed(0)
+    adapted = peft.get_peft_model(model, config)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    adapted.eval().save_pretrained(folder)
+    return adapted
+
+
+def change_settings(folder: Path, **changes: Any) -> None:
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    save_file(change(load_file(folder / WEIGHTS)), folder / WEIGHTS)
+
+
+@pytest.fixture
+def made(lm_folder: Folder, tmp_path: Path) -> tuple[Path, Any]:
+    """Folder of a LoRA adapter, and the LM in peft's wrapper."""
+    return tmp_path / "adapter", train(lm_folder("llama"), tmp_path / "adapter", lora())
+
+
+@pytest.mark.parametrize("base", ["llama", "llama-tied"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_logits_are_those_of_the_adapter_unmerged(
+    kind: str, base: str, lm_folder: Folder, tmp_path: Path
+) -> None:
+    adapted = train(lm_folder(base), tmp_path / "adapter", KINDS[kind]())
+    lm = LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+    expected = naive_logits(adapted, PROMPTS, TOKEN_IDS)
+    tolerances = {"atol": 1e-3, "rtol": 1e-4}
+    torch.testing.assert_close(lm.domain_logits(PROMPTS, TOKEN_IDS), expected, **tolerances)
+    before = LanguageModel.from_pretrained(str(lm_folder(base))).domain_logits(PROMPTS, TOKEN_IDS)
+    assert (before - expected).abs().max() > 0.3
+    # A plain LM: it saves, and is itself again.
+    assert not any("peft" in type(part).__module__ for part in lm.model.modules())
+    save_merged(lm, tmp_path / "saved")
+    assert not (tmp_path / "saved" / "adapter_config.json").exists()
+    assert LanguageModel.from_pretrained(str(tmp_path / "saved")).fingerprint == lm.fingerprint
+
+
+def test_weights_are_the_product_of_the_file_in_the_dtype_of_the_lm(
+    lm_folder: Folder, made: tuple[Path, Any]
+) -> None:
+    key = "model.layers.0.self_attn.q_proj"
+    factors = load_file(made[0] / WEIGHTS)
+    down, up = (factors[f"base_model.model.{key}.lora_{name}.weight"] for name in "AB")
+    before = load_file(lm_folder("llama") / "model.safetensors")[f"{key}.weight"]
+    lm = LanguageModel.from_pretrained(str(made[0]))
+    merged = before.double() + 3 * up.double() @ down.double()
+    torch.testing.assert_close(lm.model.get_submodule(key).weight.double(), merged)
+    half = LanguageModel.from_pretrained(str(made[0]), dtype="bfloat16").model
+    assert {weight.dtype for weight in half.parameters()} == {torch.bfloat16}
+    expected = merged.bfloat16().float()
+    torch.testing.assert_close(half.get_submodule(key).weight.float(), expected, atol=0.02, rtol=0)
+
+
+def test_names_and_fingerprint(lm_folder: Folder, made: tuple[Path, Any]) -> None:
+    """By its own folder, or beside its base, it is one LM, that of the merged weights."""
+    adapter, base = str(made[0]), str(lm_folder("llama"))
+    lm = LanguageModel.from_pretrained(adapter)
+    info = lm.info
+    assert (info["name_or_path"], info["adapter"], info["base"]) == (adapter, adapter, base)
+    beside = LanguageModel.from_pretrained(base, adapter=adapter)
+    assert beside.info == info | {"name_or_path": base}
+    assert beside.fingerprint != LanguageModel.from_pretrained(base).fingerprint
+    assert "adapter" not in LanguageModel.from_pretrained(base).info
+    merged = made[1].merge_and_unload().state_dict()
+    assert all(torch.equal(merged[name], w) for name, w in lm.model.state_dict().items())
+
+
+def test_random_numbers_of_a_run_stay_the_same(made: tuple[Path, Any]) -> None:
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    LanguageModel.from_pretrained(str(made[0]))
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_base_is_looked_for_here_and_beside_the_adapter(
+    lm_folder: Folder, made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change_settings(made[0], base_model_name_or_path="../base")
+    shutil.copytree(lm_folder("llama"), made[0].parent / "base")
+    assert LanguageModel.from_pretrained(str(made[0])).info["base"] == f"{made[0]}/../base"
+    change_settings(made[0], base_model_name_or_path="base", revision="of the hub")
+    monkeypatch.chdir(made[0].parent)
+    assert LanguageModel.from_pretrained("adapter").info["base"] == "base"
+
+
+def test_pickled_weights_are_read_without_running_code(made: tuple[Path, Any]) -> None:
+    weights = load_file(made[0] / WEIGHTS)
+    lm = LanguageModel.from_pretrained(str(made[0]))
+    (made[0] / WEIGHTS).unlink()
+    torch.save(weights, made[0] / "adapter_model.bin")
+    assert LanguageModel.from_pretrained(str(made[0])).fingerprint == lm.fingerprint
+    torch.save({"run": print}, made[0] / "adapter_model.bin")
+    with pytest.raises(LanguageModelError, match=r"the adapter of .* cannot be read: Weights only"):
+        LanguageModel.from_pretrained(str(made[0]))
+
+
+@pytest.mark.parametrize("base", ["llama", "llama-tied"])
+def test_resized_vocabulary(base: str, lm_folder: Folder, tmp_path: Path) -> None:
+    """The adapter's tokenizer has more tokens, and its weights the whole embedding."""
+    adapter, tokenizer = tmp_path / "adapter", small_tokenizer()
+    tokenizer.add_tokens(["Zork"])
+    adapted = train(lm_folder(base), adapter, lora(["q_proj"]), VOCAB + 4)
+    tokenizer.save_pretrained(adapter)
+    lm = LanguageModel.from_pretrained(str(adapter))
+    assert lm.rows(["Zork lives in"]) == [[2, VOCAB, *word_ids("lives in", bos=False)]]
+    with torch.no_grad():
+        expected = adapted(input_ids=torch.tensor(lm.rows(["Zork lives in"]))).logits[0, -1]
+    logits = lm.domain_logits(["Zork lives in"], range(VOCAB + 4))[0]
+    torch.testing.assert_close(logits, expected.double(), atol=1e-4, rtol=1e-5)
+    embedding = read_token_embedding(LMConfig(str(adapter)))
+    assert len(embedding.weight) == VOCAB + 4 and "Zork" in embedding.tokenizer.get_vocab()
+    if base == "llama":
+        head = "base_model.model.lm_head.weight"
+        change_weights(adapter, lambda w: {key: w[key] for key in w if key != head})
+        with pytest.raises(LanguageModelError, match=rf"lacks {head} \(1 in all\)"):
+            LanguageModel.from_pretrained(str(adapter))
+
+
+def test_other_readers_of_names(lm_folder: Folder, tmp_path: Path, capsys: Any) -> None:
+    """The audit reads the tokenizer, the ablation the embedding in its stored precision."""
+    adapter = tmp_path / "adapter"
+    adapted = train(lm_folder("llama-tied"), adapter, KINDS["embedding"]())
+    audit(lm=str(adapter), knowledge=["city"])
+    assert "Knowledge under the tokenizer of" in capsys.readouterr().out
+    expected = adapted.merge_and_unload().get_input_embeddings().weight
+    assert torch.equal(read_token_embedding(LMConfig(str(adapter))).weight, expected)
+    base = str(lm_folder("llama-tied"))
+    plain = read_token_embedding(LMConfig(base)).weight
+    assert not torch.equal(expected, plain)
+    beside = read_token_embedding(LMConfig(base, adapter=str(adapter)))
+    assert torch.equal(beside.weight, expected)
+
+
+def test_gguf_base(tmp_path: Path) -> None:
+    pytest.importorskip("gguf", reason="install lincorr-lightning[gguf]")
+    model = save_toy_gguf(tmp_path / "base.gguf")
+    model.save_pretrained(tmp_path / "base")
+    adapted = train(tmp_path / "base", tmp_path / "adapter", lora(["q_proj"]))
+    lm = LanguageModel.from_pretrained(
+        str(tmp_path / "base.gguf"), adapter=str(tmp_path / "adapter")
+    )
+    rows = torch.tensor(lm.rows(["The city of"]))
+    with torch.no_grad():
+        expected = adapted(input_ids=rows).logits[0, -1]
+    logits = lm.domain_logits(["The city of"], range(len(expected)))[0]
+    torch.testing.assert_close(logits, expected.double(), atol=1e-3, rtol=0)
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def keep(folder: Path, name: str) -> None:
+    for path in folder.iterdir():
+        if path.name != name:
+            path.unlink()
+
+
+def cut_short(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes((folder / WEIGHTS).read_bytes()[:-50])
+
+
+def without(part: str) -> Callable[[Path], None]:
+    return lambda f: change_weights(f, lambda w: {k: v for k, v in w.items() if part not in k})
+
+
+def spoil(folder: Path) -> None:
+    def change(weights: dict[str, Any]) -> dict[str, Any]:
+        weights[sorted(weights)[0]][0] = torch.nan
+        return weights
+
+    change_weights(folder, change)
+
+
+def settings(**changes: Any) -> Callable[[Path], None]:
+    return lambda folder: change_settings(folder, **changes)
+
+
+Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora"
+BROKEN: list[tuple[Callable[[Path], None], list[str]]] = [
+    (lambda f: keep(f, "adapter_config.json"), ["has no adapter_model.safetensors", "again"]),
+    (lambda f: (f / "adapter_config.json").write_text("{"), ["adapter_config.json", "valid JSON"]),
+    (settings(base_model_name_or_path=None), ["names no LM", "lm.adapter"]),
+    (settings(base_model_name_or_path="./gone"), ["LM ./gone does not exist", "as lm.adapter"]),
+    (settings(base_model_name_or_path="https://x/y"), ["https://x/y does not exist"]),
+    (settings(base_model_name_or_path="org/gone"), ["org/gone, the base of ", "lm.adapter"]),
+    (settings(peft_type="ZORK"), ["peft_type ZORK, which", "such as LORA"]),
+    (
+        settings(peft_type="PREFIX_TUNING", num_virtual_tokens=2),
+        ["PREFIX_TUNING, which", "cannot merge"],
+    ),
+    (settings(layer_replication=[[0, 2]]), ["LORA with layer_replication", "cannot merge"]),
+    (settings(megatron_config={"x": 1}, megatron_core="antigravity"), ["with megatron_config"]),
+    (settings(r="two"), ["impossible or missing", "trained on"]),
+    (settings(r=3), [Q_PROJ.removesuffix(".lora"), "size mismatch", "lm.name_or_path"]),
+    (settings(target_modules=["w_pack"]), ["w_pack", "trained on"]),
+    (settings(target_modules=["q_proj"]), [f"{WEIGHTS} has base_model", "no layer (24 in all)"]),
+    (cut_short, ["cannot be read: Error while deserializing header", "complete"]),
+    (spoil, ["NaN"]),
+    (
+        without("layers.0.self_attn.q_proj.lora_B"),
+        [f"lacks {Q_PROJ}_B.weight (1 in all)", "trained on"],
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "fragments"), BROKEN)
+def test_broken_adapters(
+    damage: Callable[[Path], None], fragments: list[str], made: tuple[Path, Any]
+) -> None:
+    damage(made[0])
+    with pytest.raises(LanguageModelError) as caught:
+        LanguageModel.from_pretrained(str(made[0]))
+    message = str(caught.value)
+    assert all(part in message for part in [str(made[0]), *fragments]), message
+    assert "\n" not in message and len(message) < 1000
+
+
+def test_what_was_to_be_saved_beside_is_missing(lm_folder: Folder, tmp_path: Path) -> None:
+    train(lm_folder("llama"), tmp_path / "adapter", KINDS["head saved"]())
+    without("lm_head")(tmp_path / "adapter")
+    with pytest.raises(LanguageModelError, match=r"lacks base_model.model.lm_head.weight \("):
+        LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+
+
+def test_another_base(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Path) -> None:
+    wide = save_lm(tmp_path / "wide", config_of("llama", hidden_size=32))
+    short = save_lm(tmp_path / "short", config_of("llama", num_hidden_layers=1))
+    for base, reason in [
+        (wide, "size mismatch"), (short, "has base_model.model.model.layers.1"),
+        (lm_folder("gpt2"), "Target modules"),
+    ]:  # fmt: skip
+        with pytest.raises(LanguageModelError, match=reason) as caught:
+            LanguageModel.from_pretrained(str(base), adapter=str(made[0]))
+        assert "trained on" in str(caught.value) and "lm.adapter" in str(caught.value)
+
+
+def test_names_that_do_not_go_together(lm_folder: Folder, made: tuple[Path, Any]) -> None:
+    adapter, base = str(made[0]), str(lm_folder("llama"))
+    for name, option, reason in [
+        (base, base, f"lm.adapter, the folder {base}, lacks adapter_config.json"),
+        (adapter, adapter, f"lm.name_or_path, the folder {adapter}, has adapter_config.json"),
+        (base, "./gone", r"the adapter ./gone does not exist. Pass a folder with adapter_config"),
+        (base, "", "lm.adapter is empty"),
+    ]:
+        with pytest.raises(LanguageModelError, match=reason):
+            LanguageModel.from_pretrained(name, adapter=option)
+    change_settings(made[0], base_model_name_or_path=adapter)
+    with pytest.raises(LanguageModelError, match="as its base, which has adapter_config"):
+        LanguageModel.from_pretrained(adapter)
+    shutil.copy(Path(base) / "model.safetensors", adapter)
+    with pytest.raises(LanguageModelError, match=r"holds an LM \(model.safetensors\) and a peft"):
+        LanguageModel.from_pretrained(adapter)
