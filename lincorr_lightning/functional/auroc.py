@@ -15,14 +15,8 @@ from torch import Tensor
 def auroc(scores: Tensor, positive: Tensor) -> float:
     """Return the probability that a positive case has a higher score than a negative one.
 
-    It is the Mann-Whitney U statistic divided by the number of pairs; ties count half.
-
-    Args:
-        scores: Score of each case, ``(n,)``.
-        positive: Which cases are positive, ``(n,)`` bool.
-
-    Returns:
-        From 0 to 1; NaN without positive or without negative cases.
+    It is the Mann-Whitney U statistic divided by the number of pairs; ties count half. `scores` and
+    whether cases are `positive` are ``(n,)``; NaN without positive or without negative cases.
 
     Example:
         >>> auroc(torch.tensor([0.1, 0.4, 0.8]), torch.tensor([False, True, True]))
@@ -34,13 +28,9 @@ def auroc(scores: Tensor, positive: Tensor) -> float:
 def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
     """Return the AUROC of several scores for several classes, each class against all other cases.
 
-    Args:
-        scores: Scores of each case, ``(n, n_scores)``.
-        members: Which cases belong to each class, ``(n, n_classes)`` bool.
-
-    Returns:
-        ``(n_classes, n_scores)`` float64; ties count half, and a class that contains no case or
-        every case has NaN.
+    Of scores ``(n, n_scores)``, and which cases are `members` of each class, ``(n, n_classes)``
+    bool: ``(n_classes, n_scores)`` float64; ties count half, and a class that contains no case or
+    every case has NaN.
 
     Example:
         >>> members = torch.tensor([[True], [False], [False]])
@@ -57,15 +47,9 @@ def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
 
 
 def auroc_within(scores: Tensor, positive: Tensor, groups: Sequence[Hashable]) -> float:
-    """Return the AUROC over pairs of cases of the same group only.
+    """Return the `auroc` over pairs of cases of the same one of the `groups` only.
 
-    Args:
-        scores: Score of each case, ``(n,)``.
-        positive: Which cases are positive, ``(n,)`` bool.
-        groups: Group of each case.
-
-    Returns:
-        From 0 to 1; ties count half. NaN if no group has positive and negative cases.
+    Ties count half; NaN if no group has positive and negative cases.
 
     Example:
         >>> scores, positive = torch.tensor([0.4, 0.1, 0.9]), torch.tensor([True, False, False])
@@ -80,15 +64,10 @@ def auroc_within(scores: Tensor, positive: Tensor, groups: Sequence[Hashable]) -
 
 
 def counted_auroc(values: Tensor, positive: Tensor, negative: Tensor) -> float:
-    """Return the AUROC from counts of cases by value, where many cases share few values.
+    """Return the `auroc` from counts of cases by value, where many cases share few values.
 
-    Args:
-        values: Scores, ``(n_values,)``, in any order; NaN is left out.
-        positive: Number of positive cases with each value, ``(n_values,)``.
-        negative: Number of negative cases with each value, ``(n_values,)``.
-
-    Returns:
-        From 0 to 1; ties count half. NaN if there are no positive or no negative cases.
+    `values` are scores in any order, of which NaN is left out; `positive` and `negative` are the
+    numbers of cases with each value, ``(n_values,)`` all three.
 
     Example:
         >>> counted_auroc(torch.tensor([0.1, 0.9]), torch.tensor([1, 3]), torch.tensor([4, 0]))

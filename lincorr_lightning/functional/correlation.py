@@ -30,12 +30,8 @@ class CorrelationSummary(NamedTuple):
 def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
     """Return Pearson's r of each label over instances, the paper's main measure.
 
-    Args:
-        prediction: Predicted logits, ``(n_subjects, n_labels)``.
-        target: True logits, ``(n_subjects, n_labels)``.
-
-    Returns:
-        ``(n_labels,)``, float64; NaN where the label or its prediction is constant.
+    Of predicted and true logits, ``(n_subjects, n_labels)`` each: ``(n_labels,)``, float64; NaN
+    where the label or its prediction is constant.
 
     Example:
         >>> t = torch.tensor([[1.0, 5.0], [2.0, 5.0], [3.0, 5.0]])
@@ -52,13 +48,9 @@ def labelwise_pearson(prediction: Tensor, target: Tensor) -> Tensor:
 def segmented_pearson(prediction: Tensor, target: Tensor, segments: Tensor) -> Tensor:
     """Return the instance-wise r, over the labels of each target (paper appendix D).
 
-    Args:
-        prediction: Predicted logits of all targets side by side, ``(n_subjects, n_columns)``.
-        target: True logits, ``(n_subjects, n_columns)``.
-        segments: Columns of each target, ``(n_columns, n_targets)`` of zeros and ones.
-
-    Returns:
-        ``(n_subjects, n_targets)``, float64; NaN where all logits of a target are equal.
+    Predicted and true logits hold all targets side by side, ``(n_subjects, n_columns)``; the
+    `segments` are the columns of each target, ``(n_columns, n_targets)`` of zeros and ones. Returns
+    ``(n_subjects, n_targets)``, float64; NaN where all logits of a target are equal.
     """
     segments = segments.double()
     size = segments.sum(0)

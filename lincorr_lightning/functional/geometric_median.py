@@ -10,16 +10,8 @@ from torch import Tensor
 def geometric_median(points: Tensor, n_steps: int = 50, tolerance: float = 1e-6) -> Tensor:
     """Return the point with the smallest mean distance to all points, by Weiszfeld's iteration.
 
-    Unlike the mean, it is robust to outliers.
-
-    Args:
-        points: Points, ``(..., n, d)``.
-        n_steps: Maximum number of iterations.
-        tolerance: Iterations end when the median moves by less than this fraction of the mean
-            distance.
-
-    Returns:
-        Median, ``(..., d)``.
+    Unlike the mean, it is robust to outliers. Of points ``(..., n, d)``: ``(..., d)``. Iterations,
+    `n_steps` at most, end when it moves by less than the `tolerance`, a fraction of that distance.
 
     Example:
         >>> geometric_median(torch.tensor([[0.0], [0.1], [0.2], [100.0], [0.1]])).round(decimals=2)

@@ -42,14 +42,9 @@ class LeastSquares:
         self._projected = vectors.T @ xy
 
     def weight(self, ridge: float | Tensor, targets: slice = slice(None)) -> Tensor:
-        """Return W for one ridge strength, or for one strength per target.
+        """Return W of some targets, ``(n_target, n_source)``, float64.
 
-        Args:
-            ridge: Ridge strength, at least 0; a number, or a tensor ``(n_target,)``.
-            targets: Targets to solve for.
-
-        Returns:
-            ``(n_target, n_source)``, float64.
+        The ridge strength, at least 0, is a number, or one per target, ``(n_target,)``.
         """
         strength = torch.as_tensor(ridge, dtype=self._values.dtype, device=self._values.device)
         spectrum = self._values[:, None] + strength

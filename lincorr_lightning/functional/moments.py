@@ -56,8 +56,7 @@ class Moments(NamedTuple):
     def between(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the scatter between columns x and y, ``(len(x), len(y))``.
 
-        Raises:
-            KeyError: They are in no block that is kept.
+        A KeyError if they are in no block that is kept.
         """
         x, y = x.to(self.mean.device), y.to(self.mean.device)
         ends = accumulate((_size(block) for block in self.blocks), initial=0)
@@ -86,13 +85,7 @@ def _blocks(blocks: Sequence[Block], n_columns: int) -> tuple[Block, ...]:
 def no_moments(
     n_columns: int, blocks: Sequence[Block] = (), device: torch.device | str | None = None
 ) -> Moments:
-    """Return the moments of no rows, the neutral element of `merge_moments`.
-
-    Args:
-        n_columns: Number of columns.
-        blocks: Blocks of the scatter that are kept; none keeps all of it.
-        device: Device of the statistics.
-    """
+    """Return the moments of no rows, the neutral element of `merge_moments`; see `moments_of`."""
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -110,11 +103,9 @@ def no_moments(
 
 
 def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
-    """Return the moments of one batch.
+    """Return the moments of one batch of rows, ``(n_rows, n_columns)``, of any floating type.
 
-    Args:
-        rows: ``(n_rows, n_columns)``, of any floating type; converted to float64.
-        blocks: Blocks of the scatter to keep; none keeps all of it.
+    `blocks` are those of the scatter that are kept; without any, all of it is.
 
     Example:
         >>> m = moments_of(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))

@@ -57,14 +57,10 @@ def reference_scores(
 ) -> dict[str, float]:
     """Return what the shares of outcomes are compared with where references are unequal in number.
 
-    Args:
-        outcomes: Outcome of each edit.
-        references: Target labels that are right for each edit.
-
-    Returns:
-        ``constant``, the share of the edits for which the best constant target label is right, and
-        ``macro_generalized`` and ``macro_hallucinated``, means over distinct references, but not an
-        empty one, of the share of their edits; NaN without edits.
+    `references` are the target labels that are right for each edit. Returns ``constant``, the share
+    of the edits for which the best constant target label is right, and ``macro_generalized`` and
+    ``macro_hallucinated``, means over distinct references, but not an empty one, of the share of
+    their edits; NaN without edits.
 
     Example:
         >>> reference_scores(["generalized", "unchanged", "generalized"], [{1}, {1}, {2}])
@@ -92,15 +88,10 @@ class Cause(StrEnum):
 def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tensor:
     """Return the outcome of each edit, judged by the leading target label.
 
-    Args:
-        before: Index of the leading target label before the edit, ``(n,)``.
-        after: Index of the leading target label after the edit, ``(n,)``.
-        reference_mask: Which target labels are right for the new source answer, ``(n, n_target)``
-            bool.
-
-    Returns:
-        Positions in `Outcome`, ``(n,)``: generalized if the label after the edit is right; else
-        unchanged if it is the same as before, and hallucinated if it differs.
+    `before` and `after` are its index before and after the edit, ``(n,)``; the mask says which
+    target labels are right for the new source answer, ``(n, n_target)`` bool. Returns positions in
+    `Outcome`, ``(n,)``: generalized if the label after the edit is right; else unchanged if it is
+    the same as before, and hallucinated if it differs.
 
     Example:
         >>> mask = torch.tensor([[True, False, False]] * 3)
@@ -127,10 +118,7 @@ def attribute_causes(
         reference_mask: Which target labels are right for it, ``(n, n_target)`` bool.
         learned: Whether each source answer was learned, ``(n,)`` bool.
     """
-    columns = weight.T[taught]
-    best_right = columns.masked_fill(~reference_mask, -torch.inf).amax(1)
-    best_wrong = columns.masked_fill(reference_mask, -torch.inf).amax(1)
-    imprecise = (best_wrong > best_right).tolist()
+    imprecise = (risk(weight.T[taught], reference_mask) > 0).tolist()
     return [
         Cause.NOT_LEARNED if not known else Cause.IMPRECISE if wrong else Cause.LOW_PRIOR
         for known, wrong in zip(learned.tolist(), imprecise, strict=True)
@@ -143,14 +131,8 @@ def forecast_from_map(source: Tensor, target: Tensor, answer: Tensor, weight: Te
     The answer's source logit is raised to the highest one, and the target changes by the paper's
     estimate, ``W · ΔF_source`` (section 4.1).
 
-    Args:
-        source: Source logits before the edit, ``(n, n_source)``.
-        target: Target logits before the edit, ``(n, n_target)``.
-        answer: Index of the source label that each edit teaches, ``(n,)``.
-        weight: W, ``(n_target, n_source)``.
-
-    Returns:
-        Predicted target logits, ``(n, n_target)``.
+    Of source and target logits before the edit, ``(n, n_source)`` and ``(n, n_target)``, the index
+    of the source label that each edit teaches, ``(n,)``, and W, ``(n_target, n_source)``.
 
     Example:
         >>> source, target = torch.tensor([[3.0, 1.0]]), torch.tensor([[2.0, 1.0]])
@@ -162,15 +144,10 @@ def forecast_from_map(source: Tensor, target: Tensor, answer: Tensor, weight: Te
 
 
 def risk(predicted: Tensor, reference_mask: Tensor) -> Tensor:
-    """Return by how much the best wrong label leads the best right label.
+    """Return by how much the best wrong label leads the best right label, in logits, ``(n,)``.
 
-    Args:
-        predicted: Predicted target logits, ``(n, n_target)``.
-        reference_mask: Which target labels are right, ``(n, n_target)`` bool.
-
-    Returns:
-        ``(n,)``, in logits; positive if a wrong label leads. The higher, the less likely the
-        edit is to generalize.
+    Of predicted target logits, and which target labels are right, ``(n, n_target)`` each. Positive
+    if a wrong label leads: the higher, the less likely the edit is to generalize.
     """
     best_right = predicted.masked_fill(~reference_mask, -torch.inf).amax(1)
     best_wrong = predicted.masked_fill(reference_mask, -torch.inf).amax(1)

@@ -48,12 +48,8 @@ def _hit_rates(weight: Tensor, right: Tensor) -> HitRates:
 def is_hit(weight: Tensor, reference_mask: Tensor) -> Tensor:
     """Return for which source labels a right target label is among those with the highest weight.
 
-    Args:
-        weight: A map, ``(n_target, n_source)``.
-        reference_mask: Which target labels are right for each source label, likewise, bool.
-
-    Returns:
-        ``(n_ranks, n_judged)`` bool, of the source labels with a reference, for N = 1, 3 and 5.
+    Of a map, and which target labels are right for each source label, ``(n_target, n_source)``
+    each: ``(n_ranks, n_judged)`` bool, of the source labels with a reference, for N = 1, 3 and 5.
     """
     return _is_hit(weight.T, reference_mask.T)
 
@@ -62,14 +58,8 @@ def reference_groups(reference_mask: Tensor) -> list[int]:
     """Return which distinct reference set each source label has, for means over such sets.
 
     Half of all cities may be in one country, whose label a constant answer gives: `macro_mean` over
-    these groups counts each set of right labels once.
-
-    Args:
-        reference_mask: Which target labels are right for each source label,
-            ``(n_target, n_source)`` bool.
-
-    Returns:
-        A number for each source label with a reference, ``(n_judged,)``.
+    these groups counts each set of right labels once. Of which target labels are right for each
+    source label, ``(n_target, n_source)``: a number for each source label with a reference.
 
     Example:
         >>> reference_groups(torch.tensor([[True, True, False], [False, False, True]]))
@@ -83,14 +73,8 @@ def reference_groups(reference_mask: Tensor) -> list[int]:
 def neighbor_weights(source_rows: Tensor, target_rows: Tensor) -> Tensor:
     """Return cosines between the rows of an LM's head, each side centered on its own mean.
 
-    As weights, they pair each source label with the nearest target label of the vocabulary.
-
-    Args:
-        source_rows: Rows of the source labels, ``(n_source, hidden_size)``.
-        target_rows: Rows of the target labels, ``(n_target, hidden_size)``.
-
-    Returns:
-        ``(n_target, n_source)`` like W, float64.
+    As weights, ``(n_target, n_source)`` like W in float64, they pair each source label with the
+    nearest target label of the vocabulary. Rows are ``(n_labels, hidden_size)`` on each side.
     """
     source, target = (
         torch.nn.functional.normalize(rows.double() - rows.double().mean(0), dim=1)
@@ -101,10 +85,6 @@ def neighbor_weights(source_rows: Tensor, target_rows: Tensor) -> Tensor:
 
 def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:
     """Return the Hit@N expected of weights in random order, a null for `hit_rates`.
-
-    Args:
-        reference_mask: Which target labels are right for each source label,
-            ``(n_target, n_source)`` bool.
 
     Example:
         >>> influenced, _ = random_hit_rates(torch.eye(10, dtype=torch.bool))
@@ -130,15 +110,8 @@ def hit_rates(weight: Tensor, reference_mask: Tensor) -> tuple[HitRates, HitRate
 
     *Influenced target*: fraction of the source labels with a reference for which a right target
     label is among the N with the highest weight in their column. *Influencing source*: the same for
-    target labels, along their rows.
-
-    Args:
-        weight: Maps, ``(..., n_target, n_source)``.
-        reference_mask: Which target labels are right for each source label,
-            ``(n_target, n_source)`` bool.
-
-    Returns:
-        Rates of influenced targets, and of influencing sources.
+    target labels, along their rows. Of maps, ``(..., n_target, n_source)``, and which target labels
+    are right for each source label, ``(n_target, n_source)`` bool.
 
     Example:
         >>> w = torch.tensor([[0.9, 0.8], [0.1, 0.5]])

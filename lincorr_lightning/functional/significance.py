@@ -19,6 +19,8 @@ from lincorr_lightning.functional.correlation import (
 from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
 
+_N_DRAWS = 2000  # of a bootstrap
+
 
 def pearson_influence(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
     """Return the influence function of Pearson's r at each row.
@@ -28,13 +30,8 @@ def pearson_influence(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
     differences of several r on the same rows, for any distribution. (Devlin, Gnanadesikan and
     Kettenring, "Robust estimation and outlier detection with correlation coefficients", 1975.)
 
-    Args:
-        u: First variable, standardized, ``(n_rows, n)``.
-        v: Second variable, standardized, ``(n_rows, n)``.
-        r: Correlation of the two, ``(n,)``.
-
-    Returns:
-        ``(n_rows, n)``: ``u v - r (u² + v²) / 2``.
+    Of both variables, standardized, ``(n_rows, n)`` each, and their r, ``(n,)``: ``(n_rows, n)``,
+    ``u v - r (u² + v²) / 2``.
     """
     return u * v - 0.5 * r * (u * u + v * v)
 
@@ -42,14 +39,9 @@ def pearson_influence(u: Tensor, v: Tensor, r: Tensor) -> Tensor:
 def mean_r_error(prediction: Tensor, target: Tensor) -> float:
     """Return the standard error over rows of the mean label-wise r.
 
-    Rows are independent, labels are not: their influences are averaged within each row.
-
-    Args:
-        prediction: Predicted logits, ``(n_rows, n_labels)``.
-        target: True logits, ``(n_rows, n_labels)``.
-
-    Returns:
-        The error; NaN with fewer than two rows, or if no label varies.
+    Rows are independent, labels are not: their influences are averaged within each row. Of
+    predicted and true logits, ``(n_rows, n_labels)`` each; NaN with fewer than two rows, or if no
+    label varies.
     """
     r = labelwise_pearson(prediction, target)
     known = ~r.isnan()
@@ -75,13 +67,8 @@ def adjust_for_many(p: Tensor) -> Tensor:
 
     Among the tests with an adjusted value of at most q, the expected fraction of false discoveries
     is at most q, for any dependence between the tests. Pairs depend on one another through shared
-    knowledge and shared subjects.
-
-    Args:
-        p: p-value of each test, ``(n,)``; NaN where there was no test.
-
-    Returns:
-        ``(n,)``, float64, NaN where `p` is.
+    knowledge and shared subjects. Of p-values ``(n,)``, NaN where there was no test: the same,
+    adjusted, in float64.
 
     Example:
         >>> adjust_for_many(torch.tensor([0.01, 0.04, float("nan")]).double()).round(decimals=9)
@@ -97,20 +84,17 @@ def adjust_for_many(p: Tensor) -> Tensor:
     return adjusted
 
 
-def bootstrap_interval(values: Tensor, n_draws: int = 2000, seed: int = 0) -> tuple[float, float]:
+def bootstrap_interval(values: Tensor) -> tuple[float, float]:
     """Return the 95 % percentile interval of a mean, by drawing values with replacement.
 
-    Args:
-        values: The values, ``(n,)``, such as differences between two hits on the same labels.
-        n_draws: Number of samples.
-        seed: Seed of the samples.
+    The values, ``(n,)``, may be differences between two hits on the same labels.
 
     Example:
         >>> bootstrap_interval(torch.ones(5))
         (1.0, 1.0)
     """
-    generator = torch.Generator().manual_seed(seed)
-    drawn = torch.randint(len(values), (n_draws, len(values)), generator=generator)
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(len(values), (_N_DRAWS, len(values)), generator=generator)
     means = values.double().cpu()[drawn].mean(1)
     low, high = means.quantile(torch.tensor([0.025, 0.975], dtype=torch.float64)).tolist()
     return low, high

@@ -4,9 +4,4 @@ from lincorr_lightning.metrics.correlation import InstancewisePearson
 from lincorr_lightning.metrics.joint_moments import JointMoments
 from lincorr_lightning.metrics.reconstruction import Reconstruction, ReconstructionQuality
 
-__all__ = [
-    "InstancewisePearson",
-    "JointMoments",
-    "Reconstruction",
-    "ReconstructionQuality",
-]
+__all__ = ["InstancewisePearson", "JointMoments", "Reconstruction", "ReconstructionQuality"]

@@ -47,12 +47,7 @@ class InstancewisePearson(Metric):
         self.add_state("count", zeros.clone(), dist_reduce_fx="sum")
 
     def update(self, prediction: Tensor, target: Tensor) -> None:
-        """Add instances.
-
-        Args:
-            prediction: ``(n_subjects, sum(sizes))``.
-            target: ``(n_subjects, sum(sizes))``.
-        """
+        """Add instances: predicted and true logits, ``(n_subjects, sum(sizes))`` each."""
         r = segmented_pearson(prediction, target, self.segments)
         self.total += r.nansum(0)
         self.count += (~r.isnan()).sum(0)

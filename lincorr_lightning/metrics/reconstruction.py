@@ -85,13 +85,10 @@ class ReconstructionQuality(Metric):
     def update(
         self, hook_point: int, activations: Tensor, rebuilt: Tensor, features: Tensor
     ) -> None:
-        """Add one batch of one hook point.
+        """Add one batch of one hook point, by its number.
 
-        Args:
-            hook_point: Number of the hook point.
-            activations: Activations x, ``(n, width)``.
-            rebuilt: Reconstructions x̂, same shape.
-            features: Features, ``(n, n_features)``, 0 where not active.
+        Activations x and their reconstructions x̂ are ``(n, width)``; features are
+        ``(n, n_features)``, 0 where not active.
         """
         x = activations.double()
         self.n[hook_point] += len(x)
@@ -101,12 +98,10 @@ class ReconstructionQuality(Metric):
         self.active[hook_point, : features.shape[1]] += (features > 0).sum(0)
 
     def add_losses(self, losses: Tensor, n_targets: int) -> None:
-        """Add the LM's summed cross-entropies on one batch.
+        """Add the LM's cross-entropies, each summed over the `n_targets` tokens of one batch.
 
-        Args:
-            losses: Summed cross-entropies: clean, then spliced and then ablated at each hook
-                point, ``(1 + 2 n_hook_points,)``.
-            n_targets: Number of tokens in each sum.
+        They are the clean one, then spliced and then ablated ones at each hook point,
+        ``(1 + 2 n_hook_points,)``.
         """
         self.losses += losses.to(self.losses)
         self.n_targets += n_targets
