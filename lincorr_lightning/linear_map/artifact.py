@@ -7,17 +7,19 @@ import hashlib
 import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import LinearMapError, SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
+from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.linear_map.layout import JointLayout, RowReader
 from lincorr_lightning.linear_map.solver import (
@@ -27,14 +29,9 @@ from lincorr_lightning.linear_map.solver import (
     split_targets,
     tuning_rows,
 )
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.version import __version__
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from lincorr_lightning.knowledge import Domain, TokenizedRelation
-    from lincorr_lightning.lm.language_model import LanguageModel
 
 T = TypeVar("T")
 
@@ -44,6 +41,8 @@ _TENSORS = "linear_map.safetensors"
 _CHECKSUM = "sha256"  # of the safetensors file
 _MAX_NAMED = 5  # labels that an error message names
 _MIN_FITTED = 10  # subjects that must remain to fit a map on
+# What reading a file or a mapping raises that is not as `LinearMap.save` wrote it.
+_READING = (LinearMapError, SafetensorError, OSError, LookupError, TypeError, ValueError)
 _WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
 
 
@@ -154,14 +153,9 @@ class LinearMap:
         return list(_get(self._token_ids, knowledge, "knowledge"))
 
     def predict(self, pair: str, source_logits: Tensor) -> Tensor:
-        """Predict target logits.
+        """Predict the target logits of a pair, ``(n_subjects, n_target_labels)``, float64.
 
-        Args:
-            pair: As ``city->country``.
-            source_logits: Logits of the source's labels, ``(n_subjects, n_source_labels)``.
-
-        Returns:
-            ``(n_subjects, n_target_labels)``, float64, on the device of `source_logits`.
+        They are on the device of the source's logits, ``(n_subjects, n_source_labels)``.
         """
         weight = self.weight(pair).to(source_logits.device)
         if source_logits.ndim != 2 or source_logits.shape[1] != weight.shape[1]:
@@ -251,15 +245,10 @@ class LinearMap:
     def from_pretrained(
         cls, folder: str | Path, language_model: LanguageModel | None = None
     ) -> LinearMap:
-        """Read an artifact.
+        """Read an artifact that `save` wrote, such as ``linear_map/`` of a probe's run.
 
-        Args:
-            folder: Folder that `save` wrote, such as ``linear_map/`` of a probe's run.
-            language_model: LM whose logits will be mapped; its labels are checked.
-
-        Raises:
-            LinearMapError: A file is missing, damaged or of an unknown format, config and tensors
-                disagree, or the labels are not those of the LM.
+        A `LinearMapError` if a file is missing, damaged or of an unknown format, config and tensors
+        disagree, or the labels are not those of the LM whose logits will be mapped.
         """
         folder = Path(folder)
         config = read_json(folder / _CONFIG, LinearMapError, _WAY_OUT)
@@ -285,14 +274,7 @@ class LinearMap:
             )
             if config[_CHECKSUM] != _checksum(folder / _TENSORS):
                 raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
-        except (
-            LinearMapError,
-            SafetensorError,
-            OSError,
-            LookupError,
-            TypeError,
-            ValueError,
-        ) as error:
+        except _READING as error:
             reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
             raise LinearMapError(
                 f"cannot read {folder}: {_TENSORS} or {_CONFIG} is damaged or missing ({reason}). "
@@ -331,20 +313,10 @@ def fit_linear_maps(
 ) -> list[LinearMap]:
     """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
 
-    The maps are those of ``lincorr fit`` on the same subjects (paper, section 3.2); the LM reads
-    each prompt once.
-
-    Args:
-        lm: The LM as it is now.
-        relation: The relation with this LM's labels.
-        subjects: The subjects to fit on, all of them.
-        ridges: Ridge strengths; ``auto`` takes the strongest of `HALF_DECADES` whose r stays
-            within `tolerance` of the best, judged on every fifth subject and fitted on all.
-        tolerance: What ``auto`` may cost in mean label-wise r.
-        reader: Keeps the LM's joint rows that others have read.
-
-    Returns:
-        A map for each ridge strength.
+    The maps, one for each ridge strength, are those of ``lincorr fit`` on the same subjects (paper,
+    section 3.2). The ridge ``auto`` is the strongest of `HALF_DECADES` whose mean label-wise r
+    stays within `tolerance` of the best, judged on every fifth subject and fitted on all. The LM
+    reads each prompt once; the `reader` keeps the joint rows that others have read.
     """
     layout = JointLayout.of_relation(relation)
     rows = (reader or RowReader(lm)).read(layout, subjects)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,9 +39,7 @@ from lincorr_lightning.linear_map.solver import (
     r_influences,
     split_targets,
 )
-
-if TYPE_CHECKING:
-    from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.language_model import LanguageModel
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Numbers of source labels at which r is compared with that of as many random words.

@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
 from lincorr_lightning.functional.moments import Block
@@ -31,12 +32,8 @@ from lincorr_lightning.knowledge import (
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.knowledge.domain import label_answers
 from lincorr_lightning.knowledge.schema import Answer
+from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-    from lincorr_lightning.lm.language_model import LanguageModel
 
 _log = logging.getLogger(__name__)
 # Subjects that are read between two steps of a progress bar.
@@ -333,10 +330,10 @@ def build_layout(
         knowledge: Names of kinds of knowledge or of families, if no pairs are named.
         pairs: Pairs as ``city->country``; None for every ordered pair of `knowledge`.
         require_reference: Pairs that must have a reference.
-        control: The control prompt, with ``{}`` for the subject; None for no control columns.
+        control: See `JointLayout`, as of `permuted`.
         partial_out: Kinds of knowledge that are read too, whether or not a pair has them.
         subwords: Whether beginnings of words are labels too.
-        permuted: Whether rows end with the labels' logits of another subject.
+        permuted: Whether rows have columns of another subject.
         n_random: Number of labels that are compared with as many random words; 0 reads none.
     """
     relations = [catalogue.relation(pair) for pair in pairs or ()]
@@ -355,7 +352,11 @@ def build_layout(
         chosen = list(dict.fromkeys((r.source.name, r.target.name) for r in relations))
     others = [catalogue[name] for name in dict.fromkeys(partial_out) if name not in domains]
     domains |= _domains(others, tokenizer, set(partial_out), subwords, left_out)
-    references = _references(catalogue, domains, chosen)
+    references: dict[Pair, np.ndarray | None] = {}
+    for source, target in chosen:
+        relation = catalogue.relation(f"{source}->{target}")
+        matrix = reference_matrix(relation, domains[source], domains[target])
+        references[source, target] = matrix if matrix.any() else None
     for name in require_reference:
         _check_reference(name, references)
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
@@ -363,18 +364,6 @@ def build_layout(
     return JointLayout(
         domains, tuple(chosen), control or None, references, left_out, permuted, words
     )
-
-
-def _references(
-    catalogue: Catalogue, domains: Mapping[str, Domain], pairs: Iterable[Pair]
-) -> dict[Pair, np.ndarray | None]:
-    """Return which label pairs each pair's reference has, or None where it has none."""
-    references: dict[Pair, np.ndarray | None] = {}
-    for source, target in pairs:
-        relation = catalogue.relation(f"{source}->{target}")
-        matrix = reference_matrix(relation, domains[source], domains[target])
-        references[source, target] = matrix if matrix.any() else None
-    return references
 
 
 def random_word_tokens(

@@ -243,13 +243,9 @@ def by_completeness(
 
     By completeness, ``n_labels``, ``label_mean`` and ``influenced``: Hit@N of influenced targets.
     Of the source labels with a right target of one completeness, it is the fraction for which one
-    of them is among the N highest; right ones of other completeness do not compete.
-
-    Args:
-        r: r of each target label, ``(n_target,)``.
-        weight: W, ``(n_target, n_source)``.
-        reference: Which label pairs the reference has, shaped like W; None without one.
-        completeness: Completeness of each target label; if all have the same, there are no scores.
+    of them is among the N highest; right ones of other completeness do not compete. `r` and
+    `completeness` are of each target label: if all are equally complete, there are no scores. The
+    reference has the shape of W, ``(n_target, n_source)``.
     """
     scores: dict[str, dict[str, Any]] = {}
     for kind in Completeness if len(set(completeness)) > 1 else ():
@@ -276,9 +272,8 @@ def ridge_paths(
 ) -> dict[Pair, list[dict[str, Any]]]:
     """Score every ridge strength for every pair; there is no path without the fit's solvers.
 
-    Returns:
-        The path of each pair: ``ridge``, ``label_mean``, and Hit@N, or None without a reference,
-        under ``influenced`` and ``influencing``.
+    The points of a pair's path have ``ridge``, ``label_mean``, and Hit@N, or None without a
+    reference, under ``influenced`` and ``influencing``.
     """
     paths: dict[Pair, list[dict[str, Any]]] = {}
     for source, solver in progress(fitted.solvers.items(), "ridge path"):
