@@ -13,19 +13,8 @@ from pandas import DataFrame
 
 from lincorr_lightning.geometry.closeness import SCORES, ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
-from lincorr_lightning.results.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    curves,
-    new_figure,
-    p_text,
-    panels_of,
-    plain_axes,
-    short,
-)
+from lincorr_lightning.results import plots
+from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
 
 _MAX_TICKS = 8
 _ALPHA = 0.01
@@ -53,7 +42,7 @@ def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figur
     shades = matplotlib.colormaps["viridis"](np.linspace(0, 0.86, len(levels)))
     dark_to_light = [matplotlib.colors.to_hex(shade) for shade in shades]
     colours = [BLUE, ORANGE] if len(levels) <= 2 else dark_to_light
-    return curves(
+    return plots.curves(
         frame.assign(
             low=frame["mean"] - frame["std"],
             high=frame["mean"] + frame["std"],
@@ -80,7 +69,7 @@ def dimension_loss_figure(
     frame = DataFrame(tests)
     frame = frame[(frame["shuffle"] == level) & (frame["n2"] == n2)].dropna(subset=["pearson"])
     too_few = "" if len(frame) else "; too few prompts"
-    return curves(
+    return plots.curves(
         frame.assign(clear=frame["pearson_p"] < _ALPHA), "layer", "pearson",
         title=f"Intrinsic dimension and loss over prompts, {lm}",
         subtitle=f"{_prompts(profiles)}, {_level_name(level, profiles.n_tokens)}; n2 = {n2}; "
@@ -100,16 +89,16 @@ def history_figure(frame: DataFrame, note: str) -> Figure:
     frame = frame[frame["layer"] != ""]
     names = list(frame["observable"].drop_duplicates())
     n_columns, n_layers = min(2, max(len(names), 1)), frame["layer"].nunique()
-    figure = new_figure(
+    figure = plots.new_figure(
         max(3.9 * n_columns, 5.0),
         math.ceil(len(names) / n_columns) * min(max(0.22 * n_layers + 0.9, 1.7), 4.5),
         "Token geometry in training, layer by layer", note,
     )  # fmt: skip
-    for axes, name in zip(panels_of(figure, len(names), n_columns), names, strict=True):
+    for axes, name in zip(plots.panels_of(figure, len(names), n_columns), names, strict=True):
         rows = frame[frame["observable"] == name].astype({"layer": int})
         cells = rows.pivot(index="layer", columns="step", values="mean")
         image = axes.imshow(cells, aspect="auto", origin="lower", interpolation="none")
-        plain_axes(axes, _title(name.replace("_", " ", 1)), "step", "layer")
+        plots.plain_axes(axes, _title(name.replace("_", " ", 1)), "step", "layer")
         axes.grid(visible=False)
         for labels, set_ticks in ((cells.columns, axes.set_xticks), (cells.index, axes.set_yticks)):
             every = math.ceil(len(labels) / _MAX_TICKS)
@@ -130,7 +119,7 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
     known = closeness.score_matrices
     scores = {name: known[name] for name in _SCORE_COLOURS if name in known}
-    figure = new_figure(
+    figure = plots.new_figure(
         7.4, 2.6 * len(scores) + 0.2, f"Is correlated knowledge close in geometry? {lm}",
         f"a point per pair of {len(closeness.names)} kinds of knowledge, "
         f"{closeness.n_subjects:,} subjects; p by permutation; grey: random words, and the "
@@ -144,7 +133,7 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
          "difference of log ID"),
     )  # fmt: skip
     upper = np.triu_indices(len(closeness.names), 1)
-    panels = iter(panels_of(figure, 2 * len(scores), 2))
+    panels = iter(plots.panels_of(figure, 2 * len(scores), 2))
     for against, matrix in scores.items():
         for kind, setting, close, name in measures:
             axes, x, y = next(panels), close[upper], matrix[upper]
@@ -153,7 +142,7 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
             axes.plot(x, y, "o", color=_SCORE_COLOURS[against], markersize=4, alpha=0.6,
                       markeredgewidth=0)  # fmt: skip
             rho = _rho(closeness.test(kind, setting, against))
-            plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", SCORES[against])
+            plots.plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", SCORES[against])
     return figure
 
 
@@ -165,7 +154,7 @@ def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     frame = frame[frame["setting"].isin((f"k={k}", f"n2={n2}"))].astype({"layer": int})
     names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID"}
     scored = {baseline: name for name, baseline in _BASELINES.items()}
-    return curves(
+    return plots.curves(
         frame.assign(
             panel=frame["closeness"].map(names) + ", " + frame["setting"],
             score=frame["against"].replace(scored).map(SCORES),
@@ -203,4 +192,4 @@ def _level_name(level: int, n_tokens: int) -> str:
 def _rho(test: ClosenessTest) -> str:
     if test.spearman is None:
         return "too few pairs"
-    return f"ρ = {short(test.spearman)}, {p_text(test.p)}"
+    return f"ρ = {plots.short(test.spearman)}, {plots.p_text(test.p)}"

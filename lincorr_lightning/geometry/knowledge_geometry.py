@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import chain, combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.distributed import gather
@@ -30,9 +31,6 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import JointMoments
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Results
 from lincorr_lightning.study import LMStudy
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class KnowledgeGeometry(LMStudy):
@@ -171,7 +169,9 @@ class KnowledgeGeometry(LMStudy):
         near: dict[str, Tensor] = {}
         dimension: dict[str, Floats] = {}
         for name in self.layout.domains:
-            cloud = self._gather_cloud(name)
+            parts = sorted(chain(*gather(self._states.pop(name))), key=lambda part: part[0])
+            # The hidden states of all ranks in the subjects' order.
+            cloud = torch.cat([states for _, states in parts]).transpose(0, 1).to(self.device)
             n = cloud.shape[1]
             settings = CloudSettings.of(n, self.range_scalings, self.ks, False, "model")
             way_out = "Raise data.n_subjects, or name smaller model.range_scalings."
@@ -196,11 +196,6 @@ class KnowledgeGeometry(LMStudy):
             n_permutations=self.n_permutations,
             seed=self.seed,
         )
-
-    def _gather_cloud(self, name: str) -> Tensor:
-        """Return the hidden states of all ranks in the subjects' order, ``(n_layers, n, d)``."""
-        parts = sorted(chain(*gather(self._states.pop(name))), key=lambda part: part[0])
-        return torch.cat([states for _, states in parts]).transpose(0, 1).to(self.device)
 
     def build_results(self) -> Results | None:
         """Return numbers, tables and figures."""

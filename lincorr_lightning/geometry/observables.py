@@ -136,12 +136,10 @@ def token_observables(
     """Return the observables of the clouds of tokens of some prompts.
 
     Of hidden states, ``(..., n_layers, n_tokens, d)``, and their `nearest_tokens`, up to the
-    largest range scaling (see `intrinsic_dimension`) and k, at least two.
-
-    Returns:
-        By name and setting, ``(..., n_layers)`` float64 each: ``dimension n2=2`` (may be inf),
-        ``overlap k=2`` with the next layer (one layer less), and mean and standard deviation of the
-        cosine over pairs (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
+    largest range scaling (see `intrinsic_dimension`) and k, at least two. By name and setting,
+    ``(..., n_layers)`` float64 each: ``dimension n2=2`` (may be inf), ``overlap k=2`` with the next
+    layer (one layer less), and mean and standard deviation of the cosine over pairs
+    (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
     """
     dimension = intrinsic_dimension(nearest, range_scalings)
     near = neighborhoods(nearest, max(ks))
@@ -222,10 +220,8 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
     """Return the k nearest other tokens of each token, including copies.
 
     A token's own copies come first, and the copies of a neighbor right after it, in the order of
-    the text. Without copies these are the first k of ``nearest.indices``.
-
-    Returns:
-        Positions, ``(..., n_tokens, k)``, int64.
+    the text. Without copies these are the first k of ``nearest.indices``. As positions,
+    ``(..., n_tokens, k)``, int64.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])

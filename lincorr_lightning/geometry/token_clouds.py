@@ -11,14 +11,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError, SubjectsError
-from lincorr_lightning.geometry.observables import (
-    RANGE_SCALINGS,
-    NearestTokens,
-    intrinsic_dimension,
-    nearest_tokens,
-    next_tokens,
-    token_observables,
-)
+from lincorr_lightning.geometry import observables
 from lincorr_lightning.lm.head import call_model
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import reading
@@ -57,7 +50,7 @@ class CloudSettings:
         less if there are fewer tokens. `owner` is the prefix of the settings in messages.
         """
         # The paper's largest range scaling is a quarter of the tokens: 256 of 1,024.
-        scalings = range_scalings or [n for n in RANGE_SCALINGS if 4 * n <= n_tokens]
+        scalings = range_scalings or [n for n in observables.RANGE_SCALINGS if 4 * n <= n_tokens]
         sizes = ks or range(1, min(_MAX_K, n_tokens - 1) + 1)
         wrong = [n for n in scalings if n < 2 or n % 2 or n + 1 > n_tokens]
         if wrong or not scalings:
@@ -74,12 +67,12 @@ class CloudSettings:
             )
         return cls(tuple(sorted(set(scalings))), tuple(sorted(set(sizes))), embedding_layer)
 
-    def nearest(self, clouds: Tensor, name: str, way_out: str) -> NearestTokens:
+    def nearest(self, clouds: Tensor, name: str, way_out: str) -> observables.NearestTokens:
         """Find the nearest points that the observables need, ``(n_layers, n_points, d)``.
 
         A cloud with too few distinct points is refused, by its name and with the way out.
         """
-        nearest = nearest_tokens(clouds, max(*self.range_scalings, *self.ks, _MIN_RANK))
+        nearest = observables.nearest_tokens(clouds, max(*self.range_scalings, *self.ks, _MIN_RANK))
         needed = max(self.range_scalings) + 1
         n_distinct = nearest.distinct.sum(-1)
         for number, n in zip(self.layers(len(clouds)), n_distinct.tolist(), strict=True):
@@ -92,8 +85,8 @@ class CloudSettings:
 
     def dimension(self, clouds: Tensor) -> Tensor:
         """Return the intrinsic dimension of clouds by scaling; NaN if there are too few points."""
-        nearest = nearest_tokens(clouds, max(self.range_scalings))
-        return intrinsic_dimension(nearest, self.range_scalings)
+        nearest = observables.nearest_tokens(clouds, max(self.range_scalings))
+        return observables.intrinsic_dimension(nearest, self.range_scalings)
 
     def layers(self, n_layers: int) -> list[int]:
         """Return the numbers of the observed layers; 0 is the token embedding."""
@@ -122,12 +115,14 @@ def observe_prompts(
     Tokens are ``(n_prompts, n_tokens)``; the names of the prompts are for messages.
     """
     all_hidden, logits = read_layers(lm, tokens, prompts, settings.embedding_layer)
-    losses, entropies = next_tokens(logits, tokens)
+    losses, entropies = observables.next_tokens(logits, tokens)
     observed = []
     for i, (name, hidden) in enumerate(zip(prompts, all_hidden, strict=True)):
         way_out = "Leave the text out, take longer ones, or name smaller range_scalings."
         nearest = settings.nearest(hidden, f"prompt {name}", way_out)
-        layers = token_observables(hidden, nearest, settings.range_scalings, settings.ks)
+        layers = observables.token_observables(
+            hidden, nearest, settings.range_scalings, settings.ks
+        )
         probabilities = logits[i].float().softmax(-1)
         dimension = settings.dimension(probabilities[None])[0].tolist()
         numbers = {"loss": float(losses[i].mean()), "entropy": float(entropies[i].mean())}
@@ -185,10 +180,8 @@ def read_layers(
     if bool(broken.any()):
         part, prompt = broken.nonzero()[0].tolist()
         layer = part + first
-        name = (
-            f"hidden states of layer {layer}" if layer else "hidden states of the embedding layer"
-        )
-        name = "logits" if part == hidden.shape[1] else name
+        where = f"layer {layer}" if layer else "the embedding layer"
+        name = "logits" if part == hidden.shape[1] else f"hidden states of {where}"
         raise NonFiniteError(
             f"the {name} of the LM {lm.config.name_or_path} are NaN, infinite or too large for "
             f"prompt {prompts[prompt]} in {lm.model.dtype}. If they come from float16, set "

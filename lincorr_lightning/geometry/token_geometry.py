@@ -7,14 +7,8 @@ import torch
 from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.geometry import token_clouds
 from lincorr_lightning.geometry.observables import shuffle_blocks
-from lincorr_lightning.geometry.token_clouds import (
-    CloudSettings,
-    ObservedPrompt,
-    TokenProfiles,
-    observe_prompts,
-    tabulate_prompts,
-)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import LMStudy
@@ -73,8 +67,8 @@ class TokenGeometry(LMStudy):
         self.shuffles = tuple(sorted(shuffles))
         self.range_scalings, self.ks, self.embedding_layer = range_scalings, ks, embedding_layer
         self.seed = seed
-        self.profiles: TokenProfiles | None = None
-        self._observed: list[ObservedPrompt] = []
+        self.profiles: token_clouds.TokenProfiles | None = None
+        self._observed: list[token_clouds.ObservedPrompt] = []
         self._n_skipped = 0
 
     def on_test_start(self) -> None:
@@ -91,10 +85,9 @@ class TokenGeometry(LMStudy):
         for level in self.shuffles:
             orders = [shuffle_blocks(self._n_tokens, level, [self.seed, n, level]) for n in numbers]
             rows = batch.tokens.gather(1, torch.stack(orders).to(batch.tokens.device))
-            names = [f"{n} ({name})" for n, name in zip(numbers, batch.names, strict=True)]
-            if level:
-                names = [f"{name}, shuffled at level {level}" for name in names]
-            observed = observe_prompts(self.lm, rows, names, self._clouds)
+            note = f", shuffled at level {level}" if level else ""
+            names = [f"{n} ({name}){note}" for n, name in zip(numbers, batch.names, strict=True)]
+            observed = token_clouds.observe_prompts(self.lm, rows, names, self._clouds)
             if level:
                 observed = [one._replace(last=None) for one in observed]
             if not batch.is_padding:
@@ -103,7 +96,7 @@ class TokenGeometry(LMStudy):
                     numbers, levels, batch.names, batch.corpora, observed, strict=True
                 )
 
-    def _cloud_settings(self, n_tokens: int) -> CloudSettings:
+    def _cloud_settings(self, n_tokens: int) -> token_clouds.CloudSettings:
         for level in self.shuffles:
             if n_tokens % 4**level:
                 raise ConfigError(
@@ -111,7 +104,7 @@ class TokenGeometry(LMStudy):
                     f"blocks; data.n_tokens, {n_tokens}, cannot be cut so. Leave the level out, or "
                     f"make data.n_tokens a multiple of {4**level}."
                 )
-        return CloudSettings.of(
+        return token_clouds.CloudSettings.of(
             n_tokens, self.range_scalings, self.ks, self.embedding_layer, "model"
         )
 
@@ -119,7 +112,7 @@ class TokenGeometry(LMStudy):
         """Gather what all ranks observed."""
         own, self._observed = self._observed, []
         observed = [one for part in gather(own) for one in part]
-        self.profiles = tabulate_prompts(
+        self.profiles = token_clouds.tabulate_prompts(
             observed, self._clouds, self._n_tokens, self._n_skipped, self.device
         )
         prompts = self.profiles.prompts
