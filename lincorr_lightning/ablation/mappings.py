@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import linear_sum_assignment
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import ConfigError, DomainError, SubjectsError
 from lincorr_lightning.knowledge import Answer, Knowledge, TokenizedRelation, answer_tokens
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 MappingName = Literal["reference", "permuted", "letters"]
 MAPPINGS: tuple[MappingName, ...] = get_args(MappingName)

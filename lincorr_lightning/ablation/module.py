@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lincorr_lightning.ablation import networks
 from lincorr_lightning.ablation.datamodule import (
     PairedCorpus,
     PhaseName,
@@ -19,17 +20,7 @@ from lincorr_lightning.ablation.datamodule import (
     TrainingPlan,
 )
 from lincorr_lightning.ablation.mappings import MAPPINGS, MappingName
-from lincorr_lightning.ablation.networks import (
-    Candidates,
-    NetworkSettings,
-    PooledTexts,
-    Shares,
-    StackedNetworks,
-    baselines,
-    cases,
-    score,
-    score_paired,
-)
+from lincorr_lightning.ablation.networks import Candidates, NetworkSettings, PooledTexts, Shares
 from lincorr_lightning.ablation.token_embedding import (
     EmbeddingSource,
     TokenEmbedding,
@@ -156,7 +147,7 @@ class VocabularyAblation(Study):
         if hasattr(self, "networks"):
             return
         n, d = len(self.plan.seeds) * len(self.plan.mappings), self.embedding.weight.shape[1]
-        self.networks = StackedNetworks(n, d, self.network)
+        self.networks = networks.StackedNetworks(n, d, self.network)
         self._reset_networks()
 
     @cached_property
@@ -233,9 +224,9 @@ class VocabularyAblation(Study):
     def _score(self, batch: TextBatch) -> None:
         texts = self._pool(batch.corpus)
         if batch.phase == "compose":
-            shares = score_paired(texts, self.networks)
+            shares = networks.score_paired(texts, self.networks)
         else:
-            scores = score(texts, self.networks)
+            scores = networks.score(texts, self.networks)
             if batch.ends:
                 self.scores[batch.phase] = scores
             shares = {name: scores[name] for name in ("source_learned", "generalized")}
@@ -260,10 +251,10 @@ class VocabularyAblation(Study):
         return ablation_results(
             texts.corpus,
             self.embedding,
-            scores={"learn": score(texts, self.networks)} | self.scores,
-            baselines=baselines(texts),
+            scores={"learn": networks.score(texts, self.networks)} | self.scores,
+            baselines=networks.baselines(texts),
             history=self.history,
-            cases=cases(texts, self.networks, self.embedding.tokenizer),
+            cases=networks.cases(texts, self.networks, self.embedding.tokenizer),
             seconds=self.seconds,
         )
 
@@ -271,8 +262,8 @@ class VocabularyAblation(Study):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""
-        own = {"scores": self.scores, "history": self.history}
-        return {"embedding": self.embedding.fingerprint, **own}
+        embedding = self.embedding.fingerprint
+        return {"embedding": embedding, "scores": self.scores, "history": self.history}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the scores; refuse another embedding."""

@@ -117,7 +117,13 @@ class PooledTexts:
         self.corpus = corpus
         self.n_seeds, self.n_mappings = len(corpus.plan.seeds), len(corpus.plan.mappings)
         pooled = torch.stack([embedding.pooled(token_ids) for token_ids in corpus.token_ids])
-        self.pooled = _standardized(pooled, settings).to(device)
+        # Texts are centered and scaled by seed, without regard to their answers.
+        if settings.center:
+            pooled = pooled - pooled.mean(1, keepdim=True)
+        if settings.input_rms is not None:
+            rms = pooled.pow(2).mean((1, 2), keepdim=True).sqrt()
+            pooled = pooled * (settings.input_rms / rms)
+        self.pooled = pooled.contiguous().to(device)
         if candidates == "vocabulary":
             self.candidate_tokens = [list(range(len(embedding.weight)))] * self.n_seeds
             head = embedding.weight.float().T[None]
@@ -175,15 +181,6 @@ class PooledTexts:
         return rows, rows + n
 
 
-def _standardized(pooled: Tensor, settings: NetworkSettings) -> Tensor:
-    """Center and scale the texts of each seed, without regard to their answers."""
-    if settings.center:
-        pooled = pooled - pooled.mean(1, keepdim=True)
-    if settings.input_rms is not None:
-        pooled = pooled * (settings.input_rms / pooled.pow(2).mean((1, 2), keepdim=True).sqrt())
-    return pooled.contiguous()
-
-
 # -- scores ----------------------------------------------------------------------------------
 
 
@@ -191,9 +188,8 @@ def _standardized(pooled: Tensor, settings: NetworkSettings) -> Tensor:
 def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[str, Tensor]:
     """Let every network complete the texts of its new subjects.
 
-    Returns:
-        Candidates by name, ``(n_seeds, n_mappings, n_new)`` each, and whether that of the target
-        domain is right.
+    Returns candidates by name, ``(n_seeds, n_mappings, n_new)`` each, and whether that of the
+    target domain is right.
     """
     rows = texts.rows_of("new")
     taught, mapped = (texts.answers_to(side) for side in rows)

@@ -118,12 +118,8 @@ def _tables(
     formats = dict.fromkeys(runs.columns[3:], ".1%")
     yield Table("runs", runs, "Shares of the new subjects, by network", formats=formats)
     yield Table.of("cases", cases, caption="New subjects of the first seed")
-    yield Table.of(
-        "texts",
-        corpus.texts[0].rows(corpus.labels),
-        COLUMNS,
-        caption="Texts of the first seed, a valid data.texts_file",
-    )
+    texts = corpus.texts[0].rows(corpus.labels)
+    yield Table.of("texts", texts, COLUMNS, "Texts of the first seed, a valid data.texts_file")
 
 
 def _summarize(

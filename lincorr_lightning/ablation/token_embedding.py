@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.io import read_json
@@ -30,9 +31,6 @@ from lincorr_lightning.lm.loading import (
     read_tokenizer,
 )
 from lincorr_lightning.lm.modes import dtype_name
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _log = logging.getLogger(__name__)
 
