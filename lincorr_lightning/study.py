@@ -147,7 +147,6 @@ class Study(PlainHyperparameters, L.LightningModule):
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse steps of more batches than the first, whatever callback makes them so."""
-        del optimizer
         self._require_steps_of_equal_size()
 
     def _refuse_callbacks(self) -> None:

@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.ablation.mappings import (
     MappedLabels,
@@ -32,9 +33,6 @@ from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
 from lincorr_lightning.lm.vocabulary import sample_subjects, usable_strings
 from lincorr_lightning.study import StudyData
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 COLUMNS = ("phase", "subject", "source", "target")
 """Columns of a file of texts; the target is for readers only."""
@@ -179,12 +177,6 @@ class PhaseDataset(Dataset[TextBatch]):
             for epoch in range(phase.epochs)
             for first in range(0, len(self._texts[name]), phase.batch_size)
         ]
-
-    @property
-    def determined_by(self) -> dict[str, Any]:
-        """What the contents of a step follow from, on all ranks together."""
-        phases = {name: [phase.epochs, phase.batch_size] for name, phase in self.phases.items()}
-        return {"phases": phases, "seeds": self.corpus.plan.seeds, "texts": self.corpus.fingerprint}
 
     def __len__(self) -> int:
         return len(self._steps)

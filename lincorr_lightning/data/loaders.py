@@ -55,9 +55,10 @@ class ResumableLoader(DataLoader[Any]):
     """Loader of one rank's steps that Lightning can resume in the middle of an epoch.
 
     The length of the dataset is that of an epoch, the same on all ranks. It makes each step from
-    its number, counted over all epochs, and has an attribute ``determined_by``: the settings, by
-    name, that determine the content of a step. Without a Trainer, which counts the steps, a loader
-    is never resumed. `options` are those of torch's DataLoader, with which Lightning recreates it.
+    its number, counted over all epochs, and may have an attribute ``determined_by``: what
+    determines the content of a step, by name, beside the settings of study and data. Without a
+    Trainer, which counts the steps, a loader is never resumed. `options` are those of torch's
+    DataLoader, with which Lightning recreates it.
     """
 
     def __init__(
@@ -70,6 +71,10 @@ class ResumableLoader(DataLoader[Any]):
         own = {"batch_size": None, "sampler": _ResumableSampler(dataset, epoch)}
         super().__init__(dataset, **own | options)
 
+    @property
+    def _determined_by(self) -> dict[str, Any]:
+        return getattr(self._steps, "determined_by", {"steps of an epoch": len(self._steps)})
+
     def state_dict(self) -> dict[str, Any]:
         """Return the epoch, and how many of its steps are done."""
         assert self.trainer is not None, "a loader without a Trainer counts no steps"
@@ -81,13 +86,13 @@ class ResumableLoader(DataLoader[Any]):
             done = loop.epoch_loop.batch_progress.current.processed
             if done >= self.trainer.num_training_batches:
                 epoch, done = epoch + 1, 0
-        return {"epoch": epoch, "done": done, "determined_by": self._steps.determined_by}
+        return {"epoch": epoch, "done": done, "determined_by": self._determined_by}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue after the steps that are done; `CheckpointError` if they would differ."""
         epoch, done = int(state_dict["epoch"]), int(state_dict["done"])
         if done:  # else some data would be trained twice or not at all
-            require_same(state_dict["determined_by"], self._steps.determined_by)
+            require_same(state_dict["determined_by"], self._determined_by)
         if isinstance(self.sampler, _ResumableSampler):
             self.sampler.done = (epoch, done)
             self.sampler.set_epoch(epoch)

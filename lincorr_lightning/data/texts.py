@@ -17,13 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lincorr_lightning.data.files import SampleBy, read_texts
 from lincorr_lightning.data.loaders import ResumableLoader, make_loader
-from lincorr_lightning.data.tiny_world.world import (
-    WORLD_FILE,
-    World,
-    world_corpus,
-    world_documents,
-    world_file,
-)
+from lincorr_lightning.data.tiny_world import world as tiny_world
 from lincorr_lightning.distributed import batch_edges, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.knowledge import Catalogue
@@ -111,11 +105,6 @@ class TextBlocks(Dataset[TokenStep]):
             done = ends[self._starts[-1] - 1] if self._starts[-1] else 0
             self._starts.append(int(np.searchsorted(ends, done + size)) + 1)
         self._cached: tuple[int, TokenRows, Tensor] | None = None
-
-    @property
-    def determined_by(self) -> dict[str, Any]:
-        """What determines the content of a step beside the settings of the datamodule."""
-        return {"n_shards": self.n_shards, "n_rows": len(self.texts)}
 
     def __len__(self) -> int:
         """Steps of this shard in one epoch."""
@@ -250,14 +239,15 @@ class TextsDataModule(StudyData):
             rows = read_texts(self.texts, self.key, self.sample_by)
             return list(dict.fromkeys(row.text for row in rows))
         name = self.language_model.config.name_or_path
-        world = world_file(self.language_model.location)
+        world = tiny_world.world_file(self.language_model.location)
         if world is None:
             raise ConfigError(
                 f"data.texts is null, for sentences about the tiny world, but {name} has no "
-                f"{WORLD_FILE} beside it. Name files of texts."
+                f"{tiny_world.WORLD_FILE} beside it. Name files of texts."
             )
         catalogue = Catalogue.load(*(self.knowledge_files or ()))
-        statements = World.load(world).statements(catalogue.select(knowledge or world_corpus()))
+        kinds = catalogue.select(knowledge or tiny_world.world_corpus())
+        statements = tiny_world.World.load(world).statements(kinds)
         return list(dict.fromkeys(f"{statement.text}." for statement in statements))
 
     def _split(self, texts: Sequence[str], n: int) -> tuple[list[str], list[str]]:
@@ -413,25 +403,22 @@ def read_prompts(
     if texts is None:
         n_texts = n_texts or 96
         # A word is at least one token.
-        source = world_documents(n_texts, n_tokens, seed, world_file(lm.location))
+        world = tiny_world.world_file(lm.location)
+        source = tiny_world.world_documents(n_texts, n_tokens, seed, world)
     else:
         source = read_texts(texts, key, sample_by, owner)
-    names: list[str] = []
-    corpora: list[str] = []
-    rows: list[list[int]] = []
+    kept: list[tuple[str, str, list[int]]] = []
     n_skipped = longest = 0
     for text in source:
-        if len(rows) == n_texts:
+        if len(kept) == n_texts:
             break
         ids = lm.tokenizer(text.text, add_special_tokens=False, verbose=False)["input_ids"]
         longest = max(longest, len(ids))
         if len(ids) < n_tokens:
             n_skipped += 1
         else:
-            names.append(text.where)
-            corpora.append(text.corpus)
-            rows.append(ids[:n_tokens])
-    if not rows:
+            kept.append((text.where, text.corpus, ids[:n_tokens]))
+    if not kept:
         raise SubjectsError(
             f"all {n_skipped} texts of {owner}.texts {texts} are shorter than {owner}.n_tokens, "
             f"{n_tokens}; the longest has {longest}. Lower {owner}.n_tokens, or take longer texts; "
@@ -439,7 +426,8 @@ def read_prompts(
         )
     if n_skipped:
         rank_zero_warn(
-            f"{n_skipped} of {n_skipped + len(rows)} texts are shorter than {owner}.n_tokens, "
+            f"{n_skipped} of {n_skipped + len(kept)} texts are shorter than {owner}.n_tokens, "
             f"{n_tokens}, and are skipped."
         )
+    names, corpora, rows = map(list, zip(*kept, strict=True))
     return TokenBatch(torch.tensor(rows), names, corpora, n_skipped=n_skipped)

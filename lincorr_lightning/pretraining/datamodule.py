@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -86,11 +85,6 @@ class PackedStatements(Dataset[PackedBatch]):
     rank: int = 0
     n_shards: int = 1
     _epoch: tuple[int, list[_Drawn]] = field(default=(-1, []), init=False)
-
-    @property
-    def determined_by(self) -> dict[str, Any]:
-        """What determines the content of a step beside the settings of the datamodule."""
-        return {"n_shards": self.n_shards, "n_statements": len(self._statements)}
 
     @cached_property
     def _statements(self) -> list[EncodedStatement]:
@@ -248,7 +242,6 @@ class CorpusDataModule(StudyData):
 
     def setup(self, stage: str | None = None) -> None:
         """Generate the world and its statements, identical on all ranks."""
-        del stage
         if self.corpus is not None:
             return
         corpus = build_corpus(

@@ -203,7 +203,6 @@ class Pretraining(Study):
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
         """Return the cross-entropy of the targets, and the penalty of a domain's other answers."""
-        del batch_idx
         lm, _ = self._ready
         total, start = self._n_steps
         done = min(self.global_step / start, 1.0)
@@ -261,7 +260,6 @@ class Pretraining(Study):
 
     def validation_step(self, batch: RecallBatch, batch_idx: int) -> None:
         """Count prompts whose true answer is the most likely token of all."""
-        del batch_idx
         lm, _ = self._ready
         logits = lm(input_ids=batch.input_ids, use_cache=False, logits_to_keep=1).logits[:, -1]
         self._hits[batch.knowledge].update((logits.argmax(-1) == batch.answers).float())
