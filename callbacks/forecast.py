@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import lightning as L
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.callbacks.relation_callback import MIN_SUBJECTS, RelationCallback
 from lincorr_lightning.errors import ConfigError, require
@@ -16,9 +17,6 @@ from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import write_parts
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class Forecast(RelationCallback):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.callbacks.relation_callback import (
     MIN_SUBJECTS,
@@ -24,9 +25,6 @@ from lincorr_lightning.lm.modes import HALF_PRECISIONS, trained_in_half_precisio
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import number
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 _NAMES = ("gradient_correlation", "permuted_gradient_correlation", "logit_correlation")
 

@@ -77,7 +77,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     final weights: these callbacks run after all others but checkpoints.
 
     Subclasses measure in `measure`, or in `start` and `after_optimizer_step`, return their
-    `Results` from `finish`, and list in `kept` the attributes that a checkpoint keeps.
+    `Results` from `finish`, and list in `kept` the attributes that a checkpoint keeps. Arguments of
+    another type than the command line takes are refused, as a `ConfigError`.
 
     Args:
         every_n_steps: Largest number of optimizer steps between two measurements.
@@ -89,9 +90,6 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         history: ``(step, value)`` pairs by log key: every scalar that was logged.
         results: Values measured in the last run, empty before its end.
         output: The same with tables and figures; None before the end of training.
-
-    Raises:
-        ConfigError: An argument has another type than the command line takes, or is out of range.
     """
 
     study: ClassVar[str]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
@@ -31,9 +32,6 @@ from lincorr_lightning.linear_map.artifact import (
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 DEFAULT_RELATION = "city->country"
 MIN_SUBJECTS = 3

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.callbacks.relation_callback import MapCallback, check_subjects
 from lincorr_lightning.errors import require
@@ -20,9 +21,6 @@ from lincorr_lightning.linear_map.solver import fit_layout
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 
 class Resilience(MapCallback):
