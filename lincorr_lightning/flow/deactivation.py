@@ -33,7 +33,7 @@ from lincorr_lightning.sae.forwards import (
 )
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -41,8 +41,6 @@ if TYPE_CHECKING:
 METHODS = ("top-1", "top-5", "one-to-one")
 EFFECTS = ("success", "activation_change", "loss_change")
 _TOP = 5
-
-SAEs = Mapping[HookPoint, SparseAutoencoder]
 
 Chosen = Mapping[HookPoint, Tensor]
 """Features chosen in each case, by hook point, ``(n_cases, k)``; -1 is none."""
@@ -93,11 +91,11 @@ def predecessors_by_method(
 
 @dataclass(frozen=True)
 class Cases:
-    """Cases: features at tokens at which at least one of their matched predecessors is active.
+    """Features of `hook_point` at tokens at which a matched predecessor of theirs is active.
 
-    They are features of `hook_point`. Each has a text, the position of its token, its feature, and
-    the code of the feature's group at the token, all ``(n,)``; `active` are the features of each
-    predecessor's hook point that are active at the token, ``(n, n_features)`` bool.
+    Each case has a text, the position of its token, its feature, and the code of the feature's
+    group there, all ``(n,)``; `active` says which features of each predecessor's hook point are
+    active at the token, ``(n, n_features)`` bool.
     """
 
     hook_point: HookPoint
@@ -136,8 +134,8 @@ class Cases:
 def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor:
     """Draw n active features of each row at random, without replacement; fewer if fewer are active.
 
-    `active` is ``(n_rows, n_features)``, bool. The generator is on the CPU, so that every device
-    draws the same. Returns indices of features, ``(n_rows, max(n))``; -1 for none.
+    From ``(n_rows, n_features)`` bool, the same on every device, since the generator is on the CPU,
+    it draws indices of features, ``(n_rows, max(n))``; -1 for none.
     """
     most = int(n.max()) if len(n) else 0
     draws = torch.rand(int(active.sum()), generator=generator, dtype=torch.float64)
@@ -204,9 +202,8 @@ def run_cuts(
 ) -> Tensor:
     """Read the text of every case with features rescaled at its token, once per cut.
 
-    A cut that chooses no feature leaves the LM unchanged. All predecessors lie in the layer of the
-    features or enter it, so that the cuts of a case differ in this layer alone; only the losses of
-    `n_losses` cases, evenly spaced, need the rest of the LM.
+    All predecessors lie in the layer of the features or enter it, so that the cuts of a case differ
+    in this layer alone; only the losses of `n_losses` cases, evenly spaced, need the whole LM.
 
     Returns:
         Activations of the cases' features at their tokens, and losses, ``(2, n_cuts, n_cases)``. A
@@ -251,10 +248,7 @@ def text_losses(
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
     batches: MicroBatches | None = None,
 ) -> list[Tensor]:
-    """Return the negative log likelihood of each token but the first of some texts, in nats.
-
-    `context` and `batches` are those of `run_with_hooks`.
-    """
+    """Return the loss of each token but the first of texts, in nats; see `run_with_hooks`."""
     found = [torch.empty(0, dtype=torch.float64)] * len(rows)
 
     def record(forward: Forward) -> None:
@@ -286,9 +280,8 @@ class CutEffect:
 
     The predecessors are of all hook points or of the kind `sources`, chosen by one of `METHODS`; a
     `cut` is ``matched``, or ``random`` for as many other active features of the same hook points.
-    `success` is the share of the cases whose feature is no longer active, `activation_change` the
-    mean of ``(f_new - f_old) / f_old``, and `loss_change` ``(L_new - L_old) / L_old`` of the mean
-    losses after the token; None if every token is the last of its text.
+    `success` is the share of features no longer active, `activation_change` the mean of ``(f_new -
+    f_old) / f_old``, `loss_change` that of the mean loss after the token; None if all are last.
     """
 
     layer: int
@@ -346,10 +339,10 @@ def measure_deactivation(
 
 
 def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
-    """Return the mean effects at the lowest r, which 0 removes, beside those of random controls.
+    """Return the mean effects at the lowest r, where 0 removes, beside those of random controls.
 
-    There is a row for each combination of values in the columns `by`, with ``r``, the number ``n``
-    of cases, ``matched_success``, ``random_success`` and so on.
+    A row per combination of values in the columns `by` has r, the number n of cases,
+    ``matched_success``, ``random_success`` and so on.
     """
     every = cuts[cuts["sources"] == "all"]
     lowest = every[every["r"] == every["r"].min()]

@@ -1,10 +1,9 @@
 """Match features by the cosine of their decoders, and follow them through the layers of an LM.
 
 "Analyze Feature Flow to Enhance Interpretation and Steering in Language Models" (Laptev et al.,
-2025, arXiv 2502.03032). A feature of the residual stream after layer L has its
-predecessors in the residual stream after layer L-1 and in the outputs of layer L's MLP and
-attention. Features of these outputs have no predecessors: features are born there. A feature is a
-row of a decoder ``(n_features, width)``; the paper writes it as a column.
+2025, arXiv 2502.03032). A feature of the residual stream after layer L has its predecessors in the
+stream after layer L-1 and in the outputs of layer L's MLP and attention, whose features have none.
+A feature is a row of a decoder ``(n_features, width)``; the paper writes it as a column.
 """
 
 from __future__ import annotations
@@ -55,8 +54,7 @@ GROUP_NAMES = dict(zip(GROUPS, _groups(KIND_NAMES, ", ", "no predecessor"), stri
 class Matches(NamedTuple):
     """The sources most similar to each target, the most similar first, and their cosines.
 
-    Both are ``(n_targets, k)``, int64 and float32; -1 and NaN where there is none, because the
-    target's norm is zero or fewer than k sources have a norm above zero.
+    Both are ``(n_targets, k)``; -1 and NaN where a norm is 0 or there are fewer than k sources.
     """
 
     indices: Tensor
@@ -138,8 +136,8 @@ class Edge:
 class FlowGraph:
     """Features that a feature, `start`, comes from and goes to.
 
-    `edges` are the matches above the `thresholds`, sorted. `groups` has the group, such as *From
-    RES & MLP*, of each residual feature whose predecessors were searched.
+    `edges` are the matches above the `thresholds`, sorted. `groups` has one of `GROUPS` for each
+    residual feature whose predecessors were searched.
     """
 
     start: Feature
@@ -159,13 +157,8 @@ class FlowGraph:
             "start": self.start.id,
             "thresholds": dict(self.thresholds),
             "nodes": [
-                {
-                    "id": feature.id,
-                    **asdict(feature.hook_point),
-                    "index": feature.index,
-                    "group": self.groups.get(feature),
-                }
-                for feature in self.features
+                {"id": f.id, **asdict(f.hook_point), "index": f.index, "group": self.groups.get(f)}
+                for f in self.features
             ],
             "edges": [
                 {"source": edge.source.id, "target": edge.target.id, "cosine": edge.cosine}
@@ -186,9 +179,7 @@ class FlowGraph:
 
 
 class DecoderMatcher:
-    """Matches features of neighboring hook points of an LM by the cosine of their decoders.
-
-    A decoder is ``(n_features, width)``, with a feature in each row.
+    """Matches features of neighboring hook points by the cosine of their rows in the decoders.
 
     Example:
         >>> import torch
@@ -228,10 +219,7 @@ class DecoderMatcher:
         return max(streams)
 
     def predecessors(self, hook_point: HookPoint) -> list[HookPoint]:
-        """Return the hook points with an SAE from which features of a hook point can come.
-
-        Hook points of MLP and attention have none.
-        """
+        """Return the hook points with an SAE from which features come; outputs have none."""
         if hook_point.kind != "residual":
             return []
         layer = hook_point.layer
@@ -261,8 +249,7 @@ class DecoderMatcher:
     ) -> FlowGraph:
         """Follow a feature ``backward`` to its sources, ``forward`` to where it goes, or ``both``.
 
-        `thresholds` are the minimum cosine of an edge, one for all or by the kind of its source; k
-        features are considered at each hook point, the most similar first.
+        `thresholds` are those of `thresholds_by_kind`; k of the most similar are considered.
         """
         limits = thresholds_by_kind(thresholds)
         require_one_of("direction", direction, ("backward", "forward", "both"))
@@ -298,12 +285,9 @@ class DecoderMatcher:
         matches = match_features(decoder, self.decoders[other], k)
         rows, ranks = (matches.cosines >= limit).nonzero(as_tuple=True)
         columns = rows, matches.indices[rows, ranks], matches.cosines[rows, ranks]
-        edges = []
-        for row, index, cosine in zip(*(column.tolist() for column in columns), strict=True):
-            ends = features[row], Feature(other, index)
-            source, target = reversed(ends) if backward else ends
-            edges.append(Edge(source, target, cosine))
-        return edges
+        found = zip(*(column.tolist() for column in columns), strict=True)
+        ends = ((features[row], Feature(other, index), cosine) for row, index, cosine in found)
+        return [Edge(b, a, cosine) if backward else Edge(a, b, cosine) for a, b, cosine in ends]
 
     def check_start(self, start: Feature) -> None:
         """Refuse a feature that cannot be followed."""
@@ -323,8 +307,7 @@ def thresholds_by_kind(thresholds: Mapping[HookKind, float] | float) -> dict[Hoo
     """
     if not isinstance(thresholds, Mapping):
         thresholds = dict.fromkeys(KINDS, float(thresholds))
-    unknown = set(thresholds) - set(KINDS)
-    if unknown:
+    if unknown := set(thresholds) - set(KINDS):
         raise ConfigError(
             f"model.thresholds has {sorted(unknown)[0]!r}, which is no kind of hook point; the "
             f"kinds are {', '.join(KINDS)}."

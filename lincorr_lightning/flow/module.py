@@ -37,31 +37,25 @@ class FeatureFlow(LMStudy):
     On texts it counts where features come from (groups), tests by deactivation whether they do,
     and carries features between hook points by transition matrices. For a relation it finds the
     features that carry its answers, follows them back to see whether they meet, removes what they
-    share, and steers towards some of the answers. ("Analyze Feature Flow to Enhance Interpretation
-    and Steering in Language Models", Laptev et al., 2025, arXiv 2502.03032.)
+    share, and steers towards some of the answers (Laptev et al., 2025, arXiv 2502.03032).
 
     It is run by ``lincorr test`` in one process. Its batches are `TokenRows`. Without SAEs, a
     batch of `TextBlocks` comes first, on which small ones are trained.
 
     Args:
         lm: The LM.
-        saes: Folder that holds a folder for each SAE, in any known format, such as
-            ``sparse_autoencoders/`` of a run of `SparseAutoencoders`; or the folders of the SAEs.
-            None trains small ones first.
+        saes: Folder that holds a folder for each SAE, in any known format, such as a run's
+            ``sparse_autoencoders/``; or the folders of the SAEs. None trains small ones first.
         training_tokens: Number of tokens that small SAEs are trained on; the program `lincorr`
-            passes it to the `TextsDataModule`, which takes them from texts that are not read
-            afterwards.
+            passes it to the `TextsDataModule`, which takes them from texts not read afterwards.
         sae: Form and size of small SAEs.
-        relation: Relation whose answers' features are searched, as ``city->country``; None skips
-            it and steering.
-        features: Features whose flow is drawn, as ``residual.1.37``; None draws features that carry
-            answers of the relation.
-        thresholds: Minimum cosine of an edge of a flow graph: one for all, or by the kind of its
-            source.
+        relation: Relation such as ``city->country``, whose answers' features are searched; None
+            skips it and steering.
+        features: Features whose flow is drawn, as ``residual.1.37``; None draws those of answers.
+        thresholds: Minimum cosine of an edge of a flow graph, for all or by the kind of its source.
         k: Number of predecessors considered at each hook point for flow graphs, the most similar
             first. Above 1 a graph of many layers may hold most features; steering always takes 1.
-        n_subjects: Number of subjects that the relation is measured on; fewer if the vocabulary has
-            not so many.
+        n_subjects: Number of subjects that the relation is measured on, if the vocabulary has them.
         answer_share: Share of the subjects that count as having a label as their answer, those with
             the highest logit of it relative to the mean of all labels. None takes those whose most
             likely answer it is, which are too few if the LM knows nothing of the subjects.

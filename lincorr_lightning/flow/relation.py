@@ -22,7 +22,7 @@ from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import last_activations, remove_features
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 MIN_SUBJECTS = 3
 """Minimum number of subjects with a label as their answer, in each half."""
@@ -43,11 +43,11 @@ class RelationCut:
     """A relation with some features removed, on held-out subjects.
 
     A `cut` is ``none``, ``carriers`` of both answers of a pair, or features in the ``flow`` of
-    both; in a `control`, as many others stand for them that are about as often active. `fixed` is
-    the mean label-wise r of the unchanged LM's linear map, `target_only` the same with features
-    removed in the target's prompt alone, `refitted` that of a new map; None if no label varies.
-    `recall` is the share of subjects whose target answer is a reference answer for the source
-    answer of the unchanged LM (None without a reference), `kept` that of unchanged target answers.
+    both; a `control` removes as many others, about as often active. `fixed` is the mean label-wise
+    r of the unchanged LM's linear map, `target_only` the same with features removed in the target's
+    prompt alone, `refitted` that of a new map; None if no label varies. `recall` is the share of
+    subjects whose target answer is a reference answer for the source answer of the unchanged LM
+    (None without a reference), `kept` that of unchanged target answers.
     """
 
     cut: str
@@ -61,10 +61,7 @@ class RelationCut:
 
 
 class AnswerFeature(NamedTuple):
-    """The feature of a hook point that best predicts that a label is the answer.
-
-    Its AUROC is on subjects that it was not chosen on.
-    """
+    """The feature of a hook point that best predicts an answer, and its AUROC on other subjects."""
 
     feature: Feature
     auroc: float
@@ -88,10 +85,9 @@ class AnswerPair(NamedTuple):
 class RelationFlow:
     """What the features of a relation's answers have in common, and what depends on them.
 
-    Features and maps are fitted on the first `n_fit` subjects. `logits` are those of the unchanged
-    LM; `features` are those of the labels by side, ``source`` or ``target``; `last` is the last
-    residual stream that has an SAE, and `pairs` are those that have features there. The first of
-    the `cuts` removes nothing.
+    Features and maps are fitted on the first `n_fit` subjects. `logits` are the unchanged LM's;
+    `features` are those of the labels by side, ``source`` or ``target``; `last` is the last stream
+    that has an SAE, and `pairs` have features there. The first of the `cuts` removes nothing.
     """
 
     relation: TokenizedRelation
@@ -156,7 +152,7 @@ class RelationFlow:
 @torch.no_grad()
 def measure_relation(
     lm: LanguageModel,
-    saes: Mapping[HookPoint, SparseAutoencoder],
+    saes: SAEs,
     matcher: DecoderMatcher,
     relation: TokenizedRelation,
     subjects: Sequence[str],
@@ -167,8 +163,8 @@ def measure_relation(
 ) -> RelationFlow:
     """Find the features of a relation's answers, follow them back, and remove what they share.
 
-    `answer_share` decides which subjects have a label as their answer, see `answer_members`.
-    Features and maps are fitted on the first half of the subjects and scored on the second.
+    They are fitted, as maps are, on the first half of the subjects and scored on the second;
+    `answer_share` is that of `answer_members`.
     """
     n_fit = len(subjects) // 2
     logits = relation_logits(lm, relation, subjects)
@@ -221,14 +217,11 @@ def relation_logits(
 
 
 def control_features(
-    features: Iterable[Feature],
-    activations: Mapping[HookPoint, Tensor],
-    generator: torch.Generator,
+    features: Iterable[Feature], activations: Mapping[HookPoint, Tensor], generator: torch.Generator
 ) -> list[Feature]:
     """Draw as many other features of the same hook points that are active about as often.
 
-    Each is one of the 20 whose number of activations, ``(n_features,)`` by hook point, is closest
-    to that of the feature that it stands for.
+    Each is one of the 20 with the closest number of `activations`, ``(n_features,)`` each.
     """
     features = sorted(features)
     drawn: list[Feature] = []
@@ -240,19 +233,15 @@ def control_features(
         difference[taken] = torch.inf
         n = min(_N_NEAREST, int(difference.isfinite().sum()))
         if n:
-            nearest = difference.argsort(stable=True)[:n]
-            chosen = nearest[torch.randint(n, (1,), generator=generator)]
-            drawn.append(Feature(at, int(chosen)))
+            rank = torch.randint(n, (1,), generator=generator)
+            drawn.append(Feature(at, int(difference.argsort(stable=True)[rank])))
     return drawn
 
 
 def score_relation(
     relation: TokenizedRelation, before: RelationLogits, after: RelationLogits, n_fit: int
 ) -> dict[str, Any]:
-    """Return the scores of a `RelationCut` from the logits with and without some features.
-
-    Maps are fitted on the first `n_fit` subjects; the others are scored.
-    """
+    """Return the scores of a `RelationCut` on subjects after the first `n_fit`, which fit maps."""
     old, new = _fit(before, n_fit), _fit(after, n_fit)
     test = slice(n_fit, None)
     answered = before.source[test].argmax(1)
@@ -281,11 +270,11 @@ def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float |
 
 
 def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
-    """Return for which subjects each label counts as the answer, bool, ``(n_subjects, n_labels)``.
+    """Return for which subjects each label counts as the answer, bool, shaped as the `logits`.
 
-    `logits` have that shape. A `share` takes so many of either half of the subjects, of which the
-    first has `n_fit`: those with the highest logit of the label relative to the mean of all labels.
-    None takes the subjects whose most likely answer the label is.
+    A `share` takes so many of either half of the subjects, of which the first has `n_fit`: those
+    with the highest logit of the label relative to the mean of all labels. None takes the subjects
+    whose most likely answer the label is. All are ``(n_subjects, n_labels)``.
     """
     if share is None:
         return torch.nn.functional.one_hot(logits.argmax(1), logits.shape[1]).bool()
@@ -301,11 +290,10 @@ def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
 def find_answer_features(
     hook_point: HookPoint, features: Tensor, members: Tensor, n_fit: int
 ) -> dict[int, AnswerFeature]:
-    """Choose for each label the feature with the highest AUROC for being the answer.
+    """Choose for each label the feature with the highest AUROC on the first `n_fit` subjects.
 
     `features` are those at the end of each subject's prompt, ``(n_subjects, n_features)``, and
-    `members` a result of `answer_members`. They are chosen on the first `n_fit` subjects. A label
-    that is the answer of fewer than `MIN_SUBJECTS` subjects in either half has none.
+    `members` of `answer_members`. Labels of under `MIN_SUBJECTS` subjects in a half have none.
     """
     fit, test = members[:n_fit], members[n_fit:]
     enough = (fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)
@@ -328,9 +316,8 @@ def compare_answers(
 ) -> list[AnswerPair]:
     """Follow the features of all source and target answers back, and see where they meet.
 
-    The flow of an answer starts at the feature that carries it in the last residual stream; the
-    pairs are all those of labels that have one. Pairs outside the reference, ``(n_target,
-    n_source)`` bool, are the chance level for those in it.
+    The flow of an answer starts at its feature in the last residual stream, which all pairs have.
+    Pairs outside the reference, ``(n_target, n_source)`` bool, are the chance level.
     """
     last = matcher.last
     below = [at for at in matcher.decoders if at != last]

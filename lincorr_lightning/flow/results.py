@@ -55,14 +55,10 @@ def feature_flow_results(
     """Build the results of the study from all that it measured."""
     groups = [each.summarize() for each in statistics.groups.values()]
     drawn = {f for graphs in flows.values() for graph in graphs for f in graph.features}
-    effects = Table.of(
-        "deactivation", cuts, CutEffect,
-        "Effect of rescaling the predecessors of features, by layer, method and group.",
-    )  # fmt: skip
-    points = Table.of(
-        "steering", steering, SteeringPoint,
-        "Effect of steering towards each answer, by strategy and strength.",
-    )  # fmt: skip
+    caption = "Effect of rescaling the predecessors of features, by layer, method and group."
+    effects = Table.of("deactivation", cuts, CutEffect, caption)
+    caption = "Effect of steering towards each answer, by strategy and strength."
+    points = Table.of("steering", steering, SteeringPoint, caption)
     by_method = summarize_cuts(effects.frame, "method")
     by_layer = summarize_cuts(effects.frame, "layer", "method")
     best = best_steering(points.frame)
@@ -112,10 +108,9 @@ def write_graphs(flows: Flows, folder: Path) -> None:
 
 
 def summarize_cuts(cuts: DataFrame, *by: str) -> DataFrame:
-    """Return the effect of each method beside its random control, over all groups.
+    """Return the effect of each method at the lowest r beside its random control, over all groups.
 
-    It is that at the lowest r: predecessors are removed if r = 0 was measured. `by` are the columns
-    of `CutEffect` that have a row per value.
+    `by` are the columns of `CutEffect` that have a row per value.
     """
     effects = compare_cuts(cuts[cuts["group"] == "all"], *by)
     random = effects["random_success"].astype(float)
@@ -136,10 +131,8 @@ def _plain(frame: DataFrame) -> DataFrame:
 def _relation_values(flow: RelationFlow) -> dict[str, Any]:
     reference = [pair for pair in flow.pairs if pair.is_reference]
     others = [pair for pair in flow.pairs if not pair.is_reference]
-    values: dict[str, Any] = {
-        "relation": flow.relation.name, "n_fit": flow.n_fit,
-        "n_test": len(flow.subjects) - flow.n_fit,
-    }  # fmt: skip
+    n_test = len(flow.subjects) - flow.n_fit
+    values: dict[str, Any] = {"relation": flow.relation.name, "n_fit": flow.n_fit, "n_test": n_test}
     for suffix, pairs in (("", reference), ("_permuted", others)):
         n = len(pairs)
         carried = Counter(feature.hook_point for pair in pairs for feature in pair.carriers)
@@ -147,11 +140,8 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
             at.id: carried[at] / max(n, 1) for at in flow.features["source"] if at != flow.last
         }
         values[f"shared_flow{suffix}"] = sum(bool(p.shared) for p in pairs) / n if n else None
-    return values | {
-        "n_reference_pairs": len(reference),
-        "n_other_pairs": len(others),
-        "cuts": [asdict(cut) for cut in flow.cuts],
-    }
+    numbers = {"n_reference_pairs": len(reference), "n_other_pairs": len(others)}
+    return values | numbers | {"cuts": [asdict(cut) for cut in flow.cuts]}
 
 
 def _scalars(
@@ -166,9 +156,8 @@ def _scalars(
     }  # fmt: skip
     for row, kind in product(_plain(by_method).to_dict("records"), ("matched", "random")):
         scalars[f"deactivation/{row['method']}/{kind}"] = row[f"{kind}_success"]
-    for row, name in product(
-        best.to_dict("records"), ("strength", "behaviour", "coherence", "score")
-    ):
+    names = ("strength", "behaviour", "coherence", "score")
+    for row, name in product(best.to_dict("records"), names):
         scalars[f"steering/{row['strategy']}/{name}"] = row[name]
     keys = {"r": "fixed", "r_target_only": "target_only", "r_refitted": "refitted",
             "recall": "recall"}  # fmt: skip
@@ -271,10 +260,7 @@ _CUT_COLOURS: dict[Any, Any] = {
 
 
 def _figures(
-    frames: Mapping[str, DataFrame],
-    n_tokens: int,
-    relation: RelationFlow | None,
-    lm: str,
+    frames: Mapping[str, DataFrame], n_tokens: int, relation: RelationFlow | None, lm: str
 ) -> Iterable[Figure]:
     drawn: dict[str, tuple[str, str, Any]] = {
         "groups": ("groups", "Share of activations by the matched predecessors that are active "
@@ -450,7 +436,7 @@ def flow_figure(
     """Draw where one feature, or those of two answers, come from and go to.
 
     There is a row of boxes for each residual stream, the last one on top, and below each a row for
-    the outputs of the layer's attention and MLP. The whole graph is in the GraphML file.
+    the outputs of the layer's attention and MLP.
     """
     starts = {graph.start for graph in graphs}
     edges = {(edge.source, edge.target): edge for graph in graphs for edge in graph.edges}

@@ -25,7 +25,7 @@ from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import edited
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -75,9 +75,8 @@ def steering_weights(
 ) -> dict[Feature, float]:
     """Return the relative strength of each feature of a flow graph: 1 for its start.
 
-    ``single`` uses the start alone. With the others every feature takes part: ``constant`` with
-    equal weights, ``linear`` with weights that fall to 0 one step beyond the farthest feature,
-    ``exponential`` with a factor of `decay` per step.
+    ``single`` uses the start alone; ``constant`` has equal weights, ``linear`` those that fall to 0
+    one step beyond the farthest feature, and ``exponential`` a factor of `decay` per step.
     """
     if strategy == "single":
         return {graph.start: 1.0}
@@ -125,9 +124,8 @@ class SteeredAnswer(NamedTuple):
 class SteeringPoint:
     """Effect of steering towards one answer, `label`, by the flow of the feature that carries it.
 
-    The strength is in mean activations of each feature where it is active. `behaviour` is the mean
-    probability of the answer, `coherence` the perplexity of other texts without steering by that
-    with steering, at most 1, and `score` their product.
+    `behaviour` is the mean probability of the answer, `coherence` the perplexity of other texts
+    without steering by that with steering, at most 1, and `score` their product.
     """
 
     label: str
@@ -142,7 +140,7 @@ class SteeringPoint:
 
 def measure_steering(
     lm: LanguageModel,
-    saes: Mapping[HookPoint, SparseAutoencoder],
+    saes: SAEs,
     activity: Mapping[HookPoint, FeatureActivity],
     answers: Sequence[SteeredAnswer],
     texts: Rows,

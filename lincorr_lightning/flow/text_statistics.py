@@ -1,8 +1,7 @@
 """Features on texts: their groups, their activity, and the variance they explain elsewhere.
 
 The group of a feature at a token is which of its matched predecessors are active with it (arXiv
-2502.03032, figures 3 to 5, 12, 14 and 18). Transition matrices carry the features of one SAE to
-another (figures 21 to 23).
+2502.03032, figures 3 to 5, 12, 14, 18). Transition matrices carry features on (figures 21 to 23).
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -33,12 +32,7 @@ _N_SAMPLED = 2048
 class TextStatistics:
     """Statistics of the features on texts, batch by batch."""
 
-    def __init__(
-        self,
-        lm: LanguageModel,
-        saes: Mapping[HookPoint, SparseAutoencoder],
-        matcher: DecoderMatcher,
-    ) -> None:
+    def __init__(self, lm: LanguageModel, saes: SAEs, matcher: DecoderMatcher) -> None:
         self._lm, self._saes = lm, saes
         self.groups = {
             hook_point: FeatureGroups(hook_point, matcher.match(hook_point))
@@ -87,8 +81,7 @@ class TextStatistics:
 class FeatureActivity:
     """How often and how strongly the features of one hook point are active, and where most.
 
-    Memory does not grow with the number of texts. ``n_active`` is the number of tokens at which
-    each feature was active, ``(n_features,)``, of ``n_tokens``.
+    ``n_active`` has at how many of ``n_tokens`` tokens each was active, ``(n_features,)``.
     """
 
     def __init__(self, n_features: int, n_context: int = 2) -> None:
@@ -102,8 +95,8 @@ class FeatureActivity:
     def update(self, features: Tensor, ids: Tensor, mask: Tensor, predicted: Tensor) -> None:
         """Add some texts, padded on the right, with the most likely next token at each position.
 
-        `features` are those at the tokens that `mask` counts, text after text, ``(n_tokens,
-        n_features)``; `ids`, `mask` and `predicted` are ``(n_texts, longest)``.
+        `features`, ``(n_tokens, n_features)``, are those at the tokens that `mask` counts, text
+        after text; `ids`, `mask` and `predicted` are ``(n_texts, longest)``.
         """
         text, position = mask.nonzero(as_tuple=True)
         self.n_tokens += len(features)
@@ -141,8 +134,8 @@ class FeatureActivity:
 class FeatureGroups:
     """Counts how often each feature of a hook point is active in each group.
 
-    Memory does not grow with the number of texts: there are eight counts per feature. Of the
-    matches in each predecessor, see `DecoderMatcher.match`, only the best is used.
+    There are eight counts per feature. Of the matches in each predecessor, see
+    `DecoderMatcher.match`, only the best is used.
 
     Example:
         >>> from lincorr_lightning.flow.graph import match_features
@@ -161,10 +154,9 @@ class FeatureGroups:
         self.counts = torch.zeros(shape, dtype=torch.int64, device=indices.device)
 
     def codes(self, features: Mapping[HookPoint, Tensor]) -> Tensor:
-        """Return the group that each feature would be in at each token if it were active.
+        """Return the code of `GROUPS` of each feature at each token, if it were active there.
 
-        `features` are those of this hook point and of its predecessors, ``(n_tokens, n_features)``
-        each; the codes of `GROUPS`, int64, have the same shape.
+        `features` are those of this hook point and its predecessors, ``(n_tokens, n_features)``.
         """
         codes = torch.zeros_like(features[self.hook_point], dtype=torch.int64)
         for source, match in self.matches.items():
@@ -189,9 +181,9 @@ class FeatureGroups:
         return dict(zip(GROUPS, (total.double() / total.sum()).tolist(), strict=True))
 
     def auroc(self, source: HookPoint) -> float:
-        """Return how well the cosine predicts that the predecessor is active with the feature.
+        """Return how well the cosine predicts that the predecessor is active at activations.
 
-        It is over all activations; NaN if the predecessor there is always or never active.
+        NaN if it always or never is.
         """
         bit = 1 << KINDS.index(source.kind)
         together = self.counts[:, [code for code in range(len(GROUPS)) if code & bit]].sum(1)
@@ -216,8 +208,7 @@ class Transition:
     """Variance that the features of one SAE, `source`, explain at another hook point, `target`.
 
     Features are matched by their cosines in the weights `compared`, ``decoder`` or ``encoder``, k
-    sources per target. `own` is what the target's own SAE explains; None if activations are
-    constant.
+    sources per target. `own` is what the target's SAE explains; None for constant activations.
     """
 
     source: str
@@ -234,8 +225,7 @@ def carried_features(features: Tensor, indices: Tensor) -> Iterator[Tensor]:
 
     That is ``f T`` with ``T = indicator(top-k of W_dec(source)ᵀ W_dec(target))``: a target is the
     sum of its k most similar sources. `features` are ``(n, n_sources)`` and `indices` the sources
-    of each target, ``(n_targets, k)``, -1 for none; the result is ``(n, n_targets)``, which makes
-    the two SAEs a transcoder between their hook points if the target's SAE decodes it.
+    of each target, ``(n_targets, k)``, -1 for none; the result, ``(n, n_targets)``, can be decoded.
 
     Example:
         >>> indices = torch.tensor([[1, 0], [1, -1]])
@@ -250,15 +240,12 @@ def carried_features(features: Tensor, indices: Tensor) -> Iterator[Tensor]:
 
 @torch.no_grad()
 def measure_transitions(
-    saes: Mapping[HookPoint, SparseAutoencoder],
-    matcher: DecoderMatcher,
-    sample: Mapping[HookPoint, Tensor],
+    saes: SAEs, matcher: DecoderMatcher, sample: Mapping[HookPoint, Tensor]
 ) -> list[Transition]:
-    """Carry the features of every predecessor to the next residual stream.
+    """Carry the features of every predecessor to the next residual stream, by each of TRANSITION_K.
 
-    `sample` holds activations of the same tokens at each hook point, ``(n, width)``. There is a
-    result per pair of hook points, kind of weights and k of `TRANSITION_K`. The explained variance
-    is ``1 - Σ|x - x̂|² / Σ|x - mean|²`` over all rows and columns, in float64.
+    `sample` holds activations of the same tokens at each hook point, ``(n, width)``. The explained
+    variance is ``1 - Σ|x - x̂|² / Σ|x - mean|²`` over all rows and columns, in float64.
     """
     transitions = []
     for target in matcher.decoders:

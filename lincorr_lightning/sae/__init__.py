@@ -5,6 +5,7 @@ from lincorr_lightning.sae.formats import (
     SAEFormat,
     load_sae,
     load_saes,
+    register_format,
     save_saes,
 )
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -25,6 +26,7 @@ __all__ = [
     "find_hook_points",
     "load_sae",
     "load_saes",
+    "register_format",
     "save_saes",
     "width_of",
 ]

@@ -2,8 +2,7 @@
 
 A feature is rescaled by ``x - (1 - r) f_i d_i``, where ``f_i`` is its activation in the same
 forward pass and ``d_i`` its decoder row on the LM's scale: what the SAE does not explain is kept,
-and ``r = 1`` changes nothing ("Analyze Feature Flow ...", Laptev et al., 2025, arXiv 2502.03032,
-deactivation and steering).
+and ``r = 1`` changes nothing (Laptev et al., 2025, arXiv 2502.03032).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.sae.hook_points import Feature, HookPoint, at_hook_point, check_feature
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
-from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
+from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -56,10 +55,7 @@ class Forward(NamedTuple):
         return self.mask & (torch.arange(self.mask.shape[1], device=self.mask.device) >= n_skipped)
 
     def losses(self) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy of the next token, and whether there is one.
-
-        Both are ``(n_cases, longest - 1)``; the losses are float64, and 0 where there is none.
-        """
+        """Return `next_token_losses`, and whether there is a next token, ``(n, longest - 1)``."""
         return next_token_losses(self.logits, self.ids, self.mask), self.mask[:, 1:]
 
 
@@ -90,11 +86,10 @@ def run_with_hooks(
 ) -> None:
     """Run the LM over texts, in batches of similar length that fit the memory.
 
-    The LM, loaded, runs in eval mode and its own precision; its mode is restored afterwards.
-    `callback` is called with each forward pass. Activations at hook points are captured as
+    The LM, loaded, runs in eval mode and its own precision, for logits to its end; its mode is
+    restored afterwards. `callback` is called with each forward pass. Activations are captured as
     interventions of `edited` leave them; `context` makes a context, such as that, to run the texts
-    of some indices in. For logits the LM runs to its end. `batches` keep the size that fits the
-    memory from one call to the next.
+    of some indices in. `batches` keep the size that fits the memory for the next call.
     """
 
     def run(cases: list[int], ids: Tensor, mask: Tensor) -> None:
@@ -122,8 +117,7 @@ def run_layer(
 ) -> None:
     """Run the LM over texts up to a layer, which `callback` can then run as often as it wants.
 
-    `callback` takes the indices of the texts of each forward pass, and the function that
-    `stop_before` returns; texts are padded on the right.
+    It takes the indices of the texts of each forward pass, and what `stop_before` returns.
     """
 
     def run(cases: list[int], ids: Tensor, mask: Tensor) -> None:
@@ -213,10 +207,9 @@ class BlockActivations:
 
 
 def rescale_at(sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: float) -> Intervention:
-    """Rescale features at one of the `positions` of each row, ``(batch,)``.
+    """Multiply activations of distinct features of each row by r at its position, ``(batch,)``.
 
-    `chosen` are indices of distinct features of each row, ``(batch, k)``, -1 for none; `r` is the
-    factor of their activations: 0 removes, 1 changes nothing.
+    `chosen` are their indices, ``(batch, k)``, -1 for none.
     """
 
     def rescale(x: Tensor) -> Tensor:
@@ -231,28 +224,21 @@ def rescale_at(sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: flo
     return rescale
 
 
-def remove_features(
-    saes: Mapping[HookPoint, SparseAutoencoder], features: Iterable[Feature]
-) -> dict[HookPoint, Intervention]:
+def remove_features(saes: SAEs, features: Iterable[Feature]) -> dict[HookPoint, Intervention]:
     """Remove distinct features wherever they are active."""
     indices: dict[HookPoint, list[int]] = {}
     for feature in sorted(features):
         check_feature(feature, at_hook_point(saes, feature.hook_point).n_features)
         indices.setdefault(feature.hook_point, []).append(feature.index)
 
-    def removing(sae: SparseAutoencoder, index: list[int]) -> Intervention:
-        def remove(x: Tensor) -> Tensor:
-            removed = sae.encode(x)[..., index] @ sae.decoder[index] / sae.input_scale
-            return x - removed.to(x.dtype)
+    def remove(sae: SparseAutoencoder, index: list[int], x: Tensor) -> Tensor:
+        removed = sae.encode(x)[..., index] @ sae.decoder[index] / sae.input_scale
+        return x - removed.to(x.dtype)
 
-        return remove
-
-    return {at: removing(saes[at], index) for at, index in indices.items()}
+    return {at: partial(remove, saes[at], index) for at, index in indices.items()}
 
 
-def add_features(
-    saes: Mapping[HookPoint, SparseAutoencoder], amounts: Mapping[Feature, float]
-) -> dict[HookPoint, Intervention]:
+def add_features(saes: SAEs, amounts: Mapping[Feature, float]) -> dict[HookPoint, Intervention]:
     """Add features to every token by amounts in units of their activation, to steer with them."""
     added: dict[HookPoint, Tensor] = {}
     for feature, amount in amounts.items():
@@ -261,20 +247,17 @@ def add_features(
         row = sae.decoder.detach()[feature.index] * (amount / sae.input_scale)
         added[feature.hook_point] = added.get(feature.hook_point, torch.zeros_like(row)) + row
 
-    def adding(vector: Tensor) -> Intervention:
-        return lambda x: x + vector.to(x)
+    def add(vector: Tensor, x: Tensor) -> Tensor:
+        return x + vector.to(x)
 
-    return {hook_point: adding(vector) for hook_point, vector in added.items()}
+    return {at: partial(add, vector) for at, vector in added.items()}
 
 
 @torch.no_grad()
 def score_texts(
-    model: PreTrainedModel,
-    saes: Mapping[HookPoint, SparseAutoencoder],
-    texts: TokenRows,
-    quality: ReconstructionQuality,
+    model: PreTrainedModel, saes: SAEs, texts: TokenRows, quality: ReconstructionQuality
 ) -> None:
-    """Run one batch of texts unchanged, and twice for each SAE, and add what it gave to `quality`.
+    """Add to `quality` what a batch of texts gives unchanged, and twice more with each SAE.
 
     Activations are read and replaced at the counted tokens: by their reconstruction, and by zeros.
     """

@@ -1,9 +1,9 @@
 """Read and replace the activations of any Hugging Face causal LM at its hook points.
 
 The hook point of an attention or an MLP is what it adds to the residual stream: in Gemma 2, where
-a norm lies between the module and the stream, that is the norm's output. Nothing here is specific
-to an architecture. Of the modules in a layer, those two are taken that add up on a probe (stream
-after the layer = stream before it + both outputs); the one with attention in its name is that.
+a norm lies between the module and the stream, the norm's output. In any architecture those two
+modules of a layer are taken that add up on a probe (stream after the layer = stream before it +
+both outputs); the one with attention in its name is that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 _ATTENTION = ("attn", "attention")
 _N_PROBE_TOKENS = 4
 # Relative to what a layer adds, and to the stream in units of its rounding.
-_TOLERANCE = 0.02
+_TOLERANCE, _PROJECTION_TOLERANCE = 0.02, 1e-4
 _ROUNDINGS = 4.0
 # Attribute of a model: names of the modules of MLP and attention output in each layer. Adapters may
 # wrap the modules themselves later.
@@ -55,8 +55,7 @@ def captured(
     """Capture the activations of a Hugging Face causal LM at hook points.
 
     Those of the last forward pass inside the context, ``(batch, sequence, width)`` each, in the
-    LM's precision, without gradient; inside `edited`, the replaced ones. The LM's mode, weights and
-    gradients stay as they are.
+    LM's precision, without gradient; inside `edited`, the replaced ones.
     """
     activations: dict[HookPoint, Tensor] = {}
 
@@ -75,9 +74,8 @@ def edited(
     """Replace the activations of a Hugging Face causal LM at hook points while it runs.
 
     `interventions` has a function per hook point from the activations there, ``(batch, sequence,
-    width)``, to their replacement of the same shape, or to None, which only reads them. They are
-    called in each forward pass inside the context, layer by layer, so that each sees the effect of
-    those before it. Gradients pass through them.
+    width)``, to their replacement, or to None, which only reads them. In each forward pass inside
+    the context each sees the effect of those in earlier layers. Gradients pass through them.
     """
     with ExitStack() as stack:
         for hook_point, function in interventions.items():
@@ -115,8 +113,7 @@ def stop_before(
     """Run an LM up to a layer, and return a function that runs this layer as often as wanted.
 
     `run` calls the LM. The function takes an intervention in the residual stream before the layer,
-    or None, and returns the stream after it, ``(batch, sequence, width)``; interventions that are
-    entered by `edited` around its call take effect.
+    or None, and returns the stream after it, as `edited` around its call changes it.
     """
     module = layers_of(model)[layer]
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
@@ -223,6 +220,19 @@ def run_probe(model: nn.Module) -> None:
         model(input_ids=ids, use_cache=False)
 
 
+def is_output_of(model: nn.Module, name: str, hook_point: HookPoint) -> bool:
+    """Return whether a module, by its path in the layer, gives the activations of a hook point."""
+    outputs: list[Tensor] = []
+
+    def record(module: nn.Module, args: Any, output: Any) -> None:
+        outputs.append(_tensor_in(output).flatten().clone())
+
+    module = dict(layer_of(model, hook_point).named_modules()).get(name, nn.Identity())
+    with module.register_forward_hook(record), captured(model, [hook_point]) as read:
+        run_probe(model)
+    return bool(outputs) and torch.equal(outputs[-1], read[hook_point].flatten())
+
+
 @torch.no_grad()
 def _find_outputs(model: nn.Module, layers: nn.ModuleList) -> list[dict[HookKind, str]]:
     streams: list[dict[str, Tensor]] = [{} for _ in layers]
@@ -281,3 +291,43 @@ def _outputs_of(
 def _is_attention(layer: nn.Module, name: str) -> bool:
     called = f"{name} {type(layer.get_submodule(name)).__name__}".lower()
     return any(word in called for word in _ATTENTION)
+
+
+@torch.no_grad()
+def find_projection(model: nn.Module, hook_point: HookPoint) -> tuple[Tensor, Tensor] | None:
+    """Find the map ``y = W z + b`` from the heads z of a layer's attention to its output y.
+
+    It works for any architecture: each matrix of the layer is tried on its own input.
+
+    Returns:
+        W, ``(width, n_heads * head_size)``, and b, ``(width,)``, float64; None if y is no such map.
+    """
+    calls: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def record(module: Any, args: Any, output: Any) -> None:
+        del output
+        if args and isinstance(args[0], Tensor):
+            bias = getattr(module, "bias", None)
+            bias = module.weight.new_zeros(()) if bias is None else bias
+            # Copied during the forward pass, when a sharded LM has gathered them.
+            calls.append((args[0], module.weight.detach().clone(), bias.detach().clone()))
+
+    with ExitStack() as stack:
+        for module in layer_of(model, hook_point).modules():
+            weight = getattr(module, "weight", None)
+            if isinstance(weight, Tensor) and weight.dim() == 2:
+                stack.enter_context(module.register_forward_hook(record))
+        at = stack.enter_context(captured(model, [hook_point]))
+        run_probe(model)
+    added = at[hook_point]
+    output = added.double().cpu().flatten(0, -2)
+    tolerance = max(_PROJECTION_TOLERANCE, _ROUNDINGS * torch.finfo(added.dtype).eps)
+    for read, weight, bias in calls:
+        for matrix in (weight, weight.T):  # GPT-2 stores its matrices transposed
+            if matrix.shape != (output.shape[1], read.shape[-1]):
+                continue
+            w, b = matrix.double().cpu(), bias.double().cpu().expand(len(matrix))
+            error = read.double().cpu().flatten(0, -2) @ w.T + b - output
+            if error.norm() <= tolerance * output.norm():
+                return w, b
+    return None

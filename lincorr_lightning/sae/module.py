@@ -45,13 +45,12 @@ class SparseAutoencoders(LMStudy):
 
     A training batch is a `TokenStep`, some tokens of a block of texts, or `TokenRows`, all counted
     tokens of some texts. The LM reads a block once; its activations are shuffled over the block's
-    steps and never stored on disk. All SAEs are one stacked tensor, so that a step takes a few
-    batched products. A resumed run gives the same weights bit for bit on the same processor.
+    steps and never stored. A resumed run gives the same weights bit for bit on the same processor.
 
     A validation batch is `TokenRows`: held-out texts score, for each hook point, the explained
-    variance, the active and the dead features and the LM's loss with the reconstruction. At the end
-    of ``lincorr fit``, ``sparse_autoencoders/`` in the run's folder holds a folder per SAE that
-    `load_sae` reads. ``lincorr validate`` scores a checkpoint, or SAEs in any known format.
+    variance, the active and the dead features and the LM's loss with the reconstruction. ``lincorr
+    fit`` writes a folder per SAE that `load_sae` reads to ``sparse_autoencoders/`` in the run's
+    folder. ``lincorr validate`` scores a checkpoint, or SAEs in any known format.
 
     Args:
         lm: The LM.

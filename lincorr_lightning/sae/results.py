@@ -56,13 +56,9 @@ def score_hook_points(sizes: Mapping[HookPoint, int], scored: Reconstruction) ->
     recovered = scored.loss_recovered
     return [
         SAEScore(
-            at.id, at.kind, at.layer, size,
-            explained_variance=number(float(scored.explained_variance[i])),
-            l0=float(scored.l0[i]),
-            dead=float((scored.frequency[i, :size] == 0).double().mean()),
-            loss_recovered=number(float(recovered[i])),
-            loss_spliced=float(scored.spliced[i]),
-            loss_ablated=float(scored.ablated[i]),
+            at.id, at.kind, at.layer, size, number(float(scored.explained_variance[i])),
+            float(scored.l0[i]), float((scored.frequency[i, :size] == 0).double().mean()),
+            number(float(recovered[i])), float(scored.spliced[i]), float(scored.ablated[i]),
         )
         for i, (at, size) in enumerate(sizes.items())
     ]  # fmt: skip
@@ -80,8 +76,8 @@ def sae_results(
 ) -> Results:
     """Return the results of a run, whose SAEs have these numbers of features.
 
-    Without held-out texts there are no scores and `scored` is None; without training, the history,
-    (step, value) pairs by tag, is empty and `seconds` is None.
+    Without held-out texts `scored` is None; without training, the history, (step, value) pairs by
+    tag, is empty and `seconds` is None.
     """
     values: dict[str, Any] = {}
     tables: list[Table] = []
@@ -94,8 +90,7 @@ def sae_results(
             f"Scores of each SAE on {scored.n_tokens:,} held-out tokens.",
             f"The LM's loss is {scored.clean:.3f} nats per token; spliced and ablated are its loss "
             "with the activations replaced by their reconstruction and by zeros, and loss "
-            "recovered is (ablated - spliced) / (ablated - clean).",
-            headline=True,
+            "recovered is (ablated - spliced) / (ablated - clean).", headline=True,
         )  # fmt: skip
         tables = [table]
         means = table.frame[list(SCORES)].astype(float).mean()
@@ -113,11 +108,7 @@ def sae_results(
     if history:
         draw = partial(training_figure, history, name)
         figures.append(Figure("training", "Training curves.", draw))
-    values |= {
-        "n_steps": n_steps,
-        "n_tokens": n_tokens,
-        "seconds": seconds,
-    }
+    values |= {"n_steps": n_steps, "n_tokens": n_tokens, "seconds": seconds}
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib.metadata
 import math
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal, NoReturn, get_args
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
@@ -48,11 +50,10 @@ class SparseAutoencoder(nn.Module):
 
     - ``relu``: ``max(p, 0)``;
     - ``jumprelu``: ``max(p, 0)`` where ``p > threshold``, else 0 (Rajamanoharan et al., 2024,
-      arXiv 2407.14435);
-    - ``topk``: ``max(p, 0)`` of the `k` features with the largest ``p * score_scale``, else 0 (Gao
-      et al., 2024, arXiv 2406.04093);
-    - ``batchtopk``: ``max(p, 0)`` where ``p > threshold``, the threshold being learned in training
-      (Bussmann et al., 2024, arXiv 2412.06410).
+      arXiv 2407.14435); a gated SAE is one of these;
+    - ``topk``: ``max(p, 0)`` of the `k` with the largest ``p * score_scale``, else 0 (Gao et al.,
+      2024, arXiv 2406.04093);
+    - ``batchtopk``: as jumprelu, by a threshold of training (Bussmann et al., arXiv 2412.06410).
 
     Args:
         hook_point: Hook point that it reads and writes.
@@ -61,11 +62,9 @@ class SparseAutoencoder(nn.Module):
         encoder_bias: b_E, ``(n_features,)``.
         decoder_bias: b_D, ``(width,)``.
         activation: Name of the activation.
-        threshold: Threshold of jumprelu and batchtopk, ``(n_features,)``, in units of the
-            pre-activations.
+        threshold: Threshold of jumprelu and batchtopk for p, ``(n_features,)``, or one for all.
         k: Number of features that topk keeps; for information, batchtopk's mean number.
-        score_scale: Factors of the pre-activations by which topk chooses, ``(n_features,)``; None
-            for the pre-activations themselves.
+        score_scale: Factors of p by which topk chooses, ``(n_features,)``; None for 1.
         input_scale: s, the factor of the LM's activations.
         subtract_decoder_bias: Whether the encoder reads ``x' - b_D`` instead of x'.
         lm: Name of the LM that it was trained on, if known.
@@ -109,6 +108,8 @@ class SparseAutoencoder(nn.Module):
         self.decoder = nn.Parameter(decoder)
         self.encoder_bias = nn.Parameter(encoder_bias)
         self.decoder_bias = nn.Parameter(decoder_bias)
+        if threshold is not None and threshold.numel() == 1:
+            threshold = threshold.repeat(len(decoder))
         self.register_buffer("threshold", threshold)
         self.register_buffer("score_scale", score_scale)
         self._check()
@@ -126,14 +127,9 @@ class SparseAutoencoder(nn.Module):
         }  # fmt: skip
         for name, shape in shapes.items():
             tensor = getattr(self, name)
-            if tensor is None:
-                continue
-            if tuple(tensor.shape) != shape:
-                fail(
-                    f"{name} has the shape {tuple(tensor.shape)}; "
-                    f"the decoder {(n, width)} requires {shape}"
-                )
-            if not tensor.isfinite().all():
+            if tensor is not None and (found := tuple(tensor.shape)) != shape:
+                fail(f"{name} has the shape {found}; the decoder {(n, width)} requires {shape}")
+            if tensor is not None and not tensor.isfinite().all():
                 fail(f"{name} holds NaN or infinite numbers")
         if (self.threshold is not None) != (self.activation in _THRESHOLDED):
             given = "has" if self.threshold is not None else "needs"
@@ -156,9 +152,9 @@ class SparseAutoencoder(nn.Module):
         return self.decoder.shape[1]
 
     def encode(self, x: Tensor) -> Tensor:
-        """Return the features of activations, all at least 0, in the SAE's precision and device.
+        """Return the features, ``(..., n_features)`` and at least 0, of ``(..., width)``.
 
-        They are ``(..., n_features)``, the activations ``(..., width)``.
+        They are in the SAE's precision and on its device.
         """
         if x.shape[-1] != self.width:
             raise SparseAutoencoderError(
@@ -190,10 +186,9 @@ class SparseAutoencoder(nn.Module):
     def folded(self) -> SparseAutoencoder:
         """Return an equivalent SAE whose scales and norms are folded into E, D and the biases.
 
-        Its `input_scale` is 1, its encoder reads the LM's activations without subtraction, every
-        decoder row has norm 1 (zero rows stay zero), and thresholds are in the units of the
-        features: a feature's value is the length of what it adds to the LM's activations.
-        `score_scale` keeps the order in which topk chooses. This SAE is not changed.
+        Its `input_scale` is 1, its encoder reads the LM's activations without subtraction, and
+        every decoder row has norm 1 (zero rows stay zero): a feature's value is the length of what
+        it adds to the LM's activations. `score_scale` keeps the order in which topk chooses.
         """
         encoder = self.encoder.double() * self.input_scale
         decoder = self.decoder.double() / self.input_scale
@@ -206,8 +201,7 @@ class SparseAutoencoder(nn.Module):
         threshold, score_scale = self.threshold, self.score_scale
         if threshold is not None:
             threshold = (threshold.double() * norm).to(threshold)
-        if self.activation == "topk":
-            # The norms must not change which features topk chooses.
+        if self.activation == "topk":  # the norms must not change which features it chooses
             before = 1.0 if score_scale is None else score_scale.double()
             score_scale = (before / norm).to(self.encoder)
         return self.replaced(
@@ -215,11 +209,9 @@ class SparseAutoencoder(nn.Module):
             decoder=(decoder / norm[:, None]).to(self.decoder),
             encoder_bias=(encoder_bias * norm).to(self.encoder_bias),
             decoder_bias=decoder_bias.to(self.decoder_bias),
-            threshold=threshold,
-            score_scale=score_scale,
-            input_scale=1.0,
-            subtract_decoder_bias=False,
-        ).eval()
+            threshold=threshold, score_scale=score_scale,
+            input_scale=1.0, subtract_decoder_bias=False,
+        ).eval()  # fmt: skip
 
     def replaced(self, **changes: Any) -> SparseAutoencoder:
         """Return a new SAE with some arguments of the constructor changed."""
@@ -231,16 +223,13 @@ class SparseAutoencoder(nn.Module):
         The folder is new or holds only an SAE that this method wrote; it is replaced atomically.
         """
         tensors = {name: one.detach().cpu().contiguous() for name, one in self.state_dict().items()}
+        torch_version = importlib.metadata.version("torch")
         config = {
-            "format": FORMAT,
-            "format_version": FORMAT_VERSION,
+            "format": FORMAT, "format_version": FORMAT_VERSION,
             "hook_point": {"layer": self.hook_point.layer, "kind": self.hook_point.kind},
             **{name: getattr(self, name) for name in _SETTINGS},
-            "versions": {
-                "lincorr_lightning": __version__,
-                "torch": importlib.metadata.version("torch"),
-            },
-        }
+            "versions": {"lincorr_lightning": __version__, "torch": torch_version},
+        }  # fmt: skip
         with atomic_folder(folder, {CONFIG_FILE, TENSORS_FILE}) as new:
             with atomic_write(new / TENSORS_FILE) as part:
                 save_file(tensors, part)
@@ -269,6 +258,9 @@ class SparseAutoencoder(nn.Module):
             fail_to_read(folder, f"its files contradict each other ({error})")
 
 
+SAEs = Mapping[HookPoint, SparseAutoencoder]
+"""SAEs of an LM by their hook point."""
+
 # -- reading files -------------------------------------------------------------------------------
 
 
@@ -278,10 +270,12 @@ def fail_to_read(path: Path, reason: str) -> NoReturn:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a ``.safetensors`` or ``.npz`` file of numbers; nothing is unpickled."""
+    """Read the tensors of a ``.safetensors``, ``.npz`` or ``.pt`` file; no code in it is run."""
     if not path.is_file():
         fail_to_read(path, "there is no such file")
     try:
+        if path.suffix == ".pt":
+            return dict(torch.load(path, map_location="cpu", weights_only=True))
         if path.suffix != ".npz":
             return load_file(path)
         with ZipFile(path) as archive:
@@ -290,9 +284,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (
-        SafetensorError, OSError, ValueError, EOFError, BadZipFile, TypeError, KeyError, MemoryError
+        SafetensorError, OSError, ValueError, EOFError, BadZipFile, TypeError, KeyError,
+        MemoryError, RuntimeError, UnpicklingError,
     ) as error:  # fmt: skip
-        fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({error})")
+        reason = str(error).split("\n")[0]
+        if isinstance(error, UnpicklingError):  # torch tells how to run them nevertheless
+            reason = "of other things than tensors"
+        fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({reason})")
 
 
 def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:

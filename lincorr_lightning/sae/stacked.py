@@ -90,9 +90,8 @@ class StackedAutoencoders(nn.Module):
 
     Each is a `SparseAutoencoder` with ``subtract_decoder_bias``: it reads ``s x - b_D``, with s
     such that the activations' mean distance to the initial b_D is 1. Decoder rows have norm 1. The
-    loss of a hook point is its squared error as a share of the variance, so that all hook points
-    have equal weight; dead features learn the error by an auxiliary loss (Gao et al., 2024, arXiv
-    2406.04093, section 2.4).
+    loss is the squared error as a share of the variance, so that hook points have equal weight;
+    dead features learn the error by an auxiliary loss (Gao et al., arXiv 2406.04093, 2.4).
     """
 
     input_scale: Tensor
@@ -211,10 +210,7 @@ class StackedAutoencoders(nn.Module):
 
     @torch.no_grad()
     def remember(self, active: Tensor, least: Tensor) -> None:
-        """Update the steps since each feature's last activation, and the threshold.
-
-        `active` and `least` are those of `StepLosses`.
-        """
+        """Update the idle steps of features, and the threshold, by those of `StepLosses`."""
         self.idle.add_(1).masked_fill_(active > 0, 0)
         self.n_averaged.add_(1)
         share = 1.0 / self.n_averaged.clamp(max=_THRESHOLD_STEPS)
@@ -244,7 +240,7 @@ class StackedAutoencoders(nn.Module):
                 hook_point=hook_point,
                 **{name: each[i].clone() for name, each in self.named_parameters()},
                 activation=activation,
-                threshold=self.threshold[i].repeat(settings.n_features) if is_batchtopk else None,
+                threshold=self.threshold[i].clone() if is_batchtopk else None,
                 k=None if activation == "relu" else settings.k,
                 input_scale=float(self.input_scale[i]),
                 subtract_decoder_bias=True,
@@ -275,8 +271,7 @@ LEARNING_RATE, WARMUP, DECAY = 4e-3, 0.05, 0.4
 def learning_rate_factor(step: int, n_steps: float, warmup: float, decay: float) -> float:
     """Return the learning rate of a step, counted from 0, as a share of its peak.
 
-    It increases linearly over the first `warmup` of the steps and decreases linearly to 0 over the
-    last `decay` of them.
+    It is linear, up over the first `warmup` and down to 0 over the last `decay` of the steps.
     """
     up = (step + 1) / max(warmup * n_steps, 1.0)
     down = (n_steps - step) / max(decay * n_steps, 1.0)
@@ -313,9 +308,8 @@ def train_saes(
 
 # -- sparse products -----------------------------------------------------------------------------
 #
-# A training step takes five products: the encoder's forward and its weights' gradient; the
-# decoder's forward and the gradients of features and weights. Only the encoder's forward needs all
-# features; the others are sums of rows (`torch.nn.functional.embedding_bag`). With 12 of 512
+# Of the five products of a training step (forward and gradients), only the encoder's forward needs
+# all features; the others are sums of rows (`torch.nn.functional.embedding_bag`). With 12 of 512
 # features active, a training run is about 1.4 times as fast as with dense products on a CPU core.
 
 
@@ -342,9 +336,8 @@ def _entries_of(chosen: Tensor) -> _Entries:
 class _KnownPreActivations(torch.autograd.Function):
     """Makes known pre-activations differentiable by encoder, bias and center.
 
-    They are `values`, ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``. Other
-    shapes are ``(n_hook_points, n, width)`` of the inputs and ``(n_hook_points, n_features,
-    width)`` of the encoders.
+    They are `values`, ``(inputs - center) encoderᵀ + bias`` of the entries, ``(n_entries,)``, of
+    inputs ``(n_hook_points, n, width)`` and encoders ``(n_hook_points, n_features, width)``.
     """
 
     @staticmethod

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.sae.formats import at_output, find_projection, load_sae, load_saes
+from lincorr_lightning.sae.formats import at_output, load_sae, load_saes
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.hooks import captured, edited
+from lincorr_lightning.sae.hooks import captured, edited, find_projection
 from tests.toys import toy_model, toy_sae
 
 N = 64
@@ -174,7 +174,7 @@ def test_what_cannot_be_moved(tokenizer: Any, tmp_path: Path) -> None:
     lm = LanguageModel.from_module(_model("gpt2", len(tokenizer))[0], tokenizer)
     for options, changes, match in (
         ({}, {}, r"heads, before.*Pass lm to load_sae"),
-        ({"lm": lm}, {"width": 24}, r"it reads 24 numbers.*from 32 numbers"),
+        ({"lm": lm}, {"width": 24}, r"heads, 24 numbers.*from 32 numbers"),
         ({"lm": lm}, {"hook_name": "blocks.7.attn.hook_z"}, r"no attention_out of layer 7"),
     ):
         folder = _saelens(tmp_path / str(len(list(tmp_path.iterdir()))), **changes)

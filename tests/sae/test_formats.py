@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import save_file
 
 from lincorr_lightning.errors import SparseAutoencoderError
-from lincorr_lightning.sae.formats import FORMATS, SAEFormat, load_sae, load_saes
+from lincorr_lightning.sae.formats import load_sae, load_saes
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
@@ -160,13 +160,13 @@ def test_hook_points_come_from_the_file_the_folder_or_the_caller(tmp_path: Path)
             assert sae(folder, hook, given).hook_point == expected  # the file's own counts
         with pytest.raises(SparseAutoencoderError, match=r"belongs to .* not to mlp_out of layer"):
             sae("sae", hook, HookPoint(9, "mlp_out"))
-    other = "model.layers.3"  # of another library
+    other = "trunk.3"  # of another library
     assert sae("sae", other, HookPoint(3, "residual")).hook_point == HookPoint(3, "residual")
     for named in ("mlp_out.3", "residual.0", "attention_out.12"):
         assert sae(named, other).hook_point.id == named
     for text in ("stream.3", "residual", "residual.x", "a.residual.3"):
         assert HookPoint.named(text) is None
-    match = r"calls its hook point 'model\.layers\.3'.*name the folder by its hook point"
+    match = r"calls its hook point 'trunk\.3'.*name the folder by its hook point"
     with pytest.raises(SparseAutoencoderError, match=match):
         sae("sae", other)
     with pytest.raises(SparseAutoencoderError, match="it does not name its hook point"):
@@ -188,12 +188,12 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        ({"architecture": "gated"}, r"cfg\.json: its architecture is 'gated'.*Take an SAE whose "
-         "architecture is standard or jumprelu or topk or batchtopk or matryoshka_batchtopk"),
+        ({"architecture": "temporal"}, r"cfg\.json: its architecture is 'temporal'.*Take an SAE "
+         "whose architecture is standard or jumprelu or gated or topk or batchtopk or matryoshka"),
         ({"hook_head_index": 3}, "its hook_head_index is 3, .*whose hook_head_index is None"),
         ({"hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
         ({"hook_name": "blocks.0.hook_resid_mid"},
-         r"reads blocks\.0\.hook_resid_mid, none of residual.*Take an SAE of hook_resid_post"),
+         r"reads blocks\.0\.hook_resid_mid, none of residual.*Take an SAE of the residual stream"),
         ({"architecture": "jumprelu"}, r"safetensors: it lacks threshold \(it has"),
     ],
 )  # fmt: skip
@@ -363,21 +363,14 @@ def test_llama_scope_kinds_that_are_refused(changes: dict, message: str, tmp_pat
 
 
 def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(SparseAutoencoderError, match="holds nothing"):
+    with pytest.raises(SparseAutoencoderError, match="inside is nothing"):
         load_sae(tmp_path)
     (tmp_path / "ae.pt").touch()
-    match = r"it holds ae\.pt\. Known are lincorr.*saelens.*gemma_scope.*llama_scope"
+    match = r"inside is ae\.pt\. Known are lincorr.*saelens.*gemma_scope.*llama_scope"
     with pytest.raises(SparseAutoencoderError, match=match):
         load_sae(tmp_path)
     with pytest.raises(SparseAutoencoderError, match="no such folder"):
         load_sae(tmp_path / "nowhere")
-
-
-def test_a_format_can_be_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    own = load_sae(_saelens(tmp_path / "sae", {"architecture": "standard"}, _weights()))
-    (tmp_path / "ours").touch()
-    monkeypatch.setitem(FORMATS, "ours", SAEFormat(["ours"], lambda source: own))
-    assert load_sae(tmp_path) is own
 
 
 def test_one_sae_per_hook_point(tmp_path: Path) -> None:
