@@ -264,13 +264,16 @@ def _reproduction(inputs: Path) -> Path:
 def _reproduced(draw: random.Random, work: Work, folder: Path) -> Case:
     """Change a file that a finished reproduction has read, or none."""
     shutil.copytree(_reproduction(work.inputs), folder, dirs_exist_ok=True)
-    texts = {"subjects.txt": draw.choice(NAMES[:90]), "towns.yaml": draw.choice(["Oslo", "saw"]),
-             "mine.yaml": "ridge: 1", "settings.yaml": "n_subjects: 8"}  # fmt: skip
+    subject, word = draw.choice(NAMES[:90]), draw.choice(["Oslo", "saw"])
+    texts = {
+        "subjects.txt": (subject, f"{subject}x"), "towns.yaml": (word, f"{word}s"),
+        "mine.yaml": ("ridge: 1", "ridge: 2"), "settings.yaml": (": 80", ": 90"),
+    }  # fmt: skip
     name = draw.choice([*texts, "lm/config.json", "lm/model.safetensors", "nothing"])
     path = folder / name
     if name in texts:
         text = path.read_text(encoding="utf-8")
-        path.write_text(text.replace(texts[name], texts[name][:-1] + "9", 1), encoding="utf-8")
+        path.write_text(text.replace(*texts[name], 1), encoding="utf-8")
     elif path.suffix == ".json":
         config = json.loads(path.read_text(encoding="utf-8"))
         path.write_text(json.dumps(config | {"rms_norm_eps": draw.choice([1e-3, 1e-4])}))
