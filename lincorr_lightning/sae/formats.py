@@ -42,7 +42,7 @@ _IN_LAYER = re.compile(r"(?:\w+\.)*(?:blocks|layers?|h)\.(\d+)\.?(.*)")
 # Names in folders: Gemma Scope's, and such as resid_post_layer_8 or attn_out_all/layer_3_width_16k.
 _SITES = (
     r"gemma-scope[^/]*-(res|mlp|att)\b.*/layer_(\d+)(?:/|$)",
-    r"\b(res|mlp|att)(?:id|n)?_(?:post|out)(?:_all)?[/_]layer_?(\d+)",
+    r"(?<![a-zA-Z])(res|mlp|att)(?:id|n)?_(?:post|out)(?:_all)?[/_]layer_?(\d+)",
 )
 _SITE_KINDS: dict[str, HookKind] = {"res": "residual", "mlp": "mlp_out", "att": "attention_out"}
 
@@ -136,8 +136,8 @@ class SAESource:
             # Renaming the folder also helps those who pass it on the command line.
             self.refuse(
                 f"it {called}, so that it is unknown which of {', '.join(KINDS)} it reads",
-                "If it is one of these, name the folder by its hook point, such as "
-                "residual.12, mlp_out.12 or attention_out.12, or pass hook_point to load_sae.",
+                "If it is one of these, name the folder by its hook point (residual.1, mlp_out.1, "
+                "attention_out.1) or pass hook_point to load_sae; if not, leave it out.",
             )
         return named
 
@@ -344,7 +344,7 @@ def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
     trainer = source.config.get("trainer") or {}
     buffer = source.config.get("buffer") or {}
     source.require("buffer.io", buffer.get("io", "out"), ["out"])  # else an input, a transcoder
-    name = str(trainer.get("dict_class"))
+    name = trainer.get("dict_class") or ("AutoEncoder" if "bias" in source.tensors else "unknown")
     source.require("trainer.dict_class", name, _DICTIONARIES)
     keys, activation, subtract = _DICTIONARIES[name]
     parts = source.weights(keys, "encoder" if keys is _KEYS else "decoder")

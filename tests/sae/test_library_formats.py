@@ -313,6 +313,10 @@ def test_dictionary_learning_early_files(tmp_path: Path) -> None:
     folder = tmp_path / "mlp_out_layer1" / "5_32768"
     sae = load_sae(_write(folder, "ae.pt", {"trainer": trainer}, **old))
     assert sae.hook_point == HookPoint(1, "mlp_out")
+    first = tmp_path / "resid_out_layer2" / "0_8192"  # when there was one class
+    parts, encode = _CLASSES["AutoEncoder"]
+    assert load_sae(_write(first, "ae.pt", {}, **parts)).hook_point == HookPoint(2, "residual")
+    _check(load_sae(first), encode)
     _check(sae, _CLASSES["AutoEncoderTopK"][1])
     with pytest.raises(SparseAutoencoderError, match="does not name its hook point"):
         load_sae(_write(tmp_path / "sae", "ae.pt", {"trainer": trainer}, **old))
@@ -329,7 +333,7 @@ def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) ->
     [
         ({"dict_class": "IdentityDict"}, "trainer.dict_class is 'IdentityDict', .*AutoEncoder or"),
         ({"dict_class": "CrossCoder"}, "trainer.dict_class is 'CrossCoder'"),
-        ({"dict_class": None}, "trainer.dict_class is 'None'"),
+        ({"dict_class": None, "name": "BatchTopKSAE"}, "trainer.dict_class is 'unknown'"),
         ({"buffer": {"io": "in"}}, "buffer.io is 'in', .*whose buffer.io is out"),
         ({"buffer": {"io": "in_and_out"}}, "buffer.io is 'in_and_out'"),
         ({"name": "AutoEncoderTopK", "k": K + 1}, "trainer.k is 6, .*is 5"),
@@ -409,9 +413,11 @@ def test_saelens_gated(subtract: bool, tmp_path: Path) -> None:
         ("blocks.3.hook_resid_pre", HookPoint(2, "residual")),
         ("attn_out_layer_3", HookPoint(3, "attention_out")),
         ("mlp_out_layer3", HookPoint(3, "mlp_out")),
+        ("topk_mlp_out_layer_3", HookPoint(3, "mlp_out")),
         ("resid_post_layer_12", HookPoint(12, "residual")),
         ("trunk.3", None),
         ("mlp_in_layer_3", None),
+        ("notmlp_out_layer_3", None),
     ],
 )
 def test_names_of_hook_points(hook: str, hook_point: HookPoint | None, tmp_path: Path) -> None:
