@@ -11,7 +11,7 @@ from lincorr_lightning.callbacks.relation_callback import MIN_SUBJECTS, Relation
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.finetune.edits import named_subjects
+from lincorr_lightning.finetune.edit_files import named_subjects
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, Forecasts, forecast_edits
 from lincorr_lightning.finetune.results import forecast_results
 from lincorr_lightning.functional import Outcome

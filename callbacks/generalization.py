@@ -15,9 +15,9 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.cases import EditCase, edit_cases
+from lincorr_lightning.finetune.edit_files import named_subjects
 from lincorr_lightning.finetune.edits import (
     Edit,
-    named_subjects,
     reference_mask,
     skip_counts,
 )
@@ -66,9 +66,9 @@ class Generalization(MapCallback):
 
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
-        edits: Edits that the run trains: a list of ``{subject: ..., answer: ...}``, or a JSONL or
-            CSV file, with a ``reference`` if it is not the relation's; None takes those of the
-            training dataset. In a run without any, subjects of the vocabulary are evaluated: does
+        edits: Edits that the run trains: a list of ``{subject: ..., answer: ...}``, with a
+            ``reference`` if it is not the relation's, or a file (docs/edits.md); None takes the
+            dataset's. In a run without any, subjects of the vocabulary are evaluated: does
             the target agree with the LM's own source answer?
         controls: Kinds of knowledge that must not change; one without labels in the LM's
             vocabulary is left out with a warning.

@@ -13,14 +13,8 @@ from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    RawEdit,
-    Skipped,
-    edits_in_relation,
-    read_edits,
-    resolve_edits,
-)
+from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
+from lincorr_lightning.finetune.edits import Edit, Skipped, edits_in_relation, resolve_edits
 from lincorr_lightning.finetune.outcomes import DomainLogits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.linear_map.artifact import (

@@ -32,7 +32,8 @@ from benchmarks.real_lms.forecast_baselines import BASELINES, gradient_similarit
 from benchmarks.real_lms.forecast_scores import STEP, load, stored_model
 from benchmarks.real_lms.tables import REAL_LMS, edits_of
 from lincorr_lightning.finetune import Edit, EditsDataModule, EditTraining, SourceFinetune
-from lincorr_lightning.finetune.edits import RawEdit, edits_in_relation, sample_edits
+from lincorr_lightning.finetune.edit_files import RawEdit
+from lincorr_lightning.finetune.edits import edits_in_relation, sample_edits
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS as FITTED_SUBJECTS
 from lincorr_lightning.finetune.forecasts import forecast_edits, logits_in_context
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, logits_after_step

@@ -1,7 +1,7 @@
-"""Files that users name, read line by line: rows of JSONL or CSV, texts, and subjects.
+"""Files that users name: rows of JSON, CSV or tables, texts, and subjects.
 
-They are in UTF-8. Every error is a `SubjectsError` that names the file and, if there is one, the
-line.
+They are in UTF-8, or in UTF-16. Every error is a `SubjectsError` that names the file and, if there
+is one, the line.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -32,10 +33,19 @@ class Text(NamedTuple):
 def _lines(path: Path, what: str) -> Iterator[str]:
     """Yield lines; not `str.splitlines`, which also splits at characters that a text may hold."""
     try:
-        with regular_file(path).open(encoding="utf-8-sig") as file:
+        with regular_file(path).open("rb") as binary:
+            start = binary.read(2)
+        encoding = {0: "utf-16-be", 1: "utf-16-le"}.get(start.find(b"\0"), "utf-8-sig")
+        encoding = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else encoding
+        with path.open(encoding=encoding) as file:
             yield from file
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise SubjectsError(f"the {what} in {path} cannot be read: {error}.") from error
+    except UnicodeDecodeError as error:
+        raise SubjectsError(
+            f"the {what} in {path} cannot be read: {error}. Save it in UTF-8; a file in Windows' "
+            f"cp1252 becomes one by `iconv -f cp1252 -t utf-8 {path.name} > NEW{path.suffix}`."
+        ) from error
 
 
 def _filled_lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
@@ -56,29 +66,77 @@ def read_subjects(path: str | Path) -> list[str]:
     return list(subjects)
 
 
-def read_rows(path: str | Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    """Yield file and line of each row, for messages, and the row, whose fields are unchecked.
+def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
+    """Yield file and row, for messages, and the content of each row, whose fields are unchecked.
 
-    A ``.jsonl`` file has an object per line; the header of a ``.csv`` must have the columns
-    `needed`.
+    A ``.jsonl`` file has an object per line, a ``.json`` file a list of them or the same; the
+    header of a ``.csv`` or ``.tsv`` file must have the columns `needed`. pandas reads ``.parquet``
+    and ``.xlsx``, if it has what it needs for it.
     """
-    path = Path(path)
-    if path.suffix.lower() == ".jsonl":
-        for where, line in _filled_lines(path, what):
-            try:
-                yield where, json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise SubjectsError(
-                    f"{where}: this is not JSON ({error}). Write one object per line."
-                ) from error
-    elif path.suffix.lower() == ".csv":
-        yield from _csv_rows(path, what, needed)
-    else:
-        raise SubjectsError(f"{path} is neither .jsonl nor .csv. Name a file of {what} that is.")
+    path, suffix = Path(path), Path(path).suffix.lower()
+    if suffix in (".csv", ".tsv"):
+        return _csv_rows(path, what, needed)
+    readers = {".jsonl": _json_lines, ".json": _json_rows, ".parquet": _frame_rows}
+    readers[".xlsx"] = _frame_rows
+    if suffix not in readers:
+        raise SubjectsError(
+            f"{path} is no file of {what} that can be read. Name one that is .jsonl, .json, .csv, "
+            ".tsv, .parquet or .xlsx."
+        )
+    return readers[suffix](path, what)
+
+
+def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
+    for where, line in _filled_lines(path, what):
+        try:
+            yield where, json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SubjectsError(
+                f"{where}: this is not JSON ({error}). Write one object per line."
+            ) from error
+
+
+def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
+    try:
+        rows = json.loads("".join(_lines(path, what)))
+    except (ValueError, RecursionError) as error:
+        if str(error).startswith("Extra data"):
+            yield from _json_lines(path, what)
+            return
+        raise SubjectsError(
+            f"{path}: this is not JSON ({error}). Write a list of objects."
+        ) from error
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
+        yield f"{path}, row {number}", row
+
+
+def _frame_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
+    import pandas
+
+    is_sheet = path.suffix.lower() == ".xlsx"
+    try:
+        with regular_file(path).open("rb") as file:
+            if is_sheet:
+                frame = pandas.read_excel(file, dtype=str, keep_default_na=False, engine="openpyxl")
+            else:
+                frame = pandas.read_parquet(file)
+        text = frame.to_json(orient="records")
+    except Exception as error:  # of many kinds; an ImportError names what pandas lacks
+        raise SubjectsError(
+            f"the {what} in {path} cannot be read by pandas: {' '.join(str(error).split())} "
+            "Install what is missing, or save the file as .csv or .jsonl."
+        ) from error
+    for number, row in enumerate(json.loads(text), 2 if is_sheet else 1):
+        yield f"{path}, row {number}", row
 
 
 def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
-    reader = csv.DictReader(_lines(path, what), strict=True, skipinitialspace=True)
+    lines = _lines(path, what)
+    header = next(lines, "")
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
+    reader = csv.DictReader(
+        chain([header], lines), delimiter=delimiter, strict=True, skipinitialspace=True
+    )
     good = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
@@ -90,7 +148,8 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
             where = f"{path}, line {reader.line_num}"
             if None in entry:
                 raise SubjectsError(
-                    f"{where}: more fields than in the header. Quote a field that holds a comma."
+                    f"{where}: more fields than in the header. Quote a field that holds a "
+                    f"{delimiter!r}."
                 )
             good = reader.line_num
             yield where, entry

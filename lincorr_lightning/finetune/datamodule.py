@@ -13,17 +13,16 @@ from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
+from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import (
     Edit,
-    RawEdit,
     Skipped,
     label_rows,
-    read_edits,
-    refuse_unknown_subjects,
+    repaired_subjects,
     resolve_edits,
     sample_candidates,
     sample_edits,
-    without_repaired,
+    unknown_subjects,
 )
 from lincorr_lightning.finetune.forecasts import forecast_edits
 from lincorr_lightning.functional import Outcome
@@ -52,8 +51,8 @@ class EditsDataModule(StudyData):
         subjects: Subjects of sampled edits, each used at most once; null samples some.
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
-        edits_file: JSONL or CSV file with ``subject`` and ``answer``, and ``reference`` where it is
-            not the relation's. Rows that are no edit of this LM and relation are counted by reason.
+        edits_file: File of edits, your own or of a benchmark, see docs/edits.md. Rows that are no
+            edit of this LM and relation are counted by reason.
         subject_key: Name of the field of `edits_file` that has the subject.
         answer_key: Name of the field of `edits_file` that has the new source answer.
         batch_size: Edits per step without `training`, and of a prediction.
@@ -137,7 +136,8 @@ class EditsDataModule(StudyData):
             label_rows(self._raw, relation, lm)  # refuses a file of which no edit is left
         else:
             relation.require_reference()
-            refuse_unknown_subjects(dict.fromkeys(self.subjects or (), "data.subjects"), lm)
+            for subject in unknown_subjects(self.subjects or (), lm):
+                raise SubjectsError(f"data.subjects: {subject!r} has no token of the LM's.")
         self.keep_contents(
             edits_file=[[*edit[1:3], edit.reference] for edit in self._raw],
             knowledge_files=[relation.source.token_ids, relation.target.token_ids],
@@ -175,8 +175,14 @@ class EditsDataModule(StudyData):
         if self.subjects is None:
             subjects = sample_candidates(lm, n, self.seed, self.subject_kind)
         else:
-            subjects = without_repaired(self.subjects, lm, "data.subjects")
-            n = n if len(subjects) == len(self.subjects) else min(n, len(subjects))
+            repaired = repaired_subjects(lm)
+            subjects = [subject for subject in self.subjects if subject not in repaired]
+            if left_out := len(self.subjects) - len(subjects):
+                n = min(n, len(subjects))
+                message = f"{left_out} of data.subjects were examples of the LM's repair"
+                if not subjects:
+                    raise SubjectsError(f"{message}. Name other subjects.")
+                rank_zero_warn(f"{message}, and are left out.")
         limit = self.max_edits_per_reference
         return sample_edits(self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit)
 

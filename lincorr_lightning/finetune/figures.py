@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
-from lincorr_lightning.finetune.edits import SEPARATOR
+from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional import Cause, Outcome, outcome_shares, reference_scores
 from lincorr_lightning.results.plots import (

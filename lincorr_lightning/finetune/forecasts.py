@@ -15,13 +15,8 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from lincorr_lightning.finetune.batches import EditTraining
-from lincorr_lightning.finetune.edits import (
-    SEPARATOR,
-    Edit,
-    edit_logits,
-    prompts_in_context,
-    reference_mask,
-)
+from lincorr_lightning.finetune.edit_files import SEPARATOR
+from lincorr_lightning.finetune.edits import Edit, edit_logits, prompts_in_context, reference_mask
 from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import (

@@ -12,7 +12,8 @@ from typing import Any
 
 from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.cases import EditCase
-from lincorr_lightning.finetune.edits import SEPARATOR, Skipped, skip_counts
+from lincorr_lightning.finetune.edit_files import SEPARATOR
+from lincorr_lightning.finetune.edits import Skipped, skip_counts
 from lincorr_lightning.finetune.figures import (
     outcomes_figure,
     reference_weights_figure,

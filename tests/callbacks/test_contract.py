@@ -26,7 +26,8 @@ from lincorr_lightning.callbacks import (
 from lincorr_lightning.callbacks.relation_callback import MapCallback
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditDataset, EditTraining
-from lincorr_lightning.finetune.edits import read_edits, resolve_edits
+from lincorr_lightning.finetune.edit_files import read_edits
+from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel

@@ -75,7 +75,7 @@ def test_subjects_of_a_repair_are_left_out(naive, small_lm, lessons, own_map, fi
     module = naive.module(small_lm)
     module.backbone.config.repaired_subjects = [naive.edits[0]["subject"]]
     count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
-    with pytest.warns(UserWarning, match=r"1 of \d+ edits of Generalization\.edits"):
+    with pytest.warns(UserWarning, match=r"Generalization\.edits: 1 of \d+ edits are"):
         fit(count, module=module, data=lessons)
     assert count.results["n_edits"] == len(naive.edits) - 1
     assert count.results["skipped"] == {"the subject was an example of the LM's repair": 1}

@@ -160,7 +160,7 @@ def test_subjects_may_be_given(lm):
 @pytest.mark.parametrize(("options", "error", "message"), [
     ({"relation": "city->color"}, KnowledgeError, "city->color has no reference"),
     ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
-    ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "data.subjects: the subject 'Zzyzx'"),
+    ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "data.subjects: 'Zzyzx' has no token"),
     ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
     ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
     ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),

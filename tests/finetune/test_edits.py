@@ -8,7 +8,8 @@ import pytest
 
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
-from lincorr_lightning.finetune.edits import RawEdit, edits_in_relation, read_edits, resolve_edits
+from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
+from lincorr_lightning.finetune.edits import edits_in_relation, resolve_edits
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
@@ -86,18 +87,17 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
 @pytest.mark.parametrize(("name", "text", "message"), [
     ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: this is not JSON"),
     ("e.jsonl", GOOD + "\n" + '["b", "Paris"]', "line 3: an object is needed"),
-    ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: 'answer' is missing"),
-    ("e.jsonl", '{"subject": "  ", "answer": "Paris"}', "line 1: 'subject' is '  '"),
+    ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: no edit can be .* the fields subject. N"),
+    ("e.jsonl", '{"subject": "b", "anser": "c"}', "line 1: there is no .*'anser'. .* 'answer'"),
     (
         "e.jsonl",
         '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
         "line 1: there is no field 'refrence'. Did you mean 'reference'",
     ),
     ("e.jsonl", "\n \n", "has no edit"),
-    ("e.csv", "subject,reference\na,b\n", "line 1: the header lacks answer"),
-    ("e.csv", "subject,answer\na,Paris\nb\n", "line 3: 'answer' is missing"),
+    ("e.csv", "subject,reference\na,b\n", "line 2: no edit .* fields subject, reference. Name"),
     ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-    ("e.txt", GOOD, "neither .jsonl nor .csv"),
+    ("e.txt", GOOD, r"e.txt is no file of edits .* \.parquet or \.xlsx"),
 ])  # fmt: skip
 def test_a_bad_line_is_named(file_of, name, text, message):
     with pytest.raises(SubjectsError, match=message) as caught:
@@ -110,8 +110,7 @@ def test_a_bad_line_is_named(file_of, name, text, message):
 def test_a_subject_with_two_answers_is_two_edits_and_a_warning(lm, relation):
     lines = [("a", "Paris"), ("b", "Oslo"), ("a", "Rome"), ("c", "Rome"), ("c", "Lima")]
     rows = [{"subject": f"name1 {s}", "answer": a} for s, a in lines]
-    named = r"2 of 3 subjects .* 'name1 a': 'Paris' \(edit 1\) and 'Rome' \(edit 3\)"
-    with pytest.warns(UserWarning, match=named):
+    with pytest.warns(UserWarning, match="2 of 3 subjects .* such as 'name1 a'. With model"):
         edits, raw, skipped = resolve_edits(read_edits(rows), relation, lm)
     assert [edit[1:3] for edit in raw] == [tuple(row.values()) for row in rows] and not skipped
     assert [edit[:2] for edit in edits] == [edit[1:3] for edit in raw]
@@ -126,7 +125,7 @@ def test_edits_of_a_file_are_used_in_their_order_with_the_lm_s_answers(lm, relat
     edits = EditsDataModule(lm, edits_file=path, n_edits=None).prepare_edits()
     assert [(edit.subject, edit.answer) for edit in edits] == entries
     with pytest.warns(
-        UserWarning, match=r"1 of 3 edits of .* \(1: beyond data\.n_edits\), such as"
+        UserWarning, match=r"1 of 3 edits are .* \(1: beyond data\.n_edits\), such as"
     ):
         assert EditsDataModule(lm, edits_file=path, n_edits=2).prepare_edits() == edits[:2]
     cities, countries = relation.source.texts, relation.target.texts
@@ -157,12 +156,12 @@ def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     assert [(one.where, one.answer) for one in skipped] == [
         ("edit 1", "red blue"), ("edit 2", "red green"), ("edit 5", "black"),
     ]  # fmt: skip
-    with pytest.raises(SubjectsError, match=r"names no label of the target; add a field"):
+    with pytest.raises(SubjectsError, match=r"names no label; add a field"):
         resolve_edits([RawEdit("edit 1", "name1", "black")], relation, lm)
     # Edits that other parts of a run refer to by their position are kept, all of them.
     rows = [RawEdit("a run", "name1", answer) for answer in answers[:4]]
     assert [edit.answer for edit in edits_in_relation(rows, relation, lm)] == answers[:4]
-    with pytest.raises(SubjectsError, match="a run: 'name1' -> 'grey': the answer is no answer"):
+    with pytest.raises(SubjectsError, match=r"a run: 'grey' or its reference is no label of"):
         edits_in_relation([*rows, RawEdit("a run", "name1", "grey")], relation, lm)
 
 
@@ -195,19 +194,19 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, 
 
 
 @pytest.mark.parametrize(("line", "reason", "hint"), [
-    ({"answer": "Pariss"}, "the answer is no answer of city", r"Did you mean 'Paris'\?"),
-    ({"answer": "Chicago"}, "the answer is no label in this LM's vocabulary (unknown word)", ""),
+    ({"answer": "Pariss"}, "its answer is no label of this LM (not one of city)", "you mean 'Par"),
+    ({"answer": "Chicago"}, "its answer is no label of this LM (unknown word)", ""),
     ({"reference": "Frence"}, "its reference is no label of country", "Did you mean 'France'"),
     ({"subject": "Nobody"}, "the subject has no token of the LM", ""),
-    ({"subject": "name1"}, "the subject is taught this answer by an earlier row", ""),
-    ({"answer": "Pari\u0301s"}, "the answer is no answer of city", ""),
+    ({"subject": "name1"}, "an earlier row teaches the subject this answer", ""),
+    ({"answer": "Pari\u0301s"}, "its answer is no label of this LM (not one of city)", ""),
 ])  # fmt: skip
 def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, line, reason, hint):
     entry = {"subject": "name2", "answer": "Paris"} | line
     path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
     skips = rf"\(1: {re.escape(reason)}\), such as {path}, line 2: '{entry['subject']}' -> .*{hint}"
     data = EditsDataModule(lm, edits_file=path)
-    with pytest.warns(UserWarning, match=f"1 of 2 edits of data.edits_file are skipped {skips}"):
+    with pytest.warns(UserWarning, match=f"data.edits_file: 1 of 2 edits are skipped {skips}"):
         assert [edit.subject for edit in data.prepare_edits()] == ["name1"]
     results = finetune_results([], None, {}, data.train_dataloader().dataset, {}, "")
     assert results.values["skipped"] == {reason: 1}
@@ -234,9 +233,9 @@ def test_rows_are_edits_or_skipped(lm, relation, file_of):
         dataset = data.train_dataloader().dataset
     assert [edit.subject for edit in dataset.edits] == ["name1", "name3", "name5"]
     assert [(one.where[-6:], one.reason) for one in dataset.skipped] == [
-        ("line 3", "the answer is no answer of city"),
+        ("line 3", "its answer is no label of this LM (not one of city)"),
         ("line 5", "above data.max_edits_per_reference"),
-        ("line 6", "the subject is taught this answer by an earlier row"),
+        ("line 6", "an earlier row teaches the subject this answer"),
         ("line 8", "beyond data.n_edits"), ("line 9", "beyond data.n_edits"),
     ]  # fmt: skip
     again = EditsDataModule(lm, **options)

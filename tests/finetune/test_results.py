@@ -11,6 +11,7 @@ from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from lincorr_lightning.finetune.cases import EditCase
+from lincorr_lightning.finetune.edits import Skipped
 from lincorr_lightning.finetune.figures import (
     outcomes_figure,
     reference_weights_figure,
@@ -152,17 +153,21 @@ def test_the_run_s_own_relation_stands_at_the_top():
         Results("resilience", {"before": 1.0}),
     ]
     relation = SimpleNamespace(name="city->country")
-    found = build(measured, dataset=SimpleNamespace(relation=relation, edits=[], left_out=[]))
+    skipped = [Skipped("e.csv, line 2", "Ada", "Atlantis", "no label")] * 2
+    dataset = SimpleNamespace(relation=relation, edits=[], left_out=[], skipped=skipped)
+    found = build(measured, dataset=dataset)
     results = found.values
     assert (results["relation"], results["n_edits"], results["generalized"]) == (
         "city->country", 4, 0.5,
     )  # fmt: skip
     assert (results["gradient_correlation"], results["logit_correlation"]) == (0.9, 0.8)
+    assert results["skipped"] == {"no label": 2}
+    assert found.table("skipped").frame.values.tolist() == [list(row) for row in skipped]
     assert results["generalizations"]["X+1->X*2"]["generalized"] == 0.125
     assert set(results["gradients"]) == {"city->color", "city->country"}
     assert [bool(one.values) for one in found.included] == [False] * 4 + [True]
     assert results["seconds"] == 1.23
-    assert [table.name for table in found.tables] == ["outcomes", "correlations"]
+    assert [table.name for table in found.tables] == ["outcomes", "correlations", "skipped"]
     outcomes = found.table("outcomes")
     assert list(outcomes.frame["relation"]) == ["city->country", "X+1->X*2"], "its own first"
     assert outcomes.texts()[0] == [

@@ -24,12 +24,10 @@ from lincorr_lightning.finetune.batches import (
     edit_batch,
     labelled_tokens,
 )
+from lincorr_lightning.finetune.edit_files import read_edits
 from lincorr_lightning.finetune.edits import (
     Edit,
-    Skipped,
-    limit_per_reference,
     prompts_in_context,
-    read_edits,
     reference_mask,
     resolve_edits,
     sample_candidates,
@@ -100,7 +98,6 @@ class RepairDataset(Dataset[Any]):
     batch_size: int
     seed: int
     shard: DataShard
-    skipped: Sequence[Skipped] = ()  #: Rows of the file of edits that are none.
 
     @property
     def determined_by(self) -> dict[str, Any]:
@@ -135,9 +132,9 @@ class RepairDataModule(StudyData):
         held_out: Share of the source answers that the examples do not have.
         n_edits: Number of measured edits of the shown answers, and of the others.
         max_edits_per_reference: Largest number of measured edits of either part with the same
-            reference; of a file, the first. null sets no limit.
-        edits_file: JSONL or CSV file of edits to measure instead, see `EditsDataModule`. Their
-            subjects are left out of the examples.
+            reference; of a file, the first of both. null sets no limit.
+        edits_file: File of edits to measure instead, see `EditsDataModule`. Their subjects are left
+            out of the examples.
         batch_size: Examples of a step, on all ranks together; a multiple of the ranks.
         eval_batch_size: Measured edits that are trained side by side.
         preserve: Other kinds of knowledge, whose answers examples of kind ``edits`` keep.
@@ -216,7 +213,6 @@ class RepairDataModule(StudyData):
         self.examples: list[Edit] = []
         self.measured: dict[str, list[Edit]] = {}  #: The measured edits, by part.
         self.split: dict[str, list[str]] = {}  #: The source answers, by part.
-        self._skipped: list[Skipped] = []
         self._before: dict[str, Tensor] = {}
 
     def prepare_edits(self) -> None:
@@ -228,7 +224,7 @@ class RepairDataModule(StudyData):
         labels, limit = self._split(relation), self.max_edits_per_reference
         edits: list[Edit] = []
         if file is not None:
-            edits, _, self._skipped = resolve_edits(read_edits(file), relation, lm)
+            edits = resolve_edits(read_edits(file), relation, lm, max_per_reference=limit).edits
         taken = {edit.subject for edit in edits}
         pools = self._candidates(self.n_edits if file is None else 0, taken)
         sample = partial(sample_edits, relation, lm, seed=self.seed)
@@ -244,7 +240,7 @@ class RepairDataModule(StudyData):
             measured = {}
             for part in labels:
                 named = [e for e in edits if (e.label in labels[SHOWN]) == (part == SHOWN)]
-                measured[part] = limit_per_reference(named, limit, f"data.edits_file ({part})")
+                measured[part] = named
                 if not named:
                     rank_zero_warn(
                         f"data.edits_file has no edit whose answer is {part.replace('_', ' ')}. "
@@ -339,7 +335,7 @@ class RepairDataModule(StudyData):
                 return StatementBatch(*tokens, self._preserved_texts(step))
 
         steps = RepairDataset(
-            self.examples, relation, self.split, make_batch, size, self.seed, shard, self._skipped
+            self.examples, relation, self.split, make_batch, size, self.seed, shard
         )
         return ResumableLoader(steps, self.trainer)
 
@@ -397,7 +393,6 @@ class RepairDataModule(StudyData):
             "examples": list(map(tuple, self.examples)),
             "measured": {part: list(map(tuple, edits)) for part, edits in self.measured.items()},
             "split": self.split,
-            "skipped": list(map(tuple, self._skipped)),
             "before": self._before,
         }
 
@@ -409,7 +404,6 @@ class RepairDataModule(StudyData):
             part: list(map(Edit._make, edits)) for part, edits in state_dict["measured"].items()
         }
         self.split = state_dict["split"]
-        self._skipped = list(map(Skipped._make, state_dict["skipped"]))
         self._before = state_dict["before"]
 
 

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame
 from scipy.stats import binomtest
 
-from lincorr_lightning.finetune.edits import SEPARATOR, skip_counts
+from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
-from lincorr_lightning.finetune.results import BY_REFERENCE, skipped_tables
+from lincorr_lightning.finetune.results import BY_REFERENCE
 from lincorr_lightning.functional import Outcome, outcome_shares, reference_scores
 from lincorr_lightning.results.plots import bars
 from lincorr_lightning.results.results import Figure, Results
@@ -100,8 +100,7 @@ def repair_results(
             Table.of("examples", examples, ("subject", "source_answer", "reference"),
                      "The examples that the repair trains on."),
         ]  # fmt: skip
-        tables += skipped_tables(dataset.skipped)
-    values: dict[str, Any] = {"skipped": skip_counts(() if dataset is None else dataset.skipped)}
+    values: dict[str, Any] = {}
     for one in callbacks:
         values = {**one.values, **values}
     values |= {

@@ -1,0 +1,196 @@
+"""Rows of edits: a user's own, and records of CounterFact, zsRE, MQuAKE, RippleEdits, KnowEdit."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial
+from itertools import chain, product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from lincorr_lightning.data.files import read_rows
+from lincorr_lightning.errors import SubjectsError
+
+SEPARATOR = "|"  # of the target answers of a reference
+Edits = str | Path | Iterable[Mapping[str, Any]]
+"""A file of edits, or a list of such rows."""
+
+nfc = partial(unicodedata.normalize, "NFC")
+"""Return a text as texts are compared: accents are parts of their letters."""
+
+# Fields of the new answer and of prompts, in zsRE and in KnowEdit.
+_FLAT = (("alt", "src", "rephrase"), ("target_new", "prompt", "rephrase_prompt"))
+_ASKED = [
+    *product(["prompt"], ("ground_truth", "answers", "targets")),
+    ("New Question", "New Answer"),
+]
+# How RippleEdits writes a relation whose name is not in its sentences.
+_RIPPLE_WORDS = {
+    "CAPITAL": "capital city", "CAPITAL_OF": "country", "NATIVE_LANGUAGE": "mother tongue",
+    "SEX_OR_GENDER": "gender", "MEMBER_OF_SPORTS_TEAM": "sports team", "AWARD_RECEIVED": "award",
+    "SIBLING": "siblings", "CAST_MEMBER": "cast members",
+}  # fmt: skip
+_AFTER_SUBJECT = " (is (associated with|part of|a member of|the capital of)|plays in|won|has)$"
+
+
+class Question(NamedTuple):
+    """A complete prompt that asks for a target, and the right answers that a file names."""
+
+    prompt: str
+    answers: tuple[str, ...]
+
+
+class RawEdit(NamedTuple):
+    """A row of a file as its author wrote it.
+
+    A case that rewrites several facts is one row: the only one of `rewrites` whose answer is a
+    label of the source is the edit.
+    """
+
+    where: str  #: File and row, for messages.
+    subject: str
+    answer: str
+    reference: tuple[str, ...] = ()  #: Right target answers; empty for the relation's own.
+    id: str = ""  #: Name of the row in the file, else its number from 0.
+    prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
+    questions: tuple[Question, ...] = ()  #: Of what follows from the edit, the target or not.
+    rewrites: tuple[RawEdit, ...] = ()
+
+
+def read_edits(
+    source: Edits, *, subject_key: str = "subject", answer_key: str = "answer"
+) -> list[RawEdit]:
+    """Read the rows of a file of edits, or of a list.
+
+    Each has a subject and an answer, by these keys, and ``reference`` where it is not the
+    relation's (a list, or one text with ``|`` between its answers), or the keys of a benchmark.
+    """
+    keys = subject_key, answer_key
+    if isinstance(source, (str, Path)):
+        name, entries = str(source), read_rows(source, "edits")
+    else:
+        name = "the list of edits"
+        entries = ((f"edit {number}", entry) for number, entry in enumerate(source, 1))
+    raw = [_raw_edit(entry, where, n, keys) for n, (where, entry) in enumerate(entries)]
+    if not raw:
+        raise SubjectsError(f"{name} has no edit. Write at least one, with {' and '.join(keys)}.")
+    return raw
+
+
+def named_subjects(source: Edits) -> list[str]:
+    """Return the subjects of all rows of a file or list of edits."""
+    return [fact.subject for row in read_edits(source) for fact in row.rewrites or (row,)]
+
+
+def _raw_edit(row: Any, where: str, number: int, keys: tuple[str, str]) -> RawEdit:
+    """Return the edit of a record, by the first of the known shapes whose keys it has."""
+    if not isinstance(row, Mapping):
+        needed = '{"subject": "Ada", "answer": "Paris"}'
+        raise SubjectsError(f"{where}: an object is needed, such as {needed}, not {row!r}.")
+    id = next((text for key in ("case_id", "id") if (text := _text(row.get(key)))), str(number))
+    edit = partial(_edit, where, id)
+    # In zsRE, `answers` are what was right before.
+    if all(key in row for key in keys) and not ("alt" in row and keys[1] == "answers"):
+        _refuse_misspelled(row, where, (*keys, "reference"))
+        right = row.get("reference") or None
+        right = right.split(SEPARATOR) if isinstance(right, str) else _list(right)
+        return edit(row[keys[0]], row[keys[1]])._replace(reference=tuple(map(_text, right)))
+    if "requested_rewrite" in row:
+        facts = tuple(edit(*_rewrite(one, row)) for one in _dicts(row["requested_rewrite"]))
+        return facts[0]._replace(rewrites=facts[1:] and facts) if facts else edit("", "")
+    follows = row.get("portability") or row.get("Compositionality_I")
+    for answer, *prompts in _FLAT:
+        if "subject" in row and answer in row:
+            return edit(row["subject"], row[answer], map(row.get, prompts), follows)
+    if isinstance(row.get("edit"), Mapping):
+        tests = [case.get("test_queries") for case in _dicts(row.get("Compositionality_I"))]
+        return edit(*_ripple(row["edit"]), tests)
+    _refuse_misspelled(row, where, keys)
+    hint = " `answers` of zsRE are what was right before." if "answers" in row else ""
+    raise SubjectsError(
+        f"{where}: no edit can be read from the fields {', '.join(map(str, row))}. Name those of "
+        f"the subject and of the new answer as data.subject_key and data.answer_key.{hint}"
+    )
+
+
+def _refuse_misspelled(row: Mapping[str, Any], where: str, fields: Sequence[str]) -> None:
+    # Silently ignored, a misspelled reference would be replaced by the relation's own.
+    for name in {*row} - {*fields, "answers"}:
+        meant = get_close_matches(str(name), fields, 1, 0.8)
+        if meant and meant[0] not in row:
+            raise SubjectsError(f"{where}: there is no field {name!r}. Did you mean {meant[0]!r}?")
+
+
+def _edit(
+    where: str, id: str, subject: Any, answer: Any, prompts: Iterable[Any] = (), follows: Any = None
+) -> RawEdit:
+    """Return an edit; what is no text in it is empty or left out."""
+    texts = tuple(dict.fromkeys(filter(None, map(_text, prompts))))
+    return RawEdit(where, _text(subject), _text(answer), (), id, texts, tuple(_questions(follows)))
+
+
+def _rewrite(one: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, str, list[Any], Any]:
+    """Return the parts of an edit of CounterFact, or of MQuAKE with the questions of two hops."""
+    subject, answer, prompt = (_text(one.get(key)) for key in ("subject", "target_new", "prompt"))
+    others = one.get("question"), *_list(row.get("paraphrase_prompts"))
+    prompts = [prompt.replace("{}", subject), *others]
+    hops, asked = _dicts(row.get("new_single_hops")), _list(row.get("questions"))
+    # Of an edit of the last hop, or in longer chains, the questions ask for something else.
+    if len(hops) != 2 or answer not in _texts([hops[0].get("answer"), hops[0].get("answer_alias")]):
+        return subject, answer, prompts, None
+    right = [row.get("new_answer"), row.get("new_answer_alias")]
+    return subject, answer, prompts, [{"prompt": text, "answers": right} for text in asked]
+
+
+def _ripple(edit: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+    """Read subject, answer and prompt from a sentence such as ``The mother of Ada is Mia.``."""
+    relation = str(edit.get("relation"))
+    words = re.escape(_RIPPLE_WORDS.get(relation, relation.replace("_", " ").lower()))
+    pattern = rf"(.*?\b{words}(?: (?:of|in|by|which|that))? (.+) (?:is|are)) (.+?)\.?"
+    if not (parts := re.fullmatch(pattern, _text(edit.get("prompt")))):
+        return "", "", []
+    return re.sub(_AFTER_SUBJECT, "", parts[2]), parts[3], [parts[1]]
+
+
+def _questions(tree: Any) -> Iterator[Question]:
+    """Yield the questions and answers that lie in lists and objects at any depth."""
+    if isinstance(tree, Mapping):
+        for prompt, answers in _ASKED:
+            if prompt in tree and answers in tree:
+                if text := _text(tree[prompt]):
+                    yield Question(text, tuple(_texts(tree[answers])))
+                return
+        # A test of another name of the subject asks for the source.
+        tree = [part for name, part in tree.items() if name != "Subject_Aliasing"]
+    for part in tree if isinstance(tree, list) else ():
+        yield from _questions(part)
+
+
+def _texts(tree: Any) -> Iterator[str]:
+    """Yield the texts that lie in lists and objects at any depth."""
+    tree = list(tree.values()) if isinstance(tree, Mapping) else tree
+    if isinstance(tree, list):
+        yield from chain.from_iterable(map(_texts, tree))
+    elif text := _text(tree):
+        yield text
+
+
+def _text(value: Any) -> str:
+    """Return a text without spaces around it, a whole number as its digits; empty if neither."""
+    if isinstance(value, Mapping):  # as CounterFact writes an answer
+        value = value.get("str")
+    if isinstance(value, list) and len(value) == 1:
+        (value,) = value
+    is_number = isinstance(value, int) and not isinstance(value, bool)
+    return str(value).strip() if is_number or isinstance(value, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [] if value is None else [value]
+
+
+def _dicts(value: Any) -> list[Mapping[str, Any]]:
+    return [one for one in _list(value) if isinstance(one, Mapping)]
