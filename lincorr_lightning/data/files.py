@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from lincorr_lightning.errors import SubjectsError, require_one_of
 from lincorr_lightning.io import regular_file
+from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 
 SampleBy = Literal["line", "document"]
 """What a ``.txt`` file holds: a text per line, or one text."""
@@ -55,7 +56,9 @@ def _filled_lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
 
 
 def read_subjects(path: str | Path) -> list[str]:
-    """Return the subjects of a text file, one a line; refuse a subject that is there twice."""
+    """Return the subjects of a text file, one a line, or of a relation of LRE, a ``.json`` file."""
+    if Path(path).suffix.lower() == ".json":
+        return list(dict.fromkeys(subject for subject, _ in read_knowledge_file(path).samples))
     subjects: dict[str, None] = {}
     for where, subject in _filled_lines(Path(path), "subjects of data.subjects_file"):
         if subject in subjects:

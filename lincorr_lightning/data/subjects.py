@@ -69,7 +69,8 @@ class SubjectsDataModule(StudyData):
         test_on: What ``lincorr test`` reads: the ``held_out`` half, or ``all`` subjects, those of
             the fit half first, for studies that fit maps while they test.
         seed: Seed of the sample.
-        subjects_file: Text file with subjects of your own, one a line, instead of sampled ones.
+        subjects_file: Text file with subjects of your own, one a line, instead of sampled ones; or
+            a relation file of LRE.
         predict_subjects: Subjects that ``lincorr predict`` reads; null takes the held-out half.
     """
 

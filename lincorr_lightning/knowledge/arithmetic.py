@@ -29,19 +29,10 @@ _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
 def arithmetic_knowledge() -> tuple[Knowledge, ...]:
     """Return the math family: ``X+1`` to ``X+4``, then the same with ``-``, ``*`` and ``/``."""
     answers = tuple(Answer(str(number), str(number)) for number in NUMBERS)
+    names = [f"X{symbol}{operand}" for symbol in _OPERATIONS for operand in OPERANDS]
     return tuple(
-        Knowledge(
-            name=f"X{symbol}{operand}",
-            family="math",
-            language="en",
-            template=f"{{}}{symbol}{operand}=",
-            kind=KIND,
-            answers=answers,
-            leading_space=False,
-            paper_size=11,
-        )
-        for symbol in _OPERATIONS
-        for operand in OPERANDS
+        Knowledge(name, "math", "en", f"{{}}{name[1:]}=", KIND, answers, False, paper_size=11)
+        for name in names
     )
 
 

@@ -69,20 +69,13 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
         table.add_column(heading, justify="right")
     table.add_column("why dropped")
     for domain in domains:
-        n_labels = Counter(domain.completeness)
-        table.add_row(
-            escape(domain.knowledge.name),
-            domain.knowledge.language,
-            str(len(domain.knowledge.answers)),
-            str(domain.knowledge.paper_size or ""),
-            str(len(domain.labels)),
-            str(n_labels[Completeness.WHOLE]),
-            str(n_labels[Completeness.PHRASE]),
-            str(domain.n_merged),
-            str(len(domain.dropped)),
-            domain.drop_reasons,
-            style=None if domain.labels else "red",
-        )
+        knowledge, n_labels = domain.knowledge, Counter(domain.completeness)
+        row = (
+            knowledge.name, knowledge.language, len(knowledge.answers), knowledge.paper_size or "",
+            len(domain.labels), n_labels[Completeness.WHOLE], n_labels[Completeness.PHRASE],
+            domain.n_merged, len(domain.dropped), domain.drop_reasons,
+        )  # fmt: skip
+        table.add_row(*map(escape, map(str, row)), style=None if domain.labels else "red")
     return table
 
 

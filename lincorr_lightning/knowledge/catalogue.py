@@ -39,8 +39,8 @@ class Catalogue(dict[str, Knowledge]):
     def load(cls, *extra_files: str | Path) -> Catalogue:
         """Read the built-in knowledge and any number of users' files, family by family.
 
-        Extra files have the schema of the built-in ones. They may add kinds of knowledge, entities
-        (also to built-in kinds), names and facts.
+        Extra files have the schema of the built-in ones, or are relation files of LRE. They may add
+        kinds of knowledge, entities (also to built-in kinds), names and facts.
         """
         if not extra_files:
             return _built_in_catalogue()

@@ -10,8 +10,9 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from itertools import permutations
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import yaml
 
@@ -31,10 +32,13 @@ VERSION = 1
 """Version of the schema that this package reads."""
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
-_REQUIRED_KEYS = ("family", "language", "template", "answers")
-_KNOWLEDGE_KEYS = (
-    *_REQUIRED_KEYS, "templates", "paraphrases", "space", "printed", "alike", "paper_size"
-)  # fmt: skip
+_REQUIRED_KEYS = ("family", "language", "answers")
+_PROMPT_KEYS = ("template", "templates", "paraphrases")
+_KNOWLEDGE_KEYS = (*_REQUIRED_KEYS, *_PROMPT_KEYS, "space", "printed", "alike", "paper_size")
+_PROMPTS = ("prompt_templates_zs", "prompt_templates")
+_RELATION_KEYS = ("name", *_PROMPTS, "properties", "samples", "domain", "range")
+_SAMPLE_KEYS = ("subject", "object")
+_Keys = tuple[str, ...]
 _TAG = "tag:yaml.org,2002:"
 _KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping"}
 
@@ -70,6 +74,8 @@ class KnowledgeFile:
     entities: Entities
     knowledge: Mapping[str, Knowledge]
     """With their answers if the file lists them; else, `merge_files` adds the names of entities."""
+    samples: tuple[tuple[str, str], ...] = ()
+    """Subjects and objects of a relation of LRE."""
 
 
 def fail(origin: str, key: str, reason: str) -> NoReturn:
@@ -90,7 +96,7 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
 
 
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
-    """Read and check one knowledge file, in UTF-8; `merge_files` checks references to others."""
+    """Read and check a knowledge file or a relation of LRE; `merge_files` checks the references."""
     origin = str(path)
     try:
         node = compose_yaml(regular_file(path).read_bytes().decode("utf-8-sig"))
@@ -102,17 +108,16 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
         mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
         where = f"line {mark.line + 1}" if mark else ""
         fail(origin, where, f"is not valid YAML ({' '.join(str(problem or error).split())})")
-    root = _Value(origin, "", node or yaml.ScalarNode(f"{_TAG}null", ""))
-    keys = ", ".join(_TOP_LEVEL_KEYS)
-    parts = root.mapping(f"must be a mapping with the keys {keys}", _TOP_LEVEL_KEYS)
+    none = yaml.ScalarNode(f"{_TAG}null", "")
+    root, nothing = _Value(origin, "", node or none), _Value(origin, "-", none)
+    has_version = root.kind == "mapping" and "version" in (key.value for key, _ in root.node.value)
+    if origin.lower().endswith(".json") and not has_version:
+        return _relation(root)
+    parts = root.mapping("must be a mapping", _TOP_LEVEL_KEYS)
     if "version" not in parts or parts["version"].node.value != str(VERSION):
         root.fail(f"must be {VERSION}; write `version: {VERSION}`", "version")
-    kinds: dict[str, _Value] = {}
-    entries: dict[str, _Value] = {}
-    if "entities" in parts:
-        kinds = parts["entities"].mapping("must map each kind to its entities", names=True)
-    if "knowledge" in parts:
-        entries = parts["knowledge"].mapping("must map each name to its prompt", names=True)
+    kinds = parts.get("entities", nothing).mapping("must map kinds to entities", names=True)
+    entries = parts.get("knowledge", nothing).mapping("must map names to prompts", names=True)
     return KnowledgeFile(
         origin=origin,
         source=parts["source"].text() if "source" in parts else "",
@@ -141,7 +146,7 @@ class _Value:
         return self.node.tag == f"{_TAG}null" or not self.node.value
 
     def mapping(
-        self, reason: str, known: Iterable[str] = (), *, names: bool = False
+        self, reason: str, known: _Keys = (), needed: _Keys = (), *, names: bool = False
     ) -> dict[str, _Value]:
         """Return the values of a mapping, none for null; else fail for the reason."""
         if self.is_empty and self.key:
@@ -155,13 +160,16 @@ class _Value:
                 hint = suggest(key, known, f" Known: {', '.join(known)}.")
                 self.fail(f"unknown key.{hint}", key)
             values[key] = _Value(self.origin, f"{self.key}.{key}" if self.key else key, node)
+        for key in needed:
+            if key not in values:
+                self.fail("is missing", key)
         return values
 
-    def text(self, *, is_name: bool = False) -> str:
+    def text(self, *, is_name: bool = False, strip: bool = False) -> str:
         """Return a text; a name must also be usable in `a->b`, in config keys and in lists."""
-        value = self.node.value
         if self.kind != "text":
             self.fail(f"must be a text, not a {self.kind}")
+        value = self.node.value.strip() if strip else self.node.value
         if self.node.tag != f"{_TAG}str":
             line, meaning = self.node.start_mark.line + 1, self.node.tag.removeprefix(_TAG)
             self.fail(f'{value} (line {line}) is a {meaning} in YAML; quote it: "{value}"')
@@ -211,8 +219,6 @@ def _entities(kind: str, value: _Value) -> dict[str, Entity]:
 
 def _prompts(value: _Value) -> tuple[str, ...]:
     """Return prompts with one placeholder each; a text counts as a list of one."""
-    if value.kind == "list" and value.key.endswith(".template"):
-        value.fail("must be a text, not a list; several wordings are listed under templates")
     for item in value.node.value if value.kind == "list" else [value.node]:
         if str(item.value).endswith(" "):
             value.fail(f"{item.value!r} ends in a space; the space belongs to the answer")
@@ -225,15 +231,13 @@ def _prompts(value: _Value) -> tuple[str, ...]:
 def _entry(name: str, value: _Value) -> Knowledge:
     if name in (*FAMILIES, "all"):
         value.fail("is the name of a family and cannot name a kind of knowledge")
-    parts = value.mapping(f"must be a mapping with {', '.join(_REQUIRED_KEYS)}", _KNOWLEDGE_KEYS)
-    if {"template", "templates"} <= parts.keys():
-        value.fail("stands beside template; keep one of the two", "templates")
-    parts |= {"template": parts["templates"]} if "templates" in parts else {}
-    for key in _REQUIRED_KEYS:
-        if key not in parts:
-            value.fail("is missing", key)
+    reason = f"must be a mapping with template, {', '.join(_REQUIRED_KEYS)}"
+    parts = value.mapping(reason, _KNOWLEDGE_KEYS, _REQUIRED_KEYS)
+    prompts = [parts[key] for key in ("template", "templates") if key in parts]
+    if len(prompts) != 1:
+        value.fail("is missing, or stands beside templates; give one of the two", "template")
     answers, language = parts["answers"], parts["language"].choice(LANGUAGES)
-    template, *more = _prompts(parts["template"])
+    template, *more = _prompts(prompts[0])
     paraphrases = _prompts(parts["paraphrases"]) if "paraphrases" in parts else ()
     for again in {template, *more}.intersection(paraphrases):
         parts["paraphrases"].fail(f"{again!r} is a template already; leave it out here")
@@ -263,6 +267,27 @@ def _entry(name: str, value: _Value) -> Knowledge:
     )
 
 
+def _relation(root: _Value) -> KnowledgeFile:
+    """Return a relation of LRE (Hernandez et al., 2024) as knowledge, with objects as answers."""
+    reason = f"must be a mapping with the keys {', '.join(_RELATION_KEYS)}"
+    parts = root.mapping(reason, _RELATION_KEYS, ("name", "samples"))
+    prompts = [one for one in map(parts.get, _PROMPTS) if one is not None and not one.is_empty]
+    if not prompts:
+        root.fail("is missing", _PROMPTS[0])
+    template, *more = _prompts(prompts[0])
+    name, rows, samples = re.sub(r"\W+", "_", parts["name"].text()), parts["samples"], []
+    if rows.kind != "list" or rows.is_empty:
+        rows.fail("must be a list of samples, each with a subject and an object")
+    for i, node in enumerate(rows.node.value):
+        row = _Value(root.origin, f"samples.{i}", node)
+        sample = row.mapping("must have a subject and an object", _SAMPLE_KEYS, _SAMPLE_KEYS)
+        samples.append((sample["subject"].text(strip=True), sample["object"].text(strip=True)))
+    kind = f"objects of {name}"  # shared with no other file: a kind's name contains no space
+    knowledge = Knowledge(name, "attribute", "en", template, kind, (), more_templates=tuple(more))
+    objects = {text: Entity(text, root.origin) for _, text in samples}
+    return KnowledgeFile(root.origin, "", {kind: objects}, {name: knowledge}, tuple(samples))
+
+
 # -- merging ---------------------------------------------------------------------------------
 
 
@@ -276,6 +301,7 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
     math = arithmetic_knowledge()
     entries: dict[str, Knowledge] = {}
     owners = dict.fromkeys((each.name for each in math), "the built-in math family")
+    files = list(files)
     for file in files:
         for kind, members in file.entities.items():
             known = entities.setdefault(kind, {})
@@ -286,11 +312,25 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
             if name in owners:
                 fail(file.origin, f"knowledge.{name}", f"is already taken by {owners[name]}")
             entries[name], owners[name] = entry, file.origin
+    for source, target in permutations((file for file in files if file.samples), 2):
+        _join(source, target, entities)
     for kind, members in entities.items():
         for entity in members.values():
             _check_facts(kind, entity, entities)
     resolved = [_resolve(entry, owners[name], entities) for name, entry in entries.items()]
     return [*math, *resolved], entities
+
+
+def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]) -> None:
+    """Add as facts of a relation's objects those that another one gives the same subjects."""
+    (kind,), (other,) = source.entities, target.entities
+    known: dict[str, list[str]] = {}
+    for subject, text in target.samples:
+        known.setdefault(subject, []).append(text)
+    for subject, text in source.samples:
+        facts = entities[kind][text].facts
+        texts = dict.fromkeys([*facts.get(other, ()), *known.get(subject, ())])
+        entities[kind][text] = Entity(text, source.origin, facts={**facts, other: tuple(texts)})
 
 
 def _extend(known: Entity, entity: Entity, kind: str) -> Entity:

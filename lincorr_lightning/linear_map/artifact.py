@@ -21,7 +21,7 @@ from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
-from lincorr_lightning.linear_map.layout import JointLayout, RowReader
+from lincorr_lightning.linear_map.layout import JointLayout, RowReader, stem, wordings_of
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
     choose_ridges,
@@ -85,19 +85,22 @@ class LinearMap:
 
     @classmethod
     def of(cls, fitted: FittedMaps, lm: LanguageModel) -> LinearMap:
-        """Return fitted maps as an artifact."""
-        layout = fitted.layout
+        """Return fitted maps, those of the first wording of each prompt, as an artifact."""
+        layout, weights = fitted.layout, fitted.weights()
+        biases = {
+            (source, target): bias
+            for source, solution in fitted.maps["y"].items()
+            for target, bias in split_targets(layout, source, solution.bias)
+        }
+        pairs = {pair: "->".join(pair) for pair in wordings_of(weights)}
+        domains = {name: domain for name, domain in layout.domains.items() if name == stem(name)}
         return cls(
-            weights={f"{s}->{t}": weight for (s, t), weight in fitted.weights().items()},
-            biases={
-                f"{source}->{target}": bias
-                for source, solution in fitted.maps["y"].items()
-                for target, bias in split_targets(layout, source, solution.bias)
-            },
-            token_ids={name: domain.token_ids for name, domain in layout.domains.items()},
-            labels={name: domain.texts for name, domain in layout.domains.items()},
-            templates={name: d.knowledge.template for name, d in layout.domains.items()},
-            ridge={f"{s}->{t}": ridge for (s, t), ridge in fitted.ridges.items()},
+            weights={name: weights[pair] for pair, name in pairs.items()},
+            biases={name: biases[pair] for pair, name in pairs.items()},
+            token_ids={name: domain.token_ids for name, domain in domains.items()},
+            labels={name: domain.texts for name, domain in domains.items()},
+            templates={name: domain.knowledge.template for name, domain in domains.items()},
+            ridge={name: fitted.ridges[pair] for pair, name in pairs.items()},
             lm=lm.config.name_or_path,
             fingerprint=lm.fingerprint,
         )

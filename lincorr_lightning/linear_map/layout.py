@@ -25,6 +25,7 @@ from lincorr_lightning.knowledge import (
     Domain,
     Knowledge,
     TokenizedRelation,
+    answer_tokens,
     build_domain,
     reference_matrix,
     unknown_words,
@@ -321,6 +322,7 @@ def build_layout(
     subwords: bool = False,
     permuted: bool = False,
     n_random: int = 0,
+    paraphrases: bool | None = None,
 ) -> JointLayout:
     """Turn names from a config into domains, ordered pairs and references.
 
@@ -335,6 +337,7 @@ def build_layout(
         subwords: Whether beginnings of words are labels too.
         permuted: Whether rows have columns of another subject.
         n_random: Number of labels that are compared with as many random words; 0 reads none.
+        paraphrases: Whether these are read, too; None reads one wording of each prompt.
     """
     relations = [catalogue.relation(pair) for pair in pairs or ()]
     sides = [side for relation in relations for side in (relation.source, relation.target)]
@@ -361,9 +364,66 @@ def build_layout(
         _check_reference(name, references)
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
     words = random_word_tokens(tokenizer, in_pairs, n_random)
-    return JointLayout(
+    layout = JointLayout(
         domains, tuple(chosen), control or None, references, left_out, permuted, words
     )
+    return layout if paraphrases is None else _with_wordings(layout, tokenizer, paraphrases)
+
+
+def _with_wordings(
+    layout: JointLayout, tokenizer: PreTrainedTokenizerBase, paraphrases: bool
+) -> JointLayout:
+    """Return the layout with the other wordings of each prompt, and with pairs of them.
+
+    Labels, random words and references are those of the first. Wording i of a source goes with
+    wording i of the target; if one of the two has fewer, its first follows its last. Wordings that
+    the LM does not read as the first are left out.
+    """
+    domains, left_out = dict(layout.domains), dict(layout.left_out)
+    names = {name: [name] for name in domains}
+    for name, domain in layout.domains.items():
+        knowledge = domain.knowledge
+        for prompt in (*knowledge.more_templates, *(knowledge.paraphrases if paraphrases else ())):
+            # No name that a file gives has a space, see `stem`.
+            other = replace(knowledge, name=f"{name} ({len(names[name]) + 1})", template=prompt)
+            if unknown := unknown_words(other, tokenizer):
+                left_out[prompt] = f"the LM does not know these words of it: {', '.join(unknown)}"
+            elif answer_tokens(other, tokenizer) != answer_tokens(knowledge, tokenizer):
+                left_out[prompt] = "answers are other tokens after it than after the first wording"
+            else:
+                domains[other.name] = replace(domain, knowledge=other)
+                names[name].append(other.name)
+                continue
+            _log.warning("%s: %r is left out: %s", name, prompt, left_out[prompt])
+    if paraphrases and len(domains) == len(names):
+        raise ConfigError(
+            f"model.paraphrases is true, but {', '.join(names)} have none whose words this LM "
+            "knows. Add some in a file of model.knowledge_files, or set it to false."
+        )
+    references: dict[Pair, np.ndarray | None] = {}
+    for pair in layout.pairs:
+        source, target = (names[name] for name in pair)
+        for i in range(max(len(source), len(target))):
+            one = source[i % len(source)], target[i % len(target)]
+            references[one] = layout.references.get(pair)
+    words = {other: own for name, own in layout.words.items() for other in names[name]}
+    return replace(
+        layout, domains=domains, pairs=tuple(references), references=references, words=words,
+        left_out=left_out,
+    )  # fmt: skip
+
+
+def stem(name: str) -> str:
+    """Return the name of a domain, or the beginning of a pair's, without the wording's number."""
+    return name.partition(" ")[0]
+
+
+def wordings_of(pairs: Iterable[Pair]) -> dict[Pair, list[Pair]]:
+    """Return the wordings of each pair, itself first."""
+    wordings: dict[Pair, list[Pair]] = {}
+    for source, target in pairs:
+        wordings.setdefault((stem(source), stem(target)), []).append((source, target))
+    return wordings
 
 
 def random_word_tokens(

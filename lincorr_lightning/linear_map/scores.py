@@ -17,12 +17,12 @@ from torch import Tensor
 from lincorr_lightning.functional import Moments, hit_rates, summarize
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.layout import Pair, progress
+from lincorr_lightning.linear_map.layout import Pair, progress, wordings_of
 from lincorr_lightning.linear_map.solver import FittedMaps, mean_r
 
 _NESTED = (
     "precision", "completeness", "baselines", "excess_over_random_labels",
-    "excess_over_unembedding", "decomposition",
+    "excess_over_unembedding", "decomposition", "templates",
 )  # fmt: skip
 _BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
 # Columns of tables, and where they lie in an entry of ``results.json``.
@@ -39,6 +39,11 @@ _COLUMNS = {
     "cosine_same_prompt": ("decomposition", "cosine"),
     "rest_hit_1": ("decomposition", "hit_1"),
 }
+# Numbers of a row whose spread over wordings is reported.
+_SPREAD = (
+    "label_mean", "excess", "excess_over_random", "influenced_1", "macro_1", "best_baseline_1",
+    "excess_over_unembedding",
+)  # fmt: skip
 _WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
 
 Numbers = Mapping[Pair, Mapping[str, Any]]
@@ -147,6 +152,8 @@ class PairScore:
     """Hit@1 above the strongest baseline, with its interval over source labels."""
     decomposition: Mapping[str, Any] | None = None
     """W beside W₀, the map of the vocabulary: their cosine, and size and Hit@1 of W - W₀."""
+    templates: Mapping[str, Any] | None = None
+    """Number of wordings whose means the scores are, and their spread, see `over_wordings`."""
     completeness: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Scores by completeness of the target labels, where these differ, see `by_completeness`."""
     label_r: npt.NDArray[np.floating[Any]] = field(
@@ -194,6 +201,49 @@ def hit_columns(precision: Mapping[str, Any] | None) -> dict[str, float | None]:
 def with_numbers(scores: Sequence[PairScore], numbers: Numbers) -> list[PairScore]:
     """Return the scores with more of their fields."""
     return [replace(score, **numbers.get(score.pair, {})) for score in scores]
+
+
+def over_wordings(by_pair: Mapping[Pair, Any]) -> dict[Pair, Any]:
+    """Return means over the wordings of each pair, of scores or of what `mean_of` takes.
+
+    ``templates`` of a score has the mean of some numbers, their standard deviation over wordings,
+    the lowest, the highest and all ``values``. Means of standard errors and of ends of intervals
+    are bounds for those of the mean. Ridge and strongest baseline are those of the first wording.
+    """
+    ones = {pair: [by_pair[one] for one in own] for pair, own in wordings_of(by_pair).items()}
+    return {pair: mean_of(own) if len(own) > 1 else own[0] for pair, own in ones.items()}
+
+
+def mean_of(values: Sequence[Any]) -> Any:
+    """Return the mean of numbers, or of those in scores, mappings and lists of the same shape.
+
+    None is a missing number; of texts the first is returned.
+    """
+    known = [value for value in values if value is not None]
+    if not known or isinstance(known[0], str):
+        return known[0] if known else None
+    if isinstance(known[0], PairScore):
+        return _mean_score(known)
+    if isinstance(known[0], Mapping):
+        return {key: mean_of([one.get(key) for one in known]) for key in known[0]}
+    if isinstance(known[0], list):
+        return list(map(mean_of, zip(*known, strict=True)))
+    if isinstance(known[0], np.ndarray):
+        return torch.from_numpy(np.stack(known)).nanmean(0).numpy()
+    return known[0] if len(set(known)) == 1 else sum(known) / len(known)
+
+
+def _mean_score(scores: Sequence[PairScore]) -> PairScore:
+    means = {f.name: mean_of([getattr(one, f.name) for one in scores]) for f in fields(PairScore)}
+    rows, spread = [score.row() for score in scores], dict[str, Any]()
+    for name in _SPREAD:
+        known = [row[name] for row in rows if row[name] is not None]
+        if known:
+            ends = {"mean": np.mean(known), "std": np.std(known), "low": min(known)}
+            spread[name] = {key: float(end) for key, end in ends.items()} | {"high": max(known)}
+            spread[name]["values"] = [row[name] for row in rows]
+    templates = {"n": len(scores), **spread}
+    return PairScore(**means | {"ridge": scores[0].ridge, "templates": templates})
 
 
 def score_maps(

@@ -24,8 +24,14 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, require_held_out
 from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
-from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.scores import PairScore, ridge_paths, score_maps, with_numbers
+from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows, stem, wordings_of
+from lincorr_lightning.linear_map.scores import (
+    PairScore,
+    over_wordings,
+    ridge_paths,
+    score_maps,
+    with_numbers,
+)
 from lincorr_lightning.linear_map.solver import (
     AffineMap,
     FittedMaps,
@@ -70,7 +76,9 @@ class LinearProbe(LMStudy):
         lm: The language model.
         knowledge: Kinds of knowledge, by name or family (``attribute``, ``math``, ``all``).
         pairs: Ordered pairs to fit, as ``city->country``; null fits every ordered pair.
-        knowledge_files: YAML files with knowledge of your own.
+        knowledge_files: YAML files with knowledge of your own, and relation files of LRE.
+        paraphrases: Whether the paraphrases of each kind of knowledge are read, too. Scores are
+            means over wordings, with their spread; the maps that are saved are of the first.
         ridge: Penalty on ``|W|^2``. 0 is the paper's map; ``auto`` takes, for each pair, the
             strongest one of `ridge_grid` that costs at most `ridge_tolerance` of r, judged on a
             fifth of the fit half.
@@ -107,6 +115,7 @@ class LinearProbe(LMStudy):
         knowledge: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
         pairs: list[str] | str | None = None,
         knowledge_files: list[str] = [],  # noqa: B006
+        paraphrases: bool = False,
         ridge: float | Literal["auto"] = 0.0,
         ridge_grid: list[float] | None = None,
         ridge_tolerance: float = 0.02,
@@ -148,7 +157,7 @@ class LinearProbe(LMStudy):
         self.layout = build_layout(
             self.lm.tokenizer, Catalogue.load(*knowledge_files), split_names(knowledge),
             None if pairs is None else split_names(pairs), require_reference, control, partial_out,
-            subwords, permuted, random_labels,
+            subwords, permuted, random_labels, paraphrases,
         )  # fmt: skip
         # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
@@ -205,7 +214,7 @@ class LinearProbe(LMStudy):
             require_one_pass(self.trainer)
         n = sum(one.products.numel() for one in self.modules() if isinstance(one, JointMoments))
         rank_zero_info(
-            f"{len(self.layout.domains)} kinds of knowledge, {len(self.layout.pairs)} pairs, "
+            f"{len(self.layout.domains)} prompts, {len(self.layout.pairs)} pairs of them, "
             f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
         )
 
@@ -312,7 +321,7 @@ class LinearProbe(LMStudy):
                 module.assign(self._fit.maps[null][source])
 
     def _warn_of_few_subjects(self) -> None:
-        plain = {source for (source, _), ridge in self.ridges.items() if ridge == 0}
+        plain = {stem(source) for (source, _), ridge in self.ridges.items() if ridge == 0}
         n_labels, source = max(((self.layout.sizes[s], s) for s in plain), default=(0, ""))
         if n_labels >= self.n_fit:
             rank_zero_warn(
@@ -406,7 +415,9 @@ class LinearProbe(LMStudy):
                 f"{self.lm.config.name_or_path} has the same logits after every subject: it does "
                 "not read its prompts. Its config.json or weights are wrong; copy them again."
             )
-        scores, label_counts = self._score(fitted, test)
+        wordings, label_counts = self._score(fitted, test)
+        scores = [*over_wordings({score.pair: score for score in wordings}).values()]
+        scores = with_numbers(scores, p_values(scores))
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
         phase = "test" if self.trainer.testing else "val"
@@ -414,11 +425,12 @@ class LinearProbe(LMStudy):
         self._findings = ProbeFindings(
             phase=phase,
             scores=scores,
+            wordings=wordings,
             weights={pair: w.cpu().clone().numpy() for pair, w in fitted.weights().items()},
             layout=self.layout,
-            paths=ridge_paths(fitted, test, self.ridge_grid),
-            compositions=compose_maps(scores, fitted, test),
-            label_counts=label_counts,
+            paths=over_wordings(ridge_paths(fitted, test, self.ridge_grid)),
+            compositions=compose_maps(wordings, fitted, test),
+            label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             layers=self._score_layers(),
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
             n_fit=self.n_fit,
@@ -437,8 +449,8 @@ class LinearProbe(LMStudy):
         scores = score_maps(fitted, test, instance)
         kept = self._gather_kept(_LM)
         scores = with_numbers(scores, standard_errors(fitted, test, kept))
-        scores = with_numbers(scores, p_values(scores))
-        partial = partial_correlations(scores, fitted, test, self.partial_out)
+        partial_out = [name for name in layout.domains if stem(name) in self.partial_out]
+        partial = partial_correlations(scores, fitted, test, partial_out)
         scores = with_numbers(scores, partial)
         return beside_baselines(scores, fitted, test, self.lm, self.random_labels, rows=kept)
 
@@ -450,9 +462,8 @@ class LinearProbe(LMStudy):
             if fit.n > 0:
                 fitted = fit_layout(fit, self.layout, self.ridges)
                 own, kept = score_maps(fitted, test), self._gather_kept(str(layer))
-                scores[layer], _ = beside_baselines(
-                    own, fitted, test, self.lm, self.random_labels, rows=kept
-                )
+                own, _ = beside_baselines(own, fitted, test, self.lm, self.random_labels, rows=kept)
+                scores[layer] = [*over_wordings({score.pair: score for score in own}).values()]
         return scores
 
     def _fitted_maps(self) -> FittedMaps:
@@ -476,6 +487,7 @@ class LinearProbe(LMStudy):
         """
         subjects = [] if batch.is_padding else batch.subjects
         logits = self(self.joint_rows(batch.subjects))
+        logits = {pair: logits[pair] for pair in wordings_of(logits)}
         return {
             "subjects": subjects,
             "first": batch.first,

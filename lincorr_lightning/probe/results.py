@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
-from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
 from lincorr_lightning.linear_map.scores import PairScore, hit_columns
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
@@ -31,6 +31,7 @@ _MAX_SCALAR_PAIRS = 600
 # A tree over fewer pairs, those of four kinds of knowledge, shows nothing beyond the matrix.
 _MIN_KNOWN = 12
 _HIT1 = {"influenced_1": "top-1 target of a source", "best_baseline_1": "strongest baseline"}
+_SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
 _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
     "excess_error", "p", "q", "random_label_mean", "excess_over_random", "partial_label_mean",
@@ -45,6 +46,7 @@ class ProbeFindings:
     phase: str
     """First part of the log keys, ``val`` or ``test``."""
     scores: Sequence[PairScore]
+    """Of each pair, means over its wordings if there are several."""
     weights: Mapping[Pair, _FLOATS]
     """W of each pair, ``(n_target_labels, n_source_labels)``."""
     layout: JointLayout
@@ -58,6 +60,8 @@ class ProbeFindings:
     label_counts: Sequence[LabelCount] = ()
     layers: Mapping[int, Sequence[PairScore]] = field(default_factory=dict)
     """Scores of the logit lens of each layer."""
+    wordings: Sequence[PairScore] = ()
+    """Scores of each wording."""
 
     def notable(self, limit: int) -> list[PairScore]:
         """Return the pairs with a reference by descending r, or a few pairs if none has one."""
@@ -220,6 +224,8 @@ def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Tabl
         columns = ["pair", "completeness", "n_labels", "label_mean", *list(hit_columns(None))[:4]]
         caption = "Scores by completeness of the target labels"
         yield Table.of("completeness", kinds, columns, caption)
+    if len(findings.wordings) > len(scores):
+        yield from _wordings(findings)
     if findings.compositions:
         caption = "Composed maps beside the map of the pair"
         yield Table.of("transitivity", findings.compositions, caption=caption)
@@ -258,6 +264,31 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
         headings=headings | _HIT1,
         formats=formats | dict.fromkeys(_HIT1, ".2f"),
     )
+
+
+def _wordings(findings: ProbeFindings) -> Iterator[Table]:
+    """Yield how far scores differ between wordings, and the scores of each."""
+    form = "{mean:.2f} ± {std:.2f} ({low:.2f} to {high:.2f})"
+    spread = [
+        {"pair": score.name, "wordings": score.templates["n"]}
+        | {key: form.format(**score.templates[key]) for key in _SPREAD if key in score.templates}
+        for score in findings.scores
+        if score.templates
+    ]
+    yield Table.of(
+        "spread", spread, ["pair", "wordings", *_SPREAD],
+        "How much hangs on the wording: mean ± standard deviation (lowest to highest)",
+        headline=True, headings=_SPREAD,
+    )  # fmt: skip
+    prompt = {name: one.knowledge.template for name, one in findings.layout.domains.items()}
+    scores = {score.pair: score for score in findings.wordings}
+    rows = [
+        {"pair": "->".join(pair), "wording": i, "source": prompt[one[0]], "target": prompt[one[1]]}
+        | dict(list(scores[one].row().items())[3:])
+        for pair, own in wordings_of(scores).items()
+        for i, one in enumerate(own, start=1)
+    ]
+    yield Table.of("wordings", rows, caption="Every score of every pair in each wording")
 
 
 def _influences(findings: ProbeFindings) -> Table:

@@ -20,7 +20,7 @@ from lincorr_lightning.functional.significance import (
     partial_correlation,
     weight_cosine,
 )
-from lincorr_lightning.linear_map.layout import Pair
+from lincorr_lightning.linear_map.layout import Pair, wordings_of
 from lincorr_lightning.linear_map.scores import Numbers, PairScore
 from lincorr_lightning.linear_map.solver import (
     FittedMaps,
@@ -141,9 +141,12 @@ def compose_maps(
 
     Every pair is composed through knowledge with a reference on both legs (city→country→continent),
     and set beside the median over the knowledge without one: what common drift alone carries.
+    Of several wordings of a prompt the first is taken.
     """
     layout, weights = fitted.layout, fitted.weights()
+    weights = {pair: weights[pair] for pair in wordings_of(weights)}
     compositions: list[Composition] = []
+    scores = [score for score in scores if score.pair in weights]
     for score in sorted(scores, key=lambda s: 2.0 if s.label_mean is None else -s.label_mean):
         source, target = score.pair
         between = [n for n in layout.domains if {(source, n), (n, target)} <= set(weights)]

@@ -103,12 +103,8 @@ BAD = {
     "two places": (changed("{} rules", "{} of {} rules"), ["realm.template", "one placeholder"]),
     "space at the end": (changed("over", "over "), ["realm.template", "ends in a space"]),
     "both": (
-        changed("{family: attribute, language: en, templates", '{template: "{} a", templates'),
-        ["motto.templates", "beside template"],
-    ),
-    "a list": (
-        changed("templates: [", "template: ["),
-        ["motto.template", "not a list", "templates"],
+        changed("en, templates", 'en, template: "{} a", templates'),
+        ["motto.template", "stands beside templates"],
     ),
     "no subject": (changed('"By {}"', "By me"), ["motto.templates", "'By me'", "one placeholder"]),
     "a space in a list": (

@@ -36,7 +36,7 @@ OTHER_KEYS = {
     "ridge", "excess", "label_error", "excess_error", "p", "q", "partial_label_mean",
     "through_given", "completeness", "baselines", "excess_over_random_labels",
     "excess_over_unembedding", "decomposition", "random_label_mean", "excess_over_random",
-    "random_target_label_mean", "same_prompt_label_mean", "best_baseline_1",
+    "random_target_label_mean", "same_prompt_label_mean", "best_baseline_1", "templates",
 }  # fmt: skip
 
 

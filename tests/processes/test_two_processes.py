@@ -135,6 +135,24 @@ def test_probe(small_lm, one_and_two):
     tables(folders, 1e-6)
 
 
+def test_probe_in_several_wordings(small_lm, one_and_two, tmp_path):
+    path = tmp_path / "towns.yaml"
+    path.write_text(
+        "version: 1\nknowledge:\n  town: {family: attribute, language: en, answers: city,\n"
+        '    templates: ["{} lives in the city of", "{} was born in the city of"]}\n'
+    )
+    folders = one_and_two(
+        "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
+        f"--model.knowledge_files=[{path}]", "--model.knowledge=[town,country]",
+        "--model.require_reference=[town->country]", "--data.n_subjects=181",
+        "--data.batch_size=20", "--model.ridge=1.0",
+    )  # fmt: skip
+    one, two = map(numbers, folders)
+    assert [pair["templates"]["n"] for pair in one["pairs"]] == [2, 2]
+    assert_close(one, two, 1e-6)
+    tables(folders, 1e-6)
+
+
 def test_gradient_descent_of_a_probe(small_lm, one_and_two):
     """80 subjects make four batches of 20, and two steps of 40, for one process as for two."""
     folders = one_and_two(

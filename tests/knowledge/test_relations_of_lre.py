@@ -1,0 +1,160 @@
+"""Relation files of LRE: kinds of knowledge whose relations are joins over their subjects."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.linear_model import Ridge
+
+from lincorr_lightning import LanguageModel, LinearMap
+from lincorr_lightning.data.files import read_subjects
+from lincorr_lightning.errors import KnowledgeError
+from lincorr_lightning.knowledge import Catalogue
+from tests.probe.test_module import run_probe
+from tests.toys import read_table
+
+# Of the shape of data/factual/*.json in github.com/evandez/relations.
+CAPITAL: dict[str, Any] = {
+    "name": "country capital city",
+    "prompt_templates": ["The capital city of {} is"],
+    "prompt_templates_zs": ["the city of {} is", "{} is the city of"],
+    "properties": {"relation_type": "factual", "domain_name": "country", "range_name": "city",
+                   "symmetric": False},
+    "samples": [
+        {"subject": "name1", "object": "Paris"}, {"subject": "name2", "object": "Tokyo"},
+        {"subject": "name3", "object": "Berlin"}, {"subject": "name4", "object": "Madrid "},
+        {"subject": "name5", "object": "Paris"}, {"subject": "name9", "object": "Oslo"},
+    ],
+}  # fmt: skip
+FLAG: dict[str, Any] = {
+    "name": "country color", "prompt_templates": ["{} is the color"], "prompt_templates_zs": [],
+    "properties": {}, "domain": ["name1"],
+    "samples": [
+        {"subject": "name1", "object": "red"}, {"subject": "name1", "object": "blue"},
+        {"subject": " name4", "object": "green"}, {"subject": "name2", "object": "red"},
+        {"subject": "name3", "object": "black"}, {"subject": "name5", "object": "white"},
+        {"subject": "name7", "object": "white"},
+    ],
+}  # fmt: skip
+
+
+def write(folder: Path, **relations: dict[str, Any]) -> list[str]:
+    paths = [folder / f"{name}.json" for name in relations]
+    for path, relation in zip(paths, relations.values(), strict=True):
+        path.write_text(json.dumps(relation, indent=4))
+    return [str(path) for path in paths]
+
+
+def joined(source: dict[str, Any], target: dict[str, Any]) -> dict[str, set[str]]:
+    """Objects of the target by object of the source, over all pairs of samples."""
+    found: dict[str, set[str]] = {}
+    for one in source["samples"]:
+        for other in target["samples"]:
+            if one["subject"].strip() == other["subject"].strip():
+                found.setdefault(one["object"].strip(), set()).add(other["object"].strip())
+    return found
+
+
+def test_a_relation_is_the_join_over_subjects(tmp_path: Path) -> None:
+    catalogue = Catalogue.load(*write(tmp_path, capital=CAPITAL, flag=FLAG))
+    assert len(catalogue) == len(Catalogue.load()) + 2
+    capital, flag = catalogue["country_capital_city"], catalogue["country_color"]
+    assert list(capital.templates) == CAPITAL["prompt_templates_zs"]
+    assert list(flag.templates) == FLAG["prompt_templates"]
+    assert [one.text for one in capital.answers] == ["Paris", "Tokyo", "Berlin", "Madrid", "Oslo"]
+    forth = catalogue.relation("country_capital_city->country_color").reference
+    back = catalogue.relation("country_color->country_capital_city").reference
+    assert forth == joined(CAPITAL, FLAG)
+    assert forth["Paris"] == {"red", "blue", "white"}
+    assert back == joined(FLAG, CAPITAL) and back["red"] == {"Paris", "Tokyo"}
+    assert catalogue.relation("country_capital_city->country").reference is None
+    alone = Catalogue.load(tmp_path / "capital.json")
+    assert "country_color" not in alone
+
+
+def test_the_correlation_of_two_relations_is_that_of_plain_loops(
+    small_lm: str, tmp_path: Path
+) -> None:
+    files = write(tmp_path, capital=CAPITAL, flag=FLAG)
+    name = "country_capital_city->country_color"
+    options: dict[str, Any] = {"knowledge_files": files, "pairs": [name], "ridge": 1.0}
+    _, _, run = run_probe(tmp_path, small_lm, random_labels=3, **options)
+    (pair,) = json.loads((run / "results.json").read_text())["pairs"]
+    linear_map = LinearMap.from_pretrained(run / "linear_map")
+    rows = read_table(run / "tables" / "subjects.csv")
+    lm = LanguageModel.from_pretrained(small_lm)
+
+    def logits(half: str, template: str, tokens: list[int]) -> np.ndarray:
+        read = []
+        for subject in (row["subject"] for row in rows if row["half"] == half):
+            prompt = lm.tokenizer(template.format(subject), return_tensors="pt")
+            with torch.no_grad():
+                read.append(lm.model(**prompt).logits[0, -1, tokens].double())
+        return torch.stack(read).numpy()
+
+    cities, colors = (linear_map.token_ids(side) for side in name.split("->"))
+    r, hits = [], []
+    for template in CAPITAL["prompt_templates_zs"]:
+        x = [logits(half, template, cities) for half in ("fit", "test")]
+        y = [logits(half, FLAG["prompt_templates"][0], colors) for half in ("fit", "test")]
+        model = Ridge(alpha=1.0).fit(x[0], y[0])
+        columns = zip(model.predict(x[1]).T, y[1].T, strict=True)
+        r.append(np.mean([stats.pearsonr(p, t)[0] for p, t in columns]))
+        labels = [linear_map.labels(side) for side in name.split("->")]
+        right = joined(CAPITAL, FLAG)
+        best = [labels[1][i] for i in model.coef_.argmax(0)]
+        pairs = zip(labels[0], best, strict=True)
+        hits.append(np.mean([color in right[city] for city, color in pairs if city in right]))
+    assert len(labels[0]) == 5 and len(labels[1]) == 5
+    assert pair["templates"]["label_mean"]["values"] == pytest.approx(r, abs=1e-5)
+    assert pair["label_mean"] == pytest.approx(np.mean(r), abs=1e-5)
+    assert pair["precision"]["influenced"]["1"] == pytest.approx(np.mean(hits))
+    assert pair["precision"]["influenced"]["n"] == 4  # nothing is known of Oslo
+
+
+def test_subjects_of_a_relation_are_subjects_of_a_probe(small_lm: str, tmp_path: Path) -> None:
+    (file,) = write(tmp_path, flag=FLAG)
+    assert read_subjects(file) == ["name1", "name4", "name2", "name3", "name5", "name7"]
+    _, trainer, _ = run_probe(
+        tmp_path, small_lm, data={"n_subjects": None, "subjects_file": file}, ridge=1.0
+    )
+    halves = trainer.datamodule.halves  # type: ignore[attr-defined]
+    assert sorted(halves["fit"] + halves["test"]) == sorted(read_subjects(file))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"name": 3}, r'name: 3 \(line 2\) is a int .* quote it: "3"'),
+        ({"samples": {"a": "b"}}, "samples: must be a list of samples, each with a subject"),
+        ({"samples": []}, "samples: must be a list of samples"),
+        ({"samples": [{"subject": "a", "objekt": "b"}]}, r"samples\.0\.objekt: unknown key. Did"),
+        ({"samples": [{"subject": "a"}]}, r"samples\.0\.object: is missing"),
+        ({"samples": [{"subject": "a", "object": None}]}, r"samples\.0\.object: null .* is a null"),
+        ({"prompt_templates": []}, "prompt_templates_zs: is missing"),
+        ({"prompt_templates": ["no place"]}, "prompt_templates: 'no place' must have one placehol"),
+        ({"prompt_templates": ["{} is "]}, "prompt_templates: '{} is ' ends in a space"),
+        ({"samples": [{"subject": "a", "object": t} for t in ("Red", "red")]}, "read alike"),
+        ({"name": "city"}, "knowledge.city: is already taken by .*1_places.yaml"),
+        ({"templates": ["{} a"]}, "templates: unknown key. Did you mean 'prompt_templates'"),
+    ],
+)
+def test_bad_relations_are_refused_in_one_line(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (path,) = write(tmp_path, bad=FLAG | changes)
+    with pytest.raises(KnowledgeError, match=message) as caught:
+        Catalogue.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_facts_is_no_relation(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    path.write_text(json.dumps(FLAG["samples"]))
+    with pytest.raises(KnowledgeError, match=r"facts\.json: must be a mapping with the keys name,"):
+        Catalogue.load(path)
