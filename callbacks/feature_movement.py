@@ -104,11 +104,8 @@ class FeatureMovement(RelationCallback):
         require("FeatureMovement.least", least, above=0)
         if subjects == []:
             raise ConfigError("FeatureMovement.subjects is empty; name some, or null.")
-        self.saes = saes
-        self.subjects = subjects
-        self.n_watch = n_watch
-        self.least = least
-        self.n_top = n_top
+        self.saes, self.subjects = saes, subjects
+        self.n_watch, self.least, self.n_top = n_watch, least, n_top
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""

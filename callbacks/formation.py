@@ -97,11 +97,8 @@ class Formation(RelationCallback):
             raise ConfigError("Formation.pairs is empty; name some, such as city->country.")
         if control is not None:
             require_template("Formation.control", control)
-        self.pairs = pairs
-        self.n_subjects = n_subjects
-        self.control = control
-        self.ridge = ridge
-        self.random_labels = random_labels
+        self.pairs, self.n_subjects, self.control = pairs, n_subjects, control
+        self.ridge, self.random_labels = ridge, random_labels
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""

@@ -77,8 +77,7 @@ class GradientCorrelation(MapCallback):
     ) -> None:
         super().__init__(relation, linear_map, every_n_steps=every_n_steps, seed=seed, **options)
         check_subjects(subjects, n_watch, "GradientCorrelation")
-        self.subjects = subjects
-        self.n_watch = n_watch
+        self.subjects, self.n_watch = subjects, n_watch
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""

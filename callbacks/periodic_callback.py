@@ -20,13 +20,8 @@ from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.query_cache import QueryCache
+from lincorr_lightning.results import run_folder as runs
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import (
-    is_dry_run,
-    log_scalars,
-    run_folder,
-    write_parts,
-)
 from lincorr_lightning.results.table import Table
 
 _MAX_NAMED = 3  # measured items in a message
@@ -106,9 +101,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self.save_hyperparameters(logger=False)  # with the arguments of subclasses
         _check_types(type(self), self.hparams)
         require(f"{type(self).__name__}.every_n_steps", every_n_steps, at_least=1)
-        self.every_n_steps = every_n_steps
-        self.lm = lm
-        self.tokenizer = tokenizer
+        self.every_n_steps, self.lm, self.tokenizer = every_n_steps, lm, tokenizer
         self._key = ""
         self.reset()
 
@@ -162,8 +155,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             for callback in _periodic(trainer):
                 callback._attach(trainer, pl_module, states)
             _complete_after_training(trainer)
-        if not is_dry_run(trainer):
-            run_folder(trainer)  # a collective call, made before rank 0 alone writes
+        if not runs.is_dry_run(trainer):
+            runs.run_folder(trainer)  # a collective call, made before rank 0 alone writes
         self.start(trainer)
 
     def _attach(
@@ -238,7 +231,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self.output = self.finish(trainer)
         self.results = dict(self.output.values)
         self._measured_version = self.cache.weights_version()
-        write_parts(trainer, self.output)
+        runs.write_parts(trainer, self.output)
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Release the LM, which other callbacks may have changed after training."""
@@ -293,12 +286,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self.before_step(trainer, edit_batch)
 
     def on_train_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: Any,
-        batch: Any,
-        batch_idx: int,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, *_: Any
     ) -> None:
         """Count the batch's updates, and hand them to `after_optimizer_step`."""
         if self._is_first:
@@ -351,7 +339,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             if not points:
                 del history[key]
         self.set_callback_metrics(trainer, new)
-        log_scalars(trainer, new, step)
+        runs.log_scalars(trainer, new, step)
 
     def set_callback_metrics(self, trainer: L.Trainer, scalars: Mapping[str, float]) -> None:
         """Put scalars into ``trainer.callback_metrics``.

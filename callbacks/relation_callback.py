@@ -17,12 +17,8 @@ from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import Edit, Skipped, edits_in_relation, resolve_edits
 from lincorr_lightning.finetune.outcomes import DomainLogits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
-from lincorr_lightning.linear_map.artifact import (
-    LinearMap,
-    fit_linear_maps,
-    sample_fitted_subjects,
-    warn_of_fit_subjects,
-)
+from lincorr_lightning.linear_map import artifact
+from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -58,9 +54,7 @@ class RelationCallback(PeriodicCallback):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.relation = relation
-        self.knowledge_files = knowledge_files
-        self.seed = seed
+        self.relation, self.knowledge_files, self.seed = relation, knowledge_files, seed
 
     def open(self, trainer: L.Trainer) -> None:
         """Find the relation's labels in the LM's vocabulary."""
@@ -184,9 +178,7 @@ class MapCallback(RelationCallback):
         super().__init__(relation, **options)
         require(f"{type(self).__name__}.ridge", ridge, at_least=0)
         require(f"{type(self).__name__}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
-        self.linear_map = linear_map
-        self.ridge = ridge
-        self.n_subjects = n_subjects
+        self.linear_map, self.ridge, self.n_subjects = linear_map, ridge, n_subjects
 
     def reset(self) -> None:
         """Forget the measurements and maps of an earlier run."""
@@ -217,13 +209,20 @@ class MapCallback(RelationCallback):
     def start(self, trainer: L.Trainer) -> None:
         """Read or fit the maps, and measure."""
         if not self.maps:
-            maps = self._fit_maps() if self.linear_map is None else self._read_maps(self.linear_map)
+            if self.linear_map is None:
+                maps = self._fit_maps()
+            else:
+                given = LinearMap.from_pretrained(self.linear_map, self.cache.lm)
+                given.check_domains(self._layout.domains.values())
+                artifact.warn_of_fit_subjects(self.linear_map, self._held_out)
+                maps = {"given": given}
             pair = self.tokenized.name
             self.maps = {name: (each.weight(pair), each.bias(pair)) for name, each in maps.items()}
         super().start(trainer)
 
     def _fitted_subjects(self) -> list[str]:
-        return sample_fitted_subjects(self.cache.lm.tokenizer, self.n_subjects, self._held_out)
+        tokenizer = self.cache.lm.tokenizer
+        return artifact.sample_fitted_subjects(tokenizer, self.n_subjects, self._held_out)
 
     def _fit_maps(self) -> dict[str, LinearMap]:
         """Fit a map with the `ridge`, and one that chooses its own, once for the run's callbacks.
@@ -233,19 +232,12 @@ class MapCallback(RelationCallback):
         key = self.tokenized.name, self.ridge, self.n_subjects, self._held_out
         fitted_maps = self.shared.fitted_maps
         if key not in fitted_maps:
-            fitted = fit_linear_maps(
+            fitted = artifact.fit_linear_maps(
                 self.cache.lm, self.tokenized, self._fitted_subjects(), [self.ridge, "auto"],
                 reader=self.shared.rows,
             )  # fmt: skip
             fitted_maps[key] = dict(zip(("plain", "auto"), fitted, strict=True))
         return dict(fitted_maps[key])
-
-    def _read_maps(self, folder: str) -> dict[str, LinearMap]:
-        """Read the map of a folder; warn if it was fitted on subjects that are measured."""
-        linear_map = LinearMap.from_pretrained(folder, self.cache.lm)
-        linear_map.check_domains(self._layout.domains.values())
-        warn_of_fit_subjects(folder, self._held_out)
-        return {"given": linear_map}
 
     @property
     def weight(self) -> Tensor:

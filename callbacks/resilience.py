@@ -62,9 +62,7 @@ class Resilience(MapCallback):
         super().__init__(relation, linear_map, seed=seed, **options)
         check_subjects(subjects, n_watch, "Resilience")
         require("Resilience.random_labels", random_labels, at_least=0)
-        self.subjects = subjects
-        self.random_labels = random_labels
-        self.n_watch = n_watch
+        self.subjects, self.n_watch, self.random_labels = subjects, n_watch, random_labels
 
     def reset(self) -> None:
         """Forget the measurements of an earlier run."""

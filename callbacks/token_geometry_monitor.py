@@ -63,14 +63,11 @@ class TokenGeometryMonitor(PeriodicCallback):
         super().__init__(**options)
         require("TokenGeometryMonitor.n_tokens", n_tokens, at_least=4)
         require("TokenGeometryMonitor.n_texts", n_texts, at_least=1)
-        self.texts = texts
-        self.key = key
-        self.n_tokens = n_tokens
-        self.n_texts = n_texts
+        self.texts, self.key, self.seed = texts, key, seed
+        self.n_tokens, self.n_texts = n_tokens, n_texts
         self.settings = CloudSettings.of(
             n_tokens, range_scalings or [2], ks or [2], embedding_layer, "TokenGeometryMonitor"
         )
-        self.seed = seed
 
     def open(self, trainer: L.Trainer) -> None:
         """Read the texts."""

@@ -23,15 +23,8 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.sharding_strategy import check_strategy, refuse_sharding
+from lincorr_lightning.results import run_folder as runs
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.run_folder import (
-    collect_callback_results,
-    is_dry_run,
-    prepare_run_folder,
-    run_folder,
-    run_settings,
-    write_parts,
-)
 
 T = TypeVar("T")
 
@@ -139,7 +132,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         loops = {"validate": "limit_val_batches", "test": "limit_test_batches"}
         if stage in loops and not getattr(self.trainer, loops[stage]):
             raise ConfigError(f"trainer.{loops[stage]} is 0: nothing would be read. Raise it.")
-        prepare_run_folder(self.trainer)
+        runs.prepare_run_folder(self.trainer)
 
     def on_fit_start(self) -> None:
         """Start the clock."""
@@ -188,19 +181,19 @@ class Study(PlainHyperparameters, L.LightningModule):
     def finish(self) -> None:
         """Write and log the results; all ranks call it at the end of a run."""
         results = self.build_results()
-        writes = self.trainer.is_global_zero and not is_dry_run(self.trainer)
+        writes = self.trainer.is_global_zero and not runs.is_dry_run(self.trainer)
         if writes:
-            self.write_artifacts(run_folder(self.trainer))
+            self.write_artifacts(runs.run_folder(self.trainer))
         if results is not None:
             self.results = replace(
                 results,
-                settings=plain(run_settings(self.trainer)),
+                settings=plain(runs.run_settings(self.trainer)),
                 lm=results.lm or dict(self.lm_info),
-                included=results.included or collect_callback_results(self.trainer),
+                included=results.included or runs.collect_callback_results(self.trainer),
             )
-            write_parts(self.trainer, self.results)
+            runs.write_parts(self.trainer, self.results)
             if writes:  # last, so that an interrupted run has none
-                self.results.write_values(run_folder(self.trainer))
+                self.results.write_values(runs.run_folder(self.trainer))
 
     def on_train_end(self) -> None:
         """Finish the run."""
@@ -267,7 +260,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         """Return what a resumed run must not change, apart from its data."""
         trainer: Any = self.trainer
         settings = self.fixed_settings("model", trainer)
-        if is_dry_run(trainer):
+        if runs.is_dry_run(trainer):
             return settings
         settings["trainer.max_epochs"] = trainer.max_epochs
         # As texts: 1 and 1.0 batches are one and all of them.
@@ -309,7 +302,7 @@ def require_same(stored: Mapping[str, Any], now: Mapping[str, Any], owner: str =
 
 def require_one_epoch(trainer: L.Trainer, epochs: str) -> None:
     """Refuse other lengths of a run than the study's own settings say."""
-    if trainer.max_epochs not in (1, None) and not is_dry_run(trainer):
+    if trainer.max_epochs not in (1, None) and not runs.is_dry_run(trainer):
         raise ConfigError(
             f"trainer.max_epochs is {trainer.max_epochs}; it must be 1. For longer runs, set "
             f"{epochs}."

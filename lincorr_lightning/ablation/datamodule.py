@@ -14,15 +14,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning.ablation.mappings import (
-    MappedLabels,
-    MappingName,
-    PairedLabels,
-    answer_token_ids,
-    map_labels,
-    pair_labels,
-    source_positions,
-)
+from lincorr_lightning.ablation import mappings
+from lincorr_lightning.ablation.mappings import MappedLabels, MappingName, PairedLabels
 from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
@@ -119,7 +112,7 @@ class PairedCorpus:
         self.labels, self.texts, self.plan = labels, tuple(texts), plan
         self.n_paired, self.n_new = texts[0].n_paired, texts[0].n_new
         self.mapped: list[list[MappedLabels]] = [
-            [map_labels(labels, name, tokenizer, seed) for name in plan.mappings]
+            [mappings.map_labels(labels, name, tokenizer, seed) for name in plan.mappings]
             for seed in plan.seeds
         ]
         relation = labels.relation
@@ -132,7 +125,7 @@ class PairedCorpus:
             )["input_ids"]
             for one in self.texts
         ]
-        answers = answer_token_ids(labels, tokenizer)
+        answers = mappings.answer_token_ids(labels, tokenizer)
         self.vocabularies = [sorted(answers.union(*rows)) for rows in self.token_ids]
 
     @cached_property
@@ -268,7 +261,7 @@ class PairedTextsDataModule(StudyData):
         relation = TokenizedRelation.of(self.relation, self._catalogue, tokenizer)
         if rows is not None and only is None:
             only = list(dict.fromkeys(row.source for row in rows))
-        labels = pair_labels(relation, self.max_source_labels, only, self.seed)
+        labels = mappings.pair_labels(relation, self.max_source_labels, only, self.seed)
         if rows is not None:
             texts = [resolve_texts(rows, labels, tokenizer)] * len(plan.seeds)
         else:
@@ -287,9 +280,6 @@ class PairedTextsDataModule(StudyData):
         return ResumableLoader(PhaseDataset(self.corpus, shard.number, shard.n), self.trainer)
 
 
-# -- subjects and their source answers ---------------------------------------------------------
-
-
 def sample_texts(
     labels: PairedLabels, tokenizer: PreTrainedTokenizerBase, n_paired: int, n_new: int, seed: int
 ) -> PairedTexts:
@@ -297,7 +287,7 @@ def sample_texts(
 
     No two subjects have the same tokens, and none has a token that is an answer.
     """
-    n, answers = n_paired + n_new, answer_token_ids(labels, tokenizer)
+    n, answers = n_paired + n_new, mappings.answer_token_ids(labels, tokenizer)
     sample = sample_subjects(tokenizer, len(usable_strings(tokenizer)), seed=seed)
     subjects: dict[tuple[int, ...], str] = {}
     for subject, tokens in zip(sample, _own_tokens(sample, labels, tokenizer), strict=True):
@@ -369,9 +359,9 @@ def resolve_texts(
     rows: Sequence[TextRow], labels: PairedLabels, tokenizer: PreTrainedTokenizerBase
 ) -> PairedTexts:
     """Look the source answers of a file up among the labels."""
-    position = source_positions(labels.relation)
+    position = mappings.source_positions(labels.relation)
     ordered = sorted(rows, key=lambda row: row.phase)  # compose, then learn
-    answers = answer_token_ids(labels, tokenizer)
+    answers = mappings.answer_token_ids(labels, tokenizer)
     tokens = _own_tokens([row.subject for row in ordered], labels, tokenizer)
     seen: dict[tuple[int, ...], TextRow] = {}
     for row, own in zip(ordered, tokens, strict=True):

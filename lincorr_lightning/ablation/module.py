@@ -127,8 +127,6 @@ class VocabularyAblation(Study):
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._batch: TextBatch | None = None
 
-    # -- setting up ------------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
         """Check the trainer before anything is trained."""
         require_one_epoch(self.trainer, "model.compose.epochs and model.learn.epochs")
@@ -166,8 +164,6 @@ class VocabularyAblation(Study):
         return torch.optim.AdamW(
             self.networks.parameters(), lr=self.plan.phases["learn"].learning_rate, fused=fused
         )
-
-    # -- training --------------------------------------------------------------------------------
 
     def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
         """Pool the texts; at the beginning of a phase, reset optimizer and networks."""
@@ -257,8 +253,6 @@ class VocabularyAblation(Study):
             cases=networks.cases(texts, self.networks, self.embedding.tokenizer),
             seconds=self.seconds,
         )
-
-    # -- checkpoints -----------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""

@@ -81,9 +81,6 @@ class StackedNetworks(nn.Module):
         return inputs + outputs if self.settings.residual else outputs
 
 
-# -- texts -----------------------------------------------------------------------------------
-
-
 class PooledTexts:
     """Pooled texts and answers of several seeds, each under several mappings.
 
@@ -179,9 +176,6 @@ class PooledTexts:
         bounds = (0, n_paired) if subjects == "paired" else (n_paired, n)
         rows = torch.arange(*bounds, device=self.pooled.device).expand(self.n_seeds, -1)
         return rows, rows + n
-
-
-# -- scores ----------------------------------------------------------------------------------
 
 
 @torch.no_grad()

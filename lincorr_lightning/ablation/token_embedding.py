@@ -19,17 +19,10 @@ from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.io import read_json
+from lincorr_lightning.lm import loading
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer, fingerprint_weights
-from lincorr_lightning.lm.loading import (
-    Checkpoint,
-    explained,
-    file_of,
-    find_checkpoint,
-    read_config,
-    read_model,
-    read_tokenizer,
-)
+from lincorr_lightning.lm.loading import Checkpoint, explained
 from lincorr_lightning.lm.modes import dtype_name
 
 _log = logging.getLogger(__name__)
@@ -109,9 +102,9 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
     ``output``. A `LanguageModelError` if there is no such checkpoint or matrix, it cannot be read,
     or it has fewer rows than the tokenizer has tokens.
     """
-    checkpoint = find_checkpoint(config)
-    text_config = read_config(checkpoint, must_be_causal=False).get_text_config()
-    tokenizer = read_tokenizer(checkpoint)
+    checkpoint = loading.find_checkpoint(config)
+    text_config = loading.read_config(checkpoint, must_be_causal=False).get_text_config()
+    tokenizer = loading.read_tokenizer(checkpoint)
     tensors = _tensors(checkpoint)
     key, head = _find(tensors, _INPUTS), _find(tensors, _HEADS)
     if key is None:
@@ -173,16 +166,16 @@ def _tensors(checkpoint: Checkpoint) -> _Tensors:
     """
     if checkpoint.adapter is not None:
         in_stored_dtype = replace(checkpoint, config=replace(checkpoint.config, dtype="auto"))
-        state = read_model(in_stored_dtype, read_config(checkpoint)).state_dict()
+        state = loading.read_model(in_stored_dtype, loading.read_config(checkpoint)).state_dict()
         return {name: partial(state.__getitem__, name) for name in state}
     if checkpoint.gguf_file is not None:
         return _gguf_tensors(checkpoint)
     for whole in ("model.safetensors", "pytorch_model.bin"):
         index = f"{whole}.index.json"
-        if path := file_of(checkpoint, whole):
+        if path := loading.file_of(checkpoint, whole):
             with explained(checkpoint, whole, _COPY_AGAIN), _opened(path) as (names, _):
                 return {name: partial(_read, checkpoint, whole, name) for name in names}
-        if path := file_of(checkpoint, index):
+        if path := loading.file_of(checkpoint, index):
             with explained(checkpoint, index, _COPY_AGAIN):
                 shards = read_json(path, LanguageModelError, _COPY_AGAIN)["weight_map"].items()
             return {name: partial(_read, checkpoint, shard, name) for name, shard in shards}
@@ -193,7 +186,7 @@ def _tensors(checkpoint: Checkpoint) -> _Tensors:
 
 
 def _read(checkpoint: Checkpoint, file: str, key: str) -> Tensor:
-    path = file_of(checkpoint, file)
+    path = loading.file_of(checkpoint, file)
     if path is None:
         raise LanguageModelError(
             f"{checkpoint} lacks the file {file}, in which its index puts {key}. {_COPY_AGAIN}"

@@ -110,13 +110,9 @@ def attribute_causes(
 
     If the source answer was not learned, W explains nothing. If a wrong target label has a higher
     weight for the taught source label than every right one, W is imprecise. Otherwise the right
-    label was raised most and still does not lead: its prior was too low.
-
-    Args:
-        weight: W, ``(n_target, n_source)``.
-        taught: Index of the source label that each edit taught, ``(n,)``.
-        reference_mask: Which target labels are right for it, ``(n, n_target)`` bool.
-        learned: Whether each source answer was learned, ``(n,)`` bool.
+    label was raised most and still does not lead: its prior was too low. `taught` is the index of
+    the source label that each edit taught, ``(n,)``, the mask says which target labels are right
+    for it, ``(n, n_target)``, and `learned` whether it was learned.
     """
     imprecise = (risk(weight.T[taught], reference_mask) > 0).tolist()
     return [

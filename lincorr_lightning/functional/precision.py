@@ -22,10 +22,10 @@ class HitRates(NamedTuple):
     rates: Tensor
     n: int
 
-    def by_rank(self) -> dict[str, float]:
-        """Return the rates of one map by N, and the number of labels: ``{"1": .., "n": ..}``."""
-        rates = {str(n): rate for n, rate in zip(HIT_RANKS, self.rates.tolist(), strict=True)}
-        return {**rates, "n": self.n}
+    def by_rank(self) -> dict[str, float | None]:
+        """Return the rates of one map by N, None without labels, and ``n``, the number of these."""
+        rates = self.rates.tolist() if self.n else [None] * len(HIT_RANKS)
+        return {**dict(zip(map(str, HIT_RANKS), rates, strict=True)), "n": self.n}
 
 
 def _is_hit(weight: Tensor, right: Tensor) -> Tensor:

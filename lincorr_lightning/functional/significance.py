@@ -121,15 +121,9 @@ def partial_correlation(
 
     A linear map of the other knowledge's logits is subtracted from source and target logits, and a
     map between the residuals is fitted, both on the moments of the fit half. The r is computed on
-    the moments of the held-out half.
-
-    Args:
-        fit: Moments of the fit half.
-        test: Moments of the held-out half.
-        x: Columns of the source.
-        y: Columns of the targets.
-        removed: Columns of the knowledge to remove.
-        ridge: Ridge of the map between the residuals, one per target column or one for all.
+    the moments of the held-out half, `test`. `x`, `y` and `removed` are the columns of the source,
+    of the targets and of the other knowledge; the ridge is that of the map between the residuals,
+    one per target column or one for all.
     """
     x, y, removed = (columns.to(fit.mean.device) for columns in (x, y, removed))
     free = torch.cat([x, y])

@@ -110,8 +110,6 @@ class KnowledgeGeometry(LMStudy):
         self.closeness: KnowledgeCloseness | None = None
         self._states: dict[str, list[tuple[int, Tensor]]] = {}
 
-    # -- reading -----------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
         """Refuse to read only the first batches, which are those of the fit half."""
         super().setup(stage)
@@ -156,8 +154,6 @@ class KnowledgeGeometry(LMStudy):
             states = read_last_states(self.lm, prompts).cpu()
             if not batch.is_padding:
                 self._states[name].append((batch.first, states))
-
-    # -- comparing ---------------------------------------------------------------------------
 
     def on_test_epoch_end(self) -> None:
         """Compare all clouds, and set them against the maps."""

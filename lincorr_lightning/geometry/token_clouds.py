@@ -208,9 +208,6 @@ def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     return torch.stack([states[i] for i in range(len(prompts))])
 
 
-# -- tables ----------------------------------------------------------------------------------------
-
-
 ObservedPrompt = tuple[int, int, str, str, PromptGeometry]
 """A prompt's number, shuffling level, name, corpus and geometry."""
 

@@ -78,9 +78,17 @@ class TokenGeometry(LMStudy):
     @torch.no_grad()
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """Observe some prompts at all shuffling levels."""
-        self._n_tokens = batch.tokens.shape[1]
-        self._n_skipped = batch.n_skipped
-        self._clouds = self._cloud_settings(self._n_tokens)
+        self._n_tokens, self._n_skipped = batch.tokens.shape[1], batch.n_skipped
+        for level in self.shuffles:
+            if self._n_tokens % 4**level:
+                raise ConfigError(
+                    f"model.shuffles has level {level}, which cuts a prompt into {4**level} equal "
+                    f"blocks; data.n_tokens, {self._n_tokens}, cannot be cut so. Leave the level "
+                    f"out, or make data.n_tokens a multiple of {4**level}."
+                )
+        self._clouds = token_clouds.CloudSettings.of(
+            self._n_tokens, self.range_scalings, self.ks, self.embedding_layer, "model"
+        )
         numbers = range(batch.first, batch.first + len(batch.tokens))
         for level in self.shuffles:
             orders = [shuffle_blocks(self._n_tokens, level, [self.seed, n, level]) for n in numbers]
@@ -95,18 +103,6 @@ class TokenGeometry(LMStudy):
                 self._observed += zip(
                     numbers, levels, batch.names, batch.corpora, observed, strict=True
                 )
-
-    def _cloud_settings(self, n_tokens: int) -> token_clouds.CloudSettings:
-        for level in self.shuffles:
-            if n_tokens % 4**level:
-                raise ConfigError(
-                    f"model.shuffles has level {level}, which cuts a prompt into {4**level} equal "
-                    f"blocks; data.n_tokens, {n_tokens}, cannot be cut so. Leave the level out, or "
-                    f"make data.n_tokens a multiple of {4**level}."
-                )
-        return token_clouds.CloudSettings.of(
-            n_tokens, self.range_scalings, self.ks, self.embedding_layer, "model"
-        )
 
     def on_test_epoch_end(self) -> None:
         """Gather what all ranks observed."""

@@ -21,14 +21,8 @@ from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
+from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.layout import JointLayout, RowReader, stem, wordings_of
-from lincorr_lightning.linear_map.solver import (
-    FittedMaps,
-    choose_ridges,
-    fit_layout,
-    split_targets,
-    tuning_rows,
-)
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.version import __version__
@@ -84,13 +78,13 @@ class LinearMap:
         self._check()
 
     @classmethod
-    def of(cls, fitted: FittedMaps, lm: LanguageModel) -> LinearMap:
+    def of(cls, fitted: solver.FittedMaps, lm: LanguageModel) -> LinearMap:
         """Return fitted maps, those of the first wording of each prompt, as an artifact."""
         layout, weights = fitted.layout, fitted.weights()
         biases = {
             (source, target): bias
             for source, solution in fitted.maps["y"].items()
-            for target, bias in split_targets(layout, source, solution.bias)
+            for target, bias in solver.split_targets(layout, source, solution.bias)
         }
         pairs = {pair: "->".join(pair) for pair in wordings_of(weights)}
         domains = {name: domain for name, domain in layout.domains.items() if name == stem(name)}
@@ -124,8 +118,6 @@ class LinearMap:
                 )
             if not tensor.isfinite().all():
                 raise LinearMapError(f"{key} holds NaN or infinite numbers.")
-
-    # -- content -----------------------------------------------------------------------------
 
     @property
     def pairs(self) -> list[str]:
@@ -212,8 +204,6 @@ class LinearMap:
                     f"{len(self.token_ids(name))} against {len(domain.token_ids)}. Fit it with the "
                     "same knowledge files, or leave linear_map null."
                 )
-
-    # -- files ------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
         """Write the artifact: ``config.json`` and ``linear_map.safetensors``.
@@ -326,12 +316,12 @@ def fit_linear_maps(
     moments, maps = moments_of(rows), []
     for ridge in ridges:
         if ridge == "auto":
-            judge = tuning_rows(len(rows)).to(rows.device)
+            judge = solver.tuning_rows(len(rows)).to(rows.device)
             fit, tune = moments_of(rows[~judge]), moments_of(rows[judge])
-            strengths = choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
+            strengths = solver.choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
         else:
             strengths = dict.fromkeys(layout.pairs, float(ridge))
-        maps.append(LinearMap.of(fit_layout(moments, layout, strengths), lm))
+        maps.append(LinearMap.of(solver.fit_layout(moments, layout, strengths), lm))
     return maps
 
 

@@ -26,19 +26,10 @@ from lincorr_lightning.functional.precision import (
 )
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.io import number
+from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, score_maps, with_numbers
-from lincorr_lightning.linear_map.solver import (
-    FittedMaps,
-    RidgeSolver,
-    Solution,
-    fit_layout,
-    label_r,
-    mean_r,
-    per_target_ridge,
-    r_influences,
-    split_targets,
-)
+from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 
 _FLOATS = npt.NDArray[np.floating[Any]]
@@ -112,7 +103,7 @@ def random_words(
                 curve.append(LabelCount("->".join(pair), n, *spread))
             labels, words = ((each[:, i], of_rows[:, i]) for each, of_rows in r[compared])
             excess, at_target = _difference(labels, words, test.n), at_targets[target]
-            from_words, of_map = _range(r[n_labels][1][0][:, i]), mean_r(vocabulary[pair])
+            from_words, of_map = _range(r[n_labels][1][0][:, i]), solver.mean_r(vocabulary[pair])
             to_words = _range(_means(at_target[1][0], layout.sizes[target], rng))
             numbers[pair] = {
                 "baselines": {
@@ -147,16 +138,16 @@ def _r_of_draws(
     Each has ``(n_draws, n_targets)``, means over the labels of each target.
     """
     assert fitted.moments is not None
-    layout, ridge = fitted.layout, per_target_ridge(fitted.layout, source, fitted.ridges)
+    layout, ridge = fitted.layout, solver.per_target_ridge(fitted.layout, source, fitted.ridges)
     y = layout.target_columns(source)
     sides = []
-    for pool in (layout.columns(source), layout.word_columns(source)):
+    for pool in (layout.columns(source), layout.columns(source, "words")):
         drawn = []
         for _ in range(_DRAWS if n < len(pool) else 1):
             x = pool[torch.from_numpy(rng.permutation(len(pool))[:n])]
             solution = RidgeSolver(fitted.moments, x, y=y).solve(ridge)
             values = _r_and_influences(test, solution, x, y, rows)
-            parts = (part.nanmean(1) for _, part in split_targets(layout, source, values))
+            parts = (part.nanmean(1) for _, part in solver.split_targets(layout, source, values))
             drawn.append(torch.stack(list(parts), 1))
         both = torch.stack(drawn)
         sides.append((both[:, 0].numpy(), both[:, 1:].nanmean(0).numpy()))
@@ -167,8 +158,8 @@ def _r_and_influences(
     test: Moments, solution: Solution, x: Tensor, y: Tensor, rows: Tensor
 ) -> Tensor:
     """Return r of each label, and below it each row's influence, ``(1 + n_rows, n_target)``."""
-    r = label_r(test, solution.weight, x, y)
-    return torch.vstack([r, r_influences(solution, x, y, test, rows)]).cpu()
+    r = solver.label_r(test, solution.weight, x, y)
+    return torch.vstack([r, solver.r_influences(solution, x, y, test, rows)]).cpu()
 
 
 def _r_at_targets(
@@ -181,11 +172,11 @@ def _r_at_targets(
     assert fitted.moments is not None
     layout, own = fitted.layout, fitted.maps["y"][source]
     x, y = layout.problems[source]["y"]
-    words = {target: layout.word_columns(target) for target in layout.targets(source)}
-    solver = RidgeSolver(fitted.moments, x, **words)
-    sides = {}
-    for target, labels in split_targets(layout, source, _r_and_influences(test, own, x, y, rows)):
-        one = solver.solve(fitted.ridges[source, target], target)
+    words = {target: layout.columns(target, "words") for target in layout.targets(source)}
+    to_words = RidgeSolver(fitted.moments, x, **words)
+    values, sides = _r_and_influences(test, own, x, y, rows), {}
+    for target, labels in solver.split_targets(layout, source, values):
+        one = to_words.solve(fitted.ridges[source, target], target)
         both = labels, _r_and_influences(test, one, x, words[target], rows)
         sides[target] = [(each[0].numpy(), each[1:].nanmean(1).numpy()) for each in both]
     return sides
@@ -236,8 +227,8 @@ def vocabulary_baselines(
     (``same_prompt``), and that after the source prompt, W₀, which Gaussian states with the
     covariance of the LM's give (``gaussian_states``). W is also compared with W₀ as a matrix.
 
-    `head_rows` are the rows of the head for `JointLayout.label_tokens`, ``(n_labels,
-    hidden_size)``, None for a head without rows. Returns fields of `PairScore`.
+    `head_rows` are the rows of the head for all labels, ``(n_labels, hidden_size)``, in the order
+    of the columns; None for a head without rows. Returns fields of `PairScore`.
     """
     numbers: dict[Pair, dict[str, Any]] = {}
     layout, weights = fitted.layout, fitted.weights()
@@ -314,10 +305,9 @@ def beside_baselines(
 ) -> tuple[list[PairScore], list[LabelCount]]:
     """Return the scores with what `random_words` and `vocabulary_baselines` give, and the curve."""
     words, curve = random_words(fitted, test, n_compared, counts, rows)
-    has_words = bool(fitted.layout.words)
-    hits = vocabulary_baselines(
-        scores, fitted, lm.head_rows(fitted.layout.label_tokens) if has_words else None
-    )
+    labels = [token for domain in fitted.layout.domains.values() for token in domain.token_ids]
+    head_rows = lm.head_rows(labels) if fitted.layout.words else None
+    hits = vocabulary_baselines(scores, fitted, head_rows)
     return with_numbers(with_numbers(scores, words), hits), curve
 
 
@@ -330,6 +320,6 @@ def fit_and_score(
     n_compared: int = 0,
 ) -> list[PairScore]:
     """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
-    fitted = fit_layout(fit, layout, ridge)
+    fitted = solver.fit_layout(fit, layout, ridge)
     scores = score_maps(fitted, test)
     return beside_baselines(scores, fitted, test, lm, n_compared, counts=())[0]

@@ -147,11 +147,6 @@ class JointLayout:
         return [(templates[view.name], tuple(tokens)) for view, tokens in self.views.items()]
 
     @property
-    def label_tokens(self) -> list[int]:
-        """Tokens of all labels, in the order of the columns."""
-        return [token for domain in self.domains.values() for token in domain.token_ids]
-
-    @property
     def n_labels(self) -> int:
         """Number of columns that belong to kinds of knowledge."""
         return sum(self.sizes.values())
@@ -194,13 +189,10 @@ class JointLayout:
         """Return the targets of a source, in the order of the columns."""
         return self._targets[source]
 
-    def columns(self, name: str) -> Tensor:
-        """Return the columns of one kind of knowledge, ``(n_labels,)``."""
-        return self._all(View("labels", name))
-
-    def word_columns(self, name: str) -> Tensor:
-        """Return the columns of random words after the prompt of a kind of knowledge."""
-        return self._all(View("words", name))
+    def columns(self, name: str, kind: str = "labels") -> Tensor:
+        """Return the columns of one kind of knowledge: its ``labels``, or random ``words``."""
+        span = self._spans[View(kind, name)]
+        return torch.arange(span.start, span.stop)
 
     def target_columns(self, source: str) -> Tensor:
         """Return the columns of all targets of a source, side by side."""
@@ -233,9 +225,6 @@ class JointLayout:
                     columns["same_prompt"] = columns["control"][0], self.control_columns(*targets)
         return problems
 
-    def _all(self, view: View) -> Tensor:
-        return torch.arange(self._spans[view].start, self._spans[view].stop)
-
     def _find(self, view: View, names: Iterable[str]) -> Tensor:
         """Return the columns of a view that hold the tokens of some domains, side by side."""
         position = {token: i for i, token in enumerate(self.views[view])}
@@ -249,9 +238,6 @@ class JointLayout:
         the order of the subjects.
         """
         return torch.cat([rows, rows[:, : self.n_labels].roll(1, 0)], 1) if self.permuted else rows
-
-
-# -- reading ----------------------------------------------------------------------------------
 
 
 def progress(items: Iterable[T], doing: str, **options: Any) -> Iterable[T]:
@@ -306,9 +292,6 @@ class RowReader:
             sizes = [len(tokens) for _, tokens in missing]
             known |= zip(missing, torch.split(rows, sizes, dim=1), strict=True)
         return torch.cat([known[one] for one in layout.reads], dim=1)
-
-
-# -- building ---------------------------------------------------------------------------------
 
 
 def build_layout(

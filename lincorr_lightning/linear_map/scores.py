@@ -61,14 +61,10 @@ def pair_number(
 ) -> Any:
     """Declare a number of a pair, None by default: a field of a record, in all of its forms.
 
-    Args:
-        heading: See `table.column`, and so is `format`.
-        format: A field with a format is a column of the headline table.
-        matrix: Name of a matrix over all pairs, the table and figure ``<matrix>_matrix``.
-        shows: Caption of the matrix.
-        unit: Meaning of the matrix's colours.
-        is_signed: Whether colours are for -1 to 1, not for 0 to the highest value.
-        logged: Whether loggers get the number.
+    Heading and format are those of `table.column`; a field with a format is a column of the
+    headline table. `matrix` names a matrix over all pairs, the table and figure
+    ``<matrix>_matrix``, with what it `shows` as caption. Its colours mean the `unit`: from -1 to 1
+    if it `is_signed`, else from 0 to the highest value. Loggers get a number that is `logged`.
     """
     metadata = {
         "heading": heading, "format": format, "matrix": matrix, "caption": shows, "unit": unit,
@@ -306,9 +302,7 @@ def by_completeness(
         if reference is not None:
             right = torch.from_numpy(reference)
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
-            hits, _ = hit_rates(elsewhere, right & chosen[:, None])
-            rates = *map(number, hits.rates.tolist()), hits.n
-            influenced = dict(zip(_RANKS, rates, strict=True))
+            influenced = hit_rates(elsewhere, right & chosen[:, None])[0].by_rank()
         scores[str(kind)] = {
             "n_labels": int(chosen.sum()),
             "label_mean": mean_r(r[chosen]),

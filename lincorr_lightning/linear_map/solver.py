@@ -31,12 +31,8 @@ _TUNE_EVERY = 5
 class Solution(NamedTuple):
     """An affine map between logits, ``y = W (x - mean_x) + mean_y``, in float64.
 
-    Centred, because logits lie far from zero with a small spread: no digits cancel.
-
-    Attributes:
-        weight: W, ``(n_target, n_source)``.
-        mean_x: Mean of the source, ``(n_source,)``.
-        mean_y: Mean of the targets, ``(n_target,)``.
+    Centred on the means of source and targets, because logits lie far from zero with a small
+    spread: no digits cancel. The weight is W, ``(n_target, n_source)``.
     """
 
     weight: Tensor
@@ -86,12 +82,8 @@ class RidgeSolver:
     """Least squares from one source to all its targets, for any ridge strength.
 
     One eigendecomposition serves all of them, and problems of other targets too, such as the null
-    of no relation: the right-hand side alone differs.
-
-    Args:
-        moments: Moments of the joint rows.
-        x: Columns of the source.
-        targets: Columns of the targets of each problem.
+    of no relation: the right-hand side alone differs. Of the moments of joint rows, `x` are the
+    columns of the source, `targets` those of the targets of each problem.
     """
 
     def __init__(self, moments: Moments, x: Tensor, **targets: Tensor) -> None:

@@ -142,8 +142,6 @@ class Pretraining(Study):
         assert self.lm is not None and self.corpus is not None, "configure_model builds it"
         return self.lm, self.corpus
 
-    # -- setting up ------------------------------------------------------------------------------
-
     def configure_model(self) -> None:
         """Build the LM for the vocabulary of the corpus."""
         if self.lm is not None:
@@ -165,13 +163,9 @@ class Pretraining(Study):
         """Return AdamW and the schedule over all steps."""
         matrices = [p for p in self.parameters() if p.ndim > 1]
         vectors = [p for p in self.parameters() if p.ndim == 1]
+        groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
         optimizer = torch.optim.AdamW(
-            [
-                {"params": matrices, "weight_decay": self.weight_decay},
-                {"params": vectors, "weight_decay": 0.0},
-            ],
-            lr=self.learning_rate,
-            betas=(0.9, 0.95),
+            groups, self.learning_rate, betas=(0.9, 0.95), weight_decay=self.weight_decay
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self._rate)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -195,8 +189,6 @@ class Pretraining(Study):
         mixing = min(self.mixing_epochs, max(epochs - 1, 0))
         return total, total if epochs < 1 else total * (epochs - mixing) // epochs
 
-    # -- training --------------------------------------------------------------------------------
-
     def on_train_epoch_start(self) -> None:
         """Forget the loss of the last epoch."""
         self._loss.reset()
@@ -207,11 +199,9 @@ class Pretraining(Study):
         total, start = self._n_steps
         done = min(self.global_step / start, 1.0)
         mixing = start <= self.global_step < total
-        hidden = lm.model(
-            inputs_embeds=self._embed(batch, mixing),
-            position_ids=batch.position_ids,
-            use_cache=False,
-        ).last_hidden_state
+        embeds = self._embed(batch, mixing)
+        outputs = lm.model(inputs_embeds=embeds, position_ids=batch.position_ids, use_cache=False)
+        hidden = outputs.last_hidden_state
         has_target = batch.targets != IGNORED
         # The head is most of the work of such a small LM: it runs only where there is a target.
         targets = batch.targets[has_target]
@@ -251,8 +241,6 @@ class Pretraining(Study):
             return subjects
         return torch.lerp(subjects, embedding(batch.partners), batch.shares[..., None])
 
-    # -- validation ------------------------------------------------------------------------------
-
     def on_validation_epoch_start(self) -> None:
         """Start counting."""
         names = self._ready[1].knowledge
@@ -270,8 +258,6 @@ class Pretraining(Study):
         self.log_dict({f"val/recall/{name}": value for name, value in self._recall.items()})
         mean = sum(self._recall.values()) / len(self._recall)
         self.log("val/recall", mean, prog_bar=True)
-
-    # -- the end ---------------------------------------------------------------------------------
 
     def build_results(self) -> Results:
         """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
@@ -304,8 +290,6 @@ class Pretraining(Study):
         save_llama(lm, corpus, self.save_dtype, folder)
         # As studies of the written LM see it.
         return replace(results, lm=LanguageModel.from_pretrained(str(folder)).info)
-
-    # -- checkpoints -----------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the loss of this epoch so far on each rank, and the last recall."""

@@ -1,12 +1,123 @@
-"""How well SAEs reconstruct an LM's activations, as a torchmetrics Metric."""
+"""torchmetrics over `lincorr_lightning.functional`: the same numbers on one device or many."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torchmetrics import Metric
+
+from lincorr_lightning.functional import Moments, segmented_pearson
+from lincorr_lightning.functional.moments import Block, merge_moments, moments_of, no_moments
+
+__all__ = ["InstancewisePearson", "JointMoments", "Reconstruction", "ReconstructionQuality"]
+
+# All but the blocks.
+_SUMS = Moments._fields[:-1]
+
+
+class InstancewisePearson(Metric):
+    """Mean over instances of Pearson's r across the labels of each target (paper appendix D).
+
+    ``r`` lies in [-1, 1], higher is better. The intercept dominates it, so that unrelated pairs
+    score high, too; the label-wise r is the main result. Instances whose logits are all equal are
+    left out.
+
+    Args:
+        sizes: Number of labels of each target; targets lie side by side in the rows.
+
+    Example:
+        >>> metric = InstancewisePearson([3])
+        >>> t = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
+        >>> metric.update(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), t)
+        >>> metric.compute().item()
+        0.0
+    """
+
+    is_differentiable = False
+    higher_is_better = True
+    full_state_update = False
+    segments: Tensor
+    total: Tensor
+    count: Tensor
+
+    def __init__(self, sizes: list[int], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # Which columns are those of each target, ``(sum(sizes), n_targets)`` of 0 and 1.
+        eye = torch.eye(len(sizes), dtype=torch.float64)
+        segments = eye.repeat_interleave(torch.tensor(sizes), 0)
+        self.register_buffer("segments", segments, persistent=False)
+        zeros = torch.zeros(len(sizes), dtype=torch.float64)
+        self.add_state("total", zeros, dist_reduce_fx="sum")
+        self.add_state("count", zeros.clone(), dist_reduce_fx="sum")
+
+    def update(self, prediction: Tensor, target: Tensor) -> None:
+        """Add instances: predicted and true logits, ``(n_subjects, sum(sizes))`` each."""
+        r = segmented_pearson(prediction, target, self.segments)
+        self.total += r.nansum(0)
+        self.count += (~r.isnan()).sum(0)
+
+    def compute(self) -> Tensor:
+        """Return the mean r of each target, ``(n_targets,)``; NaN where no instance varies."""
+        return self.total / self.count
+
+
+class JointMoments(Metric):
+    """Second moments of all logits of a run, accumulated over batches and ranks.
+
+    One joint matrix serves every ordered pair: each least squares problem consists of parts of it.
+    Memory does not grow with the number of rows.
+
+    Args:
+        n_columns: Width of the rows.
+        blocks: Blocks of the scatter to keep; none keeps all of it.
+
+    Example:
+        >>> metric = JointMoments(2)
+        >>> for batch in torch.arange(12.0).reshape(3, 2, 2):
+        ...     metric.update(batch)
+        >>> metric.compute().mean.tolist()
+        [5.0, 6.0]
+    """
+
+    is_differentiable = False
+    higher_is_better = None
+    full_state_update = False
+    products: Tensor
+
+    def __init__(self, n_columns: int, blocks: Sequence[Block] = (), **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        *sums, self.blocks = no_moments(n_columns, blocks)
+        for name, value in zip(_SUMS, sums, strict=True):
+            # Means do not add up: ranks are merged in `compute`, not by a plain sum.
+            self.add_state(name, value, dist_reduce_fx=None)
+
+    def _moments(self, sums: Sequence[Tensor]) -> Moments:
+        return Moments(blocks=self.blocks, **dict(zip(_SUMS, sums, strict=True)))
+
+    def _merged(self) -> Moments:
+        sums = [getattr(self, name) for name in _SUMS]
+        # After a sync the first dimension of each state is the rank.
+        ranks = [sums] if sums[0].ndim == 0 else zip(*sums, strict=True)
+        return functools.reduce(merge_moments, map(self._moments, ranks))
+
+    def update(self, rows: Tensor) -> None:
+        """Add rows of ``(n_rows, n_columns)``."""
+        merged = merge_moments(self._merged(), moments_of(rows, self.blocks))
+        for name in _SUMS:
+            setattr(self, name, getattr(merged, name))
+
+    def gather(self) -> Moments:
+        """Return the moments of all rows of all ranks; also when no rank has seen a row."""
+        with self.sync_context():
+            return self._merged()
+
+    def compute(self) -> Moments:
+        """Return the moments of all rows of all ranks."""
+        return self._merged()
 
 
 class Reconstruction(NamedTuple):
@@ -47,13 +158,9 @@ class Reconstruction(NamedTuple):
 class ReconstructionQuality(Metric):
     """Explained variance, active features and recovered loss of several SAEs, in float64.
 
-    Args:
-        n_hook_points: Number of SAEs.
-        width: Width of the activations.
-        n_features: Number of features of the largest SAE.
+    There is one at each hook point; `n_features` is the number of features of the largest one.
 
     Example:
-        >>> import torch
         >>> metric = ReconstructionQuality(1, 2, 3)
         >>> x = torch.tensor([[1.0, 0.0], [-1.0, 0.0]])
         >>> metric.update(0, x, x * 0.5, torch.tensor([[0.5, 0.0, 0.0], [0.0, 0.5, 0.2]]))
