@@ -10,12 +10,6 @@ from lincorr_lightning.callbacks.resilience import Resilience
 from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMonitor
 
 __all__ = [
-    "FeatureMovement",
-    "Forecast",
-    "Formation",
-    "Generalization",
-    "GradientCorrelation",
-    "PredictionWriter",
-    "Resilience",
-    "TokenGeometryMonitor",
-]
+    "FeatureMovement", "Forecast", "Formation", "Generalization", "GradientCorrelation",
+    "PredictionWriter", "Resilience", "TokenGeometryMonitor",
+]  # fmt: skip

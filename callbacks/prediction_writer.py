@@ -40,11 +40,7 @@ class PredictionWriter(BasePredictionWriter):
         run_folder(trainer)
 
     def write_on_epoch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        predictions: Any,
-        batch_indices: Any,
+        self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Any, *_: Any
     ) -> None:
         """Gather the predictions of all ranks and write them on rank 0."""
         batches = [batch for part in gather(list(predictions)) for batch in part]

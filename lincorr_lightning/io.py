@@ -26,8 +26,6 @@ from safetensors import SafetensorError
 
 from lincorr_lightning.errors import LincorrError, OutputError
 
-# -- writing -----------------------------------------------------------------------------------
-
 
 def output_error(path: str | Path, reason: object) -> OutputError:
     """Return the error of a file or folder that cannot be written."""
@@ -145,9 +143,6 @@ def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
             shutil.rmtree(rest, ignore_errors=True)
 
 
-# -- reading ------------------------------------------------------------------------------------
-
-
 def regular_file(path: str | Path) -> Path:
     """Return the path of a file; raise OSError if reading it could block or never end.
 
@@ -210,8 +205,6 @@ def write_csv(path: str | Path, columns: Sequence[str], rows: Iterable[Sequence[
     ):
         csv.writer(file).writerows([columns, *rows])
 
-
-# -- names -----------------------------------------------------------------------------------
 
 _SPELLED = {"->": "-", "+": "plus", "*": "times", "/": "over"}
 

@@ -43,13 +43,10 @@ class PhaseSettings:
 
     epochs: int = 40
     """Passes over the texts; 0 skips the phase."""
-
     batch_size: int = 256
     """Texts per step."""
-
     learning_rate: float = 1e-3
     """Learning rate of AdamW, whose state is reset at the beginning of the phase."""
-
     weight_decay: float = 0.3
     """Weight decay of AdamW."""
 

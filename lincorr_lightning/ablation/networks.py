@@ -25,16 +25,12 @@ class NetworkSettings:
 
     width: int | None = None
     """Number of hidden units; null takes four times the width of the embedding."""
-
     activation: Activation = "gelu"
     """One of gelu, relu, silu and tanh."""
-
     residual: bool = True
     """Whether the pooled embedding is added to the network's output."""
-
     center: bool = True
     """Whether the mean over all texts is subtracted from the pooled embeddings."""
-
     input_rms: float | None = 0.3
     """Root mean square that the inputs are scaled to; null leaves them unscaled."""
 

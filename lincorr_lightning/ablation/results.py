@@ -30,13 +30,10 @@ class MappingScores:
     generalized: float = column(format=".0%")
     std: float | None = column("std", ".0%")
     """Standard deviation of `generalized` over seeds; None of one seed."""
-
     uncomposed: float | None = column("without paired texts", ".0%")
     """`generalized` without the compose phase; None if it was not measured."""
-
     gain: float | None = column(format="+.0%")
     """`generalized` minus `uncomposed`."""
-
     unrestricted: float = column("best of all candidates", ".0%")
     says_source: float = column("answers the source", ".0%")
     random: float = column("chance", ".0%")
@@ -165,10 +162,8 @@ def _figures(
         "share of the new subjects (compose: of the paired texts)",
     )  # fmt: skip
     caption = f"{relation}: share of the new subjects that are generalized, by mapping"
-    figures = [
-        Figure("generalization", caption, draw_bars),
-        Figure(
-            "training", f"{relation}: shares during training, by phase and mapping", draw_curves
-        ),
-    ]
-    return figures if curves else figures[:1]
+    figures = [Figure("generalization", caption, draw_bars)]
+    if curves:
+        caption = f"{relation}: shares during training, by phase and mapping"
+        figures.append(Figure("training", caption, draw_curves))
+    return figures

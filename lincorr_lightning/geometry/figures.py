@@ -82,9 +82,8 @@ def dimension_loss_figure(
 def history_figure(frame: DataFrame, note: str) -> Figure:
     """Draw a heat map per observable: layers from bottom to top, steps from left to right.
 
-    Args:
-        frame: Means by ``observable``, ``layer`` and ``step``; rows without a layer are left out.
-        note: Subtitle: what the values are means over.
+    The frame has means by ``observable``, ``layer`` and ``step``, of which rows without a layer are
+    left out; the note, a subtitle, says what they are means over.
     """
     frame = frame[frame["layer"] != ""]
     names = list(frame["observable"].drop_duplicates())

@@ -230,18 +230,17 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
 
 
 def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[Table]:
-    layers = list(enumerate(closeness.layers))
     dimension = [
-        (name, layer, n2, number(values[i, j]))
-        for name, values in closeness.dimension.items()
-        for i, layer in layers
-        for j, n2 in enumerate(closeness.range_scalings)
+        (name, layer, n2, number(value))
+        for name, by_layer in closeness.dimension.items()
+        for layer, values in zip(closeness.layers, by_layer, strict=True)
+        for n2, value in zip(closeness.range_scalings, values, strict=True)
     ]
     overlap = [
-        (a, b, layer, k, number(values[i, j]))
-        for (a, b), values in closeness.overlap.items()
-        for i, layer in layers
-        for j, k in enumerate(closeness.ks)
+        (a, b, layer, k, number(value))
+        for (a, b), by_layer in closeness.overlap.items()
+        for layer, values in zip(closeness.layers, by_layer, strict=True)
+        for k, value in zip(closeness.ks, values, strict=True)
     ]
     return [
         Table.of(

@@ -18,21 +18,15 @@ from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
 from lincorr_lightning.functional.moments import Block
-from lincorr_lightning.knowledge import (
+from lincorr_lightning.knowledge import Answer, Catalogue, Domain, Knowledge, TokenizedRelation
+from lincorr_lightning.knowledge.answer_tokens import (
     WHOLE_WORDS,
-    Catalogue,
     Completeness,
-    Domain,
-    Knowledge,
-    TokenizedRelation,
+    TokenReader,
     answer_tokens,
-    build_domain,
-    reference_matrix,
     unknown_words,
 )
-from lincorr_lightning.knowledge.answer_tokens import TokenReader
-from lincorr_lightning.knowledge.domain import label_answers
-from lincorr_lightning.knowledge.schema import Answer
+from lincorr_lightning.knowledge.domain import build_domain, label_answers, reference_matrix
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 

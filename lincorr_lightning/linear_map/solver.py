@@ -14,13 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.functional import (
-    LeastSquares,
-    Moments,
-    labelwise_pearson_from_moments,
-    strongest_within,
-    summarize,
-)
+from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments, summarize
+from lincorr_lightning.functional.least_squares import LeastSquares, strongest_within
+from lincorr_lightning.functional.moments import Moments
 from lincorr_lightning.functional.significance import pearson_influence
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress

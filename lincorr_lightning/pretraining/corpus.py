@@ -79,9 +79,8 @@ class Corpus:
         texts = ids([f"{statement.text}." for statement in statements])
         if any(self.tokenizer.unk_token_id in tokens for tokens in texts):
             raise ConfigError(
-                "the tiny world's tokenizer cannot read all its texts: words that are adjacent in "
-                "one are one word in another. Remove knowledge from data.knowledge, or change "
-                "prompts."
+                "the tiny world's tokenizer cannot read all its texts: adjacent words of one are "
+                "one word in another. Remove knowledge from data.knowledge, or change prompts."
             )
         return [
             EncodedStatement(tokens, *positions[statement.knowledge.name])

@@ -150,8 +150,7 @@ class Pretraining(Study):
         if not isinstance(corpus, Corpus):
             raise ConfigError(
                 "Pretraining takes its vocabulary from the corpus of its data, and there is none. "
-                "Pass --data CorpusDataModule, or set module.corpus before training on a "
-                "DataLoader."
+                "Pass --data CorpusDataModule, or set module.corpus before you train."
             )
         self.corpus, self.lm = corpus, build_llama(self.size, corpus.tokenizer)
         answers = torch.zeros(len(corpus.answers), len(corpus.tokenizer))

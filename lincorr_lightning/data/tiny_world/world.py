@@ -30,17 +30,8 @@ import numpy as np
 
 from lincorr_lightning.config import load_yaml
 from lincorr_lightning.data.files import Text
-from lincorr_lightning.data.tiny_world.facts import (
-    HOME,
-    PARENTS,
-    PLACES,
-    PROPERTIES,
-    BalancedDraw,
-    companies_of_ceos,
-    draw_customs,
-    objects_of_the_world,
-    towns_of_countries,
-)
+from lincorr_lightning.data.tiny_world import facts as common
+from lincorr_lightning.data.tiny_world.facts import HOME, PARENTS, PROPERTIES, BalancedDraw
 from lincorr_lightning.data.tiny_world.words import (
     PlainWords,
     first_word,
@@ -121,13 +112,14 @@ class _People:
         self.config, self.words, self.rng = config, words, rng
         self.home = {
             city: {attribute: getattr(place, attribute) for attribute in HOME}
-            for place in PLACES
+            for place in common.PLACES
             for city in place.cities[: config.cities_per_country]
         }
         self.cities = list(self.home)
-        self.towns = towns_of_countries(config.towns_per_country, self.home, catalogue, words)
-        self.company_of = companies_of_ceos(config.n_companies, catalogue, words)
-        self.things = objects_of_the_world(config.n_objects, catalogue, words)
+        n_towns = config.towns_per_country
+        self.towns = common.towns_of_countries(n_towns, self.home, catalogue, words)
+        self.company_of = common.companies_of_ceos(config.n_companies, catalogue, words)
+        self.things = common.objects_of_the_world(config.n_objects, catalogue, words)
         self.origins = sorted({home["continent"] for home in self.home.values()})
         self.parents = {name: words.pick(name) for name in PARENTS}
         most = min(map(len, self.parents.values())) // len(self.origins)
@@ -143,7 +135,7 @@ class _People:
         }
         causes = {name: sorted({home[name] for home in self.home.values()}) for name in HOME}
         causes["company"] = list(self.company_of.values())
-        self.customs = draw_customs(causes, self.answers, rng)
+        self.customs = common.draw_customs(causes, self.answers, rng)
         self.numbers = {str(number) for number in range(config.largest_number + 1)}
         self.draw_city, self.draw_town = BalancedDraw(rng), BalancedDraw(rng)
 
