@@ -11,10 +11,10 @@ from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import Edit, Skipped, edits_in_relation, resolve_edits
+from lincorr_lightning.finetune.edits import Edit, Skipped, resolve_edits
 from lincorr_lightning.finetune.outcomes import DomainLogits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.linear_map import artifact
@@ -111,7 +111,10 @@ class RelationCallback(PeriodicCallback):
         if taught.name == measured.name and labels[0] == labels[1]:
             return self.run_edits
         raw = [RawEdit("the run's edits", edit.subject, edit.answer) for edit in self.run_edits]
-        return edits_in_relation(raw, measured, lm)
+        edits, _, skipped = resolve_edits(raw, measured, lm, measured.name)
+        if skipped:  # others refer to the edits by their position
+            raise SubjectsError(f"{measured.name}: {skipped[0].answer!r}: {skipped[0].reason}.")
+        return edits
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
         """Return the subjects that this callback measures, the run's edits excepted.

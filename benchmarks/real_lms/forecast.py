@@ -33,7 +33,7 @@ from benchmarks.real_lms.forecast_scores import STEP, load, stored_model
 from benchmarks.real_lms.tables import REAL_LMS, edits_of
 from lincorr_lightning.finetune import Edit, EditsDataModule, EditTraining, SourceFinetune
 from lincorr_lightning.finetune.edit_files import RawEdit
-from lincorr_lightning.finetune.edits import edits_in_relation, sample_edits
+from lincorr_lightning.finetune.edits import resolve_edits, sample_edits
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS as FITTED_SUBJECTS
 from lincorr_lightning.finetune.forecasts import forecast_edits, logits_in_context
 from lincorr_lightning.finetune.optimizer_step import STEP_SCALE, logits_after_step
@@ -59,7 +59,7 @@ def collect(lm: LanguageModel, relation: str, method: str, cases: Path) -> dict[
     with cases.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     raw = [RawEdit(str(cases), row["subject"], row["source_answer"]) for row in rows]
-    edits: Sequence[Edit] = edits_in_relation(raw, tokenized, lm)
+    edits: Sequence[Edit] = resolve_edits(raw, tokenized, lm).edits
     forecasts = forecast_edits(lm, edits, tokenized, RIDGES, n_subjects=MAP_SUBJECTS)
     by_step = logits_after_step(lm, edits, tokenized, TRAINING[method])
     predicted = {**forecasts.predicted, STEP: by_step}

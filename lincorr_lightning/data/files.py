@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -40,13 +41,10 @@ def _lines(path: Path, what: str) -> Iterator[str]:
         encoding = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else encoding
         with path.open(encoding=encoding) as file:
             yield from file
-    except OSError as error:
-        raise SubjectsError(f"the {what} in {path} cannot be read: {error}.") from error
-    except UnicodeDecodeError as error:
-        raise SubjectsError(
-            f"the {what} in {path} cannot be read: {error}. Save it in UTF-8; a file in Windows' "
-            f"cp1252 becomes one by `iconv -f cp1252 -t utf-8 {path.name} > NEW{path.suffix}`."
-        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        hint = f" In cp1252? `iconv -f cp1252 -t utf-8 {path.name} > NEW` makes it UTF-8."
+        hint = "" if isinstance(error, OSError) else hint
+        raise SubjectsError(f"the {what} in {path} cannot be read: {error}.{hint}") from error
 
 
 def _filled_lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
@@ -72,21 +70,18 @@ def read_subjects(path: str | Path) -> list[str]:
 def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
     """Yield file and row, for messages, and the content of each row, whose fields are unchecked.
 
-    A ``.jsonl`` file has an object per line, a ``.json`` file a list of them or the same; the
-    header of a ``.csv`` or ``.tsv`` file must have the columns `needed`. pandas reads ``.parquet``
-    and ``.xlsx``, if it has what it needs for it.
+    A ``.jsonl`` file has an object per line, a ``.json`` file a list of them or the same; a header
+    of ``.csv`` or ``.tsv`` must have the columns `needed`; pandas reads ``.parquet`` and ``.xlsx``.
     """
-    path, suffix = Path(path), Path(path).suffix.lower()
-    if suffix in (".csv", ".tsv"):
-        return _csv_rows(path, what, needed)
-    readers = {".jsonl": _json_lines, ".json": _json_rows, ".parquet": _frame_rows}
-    readers[".xlsx"] = _frame_rows
-    if suffix not in readers:
-        raise SubjectsError(
-            f"{path} is no file of {what} that can be read. Name one that is .jsonl, .json, .csv, "
-            ".tsv, .parquet or .xlsx."
-        )
-    return readers[suffix](path, what)
+    path, csv_rows = Path(path), partial(_csv_rows, needed=needed)
+    readers: dict[str, Any] = {
+        ".jsonl": _json_lines, ".json": _json_rows, ".csv": csv_rows, ".tsv": csv_rows,
+        ".parquet": _frame_rows, ".xlsx": _frame_rows,
+    }  # fmt: skip
+    reader = readers.get(path.suffix.lower())
+    if reader is None:
+        raise SubjectsError(f"{path} is no file of {what}. Name one of {', '.join(readers)}.")
+    return reader(path, what)
 
 
 def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
@@ -117,17 +112,15 @@ def _frame_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     import pandas
 
     is_sheet = path.suffix.lower() == ".xlsx"
+    read: Any = pandas.read_excel if is_sheet else pandas.read_parquet
+    options = {"dtype": str, "keep_default_na": False, "engine": "openpyxl"} if is_sheet else {}
     try:
         with regular_file(path).open("rb") as file:
-            if is_sheet:
-                frame = pandas.read_excel(file, dtype=str, keep_default_na=False, engine="openpyxl")
-            else:
-                frame = pandas.read_parquet(file)
-        text = frame.to_json(orient="records")
+            text = read(file, **options).to_json(orient="records")
     except Exception as error:  # of many kinds; an ImportError names what pandas lacks
         raise SubjectsError(
-            f"the {what} in {path} cannot be read by pandas: {' '.join(str(error).split())} "
-            "Install what is missing, or save the file as .csv or .jsonl."
+            f"the {what} in {path} cannot be read by pandas: {' '.join(str(error).split())}. "
+            "Save the file as .csv or .jsonl, or install what pandas lacks."
         ) from error
     for number, row in enumerate(json.loads(text), 2 if is_sheet else 1):
         yield f"{path}, row {number}", row

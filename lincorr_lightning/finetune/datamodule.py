@@ -178,11 +178,8 @@ class EditsDataModule(StudyData):
             repaired = repaired_subjects(lm)
             subjects = [subject for subject in self.subjects if subject not in repaired]
             if left_out := len(self.subjects) - len(subjects):
-                n = min(n, len(subjects))
-                message = f"{left_out} of data.subjects were examples of the LM's repair"
-                if not subjects:
-                    raise SubjectsError(f"{message}. Name other subjects.")
-                rank_zero_warn(f"{message}, and are left out.")
+                n = min(n, len(subjects) or 1)
+                rank_zero_warn(f"{left_out} of data.subjects are left out: they repaired the LM.")
         limit = self.max_edits_per_reference
         return sample_edits(self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit)
 

@@ -15,9 +15,7 @@ from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.errors import SubjectsError
 
 SEPARATOR = "|"  # of the target answers of a reference
-Edits = str | Path | Iterable[Mapping[str, Any]]
-"""A file of edits, or a list of such rows."""
-
+Edits = str | Path | Iterable[Mapping[str, Any]]  # a file, or its rows
 nfc = partial(unicodedata.normalize, "NFC")
 """Return a text as texts are compared: accents are parts of their letters."""
 
@@ -27,6 +25,7 @@ _ASKED = [
     *product(["prompt"], ("ground_truth", "answers", "targets")),
     ("New Question", "New Answer"),
 ]
+_OF_SOURCE = ("Subject_Aliasing", "Logical_Generalization")  # tests that do not compose
 # How RippleEdits writes a relation whose name is not in its sentences.
 _RIPPLE_WORDS = {
     "CAPITAL": "capital city", "CAPITAL_OF": "country", "NATIVE_LANGUAGE": "mother tongue",
@@ -54,7 +53,7 @@ class RawEdit(NamedTuple):
     subject: str
     answer: str
     reference: tuple[str, ...] = ()  #: Right target answers; empty for the relation's own.
-    id: str = ""  #: Name of the row in the file, else its number from 0.
+    id: str = ""  #: Name of the row in its file, or its number from 0; empty for a run's own edits.
     prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
     questions: tuple[Question, ...] = ()  #: Of what follows from the edit, the target or not.
     rewrites: tuple[RawEdit, ...] = ()
@@ -70,14 +69,12 @@ def read_edits(
     """
     keys = subject_key, answer_key
     if isinstance(source, (str, Path)):
-        name, entries = str(source), read_rows(source, "edits")
+        rows = read_rows(source, "edits")
     else:
-        name = "the list of edits"
-        entries = ((f"edit {number}", entry) for number, entry in enumerate(source, 1))
-    raw = [_raw_edit(entry, where, n, keys) for n, (where, entry) in enumerate(entries)]
-    if not raw:
-        raise SubjectsError(f"{name} has no edit. Write at least one, with {' and '.join(keys)}.")
-    return raw
+        rows = ((f"edit {number}", row) for number, row in enumerate(source, 1))
+    if raw := [_raw_edit(row, where, n, keys) for n, (where, row) in enumerate(rows)]:
+        return raw
+    raise SubjectsError(f"{source} has no edit. Write at least one, with {' and '.join(keys)}.")
 
 
 def named_subjects(source: Edits) -> list[str]:
@@ -163,8 +160,7 @@ def _questions(tree: Any) -> Iterator[Question]:
                 if text := _text(tree[prompt]):
                     yield Question(text, tuple(_texts(tree[answers])))
                 return
-        # A test of another name of the subject asks for the source.
-        tree = [part for name, part in tree.items() if name != "Subject_Aliasing"]
+        tree = [part for name, part in tree.items() if name not in _OF_SOURCE]
     for part in tree if isinstance(tree, list) else ():
         yield from _questions(part)
 

@@ -179,7 +179,7 @@ def resolve_edits(
 
     Edits and skipped rows are together as many as `rows`. Skipped are rows of subjects that the LM
     was repaired with, too, and those above the limits. A warning counts them by reason; `setting`
-    is the config key of the file. A `SubjectsError` if no edit is left.
+    names the rows. A `SubjectsError` if no edit is left.
     """
     limits = repaired_subjects(lm), n_edits, max_per_reference
     labelled, skipped, message = label_rows(rows, relation, lm, *limits)
@@ -188,36 +188,14 @@ def resolve_edits(
     counts = Counter(row.subject for row, _ in labelled)
     if several := [subject for subject, n in counts.items() if n > 1]:
         rank_zero_warn(
-            f"{setting}: {len(several)} of {len(counts)} subjects are taught several answers, such "
-            f"as {several[0]!r}. With model.protocol joint, these contradict each other."
+            f"{setting}: {len(several)} subjects, such as {several[0]!r}, are taught several "
+            "answers. With model.protocol joint, these contradict each other."
         )
-    edits = _with_leading(labelled, relation, lm)
-    return ResolvedEdits(edits, [row for row, _ in labelled], skipped)
-
-
-def edits_in_relation(
-    rows: Sequence[RawEdit], relation: TokenizedRelation, lm: LanguageModel
-) -> list[Edit]:
-    """Return the edits of an earlier run in the labels of a relation of their source.
-
-    All are kept, or a `SubjectsError` is raised: others refer to them by their position.
-    """
-    known = _Labels(relation, lm).answers
-    labelled = [(row, known.get(nfc(row.answer), _NO_ANSWER)) for row in rows]
-    if missing := [row for row, answer in labelled if not answer.reference]:
-        relation.require_reference()
-        where, _, answer, *_ = missing[0]
-        raise SubjectsError(f"{where}: {answer!r} or its reference is no label of {relation.name}.")
-    return _with_leading(labelled, relation, lm)
-
-
-def _with_leading(
-    labelled: Sequence[tuple[RawEdit, SourceAnswer]], relation: TokenizedRelation, lm: LanguageModel
-) -> list[Edit]:
-    """Return edits with the LM's answers before training."""
-    leading = edit_logits(relation, lm, [row.subject for row, _ in labelled])
-    rows = zip(labelled, *(logits.argmax(1).tolist() for logits in leading), strict=True)
-    return [Edit(row.subject, *answer, *labels) for (row, answer), *labels in rows]
+    kept = [row for row, _ in labelled]
+    leading = edit_logits(relation, lm, [row.subject for row in kept])
+    pairs = zip(labelled, *(logits.argmax(1).tolist() for logits in leading), strict=True)
+    edits = [Edit(row.subject, *answer, *labels) for (row, answer), *labels in pairs]
+    return ResolvedEdits(edits, kept, skipped)
 
 
 def label_rows(
@@ -230,9 +208,8 @@ def label_rows(
     Needs no weights of the LM. For arguments and errors see `resolve_edits`.
     """
     labels = _Labels(relation, lm)
-    unknown = {
-        *unknown_subjects([fact.subject for row in rows for fact in row.rewrites or (row,)], lm)
-    }
+    subjects = [fact.subject for row in rows for fact in row.rewrites or (row,)]
+    unknown = set(unknown_subjects(subjects, lm))
     labelled: list[tuple[RawEdit, SourceAnswer]] = []
     skipped: list[Skipped] = []
     counts: Counter[tuple[int, ...]] = Counter()
@@ -244,7 +221,7 @@ def label_rows(
         reasons = {
             reason: bool(reason),
             "the subject has no token of the LM": fact.subject in unknown,
-            "an earlier row teaches the subject this answer": edit in taught,
+            "an earlier row teaches the subject this answer": bool(row.id) and edit in taught,
             "the subject was an example of the LM's repair": fact.subject in repaired,
             "above data.max_edits_per_reference": counts[answer.reference] == max_per_reference,
             "beyond data.n_edits": len(labelled) == n_edits,
@@ -267,7 +244,7 @@ def label_rows(
     if not labelled:
         if {*by_reason} == {_NO_REFERENCE}:
             relation.require_reference()
-        raise SubjectsError(message)
+        raise SubjectsError(f"{message} No edit is left: name others, or another relation or LM.")
     return labelled, skipped, message
 
 
@@ -313,7 +290,7 @@ class _Labels:
         if not named and len(asked) == 1:
             (named,) = asked  # one question, in several wordings
         meanings = {one.identity for one in self.source.labels[answer.label].answers}
-        if not named and len(answer.tokens) > 1 and len(meanings) > 1:
+        if row.id and not named and len(answer.tokens) > 1 and len(meanings) > 1:
             return fact, answer, "other answers share the first token of its answer"
         right = tuple(sorted(label for label in named if label is not None)) or answer.reference
         questions = [one for one in fact.questions if self._labels(one.answers).intersection(right)]

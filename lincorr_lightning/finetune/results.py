@@ -301,8 +301,7 @@ def skipped_tables(skipped: Sequence[Skipped]) -> Iterator[Table]:
     """Yield the table ``skipped`` of the rows of a file that are no edit, if there are any."""
     if skipped:
         yield Table.of(
-            "skipped", skipped, Skipped._fields,
-            f"The {len(skipped)} rows of the file of edits that are not used, and why.",
+            "skipped", skipped, Skipped._fields, "Rows of the file that are no edit, and why.",
             headings={"where": "file and row"},
         )  # fmt: skip
 

@@ -96,7 +96,8 @@ def knowedit(new: Any = "Paris", subject: Any = "name1", asked: Any = None,
     reasoning = {"prompt": QUESTIONS[0], "ground_truth": [["French Republic", "France"]]}
     return {
         "subject": subject, "prompt": LIVES, "target_new": new, "ground_truth": "Rome",
-        "portability": {"Reasoning": [asked or reasoning], "Subject_Aliasing": [aliased]},
+        "portability": {"Reasoning": [asked or reasoning], "Subject_Aliasing": [aliased],
+                        "Logical_Generalization": [aliased]},
         "locality": {"Relation_Specificity": [{"prompt": "name1 is", "ground_truth": [["Peru"]]}]},
     } | more  # fmt: skip
 
@@ -310,7 +311,7 @@ def test_fields_with_names_of_ones_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "content", "message"), [
     ("e.csv", "subject,answer\nZoë,Paris\n".encode("cp1252"),
-     r"the edits in .*e\.csv cannot be read: .*utf-8.*iconv -f cp1252 -t utf-8 e\.csv > NEW\.csv"),
+     r"the edits in .*e\.csv cannot be read: .*utf-8.*iconv -f cp1252 -t utf-8 e\.csv > NEW"),
     ("e.json", b'[{"subject": "a",', r"e\.json: this is not JSON .*Write a list of objects"),
     ("e.json", b'{"subject": "a", "answer": "b"}\n{', r"e\.json, line 2: this is not JSON"),
     ("e.json", b"[]", "has no edit"),
@@ -324,8 +325,8 @@ def test_fields_with_names_of_ones_own(tmp_path: Path) -> None:
     ("e.csv", b"\x00\x01\x02", "e.csv cannot be read"),
     ("e.xlsx", b"PK\x03\x04", r"e\.xlsx cannot be read"),
     ("e.parquet", b"PAR1", r"e\.parquet cannot be read"),
-    ("e.pkl", b"", r"e\.pkl is no file of edits that can be read"),
-    ("e", b"", "Name one that is .jsonl, .json, .csv, .tsv, .parquet or .xlsx"),
+    ("e.pkl", b"", r"e\.pkl is no file of edits\. Name one of"),
+    ("e", b"", r"Name one of \.jsonl, \.json, \.csv, \.tsv, \.parquet, \.xlsx"),
 ])  # fmt: skip
 def test_files_that_are_refused(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
@@ -356,7 +357,7 @@ def test_tables_are_read_by_pandas(
         raise ImportError("Missing optional dependency 'pyarrow'")
 
     monkeypatch.setattr(pandas, reader, lacks)
-    with pytest.raises(SubjectsError, match=r"'pyarrow' Install .*, or save the file as \.csv"):
+    with pytest.raises(SubjectsError, match=r"'pyarrow'\. Save the file as .*, or install what"):
         read_edits(tmp_path / name)
 
 

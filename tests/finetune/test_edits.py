@@ -9,7 +9,7 @@ import pytest
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import edits_in_relation, resolve_edits
+from lincorr_lightning.finetune.edits import resolve_edits
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
@@ -97,7 +97,7 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
     ("e.jsonl", "\n \n", "has no edit"),
     ("e.csv", "subject,reference\na,b\n", "line 2: no edit .* fields subject, reference. Name"),
     ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-    ("e.txt", GOOD, r"e.txt is no file of edits .* \.parquet or \.xlsx"),
+    ("e.txt", GOOD, r"e.txt is no file of edits\. .* \.parquet, \.xlsx\."),
 ])  # fmt: skip
 def test_a_bad_line_is_named(file_of, name, text, message):
     with pytest.raises(SubjectsError, match=message) as caught:
@@ -110,7 +110,7 @@ def test_a_bad_line_is_named(file_of, name, text, message):
 def test_a_subject_with_two_answers_is_two_edits_and_a_warning(lm, relation):
     lines = [("a", "Paris"), ("b", "Oslo"), ("a", "Rome"), ("c", "Rome"), ("c", "Lima")]
     rows = [{"subject": f"name1 {s}", "answer": a} for s, a in lines]
-    with pytest.warns(UserWarning, match="2 of 3 subjects .* such as 'name1 a'. With model"):
+    with pytest.warns(UserWarning, match="2 subjects, such as 'name1 a', are taught several"):
         edits, raw, skipped = resolve_edits(read_edits(rows), relation, lm)
     assert [edit[1:3] for edit in raw] == [tuple(row.values()) for row in rows] and not skipped
     assert [edit[:2] for edit in edits] == [edit[1:3] for edit in raw]
@@ -158,11 +158,11 @@ def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
     ]  # fmt: skip
     with pytest.raises(SubjectsError, match=r"names no label; add a field"):
         resolve_edits([RawEdit("edit 1", "name1", "black")], relation, lm)
-    # Edits that other parts of a run refer to by their position are kept, all of them.
+    # Edits of a run, which have no ids, are kept, all of them: others know them by their position.
     rows = [RawEdit("a run", "name1", answer) for answer in answers[:4]]
-    assert [edit.answer for edit in edits_in_relation(rows, relation, lm)] == answers[:4]
-    with pytest.raises(SubjectsError, match=r"a run: 'grey' or its reference is no label of"):
-        edits_in_relation([*rows, RawEdit("a run", "name1", "grey")], relation, lm)
+    assert [edit.answer for edit in resolve_edits(rows + rows, relation, lm).edits] == answers[
+        :4
+    ] * 2
 
 
 def test_written_edits_read_back_the_same(lm, teams, tmp_path):
