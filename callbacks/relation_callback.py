@@ -216,7 +216,7 @@ class MapCallback(RelationCallback):
                 maps = self._fit_maps()
             else:
                 given = LinearMap.from_pretrained(self.linear_map, self.cache.lm)
-                given.check_domains(self._layout.domains.values())
+                given.check_domains(self._layout.domains.values(), self.cache.lm)
                 artifact.warn_of_fit_subjects(self.linear_map, self._held_out)
                 maps = {"given": given}
             pair = self.tokenized.name

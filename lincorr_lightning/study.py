@@ -325,15 +325,16 @@ def require_one_pass(trainer: L.Trainer) -> None:
 class LMStudy(Study):
     """A study of an LM, which it reads or trains.
 
-    Checkpoints hold what is trained, and the LM's fingerprint in place of frozen weights.
+    Checkpoints hold what is trained, and the LM's fingerprint in place of frozen weights. The
+    `prefix` is that of `LanguageModel`, for studies that read prompts.
     """
 
     trains_lm: ClassVar[bool] = False
     """Whether the LM's own weights, or adapters in it, are trained."""
 
-    def __init__(self, lm: LMConfig | Mapping[str, Any]) -> None:
+    def __init__(self, lm: LMConfig | Mapping[str, Any], prefix: str | None = None) -> None:
         super().__init__()
-        self.lm = LanguageModel(as_settings(LMConfig, lm))
+        self.lm = LanguageModel(as_settings(LMConfig, lm), prefix)
         # `on_load_checkpoint` checks the keys, of which those of frozen weights are missing.
         self.strict_loading = False
         self.register_load_state_dict_post_hook(_forget_missing_lm)  # type: ignore[no-untyped-call]
@@ -404,8 +405,9 @@ class LMStudy(Study):
                 raise CheckpointError(
                     f"the checkpoint is of {stored['name_or_path']}, whose {part} ({other}) "
                     f"differs from that of {self.lm.config.name_or_path} ({own}). Pass the LM that "
-                    "it was written with as --model.lm.name_or_path, with --model.lm.dtype "
-                    f"{stored['fingerprint'].get('dtype')}, or start a new run."
+                    "it was written with as --model.lm.name_or_path, with its prefix, chat "
+                    f"template and --model.lm.dtype {stored['fingerprint'].get('dtype')}, or start "
+                    "a new run."
                 )
 
 

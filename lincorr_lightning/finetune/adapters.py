@@ -55,9 +55,10 @@ class TrainedLMStudy(LMStudy):
     float32_only = False
 
     def __init__(
-        self, lm: Any, method: str, learning_rate: float, adapter: Any, weight_decay: float = 0.0
-    ) -> None:
-        super().__init__(lm)
+        self, lm: Any, method: str, learning_rate: float, adapter: Any, weight_decay: float = 0.0,
+        prefix: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(lm, prefix)
         require_one_of("model.method", method, ("full", "lora"))
         require("model.learning_rate", learning_rate, at_least=0)
         require("model.weight_decay", weight_decay, at_least=0)

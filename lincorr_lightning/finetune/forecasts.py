@@ -167,7 +167,7 @@ def forecast_edits(
     maps: dict[str, LinearMap] = {}
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
-        maps["map"].check_domains([relation.source, relation.target])
+        maps["map"].check_domains([relation.source, relation.target], lm)
         warn_of_fit_subjects(linear_map, subjects)
     elif ridges:
         others = sample_fitted_subjects(lm.tokenizer, n_subjects, subjects)

@@ -63,6 +63,7 @@ class SourceFinetune(TrainedLMStudy):
         weight_decay: Weight decay of AdamW.
         forecast: Whether to forecast each edit's outcome before training, from W and from the
             gradient, and to score the forecasts afterwards. It needs an `EditDataset`.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
             in ``model/`` of the run's folder; under ``joint`` only.
     """
@@ -85,8 +86,9 @@ class SourceFinetune(TrainedLMStudy):
         weight_decay: float = 0.0,
         forecast: bool = True,
         save_model: bool = False,
+        prefix: str | None = None,
     ) -> None:
-        super().__init__(lm, method, learning_rate, adapter, weight_decay)
+        super().__init__(lm, method, learning_rate, adapter, weight_decay, prefix)
         require("model.edits_per_step", edits_per_step, at_least=1)
         if save_model and protocol == "independent":
             raise ConfigError("independent edits leave the LM as it was: set save_model to false.")
@@ -320,6 +322,7 @@ class EditForecast(LMStudy):
         method: ``full``, or ``lora`` for one adapter per edit.
         adapter: Rank, alpha, target modules and seed of the adapters.
         steps_per_edit: Optimizer steps of each edit.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         learning_rate: Learning rate of AdamW.
     """
 
@@ -337,8 +340,9 @@ class EditForecast(LMStudy):
         adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
         steps_per_edit: int = 10,
         learning_rate: float = 5e-6,
+        prefix: str | None = None,
     ) -> None:
-        super().__init__(lm)
+        super().__init__(lm, prefix)
         for ridge in ridges:
             if ridge != "auto":
                 require("model.ridges", ridge, at_least=0)

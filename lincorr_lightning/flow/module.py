@@ -62,6 +62,7 @@ class FeatureFlow(LMStudy):
         deactivation: Settings of the deactivation test.
         steering: Settings of the steering test.
         knowledge_files: YAML files with more knowledge.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         seed: Seed of everything random.
     """
 
@@ -84,6 +85,7 @@ class FeatureFlow(LMStudy):
         steering: SteeringSettings = SteeringSettings(),  # noqa: B008 (frozen)
         knowledge_files: list[str] = [],  # noqa: B006 (never changed)
         seed: int = 0,
+        prefix: str | None = None,
     ) -> None:
         require("model.k", k, at_least=1)
         require("model.training_tokens", training_tokens, at_least=1)
@@ -91,7 +93,7 @@ class FeatureFlow(LMStudy):
         if answer_share is not None:
             require("model.answer_share", answer_share, above=0, at_most=0.5)
         self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
-        super().__init__(lm)
+        super().__init__(lm, prefix)
         self.save_hyperparameters(logger=False)
         self.sae = as_settings(SAESettings, sae)
         self.deactivation = as_settings(DeactivationSettings, deactivation)

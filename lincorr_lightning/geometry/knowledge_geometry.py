@@ -62,6 +62,7 @@ class KnowledgeGeometry(LMStudy):
             a quarter of the held-out subjects, at most 256.
         ks: Sizes of the neighborhoods whose overlap is taken.
         n_permutations: Number of permutations of a test; all permutations if there are no more.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         seed: Seed of the permutations.
 
     After a test, `closeness` holds the measurements.
@@ -83,8 +84,9 @@ class KnowledgeGeometry(LMStudy):
         ks: list[int] = [2, 10, 31],  # noqa: B006
         n_permutations: int = 9999,
         seed: int = 0,
+        prefix: str | None = None,
     ) -> None:
-        super().__init__(lm)
+        super().__init__(lm, prefix)
         require("model.ridge", ridge, at_least=0)
         require("model.random_labels", random_labels, at_least=0)
         require("model.n_permutations", n_permutations, at_least=1)
@@ -135,7 +137,7 @@ class KnowledgeGeometry(LMStudy):
                 raise ConfigError(
                     f"the probe in {self.probe} is of {other['name_or_path']}, whose "
                     f"{part} differs from that of {self.lm.config.name_or_path} as it is read "
-                    "here. Give model.lm as that run has it (its config.yaml)."
+                    "here. Give model.lm and model.prefix as that run has them (its config.yaml)."
                 )
 
     @torch.no_grad()

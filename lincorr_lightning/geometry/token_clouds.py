@@ -142,20 +142,22 @@ def read_layers(
     prompts: Sequence[str],
     embedding_layer: bool = False,
     all_logits: bool = True,
+    add_prefix: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Return the hidden states of all tokens in all layers and the logits, of one forward pass.
 
     The LM runs in eval mode and in its own precision. Special tokens before a text, such as BOS,
-    are added here and left out of the result. `tokens` are ``(n_prompts, n_tokens)``; the names of
-    the prompts are for messages. With `embedding_layer`, the token embedding comes first, as layer
-    0; without `all_logits`, those of the last token alone are returned.
+    are added here and left out of the result; without `add_prefix`, the tokens have them. `tokens`
+    are ``(n_prompts, n_tokens)``; the names of the prompts are for messages. With
+    `embedding_layer`, the token embedding comes first, as layer 0; without `all_logits`, those of
+    the last token alone are returned.
 
     Returns:
         Hidden states, ``(n_prompts, n_layers, n_tokens, d)``, of the last layer after the final
         norm; logits, ``(n_prompts, n_tokens, n_vocabulary)``. In the LM's dtype, on its device.
     """
     device = lm.model.device
-    prefix = torch.tensor(lm.prefix, dtype=torch.long, device=device)
+    prefix = torch.tensor(lm.prefix if add_prefix else [], dtype=torch.long, device=device)
     rows = torch.cat([prefix.expand(len(tokens), -1), tokens.to(device)], dim=1)
     options = {"output_hidden_states": True} | ({} if all_logits else {"logits_to_keep": 1})
     with reading(lm.model, device.type, compiled=lm.config.compile):
@@ -195,12 +197,11 @@ def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     """Return the hidden states of each prompt's last token, ``(n_prompts, n_layers, d)``."""
     rows = lm.rows(prompts)
     states: dict[int, Tensor] = {}
-    n_prefix = len(lm.prefix)
 
     def read(batch: list[int]) -> None:
-        tokens = torch.tensor([rows[i][n_prefix:] for i in batch])
+        tokens = torch.tensor([rows[i] for i in batch])
         names = [repr(prompts[i]) for i in batch]
-        hidden, _ = read_layers(lm, tokens, names, all_logits=False)
+        hidden, _ = read_layers(lm, tokens, names, all_logits=False, add_prefix=False)
         states.update(zip(batch, hidden[:, :, -1].clone(), strict=True))
 
     # Batches of one length need no padding, whatever the architecture.

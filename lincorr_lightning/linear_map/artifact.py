@@ -48,7 +48,7 @@ class LinearMap:
         biases: b of each pair, ``(n_target_labels,)``.
         token_ids: Tokens of the labels of each kind of knowledge, ordered as rows and columns of W.
         labels: Texts of these labels, in the same order.
-        templates: Prompt of each kind of knowledge, with ``{}`` for the subject.
+        templates: Prompt of each kind of knowledge, with ``{}`` for the subject, after its lead-in.
         ridge: Ridge strength that each pair was fitted with.
         lm: Name or path of the LM it was fitted on.
         fingerprint: Hashes of that LM's tokenizer, config, dtype and weights.
@@ -93,7 +93,7 @@ class LinearMap:
             biases={name: biases[pair] for pair, name in pairs.items()},
             token_ids={name: domain.token_ids for name, domain in domains.items()},
             labels={name: domain.texts for name, domain in domains.items()},
-            templates={name: domain.knowledge.template for name, domain in domains.items()},
+            templates={n: lm.lead_in + domain.knowledge.template for n, domain in domains.items()},
             ridge={name: fitted.ridges[pair] for pair, name in pairs.items()},
             lm=lm.config.name_or_path,
             fingerprint=lm.fingerprint,
@@ -185,18 +185,21 @@ class LinearMap:
                     "or fit a map on this LM with `lincorr fit`."
                 )
 
-    def check_domains(self, domains: Iterable[Domain], same_tokens: bool = True) -> None:
+    def check_domains(
+        self, domains: Iterable[Domain], lm: LanguageModel, same_tokens: bool = True
+    ) -> None:
         """Refuse to map between other prompts, or other labels, than the map was fitted with.
 
         Without `same_tokens` the labels are left to the caller, as between two tokenizers.
         """
         for domain in domains:
-            name, prompt = domain.knowledge.name, domain.knowledge.template
+            name, prompt = domain.knowledge.name, lm.lead_in + domain.knowledge.template
             fitted = _get(self.templates, name, "knowledge")
             if fitted != prompt:
                 raise LinearMapError(
                     f"the linear map was fitted with the {name} prompt {fitted!r}, this run has "
-                    f"{prompt!r}. Name the same knowledge files, or fit a map with these."
+                    f"{prompt!r}. Take the same knowledge files, prefix and chat template, or fit "
+                    "a map with these."
                 )
             if same_tokens and self.token_ids(name) != list(domain.token_ids):
                 raise LinearMapError(

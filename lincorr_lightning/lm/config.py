@@ -44,7 +44,11 @@ class LMConfig:
     """One of eager, sdpa and flash_attention_2; null lets transformers choose."""
 
     add_bos: bool | None = None
-    """Whether prompts begin with the BOS token; null follows the tokenizer."""
+    """Whether prompts begin with the BOS token; null follows the tokenizer, or the template."""
+
+    chat_template: bool = False
+    """Whether a prompt is the beginning of the assistant's turn in the tokenizer's chat template,
+    after a turn of the user with the study's prefix, or a request to complete the sentence."""
 
     tokens_per_forward: int | None = None
     """Maximum tokens of a forward pass, padding included; null halves it when memory runs out."""
@@ -69,6 +73,11 @@ class LMConfig:
         for name in ("name_or_path", "tokenizer", "adapter"):
             if not self.name_or_path or getattr(self, name) == "":
                 raise LanguageModelError(f"lm.{name} is empty. Pass a folder, a file or a hub id.")
+        if self.chat_template and self.add_bos is not None:
+            raise LanguageModelError(
+                f"lm.add_bos is {self.add_bos}, but with lm.chat_template the template decides "
+                "whether there is a BOS token. Set lm.add_bos to null."
+            )
         require_one_of("lm.dtype", self.dtype, get_args(Dtype))
         shared = str(self.share_prefixes).lower()
         require_one_of("lm.share_prefixes", shared, ("auto", "true", "false"))

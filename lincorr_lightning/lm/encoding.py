@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import LanguageModelError, SubjectsError
+from lincorr_lightning.lm.loading import first_line
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 _PLAIN_TEXT = "The city of"
 _PROBE_TEXT = "The city of Paris lies in"
 _MIN_PROBE = 6
+_REQUEST = "Complete the sentence."  # of the user, where a chat has no prefix
+_ANSWERS = "The city of Paris lies in", "9 x"  # of the assistant, to find where its turn begins
 
 LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 """Half of a UTF-16 surrogate pair, which is not a character; tokenizers raise an error for it."""
@@ -33,6 +36,8 @@ class PromptEncoder:
     A prompt starts with the special tokens that the tokenizer puts before a text (BOS for most
     LMs), exactly once, also if the prompt's text already has them. No EOS or SEP follows: it would
     move the position that predicts the answer. `add_bos` is that of `LMConfig`.
+
+    Before the prompt stands the text `lead_in`; that of a chat has the special tokens itself.
     """
 
     def __init__(
@@ -41,8 +46,11 @@ class PromptEncoder:
         vocab_size: int | None = None,
         max_length: int | None = None,
         add_bos: bool | None = None,
+        lead_in: str = "",
+        is_chat: bool = False,
     ) -> None:
         self.tokenizer = tokenizer
+        self.lead_in, self.is_chat = lead_in, is_chat
         self.vocab_size = vocab_size
         self.max_length = max_length
         bos = tokenizer.bos_token_id
@@ -55,8 +63,8 @@ class PromptEncoder:
         if add_bos and bos not in self.prefix:
             self.prefix = [bos]
 
-    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each prompt, unpadded."""
+    def rows(self, prompts: Sequence[str], lead_in: bool = True) -> list[list[int]]:
+        """Return the token ids of each prompt, unpadded; of texts, without `lead_in`."""
         if isinstance(prompts, str):
             raise SubjectsError(
                 f"prompts is the single string {prompts!r}; pass a list of prompts."
@@ -69,10 +77,12 @@ class PromptEncoder:
                 )
         if not prompts:  # tokenizers refuse an empty list
             return []
-        encoded = self.tokenizer(list(prompts), add_special_tokens=False)["input_ids"]
+        texts = [self.lead_in + prompt for prompt in prompts] if lead_in else list(prompts)
+        encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        prefix = [] if self.is_chat and lead_in else self.prefix
         rows = []
         for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
-            row = ids if ids[: len(self.prefix)] == self.prefix else self.prefix + ids
+            row = ids if ids[: len(prefix)] == prefix else prefix + ids
             self._check(index, prompt, row)
             rows.append(row)
         return rows
@@ -86,7 +96,7 @@ class PromptEncoder:
         if self.max_length is not None and len(row) > self.max_length:
             raise SubjectsError(
                 f"prompt {index} ({prompt[:60]!r}...) has {len(row)} tokens; the LM has positions "
-                f"for {self.max_length}. Shorten it."
+                f"for {self.max_length}. Shorten it, or model.prefix."
             )
         if self.vocab_size is not None and max(row) >= self.vocab_size:
             raise LanguageModelError(
@@ -110,6 +120,31 @@ class PromptEncoder:
             size = self.vocab_size or len(self.tokenizer)
             ids = self.prefix + torch.linspace(0, size - 1, _MIN_PROBE).long().tolist()
         return ids[: self.max_length]
+
+
+def chat_lead_in(tokenizer: PreTrainedTokenizerBase, prefix: str | None) -> str:
+    """Return what a chat has before the assistant's text, after the `prefix` as the user's turn.
+
+    A `LanguageModelError` if there is no template, or it fails, or changes the assistant's text.
+    """
+    request = {"role": "user", "content": _REQUEST if prefix is None else prefix}
+    starts = set()
+    try:
+        if tokenizer.chat_template is None:
+            raise ValueError("there is none")
+        for answer in _ANSWERS:
+            turns = [request, {"role": "assistant", "content": answer}]
+            chat = str(tokenizer.apply_chat_template(turns, tokenize=False))
+            starts.add(chat.rpartition(answer)[0])
+        if len(starts) > 1 or not all(starts):
+            raise ValueError("it changes what the assistant says")
+    except Exception as error:  # templates raise errors of many types
+        raise LanguageModelError(
+            f"lm.chat_template is true, but the chat template of {tokenizer.name_or_path} cannot "
+            f"be used: {first_line(error)}. Set it to false, or name the tokenizer of an LM for "
+            "chats as lm.tokenizer."
+        ) from error
+    return starts.pop()
 
 
 def _own_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:

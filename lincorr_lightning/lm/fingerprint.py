@@ -46,14 +46,17 @@ def fingerprint_data(value: Any) -> str:
     return _digest(_json(value))
 
 
-def fingerprint_tokenizer(tokenizer: PreTrainedTokenizerBase, prefix: Sequence[int]) -> str:
-    """Return a hash of the vocabulary, of how some texts are split, and of the prompt prefix.
+def fingerprint_tokenizer(
+    tokenizer: PreTrainedTokenizerBase, prefix: Sequence[int], lead_in: str = ""
+) -> str:
+    """Return a hash of the vocabulary, of how some texts are split, and of what precedes prompts.
 
     The behavior of the tokenizer is hashed and not its file, which also holds padding and
     truncation settings and changes between releases.
     """
     splits = [list(ids) for ids in tokenizer(list(_TEXTS), add_special_tokens=False)["input_ids"]]
-    return _digest(_json(tokenizer.get_vocab()), _json(splits), _json(list(prefix)))
+    before = [*prefix, lead_in] if lead_in else list(prefix)
+    return _digest(_json(tokenizer.get_vocab()), _json(splits), _json(before))
 
 
 def fingerprint_config(config: PreTrainedConfig) -> str:

@@ -14,7 +14,7 @@ from torch.distributed.tensor import DTensor
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
-from lincorr_lightning.lm.encoding import PromptEncoder
+from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
 from lincorr_lightning.lm.fingerprint import (
     fingerprint_config,
     fingerprint_tokenizer,
@@ -71,7 +71,8 @@ class LanguageModel(nn.Module):
     """A causal LM and its tokenizer, with methods that return domain logits.
 
     The constructor reads the tokenizer and the configuration only; `load` reads the weights. Device
-    and strategy are left to Lightning.
+    and strategy are left to Lightning. The text `prefix` stands before each prompt, or is the
+    user's turn with `LMConfig.chat_template`.
 
     Example:
         >>> lm = LanguageModel.from_pretrained("tiny-world")
@@ -86,22 +87,29 @@ class LanguageModel(nn.Module):
     reads_prompts: str | None = None
     """How `joint_logits` reads the prompts of a subject, in words; None before the first call."""
 
-    def __init__(self, config: LMConfig | Mapping[str, Any]) -> None:
+    def __init__(self, config: LMConfig | Mapping[str, Any], prefix: str | None = None) -> None:
         super().__init__()
         self.config = config if isinstance(config, LMConfig) else LMConfig(**config)
         self._checkpoint = find_checkpoint(self.config)
         # The configuration first: for an encoder, errors about the tokenizer would mislead.
         model_config = read_config(self._checkpoint)
-        self._prepare(read_tokenizer(self._checkpoint), model_config)
+        self._prepare(read_tokenizer(self._checkpoint), model_config, prefix)
 
-    def _prepare(self, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig) -> None:
+    def _prepare(
+        self, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, prefix: str | None
+    ) -> None:
         self.tokenizer = tokenizer
+        self.prompt_prefix, is_chat = prefix, self.config.chat_template
+        #: Text before each prompt: the prefix, or the chat up to the assistant's turn.
+        self.lead_in = chat_lead_in(tokenizer, prefix) if is_chat else prefix or ""
         self._model_config = model_config
         text = model_config.get_text_config()
         self._vocab_size = int(text.vocab_size)
         limits = (getattr(text, name, None) for name in _POSITIONS)
         longest = next((n for n in limits if isinstance(n, int) and n > 0), None)
-        self._encoder = PromptEncoder(tokenizer, self._vocab_size, longest, self.config.add_bos)
+        self._encoder = PromptEncoder(
+            tokenizer, self._vocab_size, longest, self.config.add_bos, self.lead_in, is_chat
+        )
         self._tested: dict[tuple[type, bool], _Support] = {}
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
@@ -114,18 +122,19 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def from_module(
-        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, **options: Any
-    ) -> LanguageModel:
+        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+        prefix: str | None = None, **options: Any,
+    ) -> LanguageModel:  # fmt: skip
         """Wrap an LM that is in memory, such as one in training; it is not copied or changed.
 
-        `options` are fields of `LMConfig` for reading: `add_bos`, `tokens_per_forward`,
-        `share_prefixes`.
+        `options` are fields of `LMConfig` for reading: `add_bos`, `chat_template`,
+        `tokens_per_forward`, `share_prefixes`.
         """
         lm = cls.__new__(cls)
         nn.Module.__init__(lm)
         name = model.name_or_path or type(model).__name__
         lm.config = LMConfig(**{"name_or_path": name, "dtype": "auto"} | options)
-        lm._prepare(tokenizer, model.config)
+        lm._prepare(tokenizer, model.config, prefix)
         lm._set_model(model)
         return lm
 
@@ -219,7 +228,7 @@ class LanguageModel(nn.Module):
 
     @property
     def prefix(self) -> list[int]:
-        """Ids of the special tokens before each prompt, such as BOS."""
+        """Ids of the special tokens before each text, such as BOS."""
         return list(self._encoder.prefix)
 
     @property
@@ -249,9 +258,9 @@ class LanguageModel(nn.Module):
         ids, mask = self._encoder.pad(self.rows(prompts))
         return BatchEncoding({"input_ids": ids, "attention_mask": mask})
 
-    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
-        """Return the token ids of each prompt, for `logits_of_rows`."""
-        return self._encoder.rows(prompts)
+    def rows(self, prompts: Sequence[str], lead_in: bool = True) -> list[list[int]]:
+        """Return the token ids of prompts, for `logits_of_rows`; of texts, without `lead_in`."""
+        return self._encoder.rows(prompts, lead_in)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return token ids, padded on the right, and mask, ``(n_rows, longest)``, on the device."""
@@ -513,7 +522,7 @@ class LanguageModel(nn.Module):
         if cached is None or not is_frozen or not (self.is_sharded or cached[0] == state):
             cached = self._weights_print = (state, fingerprint_weights(self.model))
         return {
-            "tokenizer": fingerprint_tokenizer(self.tokenizer, self._encoder.prefix),
+            "tokenizer": fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": fingerprint_config(self.model.config),
             "dtype": dtype_name(self.model.dtype),
             "weights": cached[1],

@@ -30,6 +30,8 @@ _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
 _MANY = 5
+_TOKENIZER = "tokenizer_config.json"
+_NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
 _NOT_OF_FILES = "trust_remote_code", "gguf_file"
 _MAX_LAYERS = 1_000  # more would take minutes to hours, and all memory
 _MAX_LOOPS = 16  # of layers that an LM runs several times
@@ -82,55 +84,31 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
 
     The checkpoint of a peft adapter is that of its base.
     """
-    found = _find(config, what)
-    path = None if found.gguf_file is not None else file_of(found, ADAPTER_CONFIG)
     if config.adapter is not None:
         alone = replace(config, name_or_path=config.adapter, adapter=None, revision=None)
-        adapter = _find(alone, "the adapter")
-        if path is not None or adapter.gguf_file or file_of(adapter, ADAPTER_CONFIG) is None:
-            wrong = f"lm.name_or_path, {found}, has" if path else f"lm.adapter, {adapter}, lacks"
-            raise LanguageModelError(
-                f"{wrong} {ADAPTER_CONFIG}. Pass the base LM as lm.name_or_path and the folder of "
-                "one peft adapter, with that file, as lm.adapter."
-            )
-        return replace(found, adapter=adapter)
-    if path is None or (what != "the LM" and has_tokenizer(found)):
+        return replace(_find(config, "the base LM"), adapter=_find(alone, "the adapter"))
+    found = _find(config, what)
+    path = None if found.gguf_file is not None else file_of(found, ADAPTER_CONFIG)
+    if path is None or (what != "the LM" and file_of(found, _TOKENIZER)):
         return found
-    if weights := [
-        *path.parent.glob("model*.safetensors"),
-        *path.parent.glob("pytorch_model*.bin"),
-    ]:
+    if any(path.parent.glob("model*.safetensors")) or any(path.parent.glob("pytorch_model*.bin")):
         raise LanguageModelError(
-            f"{found} holds an LM ({weights[0].name}) and a peft adapter ({path.name}). Move the "
-            "adapter's files to another folder, which lm.adapter or lm.name_or_path may name."
+            f"{found} holds an LM and a peft adapter ({path.name}). Move the adapter's files to "
+            "another folder, which lm.adapter or lm.name_or_path may name."
         )
-    return replace(_base_of(found, path), adapter=found)
-
-
-def _base_of(adapter: Checkpoint, path: Path) -> Checkpoint:
-    """Find the LM that an adapter's configuration names, from here or from the adapter's folder."""
     settings = read_json(path, LanguageModelError, "Copy the adapter again.")
-    name = settings.get("base_model_name_or_path")
-    way_out = f"Pass the base as lm.name_or_path, and {adapter.location} as lm.adapter."
-    if not name or not isinstance(name, str):
-        raise LanguageModelError(f"{path} names no LM as base_model_name_or_path. {way_out}")
-    beside = path.parent / name
-    if not Path(name).expanduser().exists() and beside.exists():
-        name = str(beside)
+    name = str(settings.get("base_model_name_or_path") or "")
+    if not name:
+        raise LanguageModelError(
+            f"{path} names no LM as base_model_name_or_path. Pass it as lm.name_or_path, and the "
+            "adapter as lm.adapter."
+        )
+    if not Path(name).expanduser().exists() and (path.parent / name).exists():
+        name = str(path.parent / name)
     is_path = name == TINY_WORLD or Path(name).expanduser().exists()
     revision = None if is_path else settings.get("revision")
-    own = adapter.config
-    base = replace(own, name_or_path=name, revision=revision, adapter=own.name_or_path)
-    try:
-        found = _find(base, "the base LM")
-    except LanguageModelError as error:
-        raise LanguageModelError(f"base_model_name_or_path of {path}: {error} {way_out}") from error
-    if found.gguf_file is None and file_of(found, ADAPTER_CONFIG) is not None:
-        raise LanguageModelError(
-            f"{path} names {found} as its base, which has {ADAPTER_CONFIG}, too. Merge that one "
-            "into its LM, and save it."
-        )
-    return found
+    base = replace(config, name_or_path=name, revision=revision, adapter=found.location)
+    return replace(_find(base, f"the base LM of {path},"), adapter=found)
 
 
 def file_of(checkpoint: Checkpoint, name: str) -> Path | None:
@@ -138,16 +116,10 @@ def file_of(checkpoint: Checkpoint, name: str) -> Path | None:
     from transformers.utils.hub import cached_file
 
     options = {k: v for k, v in checkpoint.options.items() if k not in _NOT_OF_FILES}
-    for kind in ("missing_entries", "connection_errors", "gated_repo"):
-        options[f"_raise_exceptions_for_{kind}"] = False
+    options |= {f"_raise_exceptions_for_{kind}": False for kind in _NO_ERRORS}
     with explained(checkpoint, name, "Is the name right?"):
         path = cached_file(checkpoint.location, name, **options)
     return None if path is None else Path(path)
-
-
-def has_tokenizer(checkpoint: Checkpoint) -> bool:
-    """Return whether there is a tokenizer beside an adapter."""
-    return file_of(checkpoint, "tokenizer_config.json") is not None
 
 
 def _find(config: LMConfig, what: str) -> Checkpoint:
@@ -162,7 +134,7 @@ def _find(config: LMConfig, what: str) -> Checkpoint:
                 "Set lm.revision to null, or pass a hub id."
             )
         if path.is_dir():
-            _check_folder(path, needs_config=what in ("the LM", "the base LM"))
+            _check_folder(path, what)
             return Checkpoint(config, str(path))
         if find_spec("gguf") is None:
             raise LanguageModelError(
@@ -172,26 +144,31 @@ def _find(config: LMConfig, what: str) -> Checkpoint:
         return Checkpoint(config, str(path.parent), gguf_file=path.name)
     if path.exists() or is_gguf or not _HUB_ID.fullmatch(name) or name.startswith("."):
         why = "is not a folder" if path.exists() else "does not exist"
-        kinds = f"config.json and tokenizer, a .gguf file, {TINY_WORLD}"
+        kinds = f"a checkpoint's config.json and tokenizer, a .gguf file, {TINY_WORLD}"
+        as_what = " as lm.name_or_path, and the adapter as lm.adapter" if "base" in what else ""
         raise LanguageModelError(
             f"{what} {name} {why}. Pass a folder with "
             f"{ADAPTER_CONFIG if what == 'the adapter' else kinds}, or a hub id such as "
-            "openai-community/gpt2."
+            f"openai-community/gpt2{as_what}."
         )
     return Checkpoint(config, name, is_folder=False, is_online=_can_ask_hub(config))
 
 
-def _check_folder(folder: Path, needs_config: bool) -> None:
+def _check_folder(folder: Path, what: str) -> None:
+    needed = {"the tokenizer": (), "the adapter": (ADAPTER_CONFIG,)}.get(what, ("config.json",))
     names = sorted(child.name for child in folder.iterdir())
-    if needs_config and not {"config.json", ADAPTER_CONFIG} & set(names):
+    is_adapter = ADAPTER_CONFIG in names
+    if not (set(needed) <= set(names) or (is_adapter and what == "the LM")):
         gguf_files = [name for name in names if name.endswith(".gguf")]
         inner = [child.parent.name for child in sorted(folder.glob("*/config.json"))]
         hint = "Pass the folder that holds config.json, the tokenizer's files and the weights."
-        if gguf_files or inner:
+        if is_adapter or what == "the adapter":
+            hint = "Pass the LM as lm.name_or_path, and the folder of a peft adapter as lm.adapter."
+        elif gguf_files or inner:
             hint = f"Did you mean {_listed(gguf_files or inner)} in it?"
         raise LanguageModelError(
-            f"the LM's folder {folder} has no config.json (it holds {_listed(names) or 'nothing'}),"
-            f" so it is not a Hugging Face checkpoint. {hint}"
+            f"the folder {folder} of {what} has no {needed[0]} (it holds "
+            f"{_listed(names) or 'nothing'}). {hint}"
         )
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):  # it could block a reader
@@ -307,8 +284,7 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Read the tokenizer: that of ``lm.tokenizer``, the adapter's, or the checkpoint's own."""
     name, adapter = checkpoint.config.tokenizer, checkpoint.adapter
     if name is None:
-        has_own = adapter is not None and has_tokenizer(adapter)
-        return _read_tokenizer(adapter if adapter is not None and has_own else checkpoint)
+        return _read_tokenizer(adapter if adapter and file_of(adapter, _TOKENIZER) else checkpoint)
     alone: Any = dict.fromkeys(("tokenizer", "revision", "adapter"))
     config = replace(checkpoint.config, name_or_path=name, **alone)
     tokenizer = _read_tokenizer(find_checkpoint(config, "the tokenizer"))
@@ -402,15 +378,18 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
 
     if (adapter := checkpoint.adapter) is not None:
         model = read_model(replace(checkpoint, adapter=None), config)
-        files = [path for name in _ADAPTER_WEIGHTS if (path := file_of(adapter, name)) is not None]
-        if not files:
-            raise LanguageModelError(f"{adapter} has no {_ADAPTER_WEIGHTS[0]}. Copy it again.")
+        found = (file_of(adapter, name) for name in (ADAPTER_CONFIG, *_ADAPTER_WEIGHTS))
+        files = [path for path in found if path is not None]
+        if len(files) < 2:
+            raise LanguageModelError(
+                f"{adapter} lacks {ADAPTER_CONFIG} or {_ADAPTER_WEIGHTS[0]}. Copy it again."
+            )
         hint = (
             "Is it complete, and is the LM the one that it was trained on? Copy it again, or pass "
             "that LM as lm.name_or_path and the adapter as lm.adapter."
         )
         with explained(adapter, "the adapter", hint):
-            return merge_adapter(model, file_of(adapter, ADAPTER_CONFIG) or files[0], files[0])
+            return merge_adapter(model, *files[:2])
     options = checkpoint.options | {"dtype": checkpoint.config.dtype}
     if checkpoint.config.attn_implementation is not None:
         options["attn_implementation"] = checkpoint.config.attn_implementation

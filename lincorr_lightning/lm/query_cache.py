@@ -123,7 +123,11 @@ class QueryCache:
     def exchange(self, model: PreTrainedModel) -> None:
         """Read another LM with the same tokenizer, which has taken the place of this one."""
         if model is not self.lm.model:
-            self.lm = LanguageModel.from_module(model, self.lm.tokenizer)
+            own = self.lm.config
+            self.lm = LanguageModel.from_module(
+                model, self.lm.tokenizer, self.lm.prompt_prefix,
+                add_bos=own.add_bos, chat_template=own.chat_template,
+            )  # fmt: skip
             self._forget()
 
     def prefetch(self, queries: Sequence[Query]) -> None:

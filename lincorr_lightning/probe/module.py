@@ -101,6 +101,7 @@ class LinearProbe(LMStudy):
         solver: ``closed_form``, or ``sgd`` for gradient descent over ``trainer.max_epochs``.
         learning_rate: Learning rate of ``sgd``, in units of the inverse of the source's largest
             curvature.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         momentum: Momentum of ``sgd``.
     """
 
@@ -129,6 +130,7 @@ class LinearProbe(LMStudy):
         solver: Literal["closed_form", "sgd"] = "closed_form",
         learning_rate: float = 0.5,
         momentum: float = 0.9,
+        prefix: str | None = None,
     ) -> None:
         if ridge != "auto":
             require("model.ridge", ridge, at_least=0)
@@ -144,7 +146,7 @@ class LinearProbe(LMStudy):
         require("model.momentum", momentum, at_least=0, below=1)
         if control is not None and control.count("{}") != 1:
             raise ConfigError(f"model.control {control!r} must hold {{}} once, for the subject.")
-        super().__init__(lm)
+        super().__init__(lm, prefix)
         for layer in layers:
             require("model.layers", layer, at_least=0, below=self.lm.n_layers)
         self.save_hyperparameters()

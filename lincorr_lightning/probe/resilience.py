@@ -107,6 +107,7 @@ class MapResilience(LMStudy):
         knowledge_files: YAML files with knowledge of your own.
         ridge: Penalty on ``|W|^2`` of maps that are fitted. The maps of a folder have their own,
             which the maps of the new LM get, too.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         random_labels: Number of source labels whose r is compared with that of as many random
             words. They need `before`, to fit maps on, and the same tokenizer; 0 leaves them out.
     """
@@ -126,6 +127,7 @@ class MapResilience(LMStudy):
         knowledge_files: list[str] = [],  # noqa: B006
         ridge: float = 0.0,
         random_labels: int = 20,
+        prefix: str | None = None,
     ) -> None:
         if linear_map is None and before is None:
             raise ConfigError(
@@ -134,7 +136,7 @@ class MapResilience(LMStudy):
             )
         require("model.ridge", ridge, at_least=0)
         require("model.random_labels", random_labels, at_least=0)
-        super().__init__(lm)
+        super().__init__(lm, prefix)
         self.save_hyperparameters()
         self.random_labels = random_labels
         self.stored = None if linear_map is None else LinearMap.from_pretrained(linear_map)
@@ -191,13 +193,13 @@ class MapResilience(LMStudy):
                 f"{config.dtype}; model.same_dtype false compares dtypes."
             )
             config = replace(config, dtype=dtype)
-        return LanguageModel(config)
+        return LanguageModel(config, self.lm.prompt_prefix)
 
     def _check_stored(self, stored: LinearMap) -> None:
         """Refuse maps that were fitted on other labels or prompts."""
         used = [name for name in stored.knowledge if name in self.layout.domains]
         self._check_labels({name: stored.labels(name) for name in used}, f"the map of {stored.lm}")
-        stored.check_domains(self.layout.domains.values(), same_tokens=False)
+        stored.check_domains(self.layout.domains.values(), self.lm, same_tokens=False)
 
     def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
         """Refuse other labels; their token ids may differ, because maps are between labels."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -157,6 +158,25 @@ def test_base_is_looked_for_here_and_beside_the_adapter(
     assert LanguageModel.from_pretrained("adapter").info["base"] == "base"
 
 
+@pytest.mark.parametrize("kind", ["repeated layers", "tokens of the prompt"])
+def test_what_peft_merges_into_another_lm_is_refused(
+    kind: str, lm_folder: Folder, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"layer_replication": [[0, 2], [1, 2]]}
+    if kind == "tokens of the prompt":
+        options = {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"}
+    train(lm_folder("llama"), tmp_path / "adapter", lora(["q_proj"], **options))
+    with pytest.raises(LanguageModelError, match=r"(cannot be merged: the merged LM|the adapter)"):
+        LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+
+
+def test_no_library_is_imported_by_its_name(made: tuple[Path, Any]) -> None:
+    fingerprint = LanguageModel.from_pretrained(str(made[0])).fingerprint
+    change_settings(made[0], megatron_config={"x": 1}, megatron_core="antigravity")
+    assert LanguageModel.from_pretrained(str(made[0])).fingerprint == fingerprint
+    assert "antigravity" not in sys.modules
+
+
 def test_pickled_weights_are_read_without_running_code(made: tuple[Path, Any]) -> None:
     weights = load_file(made[0] / WEIGHTS)
     lm = LanguageModel.from_pretrained(str(made[0]))
@@ -251,19 +271,20 @@ def settings(**changes: Any) -> Callable[[Path], None]:
 
 Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora"
 BROKEN: list[tuple[Callable[[Path], None], list[str]]] = [
-    (lambda f: keep(f, "adapter_config.json"), ["has no adapter_model.safetensors", "again"]),
+    (
+        lambda f: keep(f, "adapter_config.json"),
+        ["lacks adapter_config.json or adapter_model.safetensors", "again"],
+    ),
     (lambda f: (f / "adapter_config.json").write_text("{"), ["adapter_config.json", "valid JSON"]),
     (settings(base_model_name_or_path=None), ["names no LM", "lm.adapter"]),
-    (settings(base_model_name_or_path="./gone"), ["LM ./gone does not exist", "as lm.adapter"]),
-    (settings(base_model_name_or_path="https://x/y"), ["https://x/y does not exist"]),
+    (settings(base_model_name_or_path="./gone"), [", ./gone does not exist", "as lm.adapter"]),
+    (settings(base_model_name_or_path="https://x/y"), [", https://x/y does not exist"]),
     (settings(base_model_name_or_path="org/gone"), ["org/gone, the base of ", "lm.adapter"]),
     (settings(peft_type="ZORK"), ["peft_type ZORK, which", "such as LORA"]),
     (
         settings(peft_type="PREFIX_TUNING", num_virtual_tokens=2),
         ["PREFIX_TUNING, which", "cannot merge"],
     ),
-    (settings(layer_replication=[[0, 2]]), ["LORA with layer_replication", "cannot merge"]),
-    (settings(megatron_config={"x": 1}, megatron_core="antigravity"), ["with megatron_config"]),
     (settings(r="two"), ["impossible or missing", "trained on"]),
     (settings(r=3), [Q_PROJ.removesuffix(".lora"), "size mismatch", "lm.name_or_path"]),
     (settings(target_modules=["w_pack"]), ["w_pack", "trained on"]),
@@ -311,16 +332,16 @@ def test_another_base(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Path)
 def test_names_that_do_not_go_together(lm_folder: Folder, made: tuple[Path, Any]) -> None:
     adapter, base = str(made[0]), str(lm_folder("llama"))
     for name, option, reason in [
-        (base, base, f"lm.adapter, the folder {base}, lacks adapter_config.json"),
-        (adapter, adapter, f"lm.name_or_path, the folder {adapter}, has adapter_config.json"),
+        (base, base, f"the folder {base} of the adapter has no adapter_config.json"),
+        (adapter, adapter, f"the folder {adapter} of the base LM has no config.json"),
         (base, "./gone", r"the adapter ./gone does not exist. Pass a folder with adapter_config"),
         (base, "", "lm.adapter is empty"),
     ]:
         with pytest.raises(LanguageModelError, match=reason):
             LanguageModel.from_pretrained(name, adapter=option)
     change_settings(made[0], base_model_name_or_path=adapter)
-    with pytest.raises(LanguageModelError, match="as its base, which has adapter_config"):
+    with pytest.raises(LanguageModelError, match=r"the base LM of .* has no config"):
         LanguageModel.from_pretrained(adapter)
     shutil.copy(Path(base) / "model.safetensors", adapter)
-    with pytest.raises(LanguageModelError, match=r"holds an LM \(model.safetensors\) and a peft"):
+    with pytest.raises(LanguageModelError, match="holds an LM and a peft adapter"):
         LanguageModel.from_pretrained(adapter)

@@ -130,7 +130,7 @@ def cut_short(folder):
 LLAMA_TOKENIZER = '{"tokenizer_class": "LlamaTokenizer"}'
 BROKEN = [
     (lambda f: (f / "config.json").unlink(), "has no config.json (it holds ", "model.safetensors"),
-    (make_adapter, "holds an LM (model.safetensors) and a peft adapter", "lm.adapter"),
+    (make_adapter, "holds an LM and a peft adapter", "lm.adapter"),
     (lambda f: (f / "config.json").write_text("{nope"), "config.json of", "not a valid JSON"),
     (lambda f: change_config(f, model_type="zork"), "config.json of", "zork"),
     (remove_tokenizer, "Copy the tokenizer files"),

@@ -328,7 +328,7 @@ class RepairDataModule(StudyData):
 
         else:
             texts = statements(relation, self.examples, kind)
-            rows = self.language_model.rows(texts)
+            rows = self.language_model.rows(texts, lead_in=False)
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
                 tokens = labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])

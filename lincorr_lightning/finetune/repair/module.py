@@ -79,6 +79,7 @@ class Repair(TrainedLMStudy):
         edit_learning_rate: Learning rate of the edits.
         steps_per_edit: Optimizer steps that teach an edit.
         edits_per_step: Edits that are taught side by side at most, on each rank.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         save_model: Whether to save the repaired LM, its adapter merged, as a Hugging Face
             checkpoint in ``model/`` of the run's folder: the LM to make one's own edits of. Its
             config.json lists the subjects of the examples of `RepairDataModule`.
@@ -103,8 +104,9 @@ class Repair(TrainedLMStudy):
         steps_per_edit: int = 10,
         edits_per_step: int = 32,
         save_model: bool = False,
+        prefix: str | None = None,
     ) -> None:
-        super().__init__(lm, method, learning_rate, adapter)
+        super().__init__(lm, method, learning_rate, adapter, prefix=prefix)
         require("model.preserve_weight", preserve_weight, at_least=0)
         require("model.text_weight", text_weight, at_least=0)
         require("model.edit_learning_rate", edit_learning_rate, at_least=0)

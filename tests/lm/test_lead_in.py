@@ -1,0 +1,238 @@
+"""Prompts after a few-shot prefix or in a chat, against the text built by hand, one at a time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.linear_model import LinearRegression
+
+from lincorr_lightning import LinearMap
+from lincorr_lightning.data.subjects import SubjectsDataModule
+from lincorr_lightning.errors import CheckpointError, LanguageModelError, LinearMapError
+from lincorr_lightning.finetune.batches import EditTraining
+from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
+from lincorr_lightning.finetune.repair.module import Repair
+from lincorr_lightning.flow.module import FeatureFlow
+from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
+from lincorr_lightning.geometry.token_clouds import read_last_states
+from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.encoding import chat_lead_in
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.query_cache import Query, QueryCache
+from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.probe.resilience import MapResilience
+from tests.lm.small_lms import PROMPTS, TOKEN_IDS, Folder, small_tokenizer, word_ids
+from tests.toys import quiet_trainer, read_table
+
+CHAT = (
+    "{% for turn in messages %}"
+    "{{ '<s> ' if turn.role == 'user' else 'saw ' }}{{ turn.content | trim }} </s> "
+    "{% endfor %}"
+)
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+EXAMPLES = "Paris lives in the country of red "
+
+
+def with_chat(folder: Path | str, template: str = CHAT) -> str:
+    Path(folder, "chat_template.jinja").write_text(template)
+    return str(folder)
+
+
+@torch.no_grad()
+def naive(model: Any, starts: list[int], end: str, prompts: list[str]) -> torch.Tensor:
+    """All logits of one unpadded row at a time, with what is before each prompt, at its end."""
+    rows = [starts + word_ids(end + prompt, bos=False) for prompt in prompts]
+    logits = [model(input_ids=torch.tensor([row])).logits[0, -1, TOKEN_IDS] for row in rows]
+    return torch.stack(logits).double()
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_values_are_those_of_the_text_by_hand(
+    name: str, share: bool, lm_folder: Folder, tmp_path: Path
+) -> None:
+    model = LanguageModel.from_pretrained(str(lm_folder(name))).model
+    model.save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    folder, shared = with_chat(tmp_path), {"share_prefixes": share}
+    few_shot = LanguageModel(LMConfig(folder, **shared), EXAMPLES).load()
+    chat = LanguageModel(LMConfig(folder, chat_template=True, **shared), "red blue").load()
+    prompts = [[f"{city} lives in the city", f"{city} lives in the country"] for city in PROMPTS]
+    by_domain = [list(part) for part in zip(*prompts, strict=True)]
+    for lm, start, text in [
+        (few_shot, [2], EXAMPLES), (chat, [2, *word_ids("red blue", bos=False), 3], "saw "),
+    ]:  # fmt: skip
+        for part in by_domain:
+            expected = naive(model, start, text, part)
+            torch.testing.assert_close(lm.domain_logits(part, TOKEN_IDS), expected, **CLOSE)
+        expected = torch.cat([naive(model, start, text, part) for part in by_domain], 1)
+        joint = lm.joint_logits(by_domain, [TOKEN_IDS, TOKEN_IDS])
+        torch.testing.assert_close(joint, expected, **CLOSE)
+        assert ("with shared prefixes" in (lm.reads_prompts or "")) == share
+
+
+def test_the_last_token_is_that_of_the_prompt_and_texts_stay_texts(
+    lm_folder: Folder, tmp_path: Path
+) -> None:
+    small_tokenizer("<s> $A </s>").save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes((lm_folder("llama") / "config.json").read_bytes())
+    config = LMConfig(with_chat(tmp_path), chat_template=True)
+    chat, few_shot = LanguageModel(config, "red"), LanguageModel(str_config(tmp_path), EXAMPLES)
+    row = word_ids("Oslo lives in", bos=False)
+    assert chat.lead_in == "<s> red </s> saw "
+    assert chat.rows(["Oslo lives in"]) == [[*word_ids("red </s> saw"), *row]]
+    assert few_shot.rows(["Oslo lives in"]) == [[*word_ids(EXAMPLES), *row]]
+    for lm in (chat, few_shot):
+        assert lm.rows(["Oslo lives in"], lead_in=False) == [[2, *row]]
+        assert lm.prefix == [2]
+
+
+def str_config(folder: Path) -> LMConfig:
+    return LMConfig(str(folder))
+
+
+def test_what_the_user_says_without_a_prefix() -> None:
+    tokenizer = small_tokenizer(chat_template=CHAT)
+    assert chat_lead_in(tokenizer, None) == "<s> Complete the sentence. </s> saw "
+    assert chat_lead_in(tokenizer, "") == "<s>  </s> saw "
+
+
+def test_an_empty_thought_is_part_of_the_turn() -> None:
+    """Qwen3 writes one before the last answer, which is then without a thought."""
+    tokenizer = small_tokenizer(chat_template=CHAT.replace("'saw '", "'saw <think></think> '"))
+    assert chat_lead_in(tokenizer, "red") == "<s> red </s> saw <think></think> "
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (None, "there is none"),
+        ("{{ raise_exception('No\nroles') }}", "No"),
+        ("{{ messages[0].content }}", "it changes what the assistant says"),
+        ("x {{ messages[1].content | upper }}", "it changes what the assistant says"),
+        ("{{ messages[1].content | length }} {{ messages[1].content }}", "it changes what"),
+        ("{{ open('/etc/passwd') }}", "undefined"),
+        ("{% for", "unexpected"),
+    ],
+)
+def test_templates_that_cannot_be_used(template: str | None, reason: str) -> None:
+    tokenizer = small_tokenizer(chat_template=template, name_or_path="MY/LM")
+    with pytest.raises(LanguageModelError) as caught:
+        chat_lead_in(tokenizer, None)
+    message = str(caught.value)
+    assert "the chat template of MY/LM cannot be used: " in message and reason in message
+    assert "\n" not in message and "lm.tokenizer" in message
+
+
+def test_settings_that_contradict_each_other() -> None:
+    with pytest.raises(LanguageModelError, match=r"add_bos is False, but with lm\.chat_template"):
+        LMConfig(chat_template=True, add_bos=False)
+
+
+def test_states_of_the_last_token_without_bos(lm_folder: Folder, tmp_path: Path) -> None:
+    LanguageModel.from_pretrained(str(lm_folder("llama"))).model.save_pretrained(tmp_path)
+    small_tokenizer().save_pretrained(tmp_path)
+    folder = with_chat(tmp_path, CHAT.replace("<s> ", "red "))
+    lm = LanguageModel(LMConfig(folder, chat_template=True), "blue").load()
+    row = [*word_ids("red blue", bos=False), 3, *word_ids("saw Oslo", bos=False)]
+    assert lm.rows(["Oslo"]) == [row]
+    with torch.no_grad():
+        output = lm.model(input_ids=torch.tensor([row]), output_hidden_states=True)
+    expected = torch.stack([layer[0, -1] for layer in output.hidden_states[1:]])
+    torch.testing.assert_close(read_last_states(lm, ["Oslo"])[0], expected)
+
+
+STUDIES = [
+    EditForecast, FeatureFlow, KnowledgeGeometry, LinearProbe, MapResilience, Repair,
+    SourceFinetune,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", STUDIES)
+def test_studies_that_read_prompts_pass_it_on(kind: Any, small_lm: str) -> None:
+    options: dict[str, Any] = {"before": LMConfig(small_lm)} if kind is MapResilience else {}
+    if kind is FeatureFlow:
+        options = {"relation": None}
+    if kind is KnowledgeGeometry:
+        options = {"knowledge": ["city", "country"]}
+    study = kind(lm=LMConfig(small_lm), prefix="red ", **options)
+    assert study.lm.lead_in == study.hparams["prefix"] == "red "
+    if kind is MapResilience:
+        assert study.before.lead_in == "red "
+
+
+def test_edits_and_callbacks_read_it(small_lm: str) -> None:
+    lm = LanguageModel(LMConfig(small_lm), "Oslo is ").load()
+    data = EditsDataModule(lm, n_edits=3, training=EditTraining())
+    data.setup("fit")
+    batch = next(iter(data.train_dataloader()))
+    prompts = [f"Oslo is {edit.subject} lives in the city of" for edit in batch.edits]
+    for row, mask, prompt in zip(batch.input_ids, batch.attention_mask, prompts, strict=True):
+        ids = lm.tokenizer(prompt)["input_ids"]
+        assert row[mask.bool()].tolist()[: len(ids)] == ids
+    plain = LanguageModel.from_pretrained(small_lm)
+    expected = plain.domain_logits(["Oslo is name1 lives in the city of"], [5, 6])
+    cache = QueryCache(lm)
+    copy = LanguageModel.from_pretrained(small_lm).model
+    for model in (lm.model, copy):
+        cache.exchange(model)
+        cache.start_pause(weights_changed=True)
+        (logits,) = cache.read([([Query("name1 lives in the city of")], [5, 6])])
+        torch.testing.assert_close(logits, expected, **CLOSE)
+
+
+def fit(folder: Path, lm: LMConfig, ckpt: str | None = None, **options: Any) -> Path:
+    probe = LinearProbe(lm=lm, knowledge=["city", "country"], random_labels=0, **options)
+    trainer = quiet_trainer(folder)
+    data = SubjectsDataModule(probe.lm, n_subjects=200)
+    trainer.fit(probe, datamodule=data, ckpt_path=ckpt)
+    return Path(trainer.log_dir or "")
+
+
+def test_a_probe_s_map_and_the_runs_that_may_use_it(make_lm: Any, tmp_path: Path) -> None:
+    """Of the same rows read by hand; refused with other prefixes, and where a run is resumed."""
+    folder = with_chat(
+        make_lm(tmp_path / "lm"),
+        "Rome {{ messages[0].content }} is {{ messages[1].content }} black",
+    )
+    config = LMConfig(folder, chat_template=True)
+    run = fit(tmp_path / "runs", config, prefix="red")
+    linear_map = LinearMap.from_pretrained(run / "linear_map")
+    lm = LanguageModel.from_pretrained(folder)
+    subjects = [
+        row["subject"]
+        for row in read_table(run / "tables" / "subjects.csv")
+        if row["half"] == "fit"
+    ]
+
+    def logits(name: str) -> np.ndarray:
+        rows = []
+        for subject in subjects:
+            ids = lm.tokenizer(f"Rome red is {subject} lives in the {name} of", return_tensors="pt")
+            with torch.no_grad():
+                rows.append(lm.model(**ids).logits[0, -1, linear_map.token_ids(name)].double())
+        return torch.stack(rows).numpy()
+
+    city = logits("city")
+    expected = LinearRegression().fit(city, logits("country")).predict(city)
+    own = linear_map.predict("city->country", torch.from_numpy(city)).numpy()
+    np.testing.assert_allclose(own, expected, atol=1e-3)
+    settings = json.loads((run / "linear_map" / "config.json").read_text())
+    assert settings["knowledge"]["city"]["template"] == "Rome red is {} lives in the city of"
+    settings = json.loads((run / "results.json").read_text())["settings"]
+    assert settings["prefix"] == "red" and settings["lm"]["chat_template"] is True
+    message = "fitted with the city prompt 'Rome red is {} lives in the city of', this run has"
+    for other, prefix in [(config, "blue"), (config, None), (LMConfig(folder), "red")]:
+        with pytest.raises(LinearMapError) as caught:
+            MapResilience(lm=other, prefix=prefix, linear_map=str(run / "linear_map"))
+        assert message in str(caught.value) and "prefix and chat template" in str(caught.value)
+    MapResilience(lm=config, prefix="red", linear_map=str(run / "linear_map"))
+    (ckpt,) = map(str, run.rglob("*.ckpt"))
+    with pytest.raises(CheckpointError, match=r"model.prefix red, this run has blue"):
+        fit(tmp_path / "again", config, ckpt, prefix="blue")
+    with pytest.raises(CheckpointError, match=r"whose tokenizer .* its prefix, chat template"):
+        fit(tmp_path / "again", LMConfig(folder), ckpt, prefix="red")
