@@ -78,8 +78,7 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
         ".jsonl": _json_lines, ".json": _json_rows, ".csv": csv_rows, ".tsv": csv_rows,
         ".parquet": _frame_rows, ".xlsx": _frame_rows,
     }  # fmt: skip
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
+    if (reader := readers.get(path.suffix.lower())) is None:
         raise SubjectsError(f"{path} is no file of {what}. Name one of {', '.join(readers)}.")
     return reader(path, what)
 
@@ -89,9 +88,7 @@ def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
         try:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SubjectsError(
-                f"{where}: this is not JSON ({error}). Write one object per line."
-            ) from error
+            raise SubjectsError(f"{where}: no JSON ({error}). Write an object a line.") from error
 
 
 def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
@@ -101,9 +98,7 @@ def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
         if str(error).startswith("Extra data"):
             yield from _json_lines(path, what)
             return
-        raise SubjectsError(
-            f"{path}: this is not JSON ({error}). Write a list of objects."
-        ) from error
+        raise SubjectsError(f"{path}: no JSON ({error}). Write a list of objects.") from error
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], 1):
         yield f"{path}, row {number}", row
 
@@ -130,9 +125,8 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
     lines = _lines(path, what)
     header = next(lines, "")
     delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
-    reader = csv.DictReader(
-        chain([header], lines), delimiter=delimiter, strict=True, skipinitialspace=True
-    )
+    options: Any = {"delimiter": delimiter, "strict": True, "skipinitialspace": True}
+    reader = csv.DictReader(chain([header], lines), **options)
     good = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]

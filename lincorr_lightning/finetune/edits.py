@@ -249,7 +249,6 @@ def label_rows(
 
 
 _NO_REFERENCE = "the reference of its answer names no label; add a field `reference`"
-_NO_ANSWER = SourceAnswer("", (), 0, ())
 
 
 class _Labels:
@@ -275,7 +274,7 @@ class _Labels:
         facts = row.rewrites or (row,)
         fitting = [fact for fact in facts if nfc(fact.answer) in self.answers]
         (fact, *others) = fitting or facts
-        answer = self.answers.get(nfc(fact.answer), _NO_ANSWER)
+        answer = self.answers.get(nfc(fact.answer), SourceAnswer("", (), 0, ()))
         if others:
             return fact, answer, f"{len(fitting)} of its several rewrites have an answer of {name}"
         if not fact.subject or not fact.answer:

@@ -212,6 +212,7 @@ def finetune_results(
         "relation": name,
         **run,
         **dict.fromkeys(("source_learned", *_OUTCOMES, "random", "constant", "macro", "controls")),
+        "skipped": {} if dataset is None else skip_counts(dataset.skipped),
         **({} if own is None else own.values),
         **{key: correlations.get(key) for key in ("gradient_correlation", "logit_correlation")},
         "gradients": by_relation,
@@ -219,7 +220,6 @@ def finetune_results(
         "forecast_default": forecasts and forecasts.default,
         "probabilities_from": forecasts and forecasts.probabilities_from,
         "n_left_out": 0 if dataset is None else len(dataset.left_out),
-        "skipped": {} if dataset is None else skip_counts(dataset.skipped),
     }
     others = _by_relation([one for one in outcomes if one is not own])
     if others:

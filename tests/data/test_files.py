@@ -65,7 +65,7 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
         ({"a.jsonl": '{"text": "x"}\n{"body": "x"}'}, "a.jsonl", {},
          r"a\.jsonl, line 2: 'text' is None, not a text.* as data\.key"),
         ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, "line 1: 'text' is None"),
-        ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: this is not JSON"),
+        ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: no JSON"),
         ({"a.csv": "words\nx"}, "a.csv", {}, r"a\.csv, line 1: the header lacks text"),
         ({"a.txt": "x"}, "a.txt", {"sample_by": "page"}, r"data\.sample_by is 'page'"),
     ],

@@ -85,7 +85,7 @@ GOOD = '{"subject": "a", "answer": "Paris"}\n'
 
 
 @pytest.mark.parametrize(("name", "text", "message"), [
-    ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: this is not JSON"),
+    ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: no JSON"),
     ("e.jsonl", GOOD + "\n" + '["b", "Paris"]', "line 3: an object is needed"),
     ("e.jsonl", GOOD + '{"subject": "b"}', "line 2: no edit can be .* the fields subject. N"),
     ("e.jsonl", '{"subject": "b", "anser": "c"}', "line 1: there is no .*'anser'. .* 'answer'"),
