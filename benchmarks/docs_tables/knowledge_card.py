@@ -171,7 +171,7 @@ def prompt_table(catalogue: Catalogue, kinds: Sequence[Knowledge]) -> str:
         rows.append(
             [
                 each.name,
-                each.template,
+                " · ".join((each.template, *each.paraphrases)),
                 *([each.printed_template] if printed else []),
                 f"{len(identities)} ({len(each.answers)})",
                 each.paper_size,

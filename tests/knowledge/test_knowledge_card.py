@@ -68,7 +68,7 @@ def test_every_prompt_stands_in_it_as_it_is(fresh):
     assert list(prompts) == list(catalogue)
     for name, row in prompts.items():
         knowledge = catalogue[name]
-        assert row["prompt"] == knowledge.template
+        assert row["prompt"].split(" · ") == [knowledge.template, *knowledge.paraphrases]
         assert row.get("as printed", "") == (knowledge.printed_template or "")
         entities, ways = map(int, re.findall(r"\d+", row["answers"]))
         assert ways == len(knowledge.answers)
