@@ -34,6 +34,7 @@ def needs_other_files(command: list[str]) -> bool:
         "configs/lm/" in part
         or "texts.txt" in part
         or "rivers.yaml" in part
+        or "smollm2-135m" in part
         or part == "configs/trainer/ddp_cpu.yaml"
         for part in command
     )
