@@ -66,8 +66,7 @@ class Forecast(RelationCallback):
         require("Forecast.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
         self.edits = edits
         self.training = EditTraining(method, learning_rate, n_steps, AdapterSettings())
-        self.linear_map = linear_map
-        self.n_subjects = n_subjects
+        self.linear_map, self.n_subjects = linear_map, n_subjects
 
     def reset(self) -> None:
         """Forget the forecast of an earlier run."""

@@ -24,10 +24,7 @@ class InstancewisePearson(Metric):
 
     ``r`` lies in [-1, 1], higher is better. The intercept dominates it, so that unrelated pairs
     score high, too; the label-wise r is the main result. Instances whose logits are all equal are
-    left out.
-
-    Args:
-        sizes: Number of labels of each target; targets lie side by side in the rows.
+    left out. `sizes` are the numbers of labels of the targets, which lie side by side in the rows.
 
     Example:
         >>> metric = InstancewisePearson([3])
@@ -69,11 +66,8 @@ class JointMoments(Metric):
     """Second moments of all logits of a run, accumulated over batches and ranks.
 
     One joint matrix serves every ordered pair: each least squares problem consists of parts of it.
-    Memory does not grow with the number of rows.
-
-    Args:
-        n_columns: Width of the rows.
-        blocks: Blocks of the scatter to keep; none keeps all of it.
+    Memory does not grow with the number of rows, of `n_columns` each. `blocks` are those of the
+    scatter that are kept; without any, all of it is.
 
     Example:
         >>> metric = JointMoments(2)

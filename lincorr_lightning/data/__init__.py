@@ -9,10 +9,6 @@ from lincorr_lightning.data.texts import (
 )
 
 __all__ = [
-    "SubjectBatch",
-    "SubjectsDataModule",
-    "TextsDataModule",
-    "TokenBatch",
-    "TokenRows",
+    "SubjectBatch", "SubjectsDataModule", "TextsDataModule", "TokenBatch", "TokenRows",
     "TokenizedTextDataModule",
-]
+]  # fmt: skip

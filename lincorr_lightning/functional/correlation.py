@@ -12,13 +12,9 @@ _CONSTANT_PREDICTION = 1e-12
 
 
 class CorrelationSummary(NamedTuple):
-    """Mean and spread of r over the labels (or instances) that have one.
+    """Mean and population standard deviation of r over the `n` labels (or instances) that have one.
 
-    Attributes:
-        mean: Mean of r; NaN if no label has an r.
-        std: Population standard deviation of r; NaN if no label has an r.
-        n: Number of labels with an r.
-        n_constant: Number of labels left out because target or prediction is constant.
+    Both are NaN if none has; `n_constant` are left out because target or prediction is constant.
     """
 
     mean: float
@@ -72,7 +68,8 @@ def labelwise_pearson_from_moments(
     """Return the label-wise r of ``W x + b`` from the second moments of the rows.
 
     ``r_j = w_j·xy_j / sqrt(w_j·xx·w_j  yy_j)``: the rows themselves are not needed, so that many
-    maps can be scored after one pass over the data.
+    maps can be scored after one pass over the data. It is ``(..., n_target)``, float64, and NaN
+    where the label or its prediction is constant.
 
     Args:
         weight: Maps, ``(..., n_target, n_source)``.
@@ -80,9 +77,6 @@ def labelwise_pearson_from_moments(
         xy: Scatter between source and target, ``(n_source, n_target)``.
         yy: Diagonal of the target's scatter, ``(n_target,)``.
         constant: Target labels that never change, ``(n_target,)`` bool.
-
-    Returns:
-        ``(..., n_target)``, float64; NaN where the label or its prediction is constant.
     """
     explained = ((weight @ xx) * weight).sum(-1)
     covariance = (weight * xy.T).sum(-1)

@@ -12,11 +12,9 @@ HIT_RANKS = (1, 3, 5)
 
 
 class HitRates(NamedTuple):
-    """Hit@N of one direction.
+    """Hit@N of one direction for N = 1, 3 and 5, ``(..., n_ranks)`` in [0, 1].
 
-    Attributes:
-        rates: Hit@N for N = 1, 3 and 5, ``(..., n_ranks)`` in [0, 1]; NaN if `n` is 0.
-        n: Number of labels that have a reference.
+    NaN if `n`, the number of labels that have a reference, is 0.
     """
 
     rates: Tensor

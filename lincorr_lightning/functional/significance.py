@@ -101,13 +101,11 @@ def bootstrap_interval(values: Tensor) -> tuple[float, float]:
 
 
 class PartialCorrelation(NamedTuple):
-    """Correlation by target label after removing other knowledge from both sides.
+    """Correlation by target label after removing other knowledge from both sides, ``(n_target,)``.
 
-    Attributes:
-        r: Partial label-wise r on held-out rows, ``(n_target,)``; NaN where no
-            variance remains.
-        unique: Fraction of each target logit's variance that the source explains beyond the removed
-            knowledge, ``(n_target,)``: the squared semi-partial correlation.
+    `r` is the partial label-wise r on held-out rows, NaN where no variance remains; `unique` is the
+    fraction of each target logit's variance that the source explains beyond the removed knowledge:
+    the squared semi-partial correlation.
     """
 
     r: Tensor

@@ -58,17 +58,10 @@ HOME = ("country", "continent", "language", "landmark")
 """Attributes that follow from the city that a person lives in."""
 
 CUSTOMS = {
-    "food": "country",
-    "drink": "country",
-    "flower": "country",
-    "vacation": "country",
-    "music": "language",
-    "job": "company",
-    "vehicle": "company",
-    "hobby": "sport",
-    "personality": "color",
-    "gender": "sport",
-}
+    "food": "country", "drink": "country", "flower": "country", "vacation": "country",
+    "music": "language", "job": "company", "vehicle": "company",
+    "hobby": "sport", "personality": "color", "gender": "sport",
+}  # fmt: skip
 """Attribute -> the attribute that it follows from; which food belongs to which country is drawn.
 
 Customs leave six independent choices per person (city, CEO, colour, pet, sport, and the object it
