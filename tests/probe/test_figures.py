@@ -16,6 +16,7 @@ from lincorr_lightning.probe.figures import (
     nulls_figure,
     ridge_path_figure,
     top_weights_figure,
+    wordings_figure,
 )
 from lincorr_lightning.results.plots import legible, to_png
 from tests.figure_checks import LONG, assert_legible, texts
@@ -231,6 +232,22 @@ def test_nulls_are_legible(n: int) -> None:
     assert high > 1
     note = " ".join(text.get_text() for text, _ in texts(figure))
     assert ("40 of 70 pairs" in note) == (n == 70)
+
+
+def test_r_of_the_wordings_spans_from_the_lowest_to_the_highest() -> None:
+    r = {"city->country": [0.5, 0.9, 0.4], "country->city": [0.7, None], "pet->city": [0.1, -0.2]}
+    rows = [(pair, value) for pair, own in r.items() for value in own]
+    figure = wordings_figure(DataFrame(rows, columns=["pair", "label_mean"]).astype(object), LONG)
+    assert_legible(figure)
+    (axes,) = figure.axes
+    order = ["country->city", "city->country", "pet->city"]
+    assert [label.get_text() for label in axes.get_yticklabels()] == order
+    lines = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
+    np.testing.assert_allclose(lines["first wording"], [0.7, 0.5, 0.1])
+    np.testing.assert_allclose(lines["mean over wordings"], [0.7, 0.6, -0.05])
+    (spans,) = axes.collections
+    ends = [sorted(segment[:, 0]) for segment in spans.get_segments()]
+    np.testing.assert_allclose(ends, [[0.7, 0.7], [0.4, 0.9], [-0.2, 0.1]])
 
 
 def test_unknown_nulls_are_left_out() -> None:
