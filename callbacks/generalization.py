@@ -14,21 +14,18 @@ from lincorr_lightning.callbacks.relation_callback import MapCallback, require_t
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
-from lincorr_lightning.finetune.cases import EditCase, edit_cases
-from lincorr_lightning.finetune.edit_files import named_subjects
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    reference_mask,
-    skip_counts,
-)
-from lincorr_lightning.finetune.outcomes import (
+from lincorr_lightning.finetune.cases import (
     CONTROLS,
     DomainLogits,
+    EditCase,
+    edit_cases,
     edit_means,
     find_controls,
     neighbour_means,
     outcome_values,
 )
+from lincorr_lightning.finetune.edit_files import named_subjects
+from lincorr_lightning.finetune.edits import Edit, reference_mask, skip_counts
 from lincorr_lightning.finetune.results import case_results, skipped_tables
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.lm.query_cache import Query

@@ -18,7 +18,7 @@ from lincorr_lightning.callbacks.relation_callback import (
     check_subjects,
 )
 from lincorr_lightning.finetune.batches import EditBatch
-from lincorr_lightning.finetune.outcomes import DomainLogits
+from lincorr_lightning.finetune.cases import DomainLogits
 from lincorr_lightning.functional import labelwise_pearson, summarize
 from lincorr_lightning.functional.significance import mean_r_error
 from lincorr_lightning.lm.modes import HALF_PRECISIONS, trained_in_half_precision

@@ -13,9 +13,9 @@ from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
+from lincorr_lightning.finetune.cases import DomainLogits
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import Edit, Skipped, resolve_edits
-from lincorr_lightning.finetune.outcomes import DomainLogits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
 from lincorr_lightning.linear_map import artifact
 from lincorr_lightning.linear_map.artifact import LinearMap

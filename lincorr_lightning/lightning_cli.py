@@ -55,6 +55,7 @@ from lincorr_lightning.version import __version__
 _FROM_STUDY: dict[str, tuple[str, Any]] = {
     "lm": ("lm", None),
     "training": ("edit_training", None),
+    "edits_beside": ("edits_beside", None),
     "plan": ("plan", None),
     "training_tokens": ("training_tokens", 0),
 }

@@ -196,8 +196,6 @@ def save_toy_gguf(
     `quantization` is that of the matrices; `merges` are those beside the 256 bytes. Returns the
     model whose weights are in the file, in float32 before any quantization.
     """
-    import gguf
-
     letters = list(bytes_to_unicode().values())
     tokens = ["<|endoftext|>", *letters, *(merge.replace(" ", "") for merge in merges)]
     model = toy_model(
@@ -205,6 +203,18 @@ def save_toy_gguf(
         **{"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
         | fields,
     )  # fmt: skip
+    return write_gguf(path, model, quantization, (tokens, merges) if tokenizer else None)
+
+
+def write_gguf(
+    path: Path,
+    model: Any,
+    quantization: str = "F32",
+    tokenizer: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> Any:
+    """Write a Llama as a GGUF file, with tokens and merges of a byte-level tokenizer if any."""
+    import gguf
+
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_block_count(config.num_hidden_layers)
@@ -215,8 +225,9 @@ def save_toy_gguf(
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_dimension_count(config.head_dim)
-    writer.add_vocab_size(len(tokens))
-    if tokenizer:
+    writer.add_vocab_size(config.vocab_size)
+    if tokenizer is not None:
+        tokens, merges = tokenizer
         writer.add_tokenizer_model("gpt2")
         writer.add_token_list(tokens)
         writer.add_token_types(

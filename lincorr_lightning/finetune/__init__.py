@@ -2,6 +2,7 @@
 
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining, edit_dataset
 from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.edited.module import EditedLM
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
 from lincorr_lightning.finetune.repair.datamodule import (
@@ -17,6 +18,7 @@ __all__ = [
     "EditDataset",
     "EditForecast",
     "EditTraining",
+    "EditedLM",
     "EditsDataModule",
     "Repair",
     "RepairBatch",

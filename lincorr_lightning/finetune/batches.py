@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import LanguageModelError, require, require_one_of
 from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.edit_files import RawEdit
 from lincorr_lightning.finetune.edits import Edit, Skipped
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
@@ -166,6 +167,8 @@ class EditDataset(Dataset[EditBatch]):
     left_out: Sequence[Mapping[str, Any]] = ()  #: Rows of the table of edits that are not trained.
     max_risk: float | None = None  #: Above it, a forecast marks edits that may hallucinate.
     skipped: Sequence[Skipped] = ()  #: Rows of the file of edits that are none.
+    rows: Sequence[RawEdit] = ()  #: The row of each edit of a file.
+    edited_lms: Sequence[str] = ()  #: Where each edit was made, if in an LM of its own.
 
     @property
     def determined_by(self) -> dict[str, Any]:

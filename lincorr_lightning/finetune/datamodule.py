@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
+from pathlib import Path
 from typing import Any, get_args
 
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
@@ -64,6 +65,9 @@ class EditsDataModule(StudyData):
             a prediction forecasts all edits, and marks these. null trains all.
         training: How the edits are trained and distributed over steps; null is the joint protocol
             with `batch_size`. The program `lincorr` passes the study's `edit_training`.
+        edited_lms: Where the LM of each edit is, if each was made in an LM of its own (`EditedLM`):
+            ``{edit}`` stands for ``case_id``, ``id`` or the number of the row, from 0.
+        edits_beside: File of edits where `edits_file` is null, passed by `EditedLM`.
     """
 
     batch_type = EditBatch
@@ -86,11 +90,16 @@ class EditsDataModule(StudyData):
         training: EditTraining | None = None,
         subject_key: str = "subject",
         answer_key: str = "answer",
+        edited_lms: str | None = None,
+        edits_beside: str | None = None,
     ) -> None:
         super().__init__(lm)
-        self.save_hyperparameters(ignore=["lm", "training"])
+        self.save_hyperparameters(ignore=["lm", "training", "edits_beside"])
+        edits_file = edits_file or edits_beside
         if n_edits is None and edits_file is None:
-            raise ConfigError("data.n_edits is null; sampled edits need a number.")
+            raise ConfigError("data.n_edits and data.edits_file are null. Set one of them.")
+        if edited_lms is not None and "{edit}" not in edited_lms:
+            raise ConfigError(f"data.edited_lms is {edited_lms}. Write it as FOLDER/{{edit}}.")
         self.require_at_least(
             "n_edits", "max_edits_per_reference", n_edits=1, max_edits_per_reference=1,
             batch_size=1, seed=0,
@@ -113,15 +122,17 @@ class EditsDataModule(StudyData):
         self._training = training or EditTraining(protocol="joint", edits_per_step=batch_size)
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
+        self.edited_lms = edited_lms
         self._predicts = False
         self._raw: list[RawEdit] = []
+        self._rows: list[RawEdit] = []  # of the edits
         self._edits: list[Edit] | None = None
         self._skipped: list[Skipped] = []
         self._left_out: list[dict[str, Any]] = []
 
     def setup(self, stage: str) -> None:
         """Read the file and find the labels, before the LM's weights are read."""
-        self._predicts = stage == "predict"
+        self._predicts = stage in ("predict", "test")
         # The LM may have been trained since an earlier run.
         self._edits, self._skipped, self._left_out = None, [], []
         self.tokenized  # noqa: B018
@@ -156,9 +167,16 @@ class EditsDataModule(StudyData):
     def _file_edits(self) -> list[Edit]:
         """Return the edits of the file, and keep its other rows."""
         relation, lm = self.tokenized, self.language_model
-        edits, _, self._skipped = resolve_edits(
-            self._raw, relation, lm, "data.edits_file", self.n_edits, self.max_edits_per_reference
+        missing = {row.where for row in self._raw if not self._lm_of(row).exists()}
+        rows = [row for row in self._raw if row.where not in missing]
+        if not rows:
+            first = f"that of {self._raw[0].where} would be {self._lm_of(self._raw[0])}"
+            raise ConfigError(f"data.edited_lms: there is none of the edited LMs; {first}.")
+        edits, self._rows, self._skipped = resolve_edits(
+            rows, relation, lm, "data.edits_file", self.n_edits, self.max_edits_per_reference
         )
+        lacking = (row[:3] for row in self._raw if row.where in missing)
+        self._skipped += [Skipped(*row, "there is no edited LM") for row in lacking]
         known = [edit for edit in edits if edit.target_before in edit.reference]
         if known:
             first = f"{known[0].subject!r} -> {known[0].answer!r}"
@@ -167,6 +185,10 @@ class EditsDataModule(StudyData):
                 "LM answers already: they count as generalized whatever training does."
             )
         return edits
+
+    def _lm_of(self, row: RawEdit) -> Path:
+        """Return where the edited LM of a row is; without `edited_lms`, a folder that exists."""
+        return Path((self.edited_lms or ".").replace("{edit}", Path(row.id).name))
 
     def _sampled_edits(self) -> list[Edit]:
         """Sample edits, but none of subjects that the LM was repaired with."""
@@ -215,6 +237,8 @@ class EditsDataModule(StudyData):
         dataset = self._dataset(EditTraining(n_steps=1, edits_per_step=self.batch_size))
         return DataLoader(dataset, batch_size=None)
 
+    test_dataloader = predict_dataloader
+
     def _dataset(self, training: EditTraining) -> EditDataset:
         edits, relation, lm = self.prepare_edits(), self.tokenized, self.language_model
         if self.trainer is not None:
@@ -229,6 +253,7 @@ class EditsDataModule(StudyData):
         return EditDataset(
             edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
             self._catalogue, self.subwords, self._left_out, self.max_risk, self._skipped,
+            self._rows, [str(self._lm_of(row)) for row in self._rows if self.edited_lms],
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:

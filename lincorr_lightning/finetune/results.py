@@ -224,7 +224,7 @@ def finetune_results(
     others = _by_relation([one for one in outcomes if one is not own])
     if others:
         values["generalizations"] = others
-    tables = [_outcomes_table(outcomes, own)] if outcomes else []
+    tables = [outcomes_table(outcomes, own)] if outcomes else []
     if gradients:
         tables.append(_gradients_table(by_relation))
     figures = [_training_figure(history, name or "the source", subtitle)] if history else []
@@ -306,7 +306,8 @@ def skipped_tables(skipped: Sequence[Skipped]) -> Iterator[Table]:
         )  # fmt: skip
 
 
-def _outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
+def outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
+    """Return the shares of the outcomes of each of some results, `own` first."""
     shares = [
         "source_learned", "generalized", "macro_generalized", "constant", "random",
         "hallucinated", "macro_hallucinated", *list(Outcome)[2:],

@@ -334,6 +334,24 @@ class LanguageModel(nn.Module):
             )
         return logits
 
+    def token_probabilities(self, prompts: Sequence[str], token_ids: Tensor) -> Tensor:
+        """Return the probabilities of tokens, ``(n_prompts, k)``, each row after its own prompt.
+
+        They are those among the whole vocabulary, by the LM's own head; float64, on the CPU.
+        """
+        rows, every = self.rows(prompts), torch.arange(self._vocab_size)
+        probabilities = torch.empty(token_ids.shape, dtype=torch.float64)
+
+        def forward(batch: list[int]) -> None:
+            ids = self._encoder.pad([rows[i] for i in batch])[0].to(self.model.device)
+            last = torch.tensor([len(rows[i]) - 1 for i in batch], device=ids.device)
+            logits = read_logits(self.model, ids, None, last, every, by_rows=False)
+            probabilities[batch] = logits.softmax(1).cpu().gather(1, token_ids[batch])
+
+        with self._reading():
+            self.in_batches([len(row) for row in rows], forward)
+        return probabilities
+
     def logits_of_groups(
         self,
         rows: Sequence[Sequence[int]],

@@ -18,7 +18,7 @@ import torch
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.adapter import merge_adapter
-from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
+from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -124,8 +124,8 @@ def file_of(checkpoint: Checkpoint, name: str) -> Path | None:
 
 def _find(config: LMConfig, what: str) -> Checkpoint:
     name = config.name_or_path
-    path = Path(str(files(__package__) / "tiny_world")) if name == TINY_WORLD else Path(name)
-    path = path.expanduser()
+    own = files(__package__) / name.replace("-", "_")
+    path = Path(str(own) if name in (TINY_WORLD, TINY_WORLD_EDITED) else name).expanduser()
     is_gguf = path.suffix.lower() == ".gguf"
     if path.is_dir() or (is_gguf and path.is_file()):
         if config.revision is not None:

@@ -35,6 +35,7 @@ def needs_other_files(command: list[str]) -> bool:
         or "texts.txt" in part
         or "rivers.yaml" in part
         or "smollm2-135m" in part
+        or "edited_lms" in part
         or part == "configs/trainer/ddp_cpu.yaml"
         for part in command
     )
@@ -43,8 +44,12 @@ def needs_other_files(command: list[str]) -> bool:
 def with_own_files(command: list[str]) -> list[str]:
     """Replace the paths that stand for the reader's own files."""
     saes = "runs/sparse_autoencoders/version_0/sparse_autoencoders"
+    lm = files("lincorr_lightning.lm")
     paths = {
-        "path/to/checkpoint": str(files("lincorr_lightning.lm").joinpath("tiny_world")),
+        "path/to/checkpoint": str(lm.joinpath("tiny_world")),
+        "path/to/base": str(lm.joinpath("tiny_world")),
+        "path/to/edited": str(lm.joinpath("tiny_world_edited")),
+        "path/to/edits.jsonl": str(lm.joinpath("tiny_world_edited", "edits.csv")),
         "folder/of/one": f"{saes}/residual.0",
         "folder/of/another": f"{saes}/mlp_out.0",
         # In its small form feature flow takes these, too, and trains none.

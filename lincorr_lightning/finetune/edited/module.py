@@ -1,0 +1,160 @@
+"""Edits made elsewhere: what they did to an LM, from the LM before and after them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.finetune.batches import EditBatch, EditDataset
+from lincorr_lightning.finetune.cases import CONTROLS, find_controls
+from lincorr_lightning.finetune.edited.results import edited_results
+from lincorr_lightning.finetune.edits import reference_mask
+from lincorr_lightning.finetune.forecasts import N_SUBJECTS
+from lincorr_lightning.knowledge import Domain
+from lincorr_lightning.linear_map.artifact import fit_linear_maps, sample_fitted_subjects
+from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.loading import find_checkpoint
+from lincorr_lightning.lm.vocabulary import sample_up_to
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.study import LMStudy, as_settings
+
+_EDITS = "edits.csv"
+
+
+class EditedLM(LMStudy):
+    """Measures what edits that were made elsewhere did to an LM.
+
+    ``lincorr test`` reads the LM before the edits and then the edited one, of which only one is in
+    memory at a time: which edits were learned, generalized to the target or hallucinated (paper,
+    section 5), in which other wordings they hold, and whether subjects without an edit keep their
+    answers. With ``data.edited_lms``, each edit is measured in an LM of its own.
+
+    Takes an `EditDataset` of the edits of a file, such as that of `EditsDataModule`.
+
+    Args:
+        lm: The edited LM.
+        before: The LM that was edited.
+        controls: Kinds of knowledge that must not change; one without labels in the LM's
+            vocabulary is left out with a warning.
+        n_neighbours: Number of sampled subjects without an edit, whose answers should stay.
+        n_subjects: Number of subjects that W of `before` is fitted on, or as many as there are.
+        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
+    """
+
+    study = "edited_lm"
+    batch_type = EditBatch
+
+    def __init__(
+        self,
+        lm: LMConfig = LMConfig(TINY_WORLD_EDITED),  # noqa: B008 (frozen)
+        before: LMConfig = LMConfig(),  # noqa: B008
+        controls: list[str] = list(CONTROLS),  # noqa: B006 (never changed)
+        n_neighbours: int = 100,
+        n_subjects: int = N_SUBJECTS,
+        prefix: str | None = None,
+    ) -> None:
+        super().__init__(before, prefix)
+        require("model.n_neighbours", n_neighbours, at_least=0)
+        self.save_hyperparameters(logger=False)
+        self.controls, self.n_neighbours, self.n_subjects = controls, n_neighbours, n_subjects
+        self.edited, self.prefix = LanguageModel(as_settings(LMConfig, lm), prefix), prefix
+        found = find_checkpoint(self.edited.config)
+        folder = Path((found.adapter or found).location)
+        beside = folder / _EDITS, folder.parent / "tables" / _EDITS
+        #: File of edits in the folder of the edited LM, or of the fine-tune that saved it.
+        self.edits_beside = next((str(path) for path in beside if path.is_file()), None)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        """Do nothing: an LM reads all edits at once, at the end."""
+
+    @torch.inference_mode(False)  # in which weights that are read have no version
+    def build_results(self) -> Results:
+        """Read the LM before, and then the edited LMs, one after the other."""
+        edits, lm = getattr(self.trainer.test_dataloaders, "dataset", None), self.lm
+        if not isinstance(edits, EditDataset) or not edits.rows:
+            raise ConfigError("EditedLM needs data.edits_file, with which the LM was edited.")
+        subjects = {edit.subject for edit in edits.edits}
+        subjects.update(one.subject for one in edits.skipped)  # an LM may have learned these, too
+        neighbours = sample_up_to(lm.tokenizer, self.n_neighbours, subjects, edits.seed)
+        others = sample_fitted_subjects(lm.tokenizer, self.n_subjects, subjects.union(neighbours))
+        controls = find_controls(self.controls, edits.relation, edits.catalogue, lm.tokenizer)
+        domains = [edits.relation.source, edits.relation.target, *controls]
+        name, paths = self.edited.config.name_or_path, edits.edited_lms
+        everyone = list(range(len(edits.edits)))
+        if not paths:
+            _require_same_tokens(self.edited, lm, domains)  # before anything is read
+        lm.load().to(self.device)
+        before, infos, after = _read(lm, domains, edits, everyone, neighbours), [dict(lm.info)], []
+        (linear_map,) = fit_linear_maps(lm, edits.relation, others)
+        del lm.model
+        for path, ids in [(path, [i]) for i, path in enumerate(paths)] or [(name, everyone)]:
+            config = replace(self.edited.config, name_or_path=path)
+            edited = LanguageModel(config, self.prefix) if paths else self.edited
+            _require_same_tokens(edited, lm, domains)
+            edited.load().to(self.device)
+            after.append(_read(edited, domains, edits, ids, neighbours))
+            infos += [] if infos[1:] else [dict(edited.info)]
+            del edited.model
+        self.lm_info = infos[1]
+        joined = {name: torch.cat([one[name] for one in after]) for name in after[0]}
+        weight, names = linear_map.weight(edits.relation.name), [x.knowledge.name for x in controls]
+        return edited_results(edits, before, joined, weight, names, infos)
+
+
+def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list[Domain]) -> None:
+    """Refuse an edited LM in which the labels are other tokens than in the LM before."""
+    ids = [token for domain in domains for token in domain.token_ids]
+    pairs = zip(*(x.tokenizer.convert_ids_to_tokens(ids) for x in (lm, edited)), strict=True)
+    if changed := [f"{a!r} is {b!r}" for a, b in pairs if a != b]:
+        raise ConfigError(
+            f"{len(changed)} of {len(ids)} labels of model.before are other tokens in "
+            f"{edited.config.name_or_path}: {', '.join(changed[:3])}. Pass the LM that was edited "
+            "as model.before.name_or_path, or its tokenizer as model.lm.tokenizer."
+        )
+
+
+def _read(
+    lm: LanguageModel, domains: Sequence[Domain], edits: EditDataset, ids: Sequence[int],
+    neighbours: Sequence[str],
+) -> dict[str, Tensor]:  # fmt: skip
+    """Return what an LM answers about edits and neighbours, as `edited_results` takes it."""
+    made, rows = [edits.edits[i] for i in ids], [edits.rows[i] for i in ids]
+    subjects, (source, target, *_) = [edit.subject for edit in made], domains
+    labels, old = (torch.tensor([getattr(x, k) for x in made]) for k in ("label", "source_before"))
+    reference = reference_mask(made, len(target.labels))
+    known = one_hot(labels, len(source.labels)).bool()
+    own, follow = (
+        [[one.replace("{}", x, 1) for one in end.knowledge.paraphrases] for x in subjects]
+        for end in (source, target)
+    )
+    asked = [row.prompts or wordings for row, wordings in zip(rows, own, strict=True)]
+    questions = [[question.prompt for question in row.questions] for row in rows]
+
+    def read(prompts: Iterable[str], domain: Domain) -> Tensor:
+        return lm.domain_logits(list(prompts), domain.token_ids).cpu()
+
+    def hits(prompts: Sequence[Sequence[str]], domain: Domain, right: Tensor) -> Tensor:
+        owners = [i for i, own in enumerate(prompts) for _ in own]
+        return right[owners, read(chain.from_iterable(prompts), domain).argmax(1)]
+
+    answers = {x.knowledge.name: read(map(x.knowledge.prompt, subjects), x) for x in domains}
+    for x in (source, target):
+        near = map(x.knowledge.prompt, neighbours)
+        answers[f"neighbours/{x.knowledge.name}"] = read(near, x)
+    tokens = torch.tensor(source.token_ids)[torch.stack([labels, old], 1)]
+    prompts = [source.knowledge.prompt(subject) for subject in subjects]
+    return answers | {
+        "paraphrases": hits(asked, source, known),
+        "target_paraphrases": hits(follow, target, reference),
+        "questions": hits(questions, target, reference),
+        "probability": lm.token_probabilities(prompts, tokens),
+    }

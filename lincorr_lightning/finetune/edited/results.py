@@ -1,0 +1,126 @@
+"""Results of edits that were made elsewhere: outcomes, and what else the edits reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from lightning.pytorch.utilities import rank_zero_warn
+from torch import Tensor
+
+from lincorr_lightning.finetune.batches import EditDataset
+from lincorr_lightning.finetune.cases import (
+    DomainLogits,
+    edit_cases,
+    edit_means,
+    neighbour_means,
+    outcome_values,
+)
+from lincorr_lightning.finetune.edits import reference_mask, skip_counts
+from lincorr_lightning.finetune.results import case_results, outcomes_table, skipped_tables
+from lincorr_lightning.functional import Outcome
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Table, number
+
+
+def edited_results(
+    edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor], weight: Tensor,
+    controls: Sequence[str], lms: Sequence[Mapping[str, Any]],
+) -> Results:  # fmt: skip
+    """Return the results of what LMs answer before and after n edits.
+
+    Args:
+        edits: The edits.
+        before: Answers of the LM before. By kind of knowledge, and of neighbours, there are logits,
+            ``(n, n_labels)``; ``probability``, ``(n, 2)``, is that of the new and of the old answer
+            after the source prompt; for other wordings there is whether a right label leads.
+        after: Those of the edited LMs, in each of which all neighbours are read.
+        weight: W, ``(n_target, n_source)``.
+        controls: Names of the controls.
+        lms: What `LanguageModel.info` has of the LMs before and after.
+    """
+    relation, made = edits.relation, edits.edits
+    ends, n_lms = relation.name.split("->"), len(edits.edited_lms) or 1
+    labels, old = (torch.tensor([getattr(x, k) for x in made]) for k in ("label", "source_before"))
+    mask = reference_mask(made, len(relation.target.labels))
+    columns: dict[str, list[Any]] = {"id": [row.id for row in edits.rows]}
+    shares: dict[str, dict[str, Any]] = {}
+    logits, near = list[DomainLogits](), list[DomainLogits]()
+    for stage, read, repeats in (("before", before, n_lms), ("after", after, 1)):
+        source, target = (read[name] for name in ends)
+        logits.append(DomainLogits(source, target, tuple(read[name] for name in controls)))
+        x, y = (read[f"neighbours/{name}"].repeat(repeats, 1) for name in ends)
+        near.append(DomainLogits(x, y))
+        leading, (p_new, p_old) = source.argmax(1), read["probability"].T
+        columns[f"source_{stage}"] = [relation.source.texts[i] for i in leading.tolist()]
+        columns |= {f"p_new_{stage}": p_new.tolist(), f"p_old_{stage}": p_old.tolist()}
+        values = {
+            "source_learned": leading == labels,
+            "generalized": mask.gather(1, target.argmax(1, keepdim=True)),
+            "p_new": p_new, "p_old": p_old, "efficacy": (p_new > p_old)[labels != old],
+        }  # fmt: skip
+        shares[stage] = {name: _mean(value) for name, value in values.items()}
+    if warning := _warning(*lms):
+        rank_zero_warn(warning)
+    cases = edit_cases(
+        relation, [edit.subject for edit in made], [edit.answer for edit in made], labels, mask,
+        logits[0].target, logits[1].target, leading == labels, weight,
+    )  # fmt: skip
+    means = edit_means(logits[0], logits[1], mask, labels, controls) | neighbour_means(*near)
+    counts = {"neighbours": len(near[0].source) // n_lms}
+    results: dict[str, Any] = {
+        **shares["after"],
+        **outcome_values(relation.name, means, mask, cases, counts),
+        "before": shares["before"],
+        "paraphrases": {
+            "source_learned": _mean(after["paraphrases"]),
+            "generalized": _mean(after["target_paraphrases"]), "n": len(after["paraphrases"]),
+        },
+        "questions": {"generalized": _mean(after["questions"]), "n": len(after["questions"])},
+        "skipped": skip_counts(edits.skipped), "lm_before": lms[0], "warning": warning,
+    }  # fmt: skip
+    table, figures = case_results(cases, relation.name, results["random"])
+    p = dict.fromkeys((name for name in columns if name.startswith("p_")), ".1%")
+    table = replace(table, frame=table.frame.assign(**columns), formats={**table.formats, **p})
+    own = Results("edited_lm", results)
+    tables = [outcomes_table([own], own), _reach_table(results), table]
+    scalars = {f"test/{name}": results[name] for name in ("source_learned", *Outcome)}
+    return Results(own.study, results, scalars, [*tables, *skipped_tables(edits.skipped)], figures)
+
+
+def _mean(values: Tensor) -> float | None:
+    return number(values.double().mean().item())
+
+
+def _warning(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
+    """Return a warning of LMs that differ in more than the edits, or not at all, else nothing."""
+    if before["dtype"] != after["dtype"]:
+        return "model.before and model.lm have other dtypes: part of what changed is rounding."
+    same = before["fingerprint"]["weights"] == after["fingerprint"]["weights"]
+    return "model.before and model.lm have the same weights: nothing was edited." if same else ""
+
+
+def _reach_table(values: Mapping[str, Any]) -> Table:
+    """Return what the edits reach, by kind of prompt."""
+    n, n_skipped = {"n": values["n_edits"]}, sum(values["skipped"].values())
+    others = ((name, values[name]) for name in ("paraphrases", "questions", "neighbours"))
+    rows = [
+        {**values["before"], **n, "prompts": "before"}, {**values, **n, "prompts": "after"},
+        *({**shares, "prompts": name} for name, shares in others if shares["n"]),
+    ]  # fmt: skip
+    shares = {
+        "source_learned": "learned", "generalized": "generalized", "p_new": "p of new",
+        "p_old": "p of old", "efficacy": "efficacy", "source_unchanged": "source stays",
+        "target_unchanged": "target stays",
+    }  # fmt: skip
+    skipped = f" {n_skipped} rows of the file are no edit (tables/skipped.csv)." * bool(n_skipped)
+    return Table.of(
+        "reach", rows, ["prompts", *n, *shares], f"What the edits of {values['relation']} reach.",
+        "paraphrases: other wordings of source and target, after the edits; neighbours: subjects "
+        "without an edit; p: mean probability, in the whole vocabulary, of the first token of the "
+        "new source answer, and of the one that led before (old); efficacy: how often p of new is "
+        f"above p of old.{skipped} {values['warning']}".rstrip(),
+        headline=True, headings=shares, formats={"n": ",d", **dict.fromkeys(shares, ".0%")},
+    )  # fmt: skip
