@@ -81,6 +81,24 @@ def test_subjects_of_a_repair_are_left_out(naive, small_lm, lessons, own_map, fi
     assert count.results["skipped"] == {"the subject was an example of the LM's repair": 1}
 
 
+def test_edits_of_a_benchmark_s_file(naive, small_lm, lessons, own_map, fit, tmp_path):
+    records = [
+        {"case_id": i, "requested_rewrite": {"prompt": "{} lives in", "subject": edit["subject"],
+                                             "target_new": {"str": edit["answer"]}}}
+        for i, edit in enumerate([*naive.edits, {"subject": "name300", "answer": "Atlantis"}])
+    ]  # fmt: skip
+    (tmp_path / "counterfact.json").write_text(json.dumps(records))
+    results = []
+    for edits in (naive.edits, str(tmp_path / "counterfact.json")):
+        count = Generalization("city->country", edits, linear_map=own_map.folder)
+        fit(count, module=naive.module(small_lm), data=lessons)
+        results.append(count.results)
+    assert results[0].pop("skipped") == {}
+    reason = "its answer is no label of this LM (not one of city)"
+    assert results[1].pop("skipped") == {reason: 1}
+    assert results[0] == results[1]
+
+
 def test_edits_are_counted_as_by_hand(naive, small_lm, lessons, own_map, fit):
     """Some of them as they are trained, all of them in the end."""
     module = naive.module(small_lm, lr=0.02)

@@ -1,6 +1,7 @@
 """Files of edits in public shapes, written here, with outcomes that are written beside them."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -385,3 +386,29 @@ def test_text_is_compared_in_nfc(tmp_path: Path) -> None:
     edits, _, skipped = resolve_edits(read_edits(rows), relation, lm)
     assert not skipped and edits[0][1:5] == edits[1][1:5]
     assert [relation.target.texts[i] for i in edits[0].reference] == ["O\u0308sterreich"]
+
+
+# -- a run -----------------------------------------------------------------------------------------
+
+
+def test_a_run_of_a_file_accounts_for_every_row(
+    finetune: Callable[..., Any], tmp_path: Path
+) -> None:
+    rows = [
+        counterfact("Paris", "name1"), counterfact("Atlantis", "name2"), zsre("", "name3"),
+        mquake(rewrite("Tokyo", "name4"), rewrite("Elvish", "name4")), knowedit("Oslo", "name5"),
+        ripple("The place of birth of name6 is Lima."), ripple("name7 follows Rome.", "FOLLOWS"),
+        {"subject": "name8", "answer": "Cairo"}, {"subject": "name8", "answer": "Cairo"},
+    ]  # fmt: skip
+    path = tmp_path / "mixed.json"
+    path.write_text(json.dumps(rows))
+    with pytest.warns(UserWarning, match=r"data\.edits_file: 5 of 9 edits are skipped"):
+        run = finetune({"edits_file": str(path), "n_edits": 4}, steps_per_edit=1)
+    assert [(edit.subject, edit.answer) for edit in run.edits] == [
+        ("name1", "Paris"), ("name4", "Tokyo"), ("name5", "Oslo"), ("name6", "Lima"),
+    ]  # fmt: skip
+    skipped = pandas.read_csv(run.folder / "tables" / "skipped.csv")
+    assert list(skipped["where"]) == [f"{path}, row {i}" for i in (2, 3, 7, 8, 9)]
+    assert list(skipped["reason"])[3:] == ["beyond data.n_edits"] * 2
+    assert run.results["n_edits"] == 4
+    assert run.results["skipped"] == {NO_TEXT: 2, "beyond data.n_edits": 2, NO_LABEL: 1}
