@@ -27,6 +27,10 @@ COMMANDS = {
         "lincorr_lightning.results.report",
         "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
     ),
+    "compare": (
+        "lincorr_lightning.results.compare",
+        "Show two finished runs of one study side by side, with errors of the differences.",
+    ),
     "reproduce": (
         "lincorr_lightning.reproduce",
         "Write one page of all tables and figures of the paper on your LM.",
@@ -111,7 +115,7 @@ def study_commands() -> list[str]:
 
 def _run_command(name: str, args: Sequence[str]) -> Any:
     command = getattr(_import(COMMANDS[name][0]), name)
-    if name in ("report", "reproduce"):  # with parsers of their own
+    if name in ("report", "compare", "reproduce"):  # with parsers of their own
         return command(args)
     # Imported here: jsonargparse takes a while to import.
     from jsonargparse import ArgumentError, ArgumentParser

@@ -17,7 +17,7 @@ from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.results.paper import paper_numbers
 from lincorr_lightning.results.plots import BLUE, History, bars, training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, column, number, short_name
+from lincorr_lightning.results.table import Mean, Table, column, number, short_name
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,12 @@ def _tables(
         headline=True,
     )
     formats = dict.fromkeys(runs.columns[3:], ".1%")
-    yield Table("runs", runs, "Shares of the new subjects, by network", formats=formats)
-    yield Table.of("cases", cases, caption="New subjects of the first seed")
+    yield Table("runs", runs, "Shares of the new subjects, by network", formats=formats).sampled(
+        "seed", **{share: Mean(share, where={"composed": True}) for share in formats}
+    )
+    yield Table.of("cases", cases, caption="New subjects of the first seed").sampled(
+        "subject", "source_answer", generalized="generalized"
+    )
     texts = corpus.texts[0].rows(corpus.labels)
     yield Table.of("texts", texts, COLUMNS, "Texts of the first seed, a valid data.texts_file")
 

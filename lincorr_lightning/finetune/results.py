@@ -23,7 +23,7 @@ from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome, outcome_shares
 from lincorr_lightning.results.plots import training_curves
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, number
+from lincorr_lightning.results.table import Mean, Table, number
 
 _CORRELATIONS = {
     "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
@@ -35,6 +35,12 @@ BY_REFERENCE = {
     "macro_hallucinated": "hallucinated, by reference", "constant": "best constant",
 }  # fmt: skip
 """Headings of `reference_scores`."""
+OUTCOME_MEANS: Mapping[str, Mean] = {
+    **{outcome: Mean("outcome", outcome) for outcome in _OUTCOMES},
+    **{f"macro_{outcome}": Mean("outcome", outcome, per="reference") for outcome in _OUTCOMES},
+    "source_learned": Mean("source_learned"),
+}
+"""Numbers that are means over a table of edits."""
 
 
 def case_results(
@@ -55,6 +61,9 @@ def case_results(
         "table 6).",
         "W stands in the column of the source answer; logits are those before training.",
         headings={"source_answer": "taught" if taught else "source answer"},
+    ).sampled(
+        "subject", "source_answer", **OUTCOME_MEANS,
+        probability_reference="probability_reference_after",
     )  # fmt: skip
     return table, [
         Figure(f"reference_weights{suffix}",
@@ -114,6 +123,8 @@ def forecast_table(
         f"Forecast of each edit of {forecasts.relation}: predicted answer and risk.",
         "The risk is how far the best wrong label is predicted ahead of the reference, in logits.",
         headings=headings, formats=formats,
+    ).sampled(
+        "subject", "source_answer", **{one: f"p_{one}" for one in _OUTCOMES if f"p_{one}" in cells},
     )  # fmt: skip
 
 
@@ -127,7 +138,7 @@ def _riskiest_table(forecasts: Forecasts, every: Table, n: int = 10) -> Table:
     return replace(
         every, name="riskiest", frame=frame[[name for name in names if name in frame]],
         caption=f"The edits of {forecasts.relation} that are most likely to hallucinate.",
-        note="", headline=True,
+        note="", headline=True, means={},
     )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from lincorr_lightning.functional.correlation import (
     segmented_pearson,
     summarize,
 )
+from lincorr_lightning.functional.differences import Difference, difference_of_means
 from lincorr_lightning.functional.least_squares import (
     HALF_DECADES,
     LeastSquares,
@@ -28,10 +29,10 @@ from lincorr_lightning.functional.outcomes import (
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
 
 __all__ = [
-    "HALF_DECADES", "Cause", "CorrelationSummary", "LeastSquares", "Moments", "Outcome",
-    "attribute_causes", "auroc", "auroc_within", "class_auroc", "counted_auroc",
-    "forecast_from_map", "hit_rates", "labelwise_pearson", "labelwise_pearson_from_moments",
-    "macro_mean", "merge_moments", "moments_of", "no_moments", "outcome_codes", "outcome_shares",
-    "random_hit_rates", "reference_scores", "risk", "segmented_pearson", "strongest_within",
-    "summarize",
+    "HALF_DECADES", "Cause", "CorrelationSummary", "Difference", "LeastSquares", "Moments",
+    "Outcome", "attribute_causes", "auroc", "auroc_within", "class_auroc", "counted_auroc",
+    "difference_of_means", "forecast_from_map", "hit_rates", "labelwise_pearson",
+    "labelwise_pearson_from_moments", "macro_mean", "merge_moments", "moments_of", "no_moments",
+    "outcome_codes", "outcome_shares", "random_hit_rates", "reference_scores", "risk",
+    "segmented_pearson", "strongest_within", "summarize",
 ]  # fmt: skip

@@ -21,7 +21,7 @@ from lincorr_lightning.geometry.closeness import (
 )
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, columns_of, number, short_name
+from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
 
 Row = dict[str, Any]
 
@@ -62,7 +62,8 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
 
 def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> list[Table]:
     prompts, layers = profiles.prompts, profiles.layers
-    formats = columns_of(CorrelationTest)[2]
+    formats, n2 = columns_of(CorrelationTest)[2], profiles.settings.range_scalings[0]
+    before, last = ({"layer": values["layers"][i]} for i in (max(-2, -len(values["layers"])), -1))
     return [
         _level_table(profiles, values),
         Table.of(
@@ -86,10 +87,14 @@ def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> lis
             "prompts", prompts,
             "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt",
             formats=dict.fromkeys(prompts.columns[3:], ".2f"),
-        ),
+        ).sampled("prompt", loss="loss", entropy="entropy"),
         Table(
             "profiles", layers, "All observables by prompt, shuffling level and layer",
             formats=dict.fromkeys(layers.columns[3:], ".3f"),
+        ).sampled(
+            "prompt", dimension=Mean(f"dimension n2={n2}", where=last),
+            overlap=Mean(f"overlap k={profiles.paper_k}", where=before),
+            cosine=Mean("cosine_mean", where=last),
         ),
     ]  # fmt: skip
 

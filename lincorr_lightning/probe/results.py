@@ -16,7 +16,7 @@ from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
 from lincorr_lightning.linear_map.scores import PairScore, hit_columns
 from lincorr_lightning.probe.significance import Composition
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table, columns_of, number, short_name
+from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as MatplotlibFigure
@@ -202,7 +202,7 @@ def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Tabl
     yield Table.of(
         "label_wise", labels, ("pair", "label", "r"), "Label-wise r of every target label",
         "Empty where the label never changes.",
-    )  # fmt: skip
+    ).sampled("label", label_mean="r")  # fmt: skip
     yield from matrices
     points = [
         {"pair": f"{source}->{target}", **point, **hit_columns(point)}
@@ -300,7 +300,9 @@ def _influences(findings: ProbeFindings) -> Table:
         )
     ]
     caption = "Highest weights of every label, in both directions"
-    return Table.of("influences", rows, ("pair", *Influence._fields), caption)
+    hit = Mean("in_reference", where={"direction": "influenced", "rank": 1})
+    table = Table.of("influences", rows, ("pair", *Influence._fields), caption)
+    return table.sampled("label", influenced_1=hit)
 
 
 class Influence(NamedTuple):

@@ -13,30 +13,20 @@ from scipy.stats import rankdata
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.probe.results import top_influences
 from lincorr_lightning.reproduce.plan import LMRuns, plan_data, relation_probe
-from lincorr_lightning.results.paper import (
-    PaperInfluences,
-    PaperNumber,
-    paper_influences,
-    paper_numbers,
-)
+from lincorr_lightning.results import paper as the_paper
+from lincorr_lightning.results.paper import PaperInfluences, PaperNumber
 from lincorr_lightning.results.table import Table
 
 Row = dict[str, Any]
 """Cells of a row of the overview, by heading."""
-# The paper has these as the r of the logits, once.
-_REPEATED = ("Table 4", "label_mean")
-_MIN_RANKED = 5
-_SIGNIFICANT = 0.05
-_N_PERMUTATIONS = 9999
+_REPEATED = ("Table 4", "label_mean")  # which the paper has as the r of the logits, once
+_MIN_RANKED, _SIGNIFICANT, _N_PERMUTATIONS = 5, 0.05, 9999
 
 
 def table_numbers(place: str) -> list[PaperNumber]:
     """Return the numbers of a table of the paper that have a column beside LMs."""
-    return [
-        number
-        for number in paper_numbers()
-        if number.place == place and (place, number.quantity.name) != _REPEATED
-    ]
+    here = (number for number in the_paper.paper_numbers() if number.place == place)
+    return [number for number in here if (place, number.quantity.name) != _REPEATED]
 
 
 def agreements(numbers: Iterable[PaperNumber], lms: Sequence[LMRuns]) -> Iterator[Row]:
@@ -45,29 +35,24 @@ def agreements(numbers: Iterable[PaperNumber], lms: Sequence[LMRuns]) -> Iterato
     for number in numbers:
         if number.quantity.name != "random":  # follows from the number of labels
             by_quantity.setdefault(number.quantity.name, []).append(number)
-    for lm in lms:
-        for name, printed in by_quantity.items():
-            rows = [
-                (value, number.value, None if number.answer else lm.null(name, number.relation))
-                for number in printed
-                if (value := lm.number(number)) is not None
-            ]
-            if not rows:
-                continue
-            measured, paper = (np.array([row[i] for row in rows], dtype=float) for i in (0, 1))
-            above = [value > null for value, _, null in rows if null is not None]
-            rho, p = rank_correlation(measured, paper)
-            yield {
-                "table": printed[0].place,
-                "quantity": printed[0].quantity.heading,
-                "LM of the paper": printed[0].lm,
-                "LM here": lm.name,
-                "rows": len(rows),
-                "p of ρ": p,
-                "ρ": rho,
-                "mean difference": printed[0].quantity.difference(float((measured - paper).mean())),
-                "above null": f"{sum(above)} of {len(above)}" if above else "",
-            }
+    for lm, (name, printed) in product(lms, by_quantity.items()):
+        rows = [
+            (value, number.value, None if number.answer else lm.null(name, number.relation))
+            for number in printed
+            if (value := lm.number(number)) is not None
+        ]
+        if not rows:
+            continue
+        measured, paper = (np.array([row[i] for row in rows], dtype=float) for i in (0, 1))
+        above = [value > null for value, _, null in rows if null is not None]
+        rho, p = rank_correlation(measured, paper)
+        quantity, difference = printed[0].quantity, float((measured - paper).mean())
+        yield {
+            "table": printed[0].place, "quantity": quantity.heading,
+            "LM of the paper": printed[0].lm, "LM here": lm.name, "rows": len(rows), "p of ρ": p,
+            "ρ": rho, "mean difference": quantity.difference(difference),
+            "above null": f"{sum(above)} of {len(above)}" if above else "",
+        }  # fmt: skip
 
 
 def rank_correlation(
@@ -91,9 +76,8 @@ def strongest(weights: LinearMap, pair: str, n: int) -> dict[str, dict[str, list
     """Return direction (see `Influence`) -> label -> the `n` labels with the highest weights."""
     source, target = ([text.strip() for text in weights.labels(end)] for end in pair.split("->"))
     found: dict[str, dict[str, list[str]]] = {}
-    for influence in top_influences(weights.weight(pair).numpy(), source, target, n=n):
-        labels = found.setdefault(influence.direction, {})
-        labels.setdefault(influence.label, []).append(influence.token)
+    for one in top_influences(weights.weight(pair).numpy(), source, target, n=n):
+        found.setdefault(one.direction, {}).setdefault(one.label, []).append(one.token)
     return found
 
 
@@ -108,59 +92,49 @@ def lists_here(
     if weights is None or printed.relation not in weights.pairs:
         return None, ()
     lists = strongest(weights, printed.relation, printed.n)[printed.direction]
-    token = printed.relation.split("->")[printed.direction == "influenced"]
-    known = [text.strip() for text in weights.labels(token)]
-    return {name: lists[name] for name in printed.labels if name in lists}, known
+    known = weights.labels(printed.relation.split("->")[printed.direction == "influenced"])
+    here = {name: lists[name] for name in printed.labels if name in lists}
+    return here, [text.strip() for text in known]
 
 
 def shared_labels(
-    printed: PaperInfluences, lm: str, here: Mapping[str, Sequence[str]], known: Sequence[str]
+    printed: PaperInfluences,
+    lm: str,
+    here: Mapping[str, Sequence[str]],
+    known: Sequence[str],
 ) -> Row:
     """Count the labels that lists share with the paper's: a row of the overview.
 
-    Args:
-        printed: The paper's lists.
-        lm: LM here.
-        here: The lists here, of labels that the paper prints, at least one.
-        known: All labels that could be in a list here.
+    `here` are the lists of the LM of labels that the paper prints, at least one, and `known` all
+    labels that could be in them.
     """
     paper = [set(printed.labels[name]) for name in here]
     shared = np.array([[len(set(labels) & each) for each in paper] for labels in here.values()])
-    n = len(shared)
-    mean = float(np.diag(shared).mean())
+    n, mean = len(shared), float(np.diag(shared).mean())
     # Labels of the paper that are missing here never match.
     share = min(printed.n / len(known), 1)
     chance = float(np.mean([len(labels & set(known)) for labels in paper]) * share)
     others = float((shared.sum() - np.trace(shared)) / (n * (n - 1))) if n > 1 else None
-    p = None
+    p, rng = None, np.random.default_rng(0)
     if n >= _MIN_RANKED:
-        rng = np.random.default_rng(0)
-        rows = np.arange(n)
-        drawn = [shared[rows, rng.permutation(n)].mean() for _ in range(_N_PERMUTATIONS)]
+        drawn = [shared[range(n), rng.permutation(n)].mean() for _ in range(_N_PERMUTATIONS)]
         p = (1 + sum(value >= mean for value in drawn)) / (1 + _N_PERMUTATIONS)
     return {
-        "table": printed.place,
-        "pair": f"{printed.relation}, of {printed.n}",
-        "LM of the paper": printed.lm,
-        "LM here": lm,
-        "lists": n,
-        "p of shared": p,
-        "shared": mean,
-        "with other lists": others,
-        "by chance": chance,
-    }
+        "table": printed.place, "pair": f"{printed.relation}, of {printed.n}",
+        "LM of the paper": printed.lm, "LM here": lm, "lists": n, "p of shared": p,
+        "shared": mean, "with other lists": others, "by chance": chance,
+    }  # fmt: skip
 
 
 def agreement_tables(places: Sequence[str], lms: Sequence[LMRuns], size: str) -> list[Table]:
     """Return the overview: where do LMs agree with some tables of the paper?"""
     agreement = [row for place in places for row in agreements(table_numbers(place), lms)]
+    of_places = [printed for printed in the_paper.paper_influences() if printed.place in places]
     shared = [
         shared_labels(printed, lm.name, here, known)
-        for printed, lm in product(paper_influences(), lms)
-        if printed.place in places
-        for here, known in [lists_here(lm, printed)]
-        if here
-    ]
+        for printed, lm in product(of_places, lms)
+        for here, known in [lists_here(lm, printed)] if here
+    ]  # fmt: skip
     tested = [row["p of ρ"] for row in agreement if row["p of ρ"] is not None]
     n_same = sum(p < _SIGNIFICANT for p in tested)
     tables = []

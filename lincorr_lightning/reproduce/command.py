@@ -23,43 +23,24 @@ import yaml
 from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
+from lincorr_lightning import io as files
 from lincorr_lightning import termination
 from lincorr_lightning.config import WRITTEN, find_config, leaves, load_yaml, read_config
 from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.io import (
-    check_writable,
-    read_json,
-    refuse_url,
-    regular_file,
-    safe_names,
-    write_csv,
-    write_json,
-)
 from lincorr_lightning.lightning_cli import run_lightning_cli
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import weights_read_once
+from lincorr_lightning.reproduce import plan as planning
 from lincorr_lightning.reproduce.page import write_reproduction
-from lincorr_lightning.reproduce.plan import (
-    Item,
-    LMRuns,
-    PlannedRun,
-    Settings,
-    all_items,
-    describe,
-    plan_runs,
-    read_settings,
-    select_items,
-)
+from lincorr_lightning.reproduce.plan import Item, LMRuns, PlannedRun, Settings
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import short_name
 from lincorr_lightning.version import __version__
 
-CONFIG = "reproduce.yaml"
-STATE = "reproduction.json"
-_MAX_NAMED = 5
+CONFIG, STATE = "reproduce.yaml", "reproduction.json"
 # Settings that name folders which a run writes, and its LM, which is known by its fingerprint.
 _NOT_READ = {*WRITTEN, "name_or_path", "class_path"}
 
@@ -73,17 +54,18 @@ def reproduce(args: Sequence[str]) -> Path | None:
     changed = vars(_parser().parse_args(args))
     config, only_plan = find_config(changed.pop("config")), changed.pop("plan")
     if changed["only"] is not None:
-        changed["only"] = [key for part in changed["only"] for key in part.split(",") if key]
+        changed["only"] = [key for key in ",".join(changed["only"]).split(",") if key]
         if not changed["only"]:
             raise ConfigError("--only names no table or figure; leave it out for all.")
     options = dict(map(_option, changed.pop("option") or ()))
-    settings = read_settings(config, changed, options)
-    refuse_url(settings.output, "--output")
-    chosen = select_items(settings.only)
-    folder = Path(settings.output)
+    settings = planning.read_settings(config, changed, options)
+    files.refuse_url(settings.output, "--output")
+    chosen, folder = planning.select_items(settings.only), Path(settings.output)
     state = State(folder)
     # Tables of earlier calls stay on the page, and need their runs.
-    items = [item for item in all_items() if item in chosen or item.keys[0] in state.tables]
+    items = [
+        item for item in planning.all_items() if item in chosen or item.keys[0] in state.tables
+    ]
     state.tables = [item.keys[0] for item in items]
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     with weights_read_once():
@@ -91,16 +73,15 @@ def reproduce(args: Sequence[str]) -> Path | None:
         state.check(plans)
         check_command_lines(plans)
         for plan in plans:
-            print_line("\n".join(describe(plan, items, settings)))
-        if len(items) > len(chosen):
-            print_line(f"{len(items) - len(chosen)} more tables or figures were asked for earlier.")
+            print_line("\n".join(planning.describe(plan, items, settings)))
+        if n_earlier := len(items) - len(chosen):
+            print_line(f"{n_earlier} more tables or figures were asked for earlier.")
         if not any(plan.runs for plan in plans):
-            raise ReportError(
-                "there is nothing to run; the plan says why all that was asked for is left out."
-            )
+            reason = "the plan says why all that was asked for is left out"
+            raise ReportError(f"there is nothing to run; {reason}.")
         if only_plan:
             return None
-        check_writable(folder)
+        files.check_writable(folder)
         state.write()
         termination.current.is_resumable = True
         run_all(plans, state)
@@ -108,9 +89,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
 
 
 @rank_zero_only
-def _write(
-    plans: Sequence[LMRuns], state: State, items: Sequence[Item], settings: Settings
-) -> Path:
+def _write(plans: list[LMRuns], state: State, items: list[Item], settings: Settings) -> Path:
     """Write the page of the runs that are finished."""
     for plan in plans:
         state.fill_in(plan)
@@ -126,18 +105,16 @@ def _write(
 
 def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRuns]:
     """Return the plan of each LM, with its fingerprint."""
-    names = [short_name(path) for path in settings.lm]
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"two of the LMs have the name {twice}. Rename one of the folders.")
-    plans = []
-    for i, name in enumerate(safe_names(names).values()):
+    names, plans = [short_name(path) for path in settings.lm], []
+    if len(twice := [name for name in names if names.count(name) > 1]):
+        raise ConfigError(f"two of the LMs have the name {twice[0]}. Rename one of the folders.")
+    for i, name in enumerate(files.safe_names(names).values()):
         lm = LanguageModel(_lm_config(settings.lm[i], settings))
         plan = LMRuns(name, settings.lm[i], settings.after[i] if settings.after else None)
         # Before the LM, which is in memory then as the runs start.
         if plan.after is not None:
             plan.after_fingerprint = _tuned_fingerprint(plan.after, lm, settings)
-        plan_runs(plan, lm, items, settings, folder / "runs" / name)
+        planning.plan_runs(plan, lm, items, settings, folder / "runs" / name)
         plan.fingerprint = dict(lm.load().info["fingerprint"])
         plans.append(plan)
     return plans
@@ -145,14 +122,12 @@ def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRun
 
 def _lm_config(path: str, settings: Settings) -> LMConfig:
     """Return how an LM is read, as in the runs."""
-    prefix = "model.lm."
-    options: dict[str, Any] = {
-        k.removeprefix(prefix): v for k, v in settings.options.items() if k.startswith(prefix)
-    }
+    of_lm = {k: v for k, v in settings.options.items() if k.startswith("model.lm.")}
+    options: dict[str, Any] = {k.removeprefix("model.lm."): v for k, v in of_lm.items()}
     try:
         return LMConfig(path, **options)
     except TypeError as error:
-        raise ConfigError(f"options: {str(error).partition(' ')[2]} of {prefix}*") from error
+        raise ConfigError(f"options: {str(error).partition(' ')[2]} of model.lm.*") from error
 
 
 def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict[str, Any]:
@@ -177,32 +152,17 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="lincorr reproduce",
-        description="Reproduce the paper's tables and figures on an LM: one page, beside the "
-        "paper's numbers. Runs that are finished in the output folder are not repeated.",
-    )
-    for name, metavar, text in (
-        ("lm", "NAME_OR_PATH", "LM: a folder, a .gguf file, a hub id or tiny-world; repeat it for "
-         "several"),
-        ("after", "TUNED", "the same LM after post-training; once for each --lm"),
-        ("only", "table5,figure3", "tables and figures; default: all"),
-        ("overlays", "CONFIG", "config that is laid over those of all runs, such as "
-         "trainer/gpu.yaml"),
-        ("option", "KEY=VALUE", "option of all runs, such as model.lm.dtype=bfloat16, or of one "
-         "study, such as edits.data.n_edits=64"),
-    ):  # fmt: skip
+    about = planning.plan_data("command")
+    parser = argparse.ArgumentParser(prog="lincorr reproduce", description=about["description"])
+    for name, (metavar, text) in about["repeated"].items():
         parser.add_argument(f"--{name}", action="append", metavar=metavar, help=text)
     parser.add_argument("--size", help="quick, paper, or another size of the config")
     parser.add_argument("--top", type=int, help="labels in influences_*.csv")
     parser.add_argument("--output", help="folder of the runs and of the page")
-    parser.add_argument("--config", default=CONFIG, help="all settings (default: the packaged "
-                        "configs/reproduce.yaml)")  # fmt: skip
+    config = "all settings (default: the packaged configs/reproduce.yaml)"
+    parser.add_argument("--config", default=CONFIG, help=config)
     parser.add_argument("--plan", action="store_true", help="show the plan, and run nothing")
     return parser
-
-
-# -- runs ------------------------------------------------------------------------------------------
 
 
 class State:
@@ -216,8 +176,8 @@ class State:
         self.tables: list[str] = []
         self.lms: list[str] = []
         if self.path.is_file():
-            kept = read_json(self.path, ConfigError, "Remove the folder, or name another one.")
-            self.runs, self.tables, self.lms = kept["runs"], kept["tables"], kept["lms"]
+            old = files.read_json(self.path, ConfigError, "Remove the folder, or name another one.")
+            self.runs, self.tables, self.lms = old["runs"], old["tables"], old["lms"]
 
     def entry(self, plan: LMRuns, run: PlannedRun) -> Mapping[str, Any]:
         """Return what is known of a run; empty if it was not begun."""
@@ -241,41 +201,37 @@ class State:
                 f"{self.path.parent} holds a reproduction of {' and '.join(self.lms)}. Name "
                 "another folder as --output; for one page of several LMs, repeat --lm for each."
             )
-        for plan in plans:
-            for run in plan.runs:
-                earlier = self.entry(plan, run).get("inputs")
-                if earlier is None or run.saved() is None:
-                    continue
-                inputs = run_inputs(run, plan)
-                changed = [
-                    f"{key} was {json.dumps(earlier.get(key))} and is {json.dumps(inputs.get(key))}"
-                    for key in {**earlier, **inputs}
-                    if earlier.get(key) != inputs.get(key)
-                ]
-                if changed:
-                    raise ConfigError(
-                        f"{self.path.parent} holds {run.name} of {plan.name} with other settings: "
-                        f"{'; '.join(changed[:_MAX_NAMED])}. Name another folder as --output, or "
-                        "go on with the same settings."
-                    )
+        of_all = [(plan, run) for plan in plans for run in plan.runs]
+        for plan, run in of_all:
+            earlier = self.entry(plan, run).get("inputs")
+            if earlier is None or run.saved() is None:
+                continue
+            inputs = run_inputs(run, plan)
+            both = ((key, earlier.get(key), inputs.get(key)) for key in {**earlier, **inputs})
+            differ = [(key, json.dumps(a), json.dumps(b)) for key, a, b in both if a != b]
+            if differ:
+                changed = "; ".join(f"{key} was {was} and is {now}" for key, was, now in differ[:5])
+                raise ConfigError(
+                    f"{self.path.parent} holds {run.name} of {plan.name} with other settings: "
+                    f"{changed}. Name another folder as --output, or go on with the same settings."
+                )
         self.lms = list(dict.fromkeys([*self.lms, *names]))
 
     @rank_zero_only
     def write(self) -> None:
         """Write the file."""
-        write_json(self.path, {"lms": self.lms, "tables": self.tables, "runs": self.runs})
+        files.write_json(self.path, {"lms": self.lms, "tables": self.tables, "runs": self.runs})
 
 
 def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
     """Return all that a run's numbers depend on: version, LM, options, and contents of files."""
-    inputs = {"lincorr-lightning": __version__}
+    inputs, home = {"lincorr-lightning": __version__}, run.folder.parent.resolve()
     prints = plan.after_fingerprint if run.study == "after" else plan.fingerprint
     inputs |= {f"{part} of the LM": value for part, value in prints.items()}
     for argument in run.arguments:
         key, equals, value = argument.partition("=")
         name = key if equals else f"argument {argument}"
         inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved
-    home = run.folder.parent.resolve()
     for path in dict.fromkeys(_read_paths(run)):
         with suppress(OSError, ValueError):  # such as of a text that is no path
             place = Path(path).resolve()
@@ -291,11 +247,11 @@ def _read_paths(run: PlannedRun) -> Iterator[str]:
     words = iter(run.arguments[1:])
     for word in words:
         key, _, text = word.removeprefix("--").partition("=")
+        content: Any = {key: text}
         if word == "--config":
             yield (path := next(words))
             content = read_config(path)
         else:
-            content = {key: text}
             with suppress(ValueError, yaml.YAMLError):
                 content = {key: load_yaml(text)}
         for key, value in leaves(content):
@@ -306,9 +262,9 @@ def _read_paths(run: PlannedRun) -> Iterator[str]:
 def _digest(path: Path) -> str:
     """Return the hash of a file, or of all files in a folder with their names."""
     if path.is_dir():
-        files = {file.name: _digest(file) for file in sorted(path.iterdir())}
-        return sha256(json.dumps(files).encode()).hexdigest()[:12]
-    with regular_file(path).open("rb") as file:
+        digests = {file.name: _digest(file) for file in sorted(path.iterdir())}
+        return sha256(json.dumps(digests).encode()).hexdigest()[:12]
+    with files.regular_file(path).open("rb") as file:
         return file_digest(file, "sha256").hexdigest()[:12]
 
 
@@ -320,18 +276,16 @@ def run_all(plans: Sequence[LMRuns], state: State) -> None:
         print_line(f"[{number}/{total}] {plan.name}: {run.name}")
         if torch.distributed.is_initialized():
             torch.distributed.barrier()  # until rank 0 has written what comes before
-        start = time.perf_counter()
-        entry: dict[str, Any] = {"inputs": run_inputs(run, plan)}
+        start, entry = time.perf_counter(), dict[str, Any](inputs=run_inputs(run, plan))
         try:
             _make(run, plan)
-        except LincorrError as error:
-            entry["error"] = str(error)
         except Exception as error:
-            traceback.print_exc()
-            entry["error"] = f"{type(error).__name__}: {error}"
-        gc.collect()  # modules and trainers refer to each other
-        if "error" in entry:
+            entry["error"] = str(error)
+            if not isinstance(error, LincorrError):
+                traceback.print_exc()
+                entry["error"] = f"{type(error).__name__}: {error}"
             print_line(f"  failed: {entry['error']}")
+        gc.collect()  # modules and trainers refer to each other
         entry["seconds"] = round(time.perf_counter() - start, 1)
         state.runs[f"{plan.name}/{run.name}"] = entry
         state.write()
@@ -339,8 +293,7 @@ def run_all(plans: Sequence[LMRuns], state: State) -> None:
 
 def check_command_lines(plans: Sequence[LMRuns]) -> None:
     """Parse a command line of each study, before anything runs."""
-    by_study = {run.study: run for plan in plans for run in plan.runs}
-    for study, run in by_study.items():
+    for study, run in {run.study: run for plan in plans for run in plan.runs}.items():
         try:
             with redirect_stdout(io.StringIO()), suppress(SystemExit):  # after it has printed
                 run_lightning_cli([*run.arguments, "--print_config"])
@@ -354,9 +307,8 @@ def check_command_lines(plans: Sequence[LMRuns]) -> None:
 def _make(run: PlannedRun, plan: LMRuns) -> None:
     rank_zero_only(shutil.rmtree)(run.folder, ignore_errors=True)  # of a run that was stopped
     lm = plan.after if run.study == "after" and plan.after else plan.lm
-    command = [
-        *run.arguments, f"--model.lm.name_or_path={lm}", "--trainer.enable_progress_bar=false",
-    ]  # fmt: skip
+    quiet = "--trainer.enable_progress_bar=false"
+    command = [*run.arguments, f"--model.lm.name_or_path={lm}", quiet]
     if run.probe is not None:
         subjects = _held_out_subjects(run.probe)
         if not run.answers:
@@ -368,7 +320,7 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
             )
         else:
             edits = run.folder.with_suffix(".csv")
-            write_csv(edits, ("subject", "answer"), zip(subjects, run.answers, strict=False))
+            files.write_csv(edits, ("subject", "answer"), zip(subjects, run.answers, strict=False))
             command.append(f"--data.edits_file={edits}")
     with _quiet():
         cli = run_lightning_cli(command)

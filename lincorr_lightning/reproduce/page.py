@@ -14,35 +14,20 @@ from lincorr_lightning.functional import Outcome
 from lincorr_lightning.io import write_csv
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
-from lincorr_lightning.reproduce.agreement import (
-    agreement_tables,
-    lists_here,
-    strongest,
-    table_numbers,
-)
+from lincorr_lightning.reproduce import agreement
 from lincorr_lightning.reproduce.plan import Item, LMRuns, Settings, left_out, plan_data
-from lincorr_lightning.results.paper import (
-    PaperInfluences,
-    PaperNumber,
-    differing_settings,
-    paper_influences,
-    quantities,
-)
+from lincorr_lightning.results import paper as the_paper
+from lincorr_lightning.results.paper import PaperInfluences, PaperNumber
 from lincorr_lightning.results.plots import BLUE, GREY, correlation_heatmap, curves
 from lincorr_lightning.results.report import PageSection, over_sizes, write_page
 from lincorr_lightning.results.results import Figure
 from lincorr_lightning.results.table import Table, show
 
-_ENGLISH = "en"
+_ENDS = ["source", "target"]
 _PROBE, _AFTER = "probe_attribute", "after_attribute"
 _WHEN = {"before": GREY, "after": BLUE}
 _N_CASES = 4
 _WHY = "the end of the page says why"
-_CASES = {
-    "source_answer": "city", "reference": "reference", "answer_after": "answer given",
-    "outcome": "outcome", "weight_reference": "W of the reference",
-    "weight_answer": "W of the answer given", "weight_max": "maximum of W",
-}  # fmt: skip
 
 
 def write_reproduction(
@@ -58,13 +43,11 @@ def write_reproduction(
     places = [place for item in items for place in item.places]
     for lm in lms:
         for name in set(plan_data("groups")["PROBES"]) & lm.linear_maps.keys():
-            write_csv(
-                folder / f"influences_{lm.name}_{name.removeprefix('probe_')}.csv",
-                ("pair", "direction", "label", "tokens"),
-                influence_rows(lm.linear_maps[name], settings.top),
-            )
+            path = folder / f"influences_{lm.name}_{name.removeprefix('probe_')}.csv"
+            rows_of_map = influence_rows(lm.linear_maps[name], settings.top)
+            write_csv(path, ("pair", "direction", "label", "tokens"), rows_of_map)
     title = f"The paper on {', '.join(lm.name for lm in lms)}"
-    overview = agreement_tables(places, lms, settings.size)
+    overview = agreement.agreement_tables(places, lms, settings.size)
     return write_page(folder, title, overview, sections, sum(len(lm.finished) for lm in lms))
 
 
@@ -74,15 +57,11 @@ def _section(item: Item, lms: Sequence[LMRuns]) -> PageSection:
     if needed or not any(name in lm.finished for lm in lms for name in item.runs):
         note = f"Not measured: {f'it needs {needed}' if needed else _WHY}."
         return PageSection(item.heading, item.keys[0], note=note)
-    tables = [compare(place, item, lms) for place in item.places if table_numbers(place)]
-    printed = (each for each in paper_influences() if each.place == item.places[0])
+    tables = [compare(place, item, lms) for place in item.places if agreement.table_numbers(place)]
+    printed = (each for each in the_paper.paper_influences() if each.place == item.places[0])
     tables += filter(None, (compare_influences(lm, each) for each in printed for lm in lms))
-    if item.places[0] == "Table 6":
-        tables += filter(None, map(cases_table, lms))
+    tables += filter(None, map(cases_table, lms)) if item.places[0] == "Table 6" else ()
     return PageSection(item.heading, item.keys[0], (), tables, [*_figures(item, lms)])
-
-
-# -- numbers beside the paper's --------------------------------------------------------------------
 
 
 def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
@@ -90,7 +69,7 @@ def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
 
     A row per relation (or answer) has each quantity in the paper, here, and the difference.
     """
-    numbers = table_numbers(place)
+    numbers = agreement.table_numbers(place)
     columns = ["relation", "answer", "group", "heading"]
     frame = DataFrame(_cells(item, numbers, lms), columns=[*columns, "text"]).pivot_table(
         "text", columns[:2], columns[2:], aggfunc="first", fill_value="", sort=False
@@ -107,27 +86,20 @@ def compare(place: str, item: Item, lms: Sequence[LMRuns]) -> Table:
 
 def _cells(
     item: Item, numbers: Sequence[PaperNumber], lms: Sequence[LMRuns]
-) -> Iterator[tuple[str, str, str, str, str]]:
+) -> Iterator[tuple[str, ...]]:
     """Yield relation, answer, group, heading and text of each cell of `compare`."""
-    for number in numbers:
-        quantity = number.quantity
-        group, text = f"paper, {number.lm}", quantity.show(number.value)
-        yield number.relation, number.answer, group, quantity.heading, text
+    rows = [(number, (number.relation, number.answer)) for number in numbers]
+    for one, row in rows:
+        yield *row, f"paper, {one.lm}", one.quantity.heading, one.quantity.show(one.value)
     for lm in lms:
-        for number in numbers:
-            text = _beside(lm.number(number), number)
-            yield number.relation, number.answer, lm.name, number.quantity.heading, text
-        for relation, answer in dict.fromkeys((each.relation, each.answer) for each in numbers):
-            for heading, text in _further_cells(item, lm, relation):
-                yield relation, answer, lm.name, heading, text
-
-
-def _beside(value: float | None, number: PaperNumber) -> str:
-    """Return a number, and in brackets its difference from the paper's."""
-    if value is None:
-        return ""
-    difference = number.quantity.difference(value - number.value).removesuffix(" points")
-    return f"{number.quantity.show(value)} ({difference})"
+        for number, row in rows:
+            value, quantity = lm.number(number), number.quantity
+            difference = value is not None and quantity.difference(value - number.value)
+            text = difference and f"{quantity.show(value)} ({difference.removesuffix(' points')})"
+            yield *row, lm.name, quantity.heading, text or ""
+        for row in dict.fromkeys(row for _, row in rows):
+            for heading, text in _further_cells(item, lm, row[0]):
+                yield *row, lm.name, heading, text
 
 
 def _further_cells(item: Item, lm: LMRuns, relation: str) -> Iterator[tuple[str, str]]:
@@ -142,29 +114,27 @@ def _further_cells(item: Item, lm: LMRuns, relation: str) -> Iterator[tuple[str,
                 low, high = binomtest(round(share * n), int(n)).proportion_ci(method="wilson")
                 yield "generalized, 95 %", f"{low:.0%} to {high:.0%}"
         elif name == "gradient_interval":
-            r = lm.find("gradient_correlation", relation)
+            r, error = (lm.find(f"gradient_correlation{end}", relation) for end in ("", "_error"))
             # Edits that are trained together are no sample: they have no error.
-            error = lm.find("gradient_correlation_error", relation)
             if r is not None and error is not None:
                 low, high = r - 1.96 * error, min(r + 1.96 * error, 1)
                 yield "gradient r, 95 %", f"{show(low, '.2f')} to {show(high, '.2f')}"
         elif (value := lm.find(name, relation)) is not None:
-            yield quantities()[name].heading, quantities()[name].show(value)
+            yield the_paper.quantities()[name].heading, the_paper.quantities()[name].show(value)
 
 
 def _lm_note(numbers: Sequence[PaperNumber], lms: Sequence[LMRuns], runs: Sequence[str]) -> str:
     """Return sentences on whether LMs and settings are the paper's."""
-    is_after = any(run.startswith("after") for run in runs)
-    parts = []
+    is_after, parts = any(run.startswith("after") for run in runs), []
     for lm in lms:
         name = (is_after and lm.after) or lm.lm
         is_same = any(number.is_about(name) for number in numbers)
         parts.append(f"{lm.name}: {'' if is_same else 'another LM than '}the paper's")
     used = [run for lm in lms for name, run in lm.finished.items() if name in runs]
     for study in dict.fromkeys(number.quantity.study for number in numbers):
-        of_study = [run for run in used if run.study == study]
-        if differ := dict.fromkeys(part for run in of_study for part in differing_settings(run)):
-            parts.append(f"{study}: {', '.join(differ)}")
+        of_runs = (the_paper.differing_settings(run) for run in used if run.study == study)
+        if differing := ", ".join(dict.fromkeys(part for differ in of_runs for part in differ)):
+            parts.append(f"{study}: {differing}")
     return f"{'; '.join(parts)}. In brackets: here minus paper; of percentages, in points."
 
 
@@ -189,18 +159,15 @@ def runs_table(lms: Sequence[LMRuns]) -> Table:
 def cases_table(lm: LMRuns) -> Table | None:
     """Return cases as in table 6: edits that generalized, and edits that hallucinated."""
     run = lm.finished.get("edits_city->country")
-    if run is None or not any(table.name == "cases" for table in run.tables):
+    if run is None or "cases" not in {table.name for table in run.tables}:
         return None
     cases = run.table("cases").frame
     outcomes = (Outcome.GENERALIZED, Outcome.HALLUCINATED)
     shown = concat([cases[cases["outcome"] == outcome].head(_N_CASES) for outcome in outcomes])
     note = f"The first {_N_CASES} edits of each outcome, of {len(cases)}."
-    formats = {name: ".2f" for name in _CASES if name.startswith("weight")}
-    frame = shown[list(_CASES)]
-    return Table("cases", frame, f"Cases of {lm.name}", note, True, _CASES, formats)
-
-
-# -- influences ------------------------------------------------------------------------------------
+    headings = plan_data("cases")
+    formats = {name: ".2f" for name in headings if name.startswith("weight")}
+    return Table("cases", shown[[*headings]], f"Cases of {lm.name}", note, True, headings, formats)
 
 
 def compare_influences(lm: LMRuns, printed: PaperInfluences) -> Table | None:
@@ -208,15 +175,15 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> Table | None:
 
     There is a row per label of the paper that is a label here. None if the LM lacks the relation.
     """
-    here, _ = lists_here(lm, printed)
+    here, _ = agreement.lists_here(lm, printed)
     if here is None:
         return None
-    ends = printed.relation.split("->")
+    ends, paper = printed.relation.split("->"), printed.labels
     label, token = ends if printed.direction == "influenced" else reversed(ends)
-    rows = []
-    for name, labels in here.items():
-        paper = printed.labels[name]
-        rows.append([name, ", ".join(paper), ", ".join(labels), len({*paper} & {*labels})])
+    rows = [
+        [name, ", ".join(paper[name]), ", ".join(labels), len({*paper[name]} & {*labels})]
+        for name, labels in here.items()
+    ]
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
     return Table.of(
         "influences", rows, [label, f"paper, {printed.lm}", lm.name, "shared"],
@@ -228,12 +195,9 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> Table | None:
 def influence_rows(weights: LinearMap, n: int) -> Iterator[list[str]]:
     """Yield pair, direction, label, and the `n` labels with the highest weights, of all pairs."""
     for pair in weights.pairs:
-        for direction, labels in strongest(weights, pair, n).items():
+        for direction, labels in agreement.strongest(weights, pair, n).items():
             for label, tokens in labels.items():
                 yield [pair, direction, label, ", ".join(tokens)]
-
-
-# -- figures ---------------------------------------------------------------------------------------
 
 
 def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
@@ -243,14 +207,12 @@ def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
         for figure in lm.finished[run].figures if run in lm.finished else ():
             if figure.name == name:
                 yield replace(figure, caption=f"{item.numbers}, {lm.name}: {figure.caption}")
-    match item.places[0]:
-        case "Figure 4":
-            yield from over_sizes([lm.finished[_PROBE] for lm in lms if _PROBE in lm.finished])
-        case "Figure 20":
-            yield from _resilience_over_sizes(lms)
-        case "Figure 22":
-            for lm in lms:
-                yield from _languages(lm)
+    if "Figure 4" in item.places:
+        yield from over_sizes([lm.finished[_PROBE] for lm in lms if _PROBE in lm.finished])
+    if "Figure 20" in item.places:
+        yield from _resilience_over_sizes(lms)
+    if "Figure 22" in item.places:
+        yield from (figure for lm in lms for figure in _languages(lm))
 
 
 def _languages(lm: LMRuns) -> Iterator[Figure]:
@@ -259,10 +221,9 @@ def _languages(lm: LMRuns) -> Iterator[Figure]:
     pairs = DataFrame(run.values["pairs"] if run is not None else [])
     if pairs.empty or pairs["label_mean"].isna().all():
         return
-    for end in ("source", "target"):
-        pairs[end] = [catalogue[name].language for name in pairs[end]]
-    frame = pairs.astype({"label_mean": float}).pivot_table("label_mean", "source", "target")
-    names = [_ENGLISH, *sorted({*frame.index, *frame.columns} - {_ENGLISH})]
+    pairs[_ENDS] = pairs[_ENDS].map(lambda name: catalogue[name].language)
+    frame = pairs.astype({"label_mean": float}).pivot_table("label_mean", *_ENDS)
+    names = ["en", *sorted({*frame.index, *frame.columns} - {"en"})]
     title = f"Mean label-wise r between languages in {lm.name}"
     note = "mean over kinds of knowledge; source in rows, target in columns"
     frame = frame.reindex(names, columns=names)
@@ -276,16 +237,15 @@ def _resilience_over_sizes(lms: Sequence[LMRuns]) -> Iterator[Figure]:
     both = [lm for lm in lms if {_PROBE, _AFTER} <= lm.finished.keys()]
     for lm in sorted(both, key=lambda lm: lm.finished[_AFTER].n_parameters or 0):
         probe, after = (DataFrame(lm.finished[name].values["pairs"]) for name in (_PROBE, _AFTER))
-        r = probe[["source", "target", "label_mean"]].merge(after[["source", "target", "after"]])
-        means = r[["label_mean", "after"]].dropna().astype(float).mean()
+        r = probe[[*_ENDS, "label_mean"]].merge(after[[*_ENDS, "after"]])
+        means = r.drop(columns=_ENDS).dropna().astype(float).mean()
         if means.notna().all():
             name = f"{lm.name} ({lm.finished[_AFTER].size})"
             rows += [(name, when, value) for when, value in zip(_WHEN, means, strict=True)]
     if len(rows) < 2 * len(_WHEN):
         return
-    draw = partial(
-        curves, DataFrame(rows, columns=["LM", "when", "r"]), "LM", "r", "when", colours=_WHEN,
-        title="Label-wise r after post-training", labels=("", "mean label-wise r"),
-    )  # fmt: skip
+    frame, title = DataFrame(rows, columns=["LM", "when", "r"]), "Label-wise r after post-training"
+    labels = ("", "mean label-wise r")
+    draw = partial(curves, frame, "LM", "r", "when", colours=_WHEN, title=title, labels=labels)
     caption = "Figure 20: mean label-wise r of attributes, before and after post-training."
     yield Figure("resilience", caption, draw)

@@ -33,19 +33,9 @@ from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun, config_verb
 
 LINEAR_MAP, VERSION = "linear_map", "version_0"
-_NULLS = {
-    "label_mean": ("control_label_mean", "random_label_mean"),
-    "influenced_1": ("best_baseline_1",),
-    "gradient_correlation": ("permuted_gradient_correlation",),
-    "generalized": ("random",),
-}
-_RANKS = ("1", "3", "5")
 _MAX_SUBJECTS = 10_000  # the paper's
 _NAMES = "name_country->country"
 _CONTROL = "color"  # knowledge that an edit should not change, as a null of table 5
-
-
-# -- settings --------------------------------------------------------------------------------------
 
 
 class StudyConfig(TypedDict):
@@ -86,23 +76,19 @@ class Settings:
 
     def option(self, study: str, key: str) -> Any:
         """Return an option of a study, as ``data.n_subjects``; None if it has none."""
-        chosen = self.studies[study]
-        for options in (chosen["options"], self.options):
-            if key in options:
-                return options[key]
+        options = {**self.options, **self.studies[study]["options"]}
+        if key in options:
+            return options[key]
         part, _, name = key.partition(".")
-        config: Any = read_config(find_config(chosen["config"]))
+        config: Any = read_config(find_config(self.studies[study]["config"]))
         return config.get(part, {}).get("init_args", {}).get(name)
 
 
 def read_settings(path: str, changed: Mapping[str, Any], options: Mapping[str, Any]) -> Settings:
-    """Read the settings.
+    """Read the settings from a YAML file.
 
-    Args:
-        path: The YAML file.
-        changed: Settings that replace those of the file; None leaves a setting as it is.
-        options: Options that come before those of the file: of all runs, as ``model.lm.dtype``,
-            or of one study, as ``edits.data.n_edits``.
+    Those `changed` replace the file's; None leaves a setting as it is. `options` come before those
+    of the file: of all runs, as ``model.lm.dtype``, or of one study, as ``edits.data.n_edits``.
     """
     content = read_config(path) | {k: v for k, v in changed.items() if v is not None}
     parser = ArgumentParser(exit_on_error=False)
@@ -116,22 +102,17 @@ def read_settings(path: str, changed: Mapping[str, Any], options: Mapping[str, A
     if not settings.lm:
         raise ConfigError("name an LM, as in: lincorr reproduce --lm MY/CHECKPOINT")
     if settings.after and len(settings.after) != len(settings.lm):
-        raise ConfigError(
-            f"there are {len(settings.after)} tuned LMs for {len(settings.lm)} LMs. Pass "
-            "--after once for each --lm, in the same order, or not at all."
-        )
+        numbers = f"there are {len(settings.after)} tuned LMs for {len(settings.lm)} LMs"
+        way_out = "Pass --after once for each --lm, in the same order, or not at all."
+        raise ConfigError(f"{numbers}. {way_out}")
     studies = settings.studies
     everywhere = {k: v for k, v in options.items() if k.partition(".")[0] not in studies}
     settings.options.update(everywhere)
-    for config in studies.values():
-        config["options"].update(everywhere)
-    for key in options.keys() - everywhere.keys():
-        study, _, name = key.partition(".")
-        studies[study]["options"][name] = options[key]
+    for study, config in studies.items():
+        of_study = {k: v for k, v in options.items() if k.partition(".")[0] == study}
+        own = {key.partition(".")[2]: value for key, value in of_study.items()}
+        config["options"].update(everywhere | own)
     return settings
-
-
-# -- tables and figures ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -178,15 +159,14 @@ def _data() -> Mapping[str, Any]:
 
 
 def plan_data(part: str) -> Mapping[str, Any]:
-    """Return a part of ``plan.yaml``: ``runs``, ``groups`` or ``overview``."""
+    """Return a part of ``plan.yaml``, such as ``runs``."""
     return dict(_data()[part])
 
 
 @cache
 def all_items() -> tuple[Item, ...]:
     """Return all tables and figures in the paper's order."""
-    groups = plan_data("groups")
-    found = []
+    groups, found = plan_data("groups"), []
     for entry in _data()["items"]:
         runs = tuple(run for name in entry["runs"] for run in groups.get(name, [name]))
         found.append(Item(**entry | {"places": tuple(entry["places"]), "runs": runs}))
@@ -201,18 +181,12 @@ def tables_served() -> Mapping[str, str]:
 
 def select_items(only: Sequence[str]) -> list[Item]:
     """Return the items of some tables and figures; all if none is named."""
-    by_key = {key: item for item in all_items() for key in item.keys}
-    chosen = []
-    for name in only:
-        key = name.lower().replace(" ", "")
-        if key not in by_key:
-            known = ", ".join(by_key)
-            raise ConfigError(f"there is no table or figure {name!r} to reproduce, only {known}.")
-        chosen.append(by_key[key])
-    return [item for item in all_items() if item in chosen or not only]
-
-
-# -- the runs of an LM -----------------------------------------------------------------------------
+    known = [key for item in all_items() for key in item.keys]
+    wanted = {name.lower().replace(" ", ""): name for name in only}
+    for name in (name for key, name in wanted.items() if key not in known):
+        known_keys = ", ".join(known)
+        raise ConfigError(f"there is no table or figure {name!r} to reproduce, only {known_keys}.")
+    return [item for item in all_items() if not only or not wanted.keys().isdisjoint(item.keys)]
 
 
 @dataclass(frozen=True)
@@ -228,11 +202,10 @@ class PlannedRun:
 
     def saved(self) -> SavedRun | None:
         """Return the finished run; None if it is not finished, or its files are damaged."""
-        folder = self.folder / VERSION
-        try:
+        with suppress(ReportError):
+            folder = self.folder / VERSION
             return SavedRun.read(folder) if (folder / RESULTS_FILE).is_file() else None
-        except ReportError:
-            return None
+        return None
 
 
 @dataclass
@@ -269,12 +242,10 @@ class LMRuns:
         `place` is the table of the paper that shows it: some have runs of their own.
         """
         tables = tables_served()
-        own_table = place if place in tables.values() else None
-        for name, run in self.finished.items():
-            value = quantities()[quantity].of(run, relation, answer)
-            if value is not None and tables.get(name) == own_table:
-                return value
-        return None
+        own = place if place in tables.values() else None
+        runs = (run for name, run in self.finished.items() if tables.get(name) == own)
+        values = (quantities()[quantity].of(run, relation, answer) for run in runs)
+        return next((value for value in values if value is not None), None)
 
     def number(self, number: PaperNumber) -> float | None:
         """Return a number of the paper as measured here; None if it was not."""
@@ -282,13 +253,13 @@ class LMRuns:
 
     def null(self, quantity: str, relation: str) -> float | None:
         """Return the strongest null of a quantity as measured here; None if it has none."""
-        if quantity in _NULLS:
-            values = [self.find(null, relation) for null in _NULLS[quantity]]
+        if nulls := plan_data("nulls").get(quantity):
+            values = [self.find(null, relation) for null in nulls]
             return max((value for value in values if value is not None), default=None)
         # Of Hit@N, it is that of weights in random order.
         direction, _, rank = quantity.rpartition("_")
         hits = self.random_hits(relation).get(direction)
-        return hits[_RANKS.index(rank)] if hits and rank in _RANKS else None
+        return hits["135".index(rank)] if hits and rank in ("1", "3", "5") else None
 
     def random_hits(self, relation: str) -> dict[str, list[float]]:
         """Return Hit@1, 3 and 5 of weights in random order by direction, with a reference only."""
@@ -309,9 +280,9 @@ def plan_runs(
 ) -> None:
     """Add the runs that tables and figures need to the plan of an LM, in folders below `folder`."""
     plan.tokenizer = lm.tokenizer
-    words = settings.option("probe", "data.words_per_subject") or 1
-    kind: Any = settings.option("probe", "data.subject_kind") or "any"
-    plan.n_subjects = count_subjects(lm.tokenizer, words, kind)
+    keys = ("data.words_per_subject", "data.subject_kind")
+    words, kind = (settings.option("probe", key) for key in keys)
+    plan.n_subjects = count_subjects(lm.tokenizer, words or 1, kind or "any")
     _read_labels(plan)
     wanted = [item for item in items if not item.lacks(plan.after is not None, len(settings.lm))]
     distinct = dict.fromkeys(name for item in wanted for name in item.runs)
@@ -335,9 +306,8 @@ def _read_labels(plan: LMRuns) -> None:
     """Find the labels of each kind of knowledge; note which have none, and why."""
     for domain in audit_domains(Catalogue.load().values(), plan.tokenizer):
         name, labels = domain.knowledge.name, [text.strip() for text in domain.texts]
-        if unknown := unknown_words(domain.knowledge, plan.tokenizer):
-            reason = f"the vocabulary lacks words of the prompt: {', '.join(unknown)}"
-            plan.left_out[name] = reason
+        if unknown := ", ".join(unknown_words(domain.knowledge, plan.tokenizer)):
+            plan.left_out[name] = f"the vocabulary lacks words of the prompt: {unknown}"
         elif len(labels) < 2:
             number = "only one answer" if labels else "no answer"
             plan.left_out[name] = f"{number} is a label of the vocabulary"
@@ -351,11 +321,9 @@ def _family_pairs(family: str, plan: LMRuns) -> list[str]:
     names = [name for name in known if catalogue[name].family == family]
     groups = [names]
     if family == "cross_language":
+        of_kind = {n: catalogue[n].kind or n for n in known}
         kinds = dict.fromkeys(catalogue[name].kind for name in names)
-        groups = [
-            [n for n in known if (catalogue[n].kind or n) == kind and n in (kind, *names)]
-            for kind in kinds
-        ]
+        groups = [[n for n in known if of_kind[n] == k and n in (k, *names)] for k in kinds]
     pairs = [f"{s}->{t}" for group in groups for s, t in permutations(group, 2)]
     if family == "simile" and set(_NAMES.split("->")) <= known.keys():
         pairs.append(_NAMES)  # tables 8, 9 and 14 have a pair whose target is an attribute
@@ -384,18 +352,16 @@ def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> Plan
     else:
         relation = entry.get("relation", subject)
         pairs, probe = [relation], relation_probe(relation) or ""
-    for end in relation.split("->"):
-        if end not in plan.labels:
-            raise _LeftOutError(f"{end}: {plan.left_out[end]}")
+    if missing := [end for end in relation.split("->") if end not in plan.labels]:
+        raise _LeftOutError(f"{missing[0]}: {plan.left_out[missing[0]]}")
     maps = folder.parent / probe / VERSION
+    has_control = _CONTROL in plan.labels and _CONTROL not in relation
     values = {
-        "pairs": pairs,
+        "pairs": pairs, "relation": relation, "controls": [_CONTROL] if has_control else [],
         "knowledge": list(dict.fromkeys(name for pair in pairs for name in pair.split("->"))),
-        "relation": relation,
         "n_subjects": min(_wanted_subjects(settings, study), plan.n_subjects),
         "maps": str(maps / LINEAR_MAP) if probe else None,
-        "controls": [_CONTROL] if _CONTROL in plan.labels and _CONTROL not in relation else [],
-    }
+    }  # fmt: skip
     answers: list[str] = []
     if entry.get("printed"):
         printed = dict.fromkeys(n.answer for n in paper_numbers() if n.place == entry["table"])
@@ -429,20 +395,15 @@ def _filled(options: Any, values: Mapping[str, Any]) -> Any:
     return options
 
 
-# -- the plan as text ------------------------------------------------------------------------------
-
-
 def describe(plan: LMRuns, items: Sequence[Item], settings: Settings) -> Iterator[str]:
     """Yield the lines that show a plan."""
-    runs = "1 run" if len(plan.runs) == 1 else f"{len(plan.runs)} runs"
+    runs = f"{len(plan.runs)} run{'s' if len(plan.runs) != 1 else ''}"
     yield f"{plan.name}: {runs}" + (f", tuned: {plan.after}" if plan.after else "")
     for run in plan.runs:
         state = ", finished" if run.saved() is not None else ""
         yield f"  {run.name}: {settings.studies[run.study]['config']}{state}"
-    wanted = _wanted_subjects(settings, "probe")
-    if plan.n_subjects < wanted:
-        all_of_them = f"all {plan.n_subjects:,} subjects that the vocabulary has"
-        yield f"  probes: {all_of_them}, not {wanted:,}"
+    if (n := plan.n_subjects) < (wanted := _wanted_subjects(settings, "probe")):
+        yield f"  probes: all {n:,} subjects that the vocabulary has, not {wanted:,}"
     for name, where, reason in left_out(plan, items, len(settings.lm)):
         yield f"  left out: {name}{where and f' ({where})'}: {reason}"
 

@@ -34,8 +34,7 @@ class Quantity(NamedTuple):
 
     def difference(self, value: float) -> str:
         """Return a difference of two such numbers as text; that of two shares in points."""
-        text = show(value, f"+{self.format}")
-        return text.replace("%", " points")
+        return show(value, f"+{self.format}").replace("%", " points")
 
     def of(self, run: SavedRun, relation: str, answer: str = "") -> float | None:
         """Return the quantity of a run, for some a source answer's; None if it has none."""
@@ -77,10 +76,8 @@ def paper_numbers() -> tuple[PaperNumber, ...]:
     """Return all numbers of ``paper.yaml``."""
     known = quantities()
     return tuple(
-        PaperNumber(
-            block["place"], block["lm"], block.get("relation") or row, known[name], float(value),
-            row if "answers" in block else "",
-        )
+        PaperNumber(block["place"], block["lm"], block.get("relation") or row, known[name],
+                    float(value), row if "answers" in block else "")
         for block in _data()["numbers"]
         for row, values in (block.get("answers") or block["relations"]).items()
         for name, value in zip(block["quantities"], values, strict=True)
@@ -89,12 +86,11 @@ def paper_numbers() -> tuple[PaperNumber, ...]:
 
 def differing_settings(run: SavedRun) -> list[str]:
     """Return the settings of a run that are not the paper's, beside those of the paper."""
-    differ = []
-    for path, paper in _data()["settings"].get(run.study, {}).items():
-        value = _look_up(run.values, path)
-        if value not in (None, paper):
-            differ.append(f"{path.removeprefix('settings.')} {value} (in the paper {paper})")
-    return differ
+    return [
+        f"{path.removeprefix('settings.')} {value} (in the paper {paper})"
+        for path, paper in _data()["settings"].get(run.study, {}).items()
+        if (value := _look_up(run.values, path)) not in (None, paper)
+    ]
 
 
 class PaperInfluences(NamedTuple):
@@ -148,8 +144,7 @@ def size_figure() -> tuple[str, list[Quantity]]:
 
 @cache
 def _data() -> dict[str, Any]:
-    text = Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8")
-    return dict(yaml.safe_load(text))
+    return dict(yaml.safe_load(Path(__file__).with_name("paper.yaml").read_text(encoding="utf-8")))
 
 
 def _look_up(values: Any, path: str, names: Mapping[str, str] = MappingProxyType({})) -> Any:

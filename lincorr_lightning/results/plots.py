@@ -1,7 +1,6 @@
 """Figures over data frames: curves, bars and heat maps; their size, fonts and colours.
 
-Figures are drawn by Agg without pyplot and its global state, so that they can be made inside any
-program.
+Agg draws them without pyplot and its global state, so that any program can make them.
 """
 
 from __future__ import annotations
@@ -56,11 +55,10 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
 
     Title and subtitle are broken into as many lines as they need.
     """
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="compressed")
     head, below = _wrap(title, width, 12), _wrap(subtitle, width, 9)
     # A line takes a third more than its letters; then some air.
     room = (12 * len(head) + 9 * len(below)) * 1.35 / 72 + 0.2
-    figure.set_size_inches(width, height + room)
+    figure = Figure(figsize=(width, height + room), dpi=DPI, layout="compressed")
     layout = cast(ConstrainedLayoutEngine, figure.get_layout_engine())
     layout.set(rect=(0, 0, 1, height / (height + room)))
     top = height + room - 0.08
@@ -157,25 +155,14 @@ def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict
 
 
 def curves(
-    frame: DataFrame,
-    x: str,
-    y: str,
-    hue: str | None = None,
-    panel: str | None = None,
-    dashed: str | None = None,
-    *,
-    title: str,
-    subtitle: str = "",
-    band: tuple[str, str] | None = None,
-    filled: str | None = None,
-    colours: Mapping[Any, str] | None = None,
-    labels: tuple[str, str] = ("", ""),
-    percent: bool = False,
-    share_y: bool = False,
-    per_row: int = 3,
+    frame: DataFrame, x: str, y: str, hue: str | None = None, panel: str | None = None,
+    dashed: str | None = None, *, title: str, subtitle: str = "",
+    band: tuple[str, str] | None = None, filled: str | None = None,
+    colours: Mapping[Any, str] | None = None, labels: tuple[str, str] = ("", ""),
+    percent: bool = False, share_y: bool = False, per_row: int = 3,
     size: tuple[float, float] = (3.5, 2.5),
     each: Callable[[Axes, Any, DataFrame], object] | None = None,
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Draw y over x: a line per value of `hue`, a panel per value of `panel`.
 
     A row of `frame` is a point, in any order; rows without x or y are left out. x are numbers, of
@@ -191,19 +178,20 @@ def curves(
     if ticks:
         frame = frame.assign(**{x: frame[x].map(ticks.index)})
     names = list(frame["_panel"].unique()) or [""]
-    colour_of = _colours_of(list(frame["_line"].unique()), colours)
-    n_columns = min(len(names), per_row)
+    colour_of, n_columns = (
+        _colours_of([*frame["_line"].unique()], colours),
+        min(len(names), per_row),
+    )
     width, height = size[0] * n_columns, size[1] * math.ceil(len(names) / n_columns)
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
     figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
     panels = panels_of(figure, len(names), n_columns, share_y)
-    columns = (x, y, dashed, filled, band)
     for i, (axes, name) in enumerate(zip(panels, names, strict=True)):
         in_panel = frame[frame["_panel"] == name]
         for line, colour in colour_of.items():
             rows = in_panel[in_panel["_line"] == line].sort_values(x)
             label = legible([str(line)], _LONGEST)[0] if hue else None
-            _draw_line(axes, rows, columns, label, colour)
+            _draw_line(axes, rows, (x, y, dashed, filled, band), label, colour)
         heading = legible([str(name)], 46)[0] if panel else ""
         plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
         if ticks:
@@ -242,19 +230,10 @@ def _draw_line(
 
 
 def bars(
-    frame: DataFrame,
-    x: str,
-    y: str,
-    hue: str | None = None,
-    *,
-    title: str,
-    subtitle: str = "",
-    error: str | None = None,
-    marks: Mapping[str, str] | None = None,
-    colours: Mapping[Any, str] | None = None,
-    label: str = "",
-    percent: bool = True,
-) -> Figure:
+    frame: DataFrame, x: str, y: str, hue: str | None = None, *, title: str, subtitle: str = "",
+    error: str | None = None, marks: Mapping[str, str] | None = None,
+    colours: Mapping[Any, str] | None = None, label: str = "", percent: bool = True,
+) -> Figure:  # fmt: skip
     """Draw a group of bars for each value of x, with their numbers above.
 
     A row of `frame` is a bar of height `y`, or none if that is missing; each value of `hue` has a
@@ -297,12 +276,11 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    if handles:
-        figure.legend(
-            list(handles.values()), list(handles), loc="outside lower left", frameon=False,
-            ncols=_legend_columns(list(handles), figure.get_figwidth()), fontsize=8,
-            handlelength=1.6, columnspacing=1.2, labelcolor=INK,
-        )  # fmt: skip
+    names = list(handles)
+    if names:
+        figure.legend([*handles.values()], names, loc="outside lower left", frameon=False,
+                      ncols=_legend_columns(names, figure.get_figwidth()), fontsize=8,
+                      handlelength=1.6, columnspacing=1.2, labelcolor=INK)  # fmt: skip
 
 
 def _legend_columns(names: Sequence[Any], width: float) -> int:
@@ -311,18 +289,11 @@ def _legend_columns(names: Sequence[Any], width: float) -> int:
 
 
 def p_text(p: float | None) -> str:
-    """Return a p-value as text.
-
-    Example:
-        >>> p_text(0.0004), p_text(0.0213)
-        ('p < .001', 'p = .021')
-    """
+    """Return a p-value as text: ``p < .001``, or as ``p = .021``."""
     if p is None:
         return ""
     return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
 
-
-# -- training curves -----------------------------------------------------------------------------
 
 History = Mapping[str, Sequence[tuple[int, float]]]
 """Pairs of step and value, by log key."""
@@ -342,21 +313,17 @@ def training_curves(
 
     points = [
         (key.partition("/")[0], key.partition("/")[2] or key, step, value)
-        for key, curve in history.items()
-        for step, value in sorted(curve)
-        if math.isfinite(value)
-    ]
-    frame = DataFrame(points, columns=["group", "name", "step", "value"])
-    panels = []
+        for key, curve in history.items() for step, value in sorted(curve) if math.isfinite(value)
+    ]  # fmt: skip
+    frame, panels = DataFrame(points, columns=["group", "name", "step", "value"]), []
     for group, rows in frame.groupby("group", sort=False):
         names = list(rows["name"].unique())
         panel = f"{group} ({_MAX_CURVES} of {len(names)})" if len(names) > _MAX_CURVES else group
         if len(names) == 1:  # as on TensorBoard's cards
             panel = "/".join(dict.fromkeys((str(group), *names)))
         panels.append(rows[rows["name"].isin(names[:_MAX_CURVES])].assign(panel=panel))
-    notes = [subtitle, "x: step" if points else "nothing was logged"]
-    if len(panels) > _MAX_PANELS:
-        notes.append(f"{_MAX_PANELS} of {len(panels)} groups")
+    n_groups = f"{_MAX_PANELS} of {len(panels)} groups" if len(panels) > _MAX_PANELS else ""
+    notes = [subtitle, "x: step" if points else "nothing was logged", n_groups]
     frame = concat(panels[:_MAX_PANELS]) if points else frame
     by_curve = frame.groupby(["group", "name"])["value"]
     many = by_curve.transform("size") > _MANY
@@ -364,13 +331,10 @@ def training_curves(
         notes.append(f"smoothed ({_SMOOTHING})")
         smooth = by_curve.transform(lambda curve: curve.ewm(alpha=1 - _SMOOTHING).mean())
         frame["value"] = smooth.where(many, frame["value"])
-    return curves(
-        frame, "step", "value", "name", "panel" if points else None, title=title,
-        subtitle="; ".join(filter(None, notes)), colours=colours,
-    )  # fmt: skip
+    by, subtitle = "panel" if points else None, "; ".join(filter(None, notes))
+    about: Any = {"title": title, "subtitle": subtitle, "colours": colours}
+    return curves(frame, "step", "value", "name", by, **about)
 
-
-# -- heat maps ------------------------------------------------------------------------------------
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Below this size, in inches, the two decimals of a cell would be too small to read.
@@ -379,15 +343,10 @@ _SIDES = 1.6  # colour bar and margins, in inches
 
 
 def correlation_heatmap(
-    matrix: DataFrame,
-    title: str,
-    subtitle: str = "",
-    value_label: str = "label-wise Pearson r",
-    limits: tuple[float, float] = (-1.0, 1.0),
-    links: _FLOATS | None = None,
-    axis_labels: tuple[str, str] = ("source", "target"),
-    least: float = 0.0,
-) -> Figure:
+    matrix: DataFrame, title: str, subtitle: str = "", value_label: str = "label-wise Pearson r",
+    limits: tuple[float, float] = (-1.0, 1.0), links: _FLOATS | None = None,
+    axis_labels: tuple[str, str] = ("source", "target"), least: float = 0.0,
+) -> Figure:  # fmt: skip
     """Draw a matrix as square cells with their values, as in the paper's figures 3 and 7.
 
     `matrix` has a row per source and a column per target, or what `axis_labels` says; NaN is shown
@@ -398,22 +357,18 @@ def correlation_heatmap(
     """
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")
-    cells = matrix.to_numpy(dtype=float)
-    n_rows, n_columns = cells.shape
-    row_labels, column_labels = legible(map(str, matrix.index)), legible(map(str, matrix.columns))
+    cells, (n_rows, n_columns) = matrix.to_numpy(dtype=float), matrix.shape
+    row_labels, column_labels = (legible(map(str, one)) for one in (matrix.index, matrix.columns))
     cell = min(max(9 / max(n_rows, n_columns), 0.14), 0.8)
     label_size = min(max(cell * 45, 7.0), 10.0)
     letter = 0.0085 * label_size  # inches
     width = max(n_columns * cell + max(map(len, row_labels)) * letter + _SIDES, 5.5)
     height = n_rows * cell + max(map(len, column_labels)) * letter + 0.6
     figure = new_figure(width, height, title, subtitle)
-    axes = figure.add_subplot()
+    axes, colours = figure.add_subplot(), "Reds" if limits[0] == 0 else "RdBu_r"
     # Shows where a value is missing.
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
-    image = axes.imshow(
-        np.ma.masked_invalid(cells), cmap="Reds" if limits[0] == 0 else "RdBu_r",
-        vmin=limits[0], vmax=limits[1], interpolation="none",
-    )  # fmt: skip
+    image = axes.imshow(np.ma.masked_invalid(cells), colours, interpolation="none", clim=limits)
     axes.set_xticks(range(n_columns), column_labels, rotation=90, fontsize=label_size)
     axes.set_yticks(range(n_rows), row_labels, fontsize=label_size)
     axes.tick_params(length=0, pad=3, labelcolor=INK)
@@ -464,11 +419,6 @@ def _draw_tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:
 
 
 def short(value: float) -> str:
-    """Return a number below 10 with two decimals and no leading zero.
-
-    Example:
-        >>> [short(value) for value in (0.98, -0.141, -0.001, 1.0)]
-        ['.98', '−.14', '.00', '1.00']
-    """
+    """Return a number below 10 with two decimals and no leading zero, as ``−.14``."""
     text = f"{value:.2f}".replace("-0.00", "0.00").replace("-", "−")
     return text.replace("0.", ".", 1) if text.lstrip("−").startswith("0.") else text

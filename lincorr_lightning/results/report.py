@@ -9,10 +9,11 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import combinations, groupby
+from itertools import combinations, groupby, product
+from operator import add
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 from jinja2 import Environment
 from markupsafe import Markup, escape
 from pandas import DataFrame, MultiIndex, concat, json_normalize
+from pandas.api.types import is_float_dtype, is_numeric_dtype
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import atomic_write, check_writable
@@ -43,20 +45,6 @@ _LATEX = str.maketrans({
     "[": "{[}", "→": r"$\rightarrow$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$",
     "±": r"$\pm$", "Δ": r"$\Delta$", "≥": r"$\geq$", "✓": r"$\checkmark$", "✗": r"$\times$",
 })  # fmt: skip
-_LATEX_HEAD = """\
-% Written by `lincorr report`. In the preamble: \\usepackage{booktabs,longtable,amssymb,graphicx}
-% \\usepackage[T1]{fontenc}; labels in scripts other than Latin need XeLaTeX or LuaLaTeX and a font.
-"""
-# Wide tables are scaled to the page; narrow ones keep their size.
-_LATEX_TABLE = r"""\begin{table}
-\centering
-\small
-\caption{%s}
-\label{%s}
-\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%%
-%s}
-\end{table}
-"""
 
 
 def report(args: Sequence[str]) -> Path:
@@ -66,12 +54,10 @@ def report(args: Sequence[str]) -> Path:
         description="Write one self-contained HTML page of finished runs, with their tables as "
         "Markdown and LaTeX.",
     )
-    parser.add_argument(
-        "runs", nargs="+", help="folders of finished runs, such as runs/linear_probe/version_0"
-    )
-    parser.add_argument(
-        "--output", default="report", help="folder to write to (default: %(default)s)"
-    )
+    runs = "folders of finished runs, such as runs/linear_probe/version_0"
+    parser.add_argument("runs", nargs="+", help=runs)
+    output = "folder to write to (default: %(default)s)"
+    parser.add_argument("--output", default="report", help=output)
     options = parser.parse_args(args)
     page = write_report(options.runs, options.output)
     tables = sorted(path.name for path in page.parent.glob("*") if path.suffix in (".md", ".tex"))
@@ -90,23 +76,18 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     saved = list({run.folder.resolve(): run for run in map(SavedRun.read, runs)}.values())
     _check_together(saved)
     # Studies in the order in which they are named, and in each the small LMs first.
-    studies = list(dict.fromkeys(run.study for run in saved))
-    saved.sort(
-        key=lambda run: (studies.index(run.study), run.n_parameters or math.inf, run.lm_name)
-    )
+    order = list(dict.fromkeys(run.study for run in saved))
+    saved.sort(key=lambda run: (order.index(run.study), run.n_parameters or math.inf, run.lm_name))
     numbered = list(enumerate(saved, start=1))
-    names = [short_name(run.lm_name) for run in saved]
     rows = [
-        [number, run.study, short_name(run.lm_name), run.size, run.version, str(run.folder)]
+        {"run": number, "study": run.study, "LM": short_name(run.lm_name), "parameters": run.size,
+         "version": run.version, "folder": str(run.folder)}
         for number, run in numbered
-    ]
-    columns = ["run", "study", "LM", "parameters", "version", "folder"]
-    overview = Table.of("runs", rows, columns, "Runs", formats={"run": "d", "parameters": ".3g"})
-    sections = [
-        _section(study, *zip(*of_study, strict=True))
-        for study, of_study in groupby(numbered, key=lambda pair: pair[1].study)
-    ]
-    title = f"Linear correlation in {', '.join(dict.fromkeys(names))}"
+    ]  # fmt: skip
+    overview = Table.of("runs", rows, (), "Runs", formats={"run": "d", "parameters": ".3g"})
+    of_study = groupby(numbered, key=lambda pair: pair[1].study)
+    sections = [_section(study, *zip(*runs, strict=True)) for study, runs in of_study]
+    title = f"Linear correlation in {', '.join(dict.fromkeys(overview.frame['LM']))}"
     return write_page(output, title, [overview], sections, len(saved))
 
 
@@ -120,20 +101,16 @@ def _check_together(runs: Sequence[SavedRun]) -> None:
             "again, or write a page for each version."
         )
     for one, other in combinations(runs, 2):
-        both = [run.lm.get("fingerprint") or {} for run in (one, other)]
+        a, b = (run.lm.get("fingerprint") or {} for run in (one, other))
         # Weights in another dtype have other bits.
-        same_dtype = both[0].get("dtype") == both[1].get("dtype")
-        parts = ("tokenizer", "config", "weights") if same_dtype else ("tokenizer", "config")
-        differ = [part for part in parts if len({each[part] for each in both if part in each}) > 1]
+        parts = ["tokenizer", "config", *(["weights"] if a.get("dtype") == b.get("dtype") else ())]
+        differ = [part for part in parts if part in a.keys() & b.keys() and a[part] != b[part]]
         if differ and one.lm_name == other.lm_name:
             raise ReportError(
                 f"{one.folder} and {other.folder} are of two LMs under one name, {one.lm_name!r}: "
                 f"their {' and '.join(differ)} differ (lm.fingerprint in results.json). Give each "
                 "LM a folder of its own and run one of them again, or write a page for each."
             )
-
-
-# -- the page -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -154,7 +131,7 @@ class PageRun:
             tables.append(replace(first, caption=table.caption or table.name))
         values = [
             [key, f"{value:.4g}" if isinstance(value, float) else str(value)]
-            for key, value in _flatten(self.saved.values).items()
+            for key, value in flatten(self.saved.values).items()
             if isinstance(value, (int, float, str)) and key.split(".")[0] not in OWN_KEYS
         ]
         numbers = Table.of("values", values, ["key", "value"], "Numbers of results.json")
@@ -174,23 +151,18 @@ class PageSection:
 
 
 def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> PageSection:
-    named = zip(runs, numbers, run_names(runs), strict=True)
-    return PageSection(
-        study.replace("_", " ").capitalize() or "Study without a name",
-        re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed",
-        [PageRun(run, number, f"Run {number}: {name}") for run, number, name in named],
-        [*(join_tables(runs) if len(runs) > 1 else ()), *beside_paper(runs)],
-        over_sizes(runs),
-    )
+    title = study.replace("_", " ").capitalize() or "Study without a name"
+    name = re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed"
+    titles = (f"Run {n}: {name}" for n, name in zip(numbers, run_names(runs), strict=True))
+    tables = [*(join_tables(runs) if len(runs) > 1 else ()), *beside_paper(runs)]
+    runs_here = [*map(PageRun, runs, numbers, titles)]
+    return PageSection(title, name, runs_here, tables, over_sizes(runs))
 
 
 def write_page(
-    output: str | Path,
-    title: str,
-    overview: Sequence[Table],
-    sections: Sequence[PageSection],
+    output: str | Path, title: str, overview: Sequence[Table], sections: Sequence[PageSection],
     n_runs: int,
-) -> Path:
+) -> Path:  # fmt: skip
     """Write a page, and the headline tables of each section as Markdown and LaTeX; return its path.
 
     It begins with the tables of the `overview`; in sections, tables that are no headlines are
@@ -201,20 +173,17 @@ def write_page(
         finalize=lambda value: clean(value) if type(value) is str else value,
     )  # fmt: skip
     environment.filters |= {
-        "prose": _prose,
-        "short_name": short_name,
+        "prose": _prose, "short_name": short_name,
         "yaml": partial(yaml.safe_dump, allow_unicode=True),
         "base64": lambda png: base64.b64encode(png).decode("ascii"),
         # The header of a PNG has its width at byte 16.
         "css_width": lambda png: int.from_bytes(png[16:20]) * _CSS_DPI // DPI,
-    }
+    }  # fmt: skip
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
-    html = environment.from_string(template).render(
-        title=title, version=__version__, overview=overview, sections=sections, n_runs=n_runs
-    )
-    folder = Path(output)
+    parts = {"title": title, "overview": overview, "sections": sections, "n_runs": n_runs}
+    html = environment.from_string(template).render(parts, version=__version__)
+    folder, texts = Path(output), {PAGE: html}
     check_writable(folder)
-    texts = {PAGE: html}
     for section in sections:
         tables = [*section.tables, *(table for run in section.runs for table in run.tables)]
         if headlines := [table for table in tables if table.headline]:
@@ -232,12 +201,9 @@ def _prose(text: object) -> Markup:
     return Markup("<bdi>{}</bdi>").format(Markup(escaped.replace("/", "/<wbr>")))
 
 
-def _flatten(values: Mapping[str, Any]) -> dict[str, Any]:
+def flatten(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested values by their keys, joined by dots."""
     return dict(json_normalize([values]).astype(object).iloc[0])
-
-
-# -- tables as Markdown and LaTeX ------------------------------------------------------------------
 
 
 def to_markdown(title: str, tables: Iterable[Table]) -> str:
@@ -245,35 +211,32 @@ def to_markdown(title: str, tables: Iterable[Table]) -> str:
     parts = [f"# {escape_markdown(title)}"]
     for table in tables:
         parts += [f"**{escape_markdown(table.caption)}**", table.markdown()]
-        parts += [escape_markdown(table.note)] if table.note else []
+        parts += filter(None, [escape_markdown(table.note)])
     return "\n\n".join(parts) + "\n"
 
 
 def to_latex(name: str, tables: Iterable[Table]) -> str:
     """Return tables as LaTeX, with labels made of a name."""
     stem = re.sub(r"[^a-zA-Z0-9]+", "-", name).strip("-") or "study"
-    parts = [_latex_table(table, f"tab:{stem}-{i}") for i, table in enumerate(tables, start=1)]
-    return "\n".join([_LATEX_HEAD, *parts])
+    head, frame = Path(__file__).with_suffix(".tex").read_text(encoding="utf-8").split("\n\n")
+    parts = [_latex_table(t, f"tab:{stem}-{i}", frame) for i, t in enumerate(tables, start=1)]
+    return "\n".join([f"{head}\n", *parts])
 
 
-def _latex_table(table: Table, label: str) -> str:
-    titles = [
-        _stacked(title) if is_number else latex(title)
-        for title, is_number in zip(table.titles, table.is_number, strict=True)
-    ]
+def _latex_table(table: Table, label: str, frame: str) -> str:
+    headed = zip(table.titles, table.is_number, strict=True)
+    titles = [_stacked(title) if is_number else latex(title) for title, is_number in headed]
     groups = [latex(name) for name, n_columns in table.groups for _ in range(n_columns)]
     cells = [[latex(cell) for cell in row] for row in table.texts()]
     columns = MultiIndex.from_arrays([groups, titles]) if groups else titles
     style = DataFrame(cells, columns=columns).style.hide(axis="index")
-    align = "".join("r" if is_number else "l" for is_number in table.is_number)
+    align = "".join("lr"[is_number] for is_number in table.is_number)
     caption = latex(f"{table.caption.rstrip('.')}. {table.note}" if table.note else table.caption)
+    draw = partial(style.to_latex, column_format=align, hrules=True)
     if len(table) > _MAX_LATEX_ROWS:
-        body = style.to_latex(
-            environment="longtable", column_format=align, hrules=True, caption=caption, label=label
-        )
+        body = draw(environment="longtable", caption=caption, label=label)
         return f"{{\\small\n{body}}}\n"
-    body = style.to_latex(column_format=align, hrules=True, multicol_align="c")
-    return _LATEX_TABLE % (caption, label, body.rstrip())
+    return frame % (caption, label, draw(multicol_align="c").rstrip())
 
 
 def _stacked(title: str) -> str:
@@ -284,28 +247,16 @@ def _stacked(title: str) -> str:
 
 
 def latex(text: str) -> str:
-    r"""Return text in one line with LaTeX's special characters escaped.
-
-    Example:
-        >>> latex("city->country: 86%")
-        'city$\\rightarrow$country: 86\\%'
-    """
+    """Return text in one line with LaTeX's special characters escaped."""
     return re.sub(r"\s+", " ", clean(text)).translate(_LATEX)
-
-
-# -- runs of one study side by side ---------------------------------------------------------------
 
 
 def run_names(runs: Sequence[SavedRun]) -> list[str]:
     """Return a name for each run: its LM's, and what distinguishes runs of one LM."""
-    short = [short_name(run.lm_name) for run in runs]
-    names = short
-    for detail in (lambda run: run.folder.name, lambda run: str(run.folder)):
-        count = Counter(names)
-        names = [
-            f"{name}, {detail(run)}" if count[full] > 1 else full
-            for full, name, run in zip(names, short, runs, strict=True)
-        ]
+    names = short = [short_name(run.lm_name) for run in runs]
+    for details in [run.folder.name for run in runs], [run.folder for run in runs]:
+        count, both = Counter(names), [f"{x}, {y}" for x, y in zip(short, details, strict=True)]
+        names = [full if count[full] == 1 else x for full, x in zip(names, both, strict=True)]
     return names
 
 
@@ -318,23 +269,35 @@ def join_tables(runs: Sequence[SavedRun]) -> list[Table]:
     return [replace(table, note=note).first(MAX_ROWS) for table in joined if table is not None]
 
 
+def side_by_side(tables: Sequence[Table], names: Sequence[Any]) -> tuple[list[str], DataFrame]:
+    """Return the columns that identify rows in some tables, and the other columns side by side.
+
+    The frame is indexed by the former: units, then texts, then as many numbers as it takes to tell
+    the rows apart. The upper level of its columns is the table's name.
+    """
+    first, others = tables[0], tables[1:]
+    kinds = {key: first.frame[key].dtype for key in first.keys if not first.formats.get(key)}
+    free = [key for key in kinds if key not in first.unit and all(key in t.keys for t in others)]
+    free.sort(key=lambda key: (is_numeric_dtype(kinds[key]), is_float_dtype(kinds[key])))
+    free, n = [*first.unit, *free], max(len(first.unit), 1)
+    while n < len(free) and any(table.frame.duplicated(free[:n]).any() for table in tables):
+        n += 1
+    keys = [key for key in first.keys if key in free[:n]]
+    frames = [table.frame.drop_duplicates(keys or None) for table in tables]
+    frames = [frame.set_index(keys) if keys else frame for frame in frames]
+    return keys, concat(frames, axis=1, keys=names, sort=False)
+
+
 def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
     """Lay tables of the same columns side by side, by the columns that identify their rows."""
     first = tables[0]
     if any((table.keys, table.formats) != (first.keys, first.formats) for table in tables):
         return None
-    # The first columns that are needed to tell the rows apart.
-    n_keys = next(
-        (n for n in range(1, len(first.keys))
-         if not any(table.frame.iloc[:, :n].duplicated().any() for table in tables)),
-        len(first.keys),
-    )  # fmt: skip
-    labels = first.keys[:n_keys]
-    numbers = [key for key in first.keys[n_keys:] if first.formats.get(key)]
+    keys, frame = side_by_side(tables, names)
+    numbers = [key for key in first.keys if first.formats.get(key) and key not in keys]
     if not numbers or not any(map(len, tables)):
         return None
-    frames = [table.frame.set_index(labels)[numbers] for table in tables]
-    frame = concat(frames, axis=1, keys=names, sort=False).reset_index(col_level=1)
+    frame = frame[[(name, key) for name in names for key in numbers]].reset_index(col_level=1)
     # A caption may name numbers of its run.
     same = len({table.caption for table in tables}) == 1
     caption = (same and first.caption) or first.name.replace("_", " ").capitalize()
@@ -343,30 +306,31 @@ def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
 
 def _differences(runs: Sequence[SavedRun]) -> str:
     """Name the settings besides the LM in which runs differ, which also change their numbers."""
-    settings = DataFrame([_flatten(run.settings) for run in runs]).astype(object)
     differ = [
-        f"{key} ({' / '.join(values)})"
-        for key, values in settings.where(settings.notna(), None).map(str).items()
-        if values.nunique() > 1 and not str(key).startswith("lm.")
-    ]
+        f"{key} ({' / '.join(texts)})"
+        for key, *texts in differing([run.settings for run in runs]) if key[:3] != "lm."
+    ]  # fmt: skip
     named, n_more = ", ".join(differ[:_MAX_DIFFERENCES]), len(differ) - _MAX_DIFFERENCES
     more = f" and {n_more} more" if n_more > 0 else ""
     return f"The runs differ also in {named}{more}." if differ else ""
 
 
-# -- the paper -----------------------------------------------------------------------------------
+def differing(values: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield the keys by which nested values differ, joined by dots, and the texts of the values."""
+    flat = [flatten(each) for each in values]
+    for key in dict.fromkeys(key for each in flat for key in each):
+        texts = [str(each.get(key)) for each in flat]
+        if len({*texts}) > 1:
+            yield key, *texts
 
 
 def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
     """Lay numbers of runs beside those of the paper, of the same LM or else of others."""
     rows = []
     for run in runs:
-        measured = [
-            (number, value)
-            for number in paper_numbers()
-            if (value := number.quantity.of(run, number.relation, number.answer)) is not None
-        ]
-        same = [(number, value) for number, value in measured if number.is_about(run.lm_name)]
+        all_of_run = ((n, n.quantity.of(run, n.relation, n.answer)) for n in paper_numbers())
+        measured = [(number, value) for number, value in all_of_run if value is not None]
+        same = [pair for pair in measured if pair[0].is_about(run.lm_name)]
         for number, value in same or [pair for pair in measured if not pair[0].answer]:
             quantity = number.quantity
             difference = quantity.difference(value - number.value) if same else ""
@@ -381,9 +345,6 @@ def beside_paper(runs: Sequence[SavedRun]) -> list[Table]:
     return [table] if rows else []
 
 
-# -- the size of the LM --------------------------------------------------------------------------
-
-
 def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
     """Return Hit@N by LM, as in the paper's figure 4; nothing for one LM or without Hit@N."""
     place, lines = size_figure()
@@ -393,18 +354,13 @@ def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
     pairs = [pair for pair in pairs if all(lines[0].of(run, pair) is not None for run in runs)]
     if not pairs:
         return []
-    names = [
-        f"{name} ({run.size})" if run.size else name
-        for name, run in zip(run_names(runs), runs, strict=True)
+    sizes = [f" ({run.size})" if run.size else "" for run in runs]
+    named = list(zip(runs, map(add, run_names(runs), sizes), strict=True))
+    rows = [
+        (clean(pair), name, line.heading, line.of(run, pair))
+        for pair, line, (run, name) in product(pairs[:_MAX_PANELS], lines, named)
     ]
-    frame = DataFrame(
-        [
-            {"pair": clean(pair), "LM": name, "line": line.heading, "value": line.of(run, pair)}
-            for pair in pairs[:_MAX_PANELS]
-            for line in lines
-            for run, name in zip(runs, names, strict=True)
-        ]
-    ).astype({"value": float})
+    frame = DataFrame(rows, columns=["pair", "LM", "line", "value"]).astype({"value": float})
     draw = partial(
         curves, frame, "LM", "value", "line", "pair", title="Precision of W by LM",
         subtitle="x: the LMs in their order", labels=("", "Hit@N"),

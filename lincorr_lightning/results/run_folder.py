@@ -101,17 +101,14 @@ def is_dry_run(trainer: Any) -> bool:
 
 def study_name(module: object) -> str:
     """Return the name of a study: its class attribute ``study``, or its class in snake case."""
-    study = getattr(module, "study", None)
-    if isinstance(study, str):
-        return study
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
+    snake = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(module).__name__).lower()
+    return study if isinstance(study := getattr(module, "study", None), str) else snake
 
 
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """Return a run's hyper-parameters, those of its data under ``data``, and its precision."""
-    precision = torch.get_float32_matmul_precision()
-    data = _hparams(getattr(trainer, "datamodule", None))
-    return {**_hparams(trainer.lightning_module), "data": data, "matmul_precision": precision}
+    own, data = map(_hparams, (trainer.lightning_module, getattr(trainer, "datamodule", None)))
+    return {**own, "data": data, "matmul_precision": torch.get_float32_matmul_precision()}
 
 
 def _hparams(holder: Any) -> dict[str, Any]:
@@ -159,9 +156,6 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
             _join_rows(Path(logger.experiment.metrics_file_path))
 
 
-# -- loggers --------------------------------------------------------------------------------------
-
-
 def log_scalars(
     trainer: L.Trainer, scalars: Mapping[str, float | None], step: int | None = None
 ) -> None:
@@ -172,11 +166,8 @@ def log_scalars(
     this with the same numbers: monitors decide on every rank. None, NaN and infinity are left out.
     The step is by default the Trainer's global step.
     """
-    finite = {
-        key: float(value)
-        for key, value in scalars.items()
-        if value is not None and math.isfinite(value)
-    }
+    known = {key: value for key, value in scalars.items() if value is not None}
+    finite = {key: float(value) for key, value in known.items() if math.isfinite(value)}
     trainer.callback_metrics.update({key: torch.tensor(value) for key, value in finite.items()})
     if finite:
         for logger in trainer.loggers:
@@ -212,10 +203,8 @@ def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
         writer.add_text(f"tables/{table.name}", text, step)
     for figure in results.figures:
         # A PNG as it is: `SummaryWriter.add_image` would encode its pixels anew.
-        width, height = _image(figure).size
-        image = Summary.Image(
-            width=width, height=height, colorspace=4, encoded_image_string=figure.png
-        )
+        size = dict(zip(("width", "height"), _image(figure).size, strict=True))
+        image = Summary.Image(**size, colorspace=4, encoded_image_string=figure.png)
         value = Summary.Value(tag=f"figures/{figure.name}", image=image)
         writer._get_file_writer().add_summary(Summary(value=[value]), step)
     writer.flush()
@@ -231,14 +220,12 @@ def _log_to_mlflow(logger: Any, results: Results) -> None:
 
 def _log_by_methods(logger: Any, results: Results, step: int) -> None:
     """Use ``log_table`` and ``log_image`` of `WandbLogger`, if a logger has them."""
-    if callable(getattr(logger, "log_table", None)):
-        for table in results.tables:
-            frame = table.frame.head(MAX_TABLE_ROWS)
-            logger.log_table(f"tables/{table.name}", dataframe=frame, step=step)
-    if callable(getattr(logger, "log_image", None)):
-        for figure in results.figures:
-            images, captions = [_image(figure)], [figure.caption]
-            logger.log_image(f"figures/{figure.name}", images=images, step=step, caption=captions)
+    for table in results.tables if callable(getattr(logger, "log_table", None)) else ():
+        frame = table.frame.head(MAX_TABLE_ROWS)
+        logger.log_table(f"tables/{table.name}", dataframe=frame, step=step)
+    for figure in results.figures if callable(getattr(logger, "log_image", None)) else ():
+        pictures = {"images": [_image(figure)], "caption": [figure.caption]}
+        logger.log_image(f"figures/{figure.name}", step=step, **pictures)
 
 
 def _image(figure: Figure) -> Any:

@@ -6,18 +6,18 @@ import io
 import re
 import shlex
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import read_json, regular_file
 from lincorr_lightning.results.results import RESULTS_FILE, SCHEMA, Figure, Results
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.table import Mean, Table
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,16 +28,13 @@ PACKAGE = "lincorr-lightning"
 MAX_CONSOLE_ROWS = 20
 
 # Keys of all studies, and their types.
-_KEYS: dict[str, Any] = {
-    "study": str, "lm": (dict, NoneType), "versions": dict, "settings": dict, "tables": list,
-    "figures": list,
-}  # fmt: skip
+_KEYS: dict[str, Any] = {"study": str, "lm": (dict, NoneType), "versions": dict, "settings": dict,
+                         "tables": list, "figures": list}  # fmt: skip
 # In files of unknown origin: names stay in the folder, and formats are short and never fail.
 _NAME = re.compile(r"[^/\\\0]{1,100}")
 _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")
 # A column without missing values may have got some in a file that was changed by hand.
 _NULLABLE = {"int64": "Int64", "bool": "boolean"}
-_MAX_NAMED_FOLDERS = 5
 _CONSOLE_WIDTH = 110
 _WAY_OUT = "Run the study again, or delete the file to have the page without it."
 
@@ -60,14 +57,12 @@ class SavedRun(Results):
         Raises ReportError if the folder is missing or not a run's, the run did not finish, another
         version of this package wrote it, or its files are damaged.
         """
-        folder = Path(folder)
+        folder, way_out = Path(folder), f"Name the folder of a run, which holds {RESULTS_FILE}."
         if folder.name == RESULTS_FILE and folder.is_file():
             folder = folder.parent
         if not folder.is_dir():
             problem = "is a file" if folder.exists() else "does not exist"
-            raise ReportError(
-                f"{folder} {problem}. Name the folder of a run, which holds {RESULTS_FILE}."
-            )
+            raise ReportError(f"{folder} {problem}. {way_out}")
         path, config = folder / RESULTS_FILE, _read_config(folder)
         if not path.is_file():
             raise ReportError(_why_no_results(folder, config))
@@ -83,13 +78,10 @@ class SavedRun(Results):
                     raise ValueError(f"key {key!r} is missing, or holds something else")
             tables, figures = _read_tables(folder, values["tables"]), _figures(folder, values)
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise ReportError(
-                f"{path} was changed: {str(error)[:100]}. Run the study again."
-            ) from error
-        lm, settings = values["lm"] or {}, values["settings"]
-        return cls(
-            values["study"], values, {}, tables, figures, lm, settings, folder=folder, config=config
-        )
+            way_out = "Run the study again."
+            raise ReportError(f"{path} was changed: {str(error)[:100]}. {way_out}") from error
+        parts = tables, figures, values["lm"] or {}, values["settings"]
+        return cls(values["study"], values, {}, *parts, folder=folder, config=config)
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``."""
@@ -110,10 +102,8 @@ class SavedRun(Results):
     def size(self) -> str:
         """Number of the LM's parameters in three digits, as ``8.03B``; empty if unknown."""
         n = self.n_parameters or 0
-        for letter, unit in (("B", 1e9), ("M", 1e6), ("k", 1e3)):
-            if n >= unit:
-                return f"{n / unit:.3g}{letter}"
-        return str(n or "")
+        letters = {"B": 1e9, "M": 1e6, "k": 1e3}.items()
+        return next((f"{n / unit:.3g}{x}" for x, unit in letters if n >= unit), str(n or ""))
 
     @property
     def version(self) -> str:
@@ -128,12 +118,7 @@ class SavedRun(Results):
 
 
 def config_verb(text: str) -> str:
-    r"""Return the `lincorr` command in the head comment of a config, by default ``fit``.
-
-    Example:
-        >>> config_verb("# Resilience.\n#   lincorr test --config configs/resilience.yaml\n")
-        'test'
-    """
+    """Return the `lincorr` command in the head comment of a config, by default ``fit``."""
     verbs = "fit|validate|test|predict|reproduce"
     command = re.search(rf"^#\s*lincorr ({verbs}) --config", text, re.MULTILINE)
     return command[1] if command else "fit"
@@ -142,9 +127,8 @@ def config_verb(text: str) -> str:
 def _why_no_results(folder: Path, config: str) -> str:
     below = [shlex.quote(str(path.parent)) for path in sorted(folder.glob(f"**/{RESULTS_FILE}"))]
     if below:
-        more = " ..." if len(below) > _MAX_NAMED_FOLDERS else ""
-        named = " ".join(below[:_MAX_NAMED_FOLDERS])
-        return f"{folder} is not the folder of a run, but holds some. Name them: {named}{more}"
+        named = " ".join([*below[:5], *(["..."] if len(below) > 5 else ())])
+        return f"{folder} is not the folder of a run, but holds some. Name them: {named}"
     command = SavedRun("", folder=folder, config=config).command
     return (
         f"{folder} has no {RESULTS_FILE}: it is not the folder of a run, or the run did not "
@@ -154,10 +138,8 @@ def _why_no_results(folder: Path, config: str) -> str:
 
 def _read_config(folder: Path) -> str:
     path = folder / CONFIG_FILE
-    if not path.exists():
-        return ""
     try:
-        return regular_file(path).read_text(encoding="utf-8")
+        return regular_file(path).read_text(encoding="utf-8") if path.exists() else ""
     except (OSError, UnicodeDecodeError) as error:
         raise ReportError(f"{path} cannot be read: {error}. Run the study again.") from error
 
@@ -176,9 +158,14 @@ def _read_tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> list[Tab
         headings = {column["key"]: str(column["heading"]) for column in columns}
         formats = {column["key"]: _matching(_FORMAT, column["format"]) for column in columns}
         texts = str(entry["caption"]), str(entry["note"])
+        means = {number: Mean(**mean) for number, mean in entry.get("means", {}).items()}
+        of_means = [(mean.column, mean.per or mean.column, *mean.where) for mean in means.values()]
+        unit = [*entry.get("unit", ())]
+        if not {*unit}.union(*of_means) <= headings.keys():
+            raise ValueError(f"the unit or means of {name} name a column that it lacks")
         if path.is_file():
-            frame = _read_csv(path, columns)
-            tables.append(Table(name, frame, *texts, entry["headline"], headings, formats))
+            frame, is_headline = _read_csv(path, columns), entry["headline"]
+            tables.append(Table(name, frame, *texts, is_headline, headings, formats, unit, means))
     return tables
 
 
@@ -188,14 +175,12 @@ def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
     from pandas.errors import ParserWarning
 
     dtypes = {each["key"]: _NULLABLE.get(each["dtype"], each["dtype"]) for each in columns}
+    empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
     try:
         with warnings.catch_warnings():
             # It only warns of rows with more cells than there are columns.
             warnings.simplefilter("error", ParserWarning)
-            frame = read_csv(
-                regular_file(path), dtype=dtypes, keep_default_na=False, na_values=[""],
-                index_col=False,
-            )  # fmt: skip
+            frame = read_csv(regular_file(path), dtype=dtypes, index_col=False, **empty)
         if list(frame.columns) != list(dtypes):
             raise ValueError(f"its columns are not {', '.join(dtypes)}, as in {RESULTS_FILE}")
     except (OSError, ValueError, TypeError, ParserWarning) as error:
@@ -224,27 +209,30 @@ def _read_png(path: Path) -> bytes:
     return png
 
 
-# -- the end of a run -----------------------------------------------------------------------------
-
-
 def describe_run(folder: Path) -> str:
     """Return what a run prints at its end: its headline tables, and where its files are."""
+    text = ""
+    # A run that was only fitted, or predicted, has no results.
+    with suppress(ReportError):
+        headlines = (table for table in SavedRun.read(folder).tables if table.headline)
+        text = table_text(table.first(MAX_CONSOLE_ROWS) for table in headlines)
+    text += f"Run folder:  {folder}\n"
+    if figures := sorted(path.name for path in (folder / "figures").glob("*.png")):
+        named = ", ".join([*figures[:4], *(["..."] if len(figures) > 4 else ())])
+        text += f"Figures:     {folder / 'figures'} ({named})\n"
+    if list(folder.glob("events.out.tfevents.*")):
+        text += f"TensorBoard: tensorboard --logdir={shlex.quote(str(folder))}\n"
+    return text
+
+
+def table_text(tables: Iterable[Table]) -> str:
+    """Return tables as text for a console."""
     from rich.console import Console
 
     out = io.StringIO()
     console = Console(file=out, width=_CONSOLE_WIDTH)
-    # A run that was only fitted, or predicted, has no results.
-    with suppress(ReportError):
-        for table in SavedRun.read(folder).tables:
-            if table.headline:
-                _print_table(console, table.first(MAX_CONSOLE_ROWS))
-    figures = sorted(path.name for path in (folder / "figures").glob("*.png"))
-    out.write(f"Run folder:  {folder}\n")
-    if figures:
-        more = ", ..." if len(figures) > 4 else ""
-        out.write(f"Figures:     {folder / 'figures'} ({', '.join(figures[:4])}{more})\n")
-    if list(folder.glob("events.out.tfevents.*")):
-        out.write(f"TensorBoard: tensorboard --logdir={shlex.quote(str(folder))}\n")
+    for table in tables:
+        _print_table(console, table)
     return out.getvalue()
 
 
@@ -260,8 +248,8 @@ def _print_table(console: Console, table: Table) -> None:
         is_number = [number > 0 for number in range(len(rows[0]))]
     grid = RichTable()
     for number, title in enumerate(rows[0]):
-        justify: Literal["left", "right"] = "right" if is_number[number] else "left"
-        grid.add_column(Text(title), justify=justify, no_wrap=number == 0)
+        justify: Any = "right" if is_number[number] else "left"
+        grid.add_column(Text(title), justify=justify, no_wrap=number == 0, overflow="fold")
     for row in rows[1:]:
         grid.add_row(*map(Text, row))
     # A title of the grid's own would be broken to its width.

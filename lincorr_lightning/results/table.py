@@ -28,21 +28,13 @@ def column(heading: str = "", format: str = "", default: Any = dataclasses.MISSI
 
 def columns_of(record: type[Any]) -> tuple[list[str], dict[str, str], dict[str, str]]:
     """Return the names of a record's fields, and headings and formats of those that have any."""
-    fields = dataclasses.fields(record)
-    headings, formats = (
-        {one.name: text for one in fields if (text := one.metadata.get(kind))}
-        for kind in ("heading", "format")
-    )
-    return [one.name for one in fields], headings, formats
+    fields, kinds = dataclasses.fields(record), ("heading", "format")
+    known = [{x.name: text for x in fields if (text := x.metadata.get(kind))} for kind in kinds]
+    return [one.name for one in fields], known[0], known[1]
 
 
 def show(value: Any, form: str = "") -> str:
-    """Return a cell as text: numbers by their format, nothing for a missing value.
-
-    Example:
-        >>> show(-0.987, ".2f"), show(None), show(-0.001, ".2f"), show(True)
-        ('−0.99', '', '0.00', 'yes')
-    """
+    """Return a cell as text: numbers by their format, nothing for a missing value."""
     if value is None or value != value:
         return ""
     if isinstance(value, (bool, np.bool_)):
@@ -56,6 +48,19 @@ def show(value: Any, form: str = "") -> str:
 
 
 @dataclass(frozen=True)
+class Mean:
+    """How a number follows from a table: the mean of a column, or its share of a text.
+
+    Only rows `where` columns have some values count; `per` value of a column, the mean of means.
+    """
+
+    column: str
+    equals: str | None = None
+    where: Mapping[str, Any] = field(default_factory=dict)
+    per: str | None = None
+
+
+@dataclass(frozen=True)
 class Table:
     """A table of a study's results, ``tables/<name>.csv``.
 
@@ -64,6 +69,10 @@ class Table:
     sentence, the note says how to read the table; a headline is shown at the end of a run and
     unfolded on a report page. Columns that are not named as they are read have headings, those of
     numbers formats; texts in these stay as they are.
+
+    The columns `unit` name what a row is a sample of, such as an edit; `means` are numbers of
+    headline tables and of ``results.json`` that are means over its rows, in each value of the
+    columns that the headline table has, too. A comparison of two runs takes their errors from them.
     """
 
     name: str
@@ -73,34 +82,33 @@ class Table:
     headline: bool = False
     headings: Mapping[str, str] = field(default_factory=dict)
     formats: Mapping[str, str] = field(default_factory=dict)
+    unit: Sequence[str] = ()
+    means: Mapping[str, Mean] = field(default_factory=dict)
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        rows: Iterable[Any],
-        columns: type[Any] | Sequence[str] = (),
-        caption: str = "",
-        note: str = "",
-        headline: bool = False,
-        headings: Mapping[str, str] | None = None,
-        formats: Mapping[str, str] | None = None,
-    ) -> Table:
+        cls, name: str, rows: Iterable[Any], columns: type[Any] | Sequence[str] = (),
+        caption: str = "", note: str = "", headline: bool = False,
+        headings: Mapping[str, str] | None = None, formats: Mapping[str, str] | None = None,
+    ) -> Table:  # fmt: skip
         """Make a table of records, mappings or sequences; other arguments are those of `Table`.
 
         `columns` are the records' class or the columns' names, by default those of the first row;
         a key that a mapping lacks is an empty cell. `headings` and `formats` by column come beside
         those of the record.
         """
-        rows = list(rows)
-        first = rows[0] if rows else ()
+        first = rows[0] if (rows := list(rows)) else ()
         record = columns if isinstance(columns, type) else type(first)
-        fields, heads, forms = (
-            columns_of(record) if dataclasses.is_dataclass(record) else ([], {}, {})
-        )
+        known = columns_of(record) if dataclasses.is_dataclass(record) else ([], {}, {})
+        fields, heads, forms = known
         names = fields if isinstance(columns, type) else list(columns) or fields or list(first)
         heads, forms = {**heads, **(headings or {})}, {**forms, **(formats or {})}
         return cls(name, make_frame(rows, names), caption, note, headline, heads, forms)
+
+    def sampled(self, *unit: str, **means: Mean | str) -> Table:
+        """Return the table with `unit` and `means`; a text stands for the mean of that column."""
+        made = {k: Mean(mean) if isinstance(mean, str) else mean for k, mean in means.items()}
+        return dataclasses.replace(self, unit=unit, means=made)
 
     @property
     def keys(self) -> list[str]:
@@ -131,19 +139,15 @@ class Table:
         """Return a table of the first n rows; if there are more, a note says where the rest is."""
         if len(self) <= n:
             return self
-        note = f"The first {n} of {len(self):,} rows{rest and f'; all: {rest}'}."
-        return dataclasses.replace(
-            self, frame=self.frame.head(n), note=f"{self.note} {note}".strip()
-        )
+        cut = f"The first {n} of {len(self):,} rows{rest and f'; all: {rest}'}."
+        note = f"{self.note} {cut}".strip()
+        return dataclasses.replace(self, frame=self.frame.head(n), note=note)
 
     def texts(self) -> list[list[str]]:
         """Return the cells as text, formatted."""
         forms = [self.formats.get(key, "") for key in self.keys]
         rows = self.frame.astype(object).where(self.frame.notna(), None)
-        return [
-            [show(cell, form) for cell, form in zip(row, forms, strict=True)]
-            for row in rows.itertuples(index=False, name=None)
-        ]
+        return [list(map(show, row, forms)) for row in rows.itertuples(index=False, name=None)]
 
     def markdown(self) -> str:
         """Return the table as Markdown; headings name the group of columns, too."""
@@ -159,15 +163,15 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``results.json`` says about the table; its cells are in the CSV file."""
-        texts = ("object", "str", "string")
-        kinds = [str(kind) for kind in self.frame.dtypes]
-        kinds = ["object" if kind in texts else kind for kind in kinds]
+        kinds = [re.sub("^(str|string)$", "object", str(kind)) for kind in self.frame.dtypes]
         columns = [
             {"key": key, "heading": title, "format": self.formats.get(key, ""), "dtype": kind}
             for key, title, kind in zip(self.keys, self.titles, kinds, strict=True)
         ]
+        means = {number: dataclasses.asdict(mean) for number, mean in self.means.items()}
         return {"name": self.name, "caption": self.caption, "note": self.note,
-                "headline": self.headline, "columns": columns}  # fmt: skip
+                "headline": self.headline, "columns": columns,
+                **({"unit": list(self.unit), "means": means} if means else {})}  # fmt: skip
 
 
 def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:
@@ -203,18 +207,11 @@ def clean(text: str) -> str:
 
 
 def short_name(lm: str) -> str:
-    """Return the name of an LM for titles: the last part of its hub id or path.
-
-    Example:
-        >>> short_name("/data/lms/some-lm/"), short_name("/cache/models--org--some-lm/snapshots/0a")
-        ('some-lm', 'some-lm')
-    """
+    """Return the name of an LM for titles: the last part of its hub id or path."""
     # The hub's cache has the name in the middle of the path.
-    cached = re.search(r"models--[^/\\]+?--([^/\\]+)", lm)
-    if cached:
+    if cached := re.search(r"models--[^/\\]+?--([^/\\]+)", lm):
         return cached[1]
-    parts = [part for part in re.split(r"[/\\]", lm) if part]
-    return parts[-1] if parts else lm
+    return next(filter(None, reversed(re.split(r"[/\\]", lm))), lm)
 
 
 def escape_markdown(text: str) -> str:

@@ -145,7 +145,8 @@ def test_maps_are_saved_also_when_nothing_is_scored(tmp_path: Path) -> None:
 def test_help_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     printed = capsys.readouterr().out
-    for word in ("fit", "validate", "test", "predict", "audit", "report", "reproduce"):
+    for word in ("fit", "validate", "test", "predict", "audit", "report", "compare",
+                 "reproduce"):  # fmt: skip
         assert f"\n  {word} " in printed
     for verb, name in (("fit", "linear_probe"), ("test", "resilience"), ("predict", "forecast")):
         assert re.search(rf"^  lincorr {verb} +--config configs/{name}\.yaml$", printed, re.M)

@@ -138,6 +138,7 @@ LATER: list[tuple[str, str, str]] = [
     (PROBE, "--data.n_subjects 3", "each half needs at least 2"),
     ("audit", "--lm {t}/nothing", "nothing"),
     ("report", "{t}/nothing", "nothing"),
+    ("compare", "{t}/nothing {t}", "nothing does not exist"),
 ]
 
 

@@ -82,7 +82,7 @@ CKPT = "--ckpt_path"
 
 
 def a_command_of_each_config() -> list[list[str]]:
-    """And those that score and use a fitted map, and the report of two runs."""
+    """And those that score and use a fitted map, and the page and the comparison of two runs."""
     found: dict[str, list[str]] = {}
     for command in lincorr_commands():
         name = config_of(command)
@@ -90,7 +90,7 @@ def a_command_of_each_config() -> list[list[str]]:
         if name in SMALL and (is_plain or CHOSEN.get(name, "no option") in command):
             found.setdefault(name, command)
     assert set(found) == set(SMALL) == {path.stem for path in (ROOT / "configs").glob("*.yaml")}
-    others = [c for c in lincorr_commands() if CKPT in c or c[0] == "report"]
+    others = [c for c in lincorr_commands() if CKPT in c or c[0] in ("report", "compare")]
     return [*(c for name, c in found.items() if name != "reproduce"), *others]
 
 
@@ -113,7 +113,7 @@ def check_results(folders: list[Path]) -> None:
     assert [path.parents[1].name for path in files if not path.is_file()] == ["linear_probe"]
     for path in filter(Path.is_file, files):
         assert_is_last(path)
-    assert Path("runs/report/report.html").is_file()
+    assert all(Path("runs", name, "report.html").is_file() for name in ("report", "compared"))
 
 
 @pytest.mark.slow

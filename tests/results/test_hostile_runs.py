@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.results.report import write_report
 
@@ -26,6 +27,9 @@ CHANGES: list[Any] = [
     ("tables", 0, "name", HTML), ("tables", 0, "caption", HTML), ("tables", 0, "note", [HTML]),
     ("tables", 0, "columns", {"a": 1}), ("tables", 0, "columns", 0, "heading", HTML),
     *(("tables", 0, "columns", 1, "format", form) for form in ("%%", "c", ".999999999f", 5)),
+    ("tables", 0, "unit", [HTML]), ("tables", 0, "unit", [["pair"]]),
+    *(("tables", 0, "means", means) for means in (HTML, {"r": HTML}, {"r": {"column": HTML}}, {
+        "r": {"column": "r", "where": [HTML]}}, {"r": {"column": "pair", "per": HTML}})),
 ]  # fmt: skip
 
 HEAD = "pair,r,excess,hit\n"
@@ -51,15 +55,20 @@ FILES: list[tuple[str, Any]] = [
 
 
 def check(runs: list[Path], folder: Path) -> None:
-    try:
-        page = write_report(runs, folder / "report")
-    except ReportError as error:
-        message = str(error)
-        assert "\n" not in message and len(message) < 1000, message
-    else:
-        text = page.read_text(encoding="utf-8")
-        assert "<script>alert" not in text and "<img src=x" not in text
-        assert len(text) < 1_000_000
+    out = folder / "report"
+    commands = [lambda: write_report(runs, out)]
+    if len(runs) == 2:
+        commands += [lambda: main(["compare", *map(str, runs), "--output", str(out)])]
+    for command in commands:
+        try:
+            command()
+        except ReportError as error:
+            message = str(error)
+            assert "\n" not in message and len(message) < 1000, message
+        else:
+            text = (out / "report.html").read_text(encoding="utf-8")
+            assert "<script>alert" not in text and "<img src=x" not in text
+            assert len(text) < 1_000_000
     assert {path.name for path in folder.iterdir()} <= {"probes", "report"}
 
 

@@ -8,9 +8,11 @@ import pytest
 from markdown_it import MarkdownIt
 from pandas import DataFrame, MultiIndex
 
-from lincorr_lightning.results.report import to_latex, to_markdown, write_report
+from lincorr_lightning.results.plots import p_text, short
+from lincorr_lightning.results.report import latex, to_latex, to_markdown, write_report
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Table
+from lincorr_lightning.results.saved_run import config_verb
+from lincorr_lightning.results.table import Table, short_name, show
 from tests.results.conftest import draw, lm_info
 
 NASTY = "<img src=x onerror=alert(1)>&\"'`|$_%#{}\\~^ 東京 مدينة \u202eabc ]]> </script>"
@@ -140,3 +142,15 @@ def test_latex_is_read_back(nasty_table: Table, probe: Callable[..., Path], tmp_
     (joined, *_) = read_latex((tmp_path / "out" / "linear_probe.tex").read_text())
     assert joined[0][1:4] == ["b"] * 3 and joined[1][:2] == ["pair", "r"]
     assert joined[2][0] == "city$\\rightarrow$country"
+
+
+def test_short_texts() -> None:
+    assert [p_text(p) for p in (0.0004, 0.0213, None)] == ["p < .001", "p = .021", ""]
+    assert [short(value) for value in (0.98, -0.141, -0.001, 1.0)] == [".98", "−.14", ".00", "1.00"]
+    assert [show(value, ".2f") for value in (-0.987, None, -0.001)] == ["−0.99", "", "0.00"]
+    assert [show(True), show(False)] == ["yes", "no"]
+    assert latex("city->country:\n86%") == r"city$\rightarrow$country: 86\%"
+    assert config_verb("# A.\n#   lincorr test --config configs/a.yaml\n") == "test"
+    assert config_verb("a: 1\n") == "fit"
+    paths = ("/data/some-lm/", "/cache/models--org--some-lm/snapshots/0a", "org/some-lm", "some-lm")
+    assert {short_name(path) for path in paths} == {"some-lm"} and short_name("/") == "/"

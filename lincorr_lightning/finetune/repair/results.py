@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
-from lincorr_lightning.finetune.results import BY_REFERENCE
+from lincorr_lightning.finetune.results import BY_REFERENCE, OUTCOME_MEANS
 from lincorr_lightning.functional import Outcome, outcome_shares, reference_scores
 from lincorr_lightning.results.plots import bars
 from lincorr_lightning.results.results import Figure, Results
@@ -155,10 +155,13 @@ def _cases_table(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
         "part", "stage", "subject", "source_answer", "reference", "answer_before", "answer_after",
         "outcome", "source_learned", "target_shown", "in_context",
     ]  # fmt: skip
+    controls = sorted(_controls(cases["before"]))
     return Table.of(
         "cases", [{**row, "stage": stage} for stage, rows in cases.items() for row in rows],
-        [*names, *sorted(_controls(cases["before"]))],
-        "What each edit did, before and after the repair.",
+        [*names, *controls], "What each edit did, before and after the repair.",
+    ).sampled(
+        "subject", "source_answer", **OUTCOME_MEANS, in_context="in_context",
+        **{one: one for one in controls},
     )  # fmt: skip
 
 

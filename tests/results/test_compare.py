@@ -1,0 +1,263 @@
+"""Two runs side by side, against their files by other code."""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import pytest
+from pandas import isna
+from scipy.stats import ttest_rel
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ReportError
+from lincorr_lightning.results import SavedRun
+from lincorr_lightning.results.compare import compare_runs
+from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Mean, Table
+from tests.results.conftest import lm_info, save
+
+Make = Callable[..., Path]
+Case = tuple[str, str, str, str]  # subject, answer, reference, outcome
+
+CASES: list[Case] = [
+    ("Ada", "Oslo", "Norway", "generalized"), ("Emma", "Bergen", "Norway", "unchanged"),
+    ("Bo", "Rome", "Italy", "generalized"), ("Di", "Milan", "Italy", "hallucinated"),
+    ("Eve", "Lima", "Peru", "generalized"),
+]  # fmt: skip
+
+
+def changed(cases: Sequence[Case], **outcomes: str) -> list[Case]:
+    return [(*case[:3], outcomes.get(case[0], case[3])) for case in cases]
+
+
+def share(cases: Sequence[Case]) -> float:
+    return fmean(case[3] == "generalized" for case in cases)
+
+
+def by_reference(cases: Sequence[Case]) -> dict[str, float]:
+    names = dict.fromkeys(case[2] for case in cases)
+    return {name: share([case for case in cases if case[2] == name]) for name in names}
+
+
+@pytest.fixture
+def edits(tmp_path: Path) -> Make:
+    """Writes the folder of a run whose cases are given."""
+
+    def make(name: str, cases: Sequence[Case], lm: str = "tiny-world", **settings: Any) -> Path:
+        means = {"generalized": Mean("outcome", "generalized"),
+                 "macro_generalized": Mean("outcome", "generalized", per="reference")}  # fmt: skip
+        macro = fmean(by_reference(cases).values())
+        row = {"relation": "city->country", "generalized": share(cases), "random": 0.04,
+               "macro_generalized": macro}  # fmt: skip
+        tables = [
+            Table.of("outcomes", [row], (), "Outcomes", "", True, {"random": "chance"},
+                     dict.fromkeys(("generalized", "macro_generalized", "random"), ".1%")),
+            Table.of("cases", cases, ("subject", "source_answer", "reference", "outcome"), "Cases")
+            .sampled("subject", "source_answer", **means),
+        ]  # fmt: skip
+        values = {"relation": "city->country", "generalized": share(cases),
+                  "macro": {"generalized": macro}, "n_edits": len(cases), "flag": True}  # fmt: skip
+        results = Results("source_finetune", values, tables=tables, lm=lm_info(lm),
+                          settings={"data": {"seed": 0}, **settings})  # fmt: skip
+        return save(results, tmp_path / name)
+
+    return make
+
+
+def numbers(*runs: Path, table: str = "numbers") -> dict[tuple[str, str], dict[str, Any]]:
+    frame = compare_runs(*map(SavedRun.read, runs)).table(table).frame
+    return {(row["number"], row["row"]): row for row in frame.to_dict("records")}
+
+
+ROW = "city->country"
+
+
+def test_the_same_edits_are_pairs(edits: Make) -> None:
+    after = changed(CASES, Emma="generalized", Di="generalized", Eve="unchanged")
+    found = numbers(edits("a", CASES), edits("b", after))
+    row = found["generalized", ROW]
+    assert (row["first"], row["second"], row["difference"]) == pytest.approx((0.6, 0.8, 0.2))
+    pairs = np.array([[c[3] == "generalized" for c in cases] for cases in (CASES, after)], float)
+    assert row["error"] == pytest.approx(np.diff(pairs, axis=0).std(ddof=1) / 5**0.5)
+    assert (row["units"], row["n_first"], row["n_second"], row["n_both"]) == ("cases", 5, 5, 5)
+    # Of one edit in five, 1 of 3 + 2 added, against 2 + 1: Bonett and Price.
+    p12, p21 = 2 / 7, 3 / 7
+    half = 1.959963985 * ((p12 + p21 - (p12 - p21) ** 2) / 7) ** 0.5
+    assert (row["low"], row["high"]) == pytest.approx((1 / 7 - half, 1 / 7 + half))
+    macro = found["macro_generalized", ROW]
+    means = [list(by_reference(cases).values()) for cases in (CASES, after)]
+    test = ttest_rel(means[1], means[0])
+    interval = test.confidence_interval()
+    assert (macro["low"], macro["high"]) == pytest.approx((interval.low, interval.high))
+    assert (macro["units"], macro["n_both"]) == ("cases by reference", 3)
+    # No folder holds what this is a mean of.
+    chance = found["random", ROW]
+    assert chance["difference"] == 0 and isna(chance["error"]) and chance["units"] == ""
+    assert set(found) == {(name, ROW) for name in ("generalized", "macro_generalized", "random")}
+
+
+def test_numbers_of_results_json_have_the_same_errors(edits: Make) -> None:
+    runs = edits("a", CASES), edits("b", changed(CASES, Eve="unchanged"))
+    found, values = numbers(*runs), numbers(*runs, table="values")
+    assert {name for name, _ in values} == {"generalized", "macro.generalized", "n_edits"}
+    for name in ("generalized", "macro.generalized"):
+        row, same = values[name, ""], found[name.replace(".", "_"), ROW]
+        assert (row["low"], row["high"]) == (same["low"], same["high"])
+    assert isna(values["n_edits", ""]["error"])
+
+
+def test_other_edits_are_two_samples_and_common_ones_have_a_row_of_their_own(edits: Make) -> None:
+    # The same subject with another answer is another edit.
+    others: list[Case] = [
+        ("Ada", "Rome", "Italy", "unchanged"),
+        ("Xu", "Bari", "Italy", "unchanged"),
+    ]
+    first = edits("a", CASES)
+    apart = numbers(first, edits("b", others))
+    row = apart["generalized", ROW]
+    assert (row["n_first"], row["n_second"], row["n_both"]) == (5, 2, 0)
+    assert row["error"] == pytest.approx(0.5477226 / 5**0.5)  # the second sample does not vary
+    assert ("generalized", f"{ROW}, in both") not in apart
+    mixed = numbers(first, edits("c", [*changed(CASES[:3], Bo="unchanged"), *others]))
+    row, both = mixed["generalized", ROW], mixed["generalized", f"{ROW}, in both"]
+    assert (row["n_first"], row["n_second"], row["n_both"]) == (5, 5, 3)
+    assert (row["first"], row["second"]) == pytest.approx((0.6, 0.2))
+    assert (both["first"], both["second"], both["n_first"]) == pytest.approx((2 / 3, 1 / 3, 3))
+    assert both["error"] == pytest.approx(1 / 3)  # differences 0, 0, -1
+
+
+def test_a_number_that_is_no_mean_of_the_units_has_no_error(edits: Make) -> None:
+    runs = [edits("a", CASES), edits("b", changed(CASES, Bo="unchanged"))]
+    path = runs[1] / "tables" / "cases.csv"
+    path.write_text("\n".join(path.read_text().splitlines()[:-1]))
+    row = numbers(*runs)["generalized", ROW]
+    assert row["difference"] == pytest.approx(-0.2) and isna(row["low"])
+
+
+def test_what_differs_is_listed(edits: Make) -> None:
+    first = edits("a", CASES, rate=0.1, lm_head={"tied": True})
+    second = edits("b", CASES, lm="gpt2", rate=0.2, lm_head={"tied": True})
+    config = second / "config.yaml"
+    config.write_text(config.read_text().replace("seed_everything: 7", "seed_everything: 8"))
+    frame = compare_runs(SavedRun.read(first), SavedRun.read(second)).table("differing").frame
+    assert frame.to_numpy().tolist() == [
+        ["folder", str(first), str(second)],
+        ["seed_everything", "7", "8"],
+        ["lm.name_or_path", "tiny-world", "gpt2"],
+        ["lm.fingerprint.weights", "w of tiny-world", "w of gpt2"],
+        ["settings.rate", "0.1", "0.2"],
+    ]
+
+
+def test_tables_are_joined_by_their_keys(edits: Make, geometry: Make, tmp_path: Path) -> None:
+    after = [*changed(CASES[1:], Di="generalized"), ("Xu", "Bari", "Italy", "unchanged")]
+    results = compare_runs(SavedRun.read(edits("a", CASES)), SavedRun.read(edits("b", after)))
+    cases = results.table("cases").frame.set_index(["subject", "source_answer"])
+    assert cases.loc[("Di", "Milan")].tolist() == ["Italy", "Italy", "hallucinated", "generalized"]
+    assert len(cases) == 6 and isna(cases.loc[("Xu", "Bari"), "outcome_first"])
+    outcomes = results.table("outcomes").frame
+    assert outcomes["generalized_difference"][0] == pytest.approx(share(after) - share(CASES))
+    # A study of which nothing is known here.
+    one = geometry()
+    other = one.rename(tmp_path / "other")
+    table = other / "tables" / "closeness.csv"
+    table.write_text(table.read_text().replace("-0.001", "0.25"))
+    results = compare_runs(SavedRun.read(geometry()), SavedRun.read(other))
+    joined = results.table("closeness").frame
+    assert joined["spearman_difference"].tolist() == pytest.approx([0.251, np.nan], nan_ok=True)
+    assert list(joined)[:4] == ["layer", "spearman_first", "spearman_second", "spearman_difference"]
+    assert results.table("values").frame["number"].tolist() == ["n_subjects", "depth.a"]
+    assert not results.figures
+
+
+def test_rows_are_told_apart_by_texts_before_numbers(tmp_path: Path) -> None:
+    runs = []
+    for n, rows in enumerate(([[1, "a", 0.5], [2, "b", 0.4]], [[1, "b", 0.7], [2, "a", 0.6]])):
+        table = Table.of("ranking", rows, ("rank", "pair", "r"), formats={"r": ".2f"})
+        runs.append(SavedRun.read(save(Results("probe", tables=[table]), tmp_path / str(n))))
+    frame = compare_runs(*runs).table("ranking").frame.set_index("pair")
+    assert frame["r_difference"].to_dict() == pytest.approx({"a": 0.1, "b": 0.3})
+
+
+def test_the_command(edits: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    after = changed(CASES, Emma="generalized")
+    runs = [edits("a", CASES), edits("b", after, lm="org/gpt2")]
+    main(["compare", *map(str, runs)])
+    text = capsys.readouterr().out
+    assert "gpt2 minus tiny-world" in text and "5, 5 (5)" in text and "+20.0" in text
+    assert not (tmp_path / "out").exists()
+    main(["compare", *map(str, runs), "--output", str(tmp_path / "out")])
+    assert text in (output := capsys.readouterr().out) and "report.html" in output
+    files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")}
+    names = ("differing", "numbers", "values", "outcomes", "cases")
+    tables = {f"tables/{name}.csv" for name in names}
+    assert files == {"report.html", "comparison.md", "comparison.tex", "figures/comparison.png",
+                     *tables}  # fmt: skip
+    with (tmp_path / "out" / "tables" / "numbers.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert float(rows[0]["difference"]) == pytest.approx(0.2)
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "data:image/png" in page and "Outcomes" not in page
+    with pytest.raises(SystemExit):
+        main(["compare", str(runs[0])])
+
+
+def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) -> None:
+    run, other = edits("a", CASES), edits("b", CASES)
+
+    def refused(match: str, *args: Path | str) -> None:
+        with pytest.raises(ReportError, match=match):
+            main(["compare", *map(str, args)])
+
+    refused("is named twice", run, run / ".." / "a")
+    refused("is named twice", run, run / "results.json")
+    refused("one of source_finetune and .* one of linear_probe", run, probe())
+    refused("holds some. Name them", run, tmp_path)
+    refused("is the folder of a run", run, other, "--output", other)
+    bare = [save(Results("bare", {"a": n}), tmp_path / n) for n in ("x", "y")]
+    refused("have no number in common", *bare)
+    content = json.loads((other / "results.json").read_text())
+    (other / "results.json").write_text(json.dumps({**content, "schema": 1}))
+    refused("not of schema", run, other)
+    (other / "results.json").unlink()
+    refused("did not finish", run, other)
+
+
+COMMON = ("--trainer.enable_progress_bar=false",)
+STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
+    "linear_probe": (
+        ["fit", "--model.knowledge=[city,country]", "--data.n_subjects=120"], "--data.seed",
+        {"label_mean", "influenced_1"},
+    ),
+    "source_finetune": (
+        ["fit", "--data.n_edits=4", "--model.forecast=false", "--trainer.max_epochs=1"],
+        "--model.learning_rate",
+        {"source_learned", "generalized", "hallucinated", "unchanged", "macro_generalized",
+         "macro_hallucinated"},
+    ),
+    "token_geometry": (
+        ["test", "--data.n_texts=4"], "--model.seed",
+        {"loss", "entropy", "dimension", "overlap", "cosine"},
+    ),
+    "vocabulary_ablation": (
+        ["fit", "--model.compose.epochs=1", "--model.learn.epochs=1"], "--data.seed",
+        {"generalized"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("study", STUDIES)
+def test_two_runs_from_the_command_line(study: str, tmp_path: Path) -> None:
+    command, changed_option, known = STUDIES[study]
+    for value in (1, 2):
+        main([command[0], "--config", f"{study}.yaml", *command[1:], *COMMON,
+              f"{changed_option}={value}", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+    runs = sorted(tmp_path.glob("*/version_*"))
+    frame = compare_runs(*map(SavedRun.read, runs)).table("numbers").frame
+    assert set(frame["number"][frame["low"].notna()]) == known
+    assert (frame.dropna()["low"] <= frame.dropna()["high"]).all()
