@@ -86,7 +86,7 @@ def _raw_edit(row: Any, where: str, number: int, keys: tuple[str, str]) -> RawEd
     """Return the edit of a record, by the first of the known shapes whose keys it has."""
     if not isinstance(row, Mapping):
         needed = '{"subject": "Ada", "answer": "Paris"}'
-        raise SubjectsError(f"{where}: an object is needed, such as {needed}, not {row!r}.")
+        raise SubjectsError(f"{where}: an object is needed, such as {needed}, not {row!r:.99}.")
     id = next((text for key in ("case_id", "id") if (text := _text(row.get(key)))), str(number))
     edit = partial(_edit, where, id)
     # In zsRE, `answers` are what was right before.
@@ -108,8 +108,8 @@ def _raw_edit(row: Any, where: str, number: int, keys: tuple[str, str]) -> RawEd
     _refuse_misspelled(row, where, keys)
     hint = " `answers` of zsRE are what was right before." if "answers" in row else ""
     raise SubjectsError(
-        f"{where}: no edit can be read from the fields {', '.join(map(str, row))}. Name those of "
-        f"the subject and of the new answer as data.subject_key and data.answer_key.{hint}"
+        f"{where}: no edit can be read from the fields {', '.join(map(str, row)):.99}. Name those "
+        f"of the subject and of the new answer as data.subject_key and data.answer_key.{hint}"
     )
 
 

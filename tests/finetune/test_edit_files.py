@@ -316,6 +316,8 @@ def test_fields_with_names_of_ones_own(tmp_path: Path) -> None:
     ("e.json", b'[{"subject": "a",', r"e\.json: no JSON .*Write a list of objects"),
     ("e.json", b'{"subject": "a", "answer": "b"}\n{', r"e\.json, line 2: no JSON"),
     ("e.json", b"[]", "has no edit"),
+    ("e.json", json.dumps(dict.fromkeys(range(999))).encode(), r"fields 0, 1, 2.{90,95}\. Name"),
+    ("e.json", json.dumps([[1] * 999]).encode(), r"row 1: an object .* not \[1, .{90,99}$"),
     ("e.json", b'{"success": [{"question": "a"}], "locality": []}',
      r"row 1: no edit can be read from the fields success, locality\. Name"),
     ("e.json", b'[["a", "b"]]', "row 1: an object is needed"),
