@@ -110,15 +110,18 @@ def read_config(value: str) -> dict[str, Any]:
 def prepare_args(args: Sequence[str]) -> list[str]:
     """Return a command line that jsonargparse can parse, with packaged configs and LMs found."""
     passed, rest = [], iter(args)
+    read = "--model.lm", "--model.before", "--model.prefix"
     for argument in rest:
         key, equals, value = argument.partition("=")
-        if key not in ("--config", "-c") and not key.startswith(("--model.lm", "--model.before")):
+        if key not in ("--config", "-c") and not key.startswith(read):
             passed.append(argument)
             continue
         value = value if equals else next(rest, "")
         group, _, name = key.rpartition(".")
         if key in ("--config", "-c"):
             key, value = "--config", _check_config(value)
+        elif name == "prefix":  # else a colon would make it a mapping
+            key, value = group, json.dumps({"init_args": {name: value}})
         elif group == "--model" and value.endswith((".yaml", ".yml")):
             value = json.dumps(_lm_of(value))
         elif group != "--model" and value == "null":  # which jsonargparse takes for a text

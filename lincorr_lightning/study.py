@@ -332,7 +332,7 @@ class LMStudy(Study):
     trains_lm: ClassVar[bool] = False
     """Whether the LM's own weights, or adapters in it, are trained."""
 
-    def __init__(self, lm: LMConfig | Mapping[str, Any], prefix: str | None = None) -> None:
+    def __init__(self, lm: LMConfig | Mapping[str, Any], prefix: str = "") -> None:
         super().__init__()
         self.lm = LanguageModel(as_settings(LMConfig, lm), prefix)
         # `on_load_checkpoint` checks the keys, of which those of frozen weights are missing.

@@ -56,7 +56,7 @@ class TrainedLMStudy(LMStudy):
 
     def __init__(
         self, lm: Any, method: str, learning_rate: float, adapter: Any, weight_decay: float = 0.0,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:  # fmt: skip
         super().__init__(lm, prefix)
         require_one_of("model.method", method, ("full", "lora"))

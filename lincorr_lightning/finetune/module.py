@@ -86,7 +86,7 @@ class SourceFinetune(TrainedLMStudy):
         weight_decay: float = 0.0,
         forecast: bool = True,
         save_model: bool = False,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         super().__init__(lm, method, learning_rate, adapter, weight_decay, prefix)
         require("model.edits_per_step", edits_per_step, at_least=1)
@@ -340,7 +340,7 @@ class EditForecast(LMStudy):
         adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
         steps_per_edit: int = 10,
         learning_rate: float = 5e-6,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         super().__init__(lm, prefix)
         for ridge in ridges:

@@ -85,7 +85,7 @@ class FeatureFlow(LMStudy):
         steering: SteeringSettings = SteeringSettings(),  # noqa: B008 (frozen)
         knowledge_files: list[str] = [],  # noqa: B006 (never changed)
         seed: int = 0,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         require("model.k", k, at_least=1)
         require("model.training_tokens", training_tokens, at_least=1)

@@ -84,7 +84,7 @@ class KnowledgeGeometry(LMStudy):
         ks: list[int] = [2, 10, 31],  # noqa: B006
         n_permutations: int = 9999,
         seed: int = 0,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         super().__init__(lm, prefix)
         require("model.ridge", ridge, at_least=0)

@@ -122,12 +122,12 @@ class PromptEncoder:
         return ids[: self.max_length]
 
 
-def chat_lead_in(tokenizer: PreTrainedTokenizerBase, prefix: str | None) -> str:
+def chat_lead_in(tokenizer: PreTrainedTokenizerBase, prefix: str) -> str:
     """Return what a chat has before the assistant's text, after the `prefix` as the user's turn.
 
     A `LanguageModelError` if there is no template, or it fails, or changes the assistant's text.
     """
-    request = {"role": "user", "content": _REQUEST if prefix is None else prefix}
+    request = {"role": "user", "content": prefix or _REQUEST}
     starts = set()
     try:
         if tokenizer.chat_template is None:

@@ -87,7 +87,7 @@ class LanguageModel(nn.Module):
     reads_prompts: str | None = None
     """How `joint_logits` reads the prompts of a subject, in words; None before the first call."""
 
-    def __init__(self, config: LMConfig | Mapping[str, Any], prefix: str | None = None) -> None:
+    def __init__(self, config: LMConfig | Mapping[str, Any], prefix: str = "") -> None:
         super().__init__()
         self.config = config if isinstance(config, LMConfig) else LMConfig(**config)
         self._checkpoint = find_checkpoint(self.config)
@@ -96,7 +96,7 @@ class LanguageModel(nn.Module):
         self._prepare(read_tokenizer(self._checkpoint), model_config, prefix)
 
     def _prepare(
-        self, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, prefix: str | None
+        self, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, prefix: str
     ) -> None:
         self.tokenizer = tokenizer
         self.prompt_prefix, is_chat = prefix, self.config.chat_template
@@ -123,7 +123,7 @@ class LanguageModel(nn.Module):
     @classmethod
     def from_module(
         cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
-        prefix: str | None = None, **options: Any,
+        prefix: str = "", **options: Any,
     ) -> LanguageModel:  # fmt: skip
         """Wrap an LM that is in memory, such as one in training; it is not copied or changed.
 

@@ -130,7 +130,7 @@ class LinearProbe(LMStudy):
         solver: Literal["closed_form", "sgd"] = "closed_form",
         learning_rate: float = 0.5,
         momentum: float = 0.9,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         if ridge != "auto":
             require("model.ridge", ridge, at_least=0)

@@ -127,7 +127,7 @@ class MapResilience(LMStudy):
         knowledge_files: list[str] = [],  # noqa: B006
         ridge: float = 0.0,
         random_labels: int = 20,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         if linear_map is None and before is None:
             raise ConfigError(

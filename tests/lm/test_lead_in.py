@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning import LinearMap
+from lincorr_lightning.cli import main
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import CheckpointError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditTraining
@@ -97,8 +99,7 @@ def str_config(folder: Path) -> LMConfig:
 
 def test_what_the_user_says_without_a_prefix() -> None:
     tokenizer = small_tokenizer(chat_template=CHAT)
-    assert chat_lead_in(tokenizer, None) == "<s> Complete the sentence. </s> saw "
-    assert chat_lead_in(tokenizer, "") == "<s>  </s> saw "
+    assert chat_lead_in(tokenizer, "") == "<s> Complete the sentence. </s> saw "
 
 
 def test_an_empty_thought_is_part_of_the_turn() -> None:
@@ -122,7 +123,7 @@ def test_an_empty_thought_is_part_of_the_turn() -> None:
 def test_templates_that_cannot_be_used(template: str | None, reason: str) -> None:
     tokenizer = small_tokenizer(chat_template=template, name_or_path="MY/LM")
     with pytest.raises(LanguageModelError) as caught:
-        chat_lead_in(tokenizer, None)
+        chat_lead_in(tokenizer, "")
     message = str(caught.value)
     assert "the chat template of MY/LM cannot be used: " in message and reason in message
     assert "\n" not in message and "lm.tokenizer" in message
@@ -163,6 +164,16 @@ def test_studies_that_read_prompts_pass_it_on(kind: Any, small_lm: str) -> None:
     assert study.lm.lead_in == study.hparams["prefix"] == "red "
     if kind is MapResilience:
         assert study.before.lead_in == "red "
+
+
+@pytest.mark.parametrize("prefix", ["Q: Who?\nA: Me. ", "[a, b]", "null", "12", "é \\n 'x'", ""])
+def test_a_prefix_is_taken_as_it_is(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not as YAML, which many few-shot texts are."""
+    config = ["--config", "configs/linear_probe.yaml", "--print_config"]
+    with pytest.raises(SystemExit):
+        main(["fit", *config, "--model.prefix", prefix])
+    shown = yaml.safe_load(capsys.readouterr().out)
+    assert shown["model"]["init_args"]["prefix"] == prefix
 
 
 def test_edits_and_callbacks_read_it(small_lm: str) -> None:
@@ -226,7 +237,7 @@ def test_a_probe_s_map_and_the_runs_that_may_use_it(make_lm: Any, tmp_path: Path
     settings = json.loads((run / "results.json").read_text())["settings"]
     assert settings["prefix"] == "red" and settings["lm"]["chat_template"] is True
     message = "fitted with the city prompt 'Rome red is {} lives in the city of', this run has"
-    for other, prefix in [(config, "blue"), (config, None), (LMConfig(folder), "red")]:
+    for other, prefix in [(config, "blue"), (config, ""), (LMConfig(folder), "red")]:
         with pytest.raises(LinearMapError) as caught:
             MapResilience(lm=other, prefix=prefix, linear_map=str(run / "linear_map"))
         assert message in str(caught.value) and "prefix and chat template" in str(caught.value)

@@ -60,7 +60,7 @@ class EditedLM(LMStudy):
         controls: list[str] = list(CONTROLS),  # noqa: B006 (never changed)
         n_neighbours: int = 100,
         n_subjects: int = N_SUBJECTS,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         super().__init__(before, prefix)
         require("model.n_neighbours", n_neighbours, at_least=0)

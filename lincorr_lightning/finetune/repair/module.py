@@ -104,7 +104,7 @@ class Repair(TrainedLMStudy):
         steps_per_edit: int = 10,
         edits_per_step: int = 32,
         save_model: bool = False,
-        prefix: str | None = None,
+        prefix: str = "",
     ) -> None:
         super().__init__(lm, method, learning_rate, adapter, prefix=prefix)
         require("model.preserve_weight", preserve_weight, at_least=0)
