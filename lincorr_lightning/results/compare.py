@@ -41,7 +41,7 @@ def compare(args: Sequence[str]) -> Results:
     """Compare two runs as the command line behind ``lincorr compare`` says."""
     about = "Show two finished runs of one study side by side, with errors of the differences."
     parser = argparse.ArgumentParser(prog="lincorr compare", description=about)
-    runs = "folder of a finished run, such as runs/linear_probe/version_0"
+    runs = "folders of two finished runs; differences are the second's numbers minus the first's"
     parser.add_argument("runs", nargs=2, metavar="RUN", help=runs)
     parser.add_argument("--output", help="folder to write a page, all tables and a figure to")
     options = parser.parse_args(args)
@@ -182,8 +182,8 @@ def _differences(values: Any, row: Mapping[str, Any], samples: Any) -> Iterator[
         is_there = units[:, :, 1] > 0
         common, n = is_there.all(1), is_there.sum(0)
         # A number may be of more than the table holds, such as of several seeds.
-        means = units[:, :, 0].sum(0) / units[:, :, 1].sum(0)
-        if n.min() < 2 or not np.allclose(means, values, 1e-6, 1e-9):
+        totals = units.sum(0)
+        if n.min() < 2 or not np.allclose(totals[:, 0] / totals[:, 1], values, 1e-6, 1e-9):
             continue
         some = [(", in both", common)] if 2 <= common.sum() < n.max() else []
         for rest, chosen in ("", common | True), *some:
@@ -206,7 +206,7 @@ def _join(pair: Pair) -> Table | None:
     cells = ((key, side) for key in shown for side in sides if key in sides[side])
     names = {f"{key}_{side}": (key, side) for key, side in cells}
     columns = [sides[side][key].rename(name) for name, (key, side) in names.items()]
-    frame = concat(columns, axis=1).reset_index(drop=not keys)
+    frame = concat(columns, axis=1).copy().reset_index(drop=not keys)
     titles = dict(zip(table.keys, table.titles, strict=True))
     heads = titles | {name: f"{titles[key]}, {side}" for name, (key, side) in names.items()}
     forms = {n: table.formats.get(key) or ".4g" for n, (key, _) in names.items() if key in numbers}

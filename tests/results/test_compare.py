@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
@@ -239,6 +240,11 @@ STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
         {"source_learned", "generalized", "hallucinated", "unchanged", "macro_generalized",
          "macro_hallucinated"},
     ),
+    "edited_lm": (
+        ["test"], "--data.seed",
+        {"source_learned", "generalized", "hallucinated", "unchanged", "macro_generalized",
+         "macro_hallucinated", "p_new", "p_old"},
+    ),
     "token_geometry": (
         ["test", "--data.n_texts=4"], "--model.seed",
         {"loss", "entropy", "dimension", "overlap", "cosine"},
@@ -248,6 +254,25 @@ STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
         {"generalized"},
     ),
 }  # fmt: skip
+
+
+def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> None:
+    runs = []
+    for n, pairs in enumerate((["a->b", "b->a"], ["a->b", "c->a"])):
+        rows = [(pair, label, 0.1 * n + 0.2 * i) for pair in pairs for i, label in enumerate("xyz")]
+        tables = [
+            Table.of("summary", [(pair, 0.1 * n + 0.2) for pair in pairs], ("pair", "label_mean"),
+                     headline=True, formats={"label_mean": ".2f"}),
+            Table.of("label_wise", rows, ("pair", "label", "r")).sampled("label", label_mean="r"),
+        ]  # fmt: skip
+        runs.append(save(Results("probe", tables=tables), tmp_path / str(n)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = numbers(*runs)
+    assert [(row, isna(each["difference"])) for (_, row), each in found.items()] == [
+        ("a->b", False), ("b->a", True), ("c->a", True)
+    ]  # fmt: skip
+    assert found["label_mean", "a->b"]["error"] == pytest.approx(0, abs=1e-12)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from lincorr_lightning.finetune.edits import reference_mask, skip_counts
 from lincorr_lightning.finetune.results import case_results, outcomes_table, skipped_tables
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.results.table import Table, number
+from lincorr_lightning.results.table import Mean, Table, number
 
 
 def edited_results(
@@ -83,7 +83,9 @@ def edited_results(
     }  # fmt: skip
     table, figures = case_results(cases, relation.name, results["random"])
     p = dict.fromkeys((name for name in columns if name.startswith("p_")), ".1%")
-    table = replace(table, frame=table.frame.assign(**columns), formats={**table.formats, **p})
+    of_cases = {**table.means, "p_new": Mean("p_new_after"), "p_old": Mean("p_old_after")}
+    frame, formats = table.frame.assign(**columns), {**table.formats, **p}
+    table = replace(table, frame=frame, formats=formats, means=of_cases)
     own = Results("edited_lm", results)
     tables = [outcomes_table([own], own), _reach_table(results), table]
     scalars = {f"test/{name}": results[name] for name in ("source_learned", *Outcome)}
