@@ -25,47 +25,34 @@ class LMConfig:
     name_or_path: str = TINY_WORLD
     """Folder of a checkpoint or of a peft adapter, a .gguf file, a hub id such as
     openai-community/gpt2, or tiny-world (packaged)."""
-
     adapter: str | None = None
     """Folder or hub id of a peft adapter that is merged into the LM in memory; null for none. An
     adapter as name_or_path names its LM itself."""
-
     tokenizer: str | None = None
     """Folder or hub id of a tokenizer that replaces the checkpoint's own, such as that of a GGUF
     file without one or with a wrong one; null for the checkpoint's own."""
-
     revision: str | None = None
     """Branch, tag or commit of a hub id; null for its main branch."""
-
     dtype: Dtype = "float32"
     """Dtype of weights and forward pass; auto takes the checkpoint's. Head rows are in float64."""
-
     attn_implementation: str | None = None
     """One of eager, sdpa and flash_attention_2; null lets transformers choose."""
-
     add_bos: bool | None = None
     """Whether prompts begin with the BOS token; null follows the tokenizer, or the template."""
-
     chat_template: bool = False
     """Whether a prompt is the beginning of the assistant's turn in the tokenizer's chat template,
     after a turn of the user with the study's prefix, or a request to complete the sentence."""
-
     tokens_per_forward: int | None = None
     """Maximum tokens of a forward pass, padding included; null halves it when memory runs out."""
-
     share_prefixes: bool | Literal["auto"] = "auto"
     """Whether the common prefix of a subject's prompts is computed once; auto where it saves time
     and gives the same logits, true to fail where the LM does not support it, false for never."""
-
     compile: bool = False
     """Whether to run torch.compile on the LM's layers; minutes at the start, faster on a GPU."""
-
     trust_remote_code: bool = False
     """Whether to run Python code that comes with the checkpoint."""
-
     cache_dir: str | None = None
     """Folder of hub downloads; null for Hugging Face's default."""
-
     local_files_only: bool = False
     """Whether a hub id is looked up among earlier downloads only."""
 

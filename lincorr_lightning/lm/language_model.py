@@ -12,38 +12,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
+from lincorr_lightning.lm import fingerprint as prints
+from lincorr_lightning.lm import head as heads
+from lincorr_lightning.lm import modes, shared_prefixes
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
-from lincorr_lightning.lm.fingerprint import (
-    fingerprint_config,
-    fingerprint_tokenizer,
-    fingerprint_weights,
-)
-from lincorr_lightning.lm.head import (
-    are_same,
-    can_read_rows,
-    head_of,
-    is_plain,
-    pad_right,
-    probe_tokens,
-    read_logits,
-    to_device,
-)
 from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_config, read_tokenizer
-from lincorr_lightning.lm.modes import (
-    HALF_PRECISIONS,
-    dtype_name,
-    float32_forward,
-    reading,
-    trained_in_half_precision,
-)
 from lincorr_lightning.lm.sharding import shard, splits_matrices
-from lincorr_lightning.lm.shared_prefixes import (
-    logits_of_trees,
-    plan_reading,
-    prefix_sharing_error,
-)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -198,7 +174,7 @@ class LanguageModel(nn.Module):
 
     @property
     def _may_widen(self) -> bool:
-        return self.can_widen and not trained_in_half_precision(self.model)
+        return self.can_widen and not modes.trained_in_half_precision(self.model)
 
     def any_rank(self, condition: bool) -> bool:
         """Return whether a condition holds on any of the ranks that share the LM."""
@@ -278,8 +254,8 @@ class LanguageModel(nn.Module):
         Returns:
             ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
         """
-        input_ids, mask, last = pad_right(input_ids, attention_mask)
-        return read_logits(self.model, input_ids, mask, last, token_ids, self._test().by_rows)
+        input_ids, mask, last = heads.pad_right(input_ids, attention_mask)
+        return heads.read_logits(self.model, input_ids, mask, last, token_ids, self._test().by_rows)
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.
@@ -310,16 +286,18 @@ class LanguageModel(nn.Module):
         rows, such as that of their adapters.
         """
         device = self.model.device
-        tokens = to_device(self._checked(token_ids), device)
+        tokens = heads.to_device(self._checked(token_ids), device)
         logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
         by_rows = self._test().by_rows
 
         def forward(batch: list[int]) -> None:
             ids, _ = self._encoder.pad([rows[i] for i in batch])
-            last = to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), device)
+            last = heads.to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), device)
             with context(batch) if context is not None else nullcontext():
-                part = read_logits(self.model, to_device(ids, device), None, last, tokens, by_rows)
-            logits[to_device(torch.tensor(batch), device)] = part.to(device)
+                part = heads.read_logits(
+                    self.model, heads.to_device(ids, device), None, last, tokens, by_rows
+                )
+            logits[heads.to_device(torch.tensor(batch), device)] = part.to(device)
 
         with self._reading():
             self.in_batches([len(row) for row in rows], forward)
@@ -329,7 +307,7 @@ class LanguageModel(nn.Module):
             prompt = self.tokenizer.decode(list(rows[index][len(self._encoder.prefix) :]))
             raise NonFiniteError(
                 f"the LM {self.config.name_or_path} gives NaN or infinite logits after prompt "
-                f"{index} ({prompt!r}) in {dtype_name(self.model.dtype)}. With float16, set "
+                f"{index} ({prompt!r}) in {modes.dtype_name(self.model.dtype)}. With float16, set "
                 "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
         return logits
@@ -345,7 +323,7 @@ class LanguageModel(nn.Module):
         def forward(batch: list[int]) -> None:
             ids = self._encoder.pad([rows[i] for i in batch])[0].to(self.model.device)
             last = torch.tensor([len(rows[i]) - 1 for i in batch], device=ids.device)
-            logits = read_logits(self.model, ids, None, last, every, by_rows=False)
+            logits = heads.read_logits(self.model, ids, None, last, every, by_rows=False)
             probabilities[batch] = logits.softmax(1).cpu().gather(1, token_ids[batch])
 
         with self._reading():
@@ -375,7 +353,9 @@ class LanguageModel(nn.Module):
                 return logits
         if not self._may_widen:
             return self.logits_of_rows(rows, token_ids, context)
-        with float32_forward(self.model, head_of(self.model) if self._test().skips_head else None):
+        with modes.float32_forward(
+            self.model, heads.head_of(self.model) if self._test().skips_head else None
+        ):
             return self.logits_of_rows(rows, token_ids, context)
 
     def head_rows(self, token_ids: Sequence[int]) -> Tensor | None:
@@ -384,8 +364,8 @@ class LanguageModel(nn.Module):
         They are None for a head that multiplies by more than its weight, such as a quantized one.
         All ranks that share an LM must call it together.
         """
-        head = head_of(self.model)
-        if not is_plain(head):
+        head = heads.head_of(self.model)
+        if not heads.is_plain(head):
             return None
         weight = head.weight.detach()
         whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
@@ -434,19 +414,19 @@ class LanguageModel(nn.Module):
         Also returned is how the prompts are read, in words.
         """
         error = self._test().sharing_error
-        trees, why = plan_reading(
+        trees, why = shared_prefixes.plan_reading(
             self.model, groups, self.config.share_prefixes, self._batches.fixed, error
         )
         if self._batches.max_over_ranks(not trees) and trees:
             trees, why = [], "one by one, as another rank must"
         if not trees:
             return None, why
-        tokens = [to_device(self._checked(ids), self.model.device) for ids in token_ids]
+        tokens = [heads.to_device(self._checked(ids), self.model.device) for ids in token_ids]
         firsts = [tree.ends[0][0] for tree in trees]  # all of a tree have one context
         context_of_trees = context and (lambda chosen: context([firsts[i] for i in chosen]))
         n_subjects = sum(len(group) for group in groups) // len(token_ids)
         with self._reading():
-            logits = logits_of_trees(
+            logits = shared_prefixes.logits_of_trees(
                 self.model, trees, n_subjects, tokens, self._batches, context_of_trees
             )
         if self._batches.max_over_ranks(not logits.isfinite().all()):
@@ -458,7 +438,7 @@ class LanguageModel(nn.Module):
     def _reading(self) -> Iterator[None]:
         """Run the LM as `reading` does inside a ``with`` block, without gradients."""
         device = self.model.device.type
-        with torch.no_grad(), reading(self.model, device, compiled=self.config.compile):
+        with torch.no_grad(), modes.reading(self.model, device, compiled=self.config.compile):
             yield
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
@@ -478,14 +458,16 @@ class LanguageModel(nn.Module):
         Tested once for each type of its head, and again when half-precision weights are no longer
         trained; all ranks that share an LM must call it together.
         """
-        widens = self.dtype in HALF_PRECISIONS and self._may_widen
-        kind: tuple[type, bool] = type(head_of(self.model)), widens
+        widens = self.dtype in modes.HALF_PRECISIONS and self._may_widen
+        kind: tuple[type, bool] = type(heads.head_of(self.model)), widens
         if kind not in self._tested:
             probe, size = self._encoder.probe(), self._vocab_size
             dtype = torch.float32 if widens else self.dtype
-            with self._reading(), float32_forward(self.model) if widens else nullcontext():
-                by_rows = can_read_rows(self.model, probe, size, dtype)
-                error = prefix_sharing_error(self.model, by_rows, probe, size, dtype)
+            with self._reading(), modes.float32_forward(self.model) if widens else nullcontext():
+                by_rows = heads.can_read_rows(self.model, probe, size, dtype)
+                error = shared_prefixes.prefix_sharing_error(
+                    self.model, by_rows, probe, size, dtype
+                )
             skips = by_rows and not (widens and self._casts_to_head(probe))
             self._tested[kind] = _Support(by_rows, error, skips)
         return self._tested[kind]
@@ -493,22 +475,22 @@ class LanguageModel(nn.Module):
     def _casts_to_head(self, probe: Sequence[int]) -> bool:
         """Return whether the LM rounds states to the dtype of its head."""
         seen: list[torch.dtype] = []
-        head, ids = head_of(self.model), torch.tensor([list(probe)], device=self.model.device)
+        head, ids = heads.head_of(self.model), torch.tensor([list(probe)], device=self.model.device)
         assert head is not None
         handle = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].dtype))
         try:
-            with self._reading(), float32_forward(self.model, head):
-                read_logits(self.model, ids, None, ids.new_tensor([0]), ids[0], by_rows=True)
+            with self._reading(), modes.float32_forward(self.model, head):
+                heads.read_logits(self.model, ids, None, ids.new_tensor([0]), ids[0], by_rows=True)
         finally:
             handle.remove()
         return seen != [torch.float32]
 
     def has_logits_of(self, other: LanguageModel) -> bool:
         """Return whether another LM with this tokenizer has the same logits, up to rounding."""
-        probe, tokens = self._encoder.probe(), probe_tokens(self._vocab_size)
+        probe, tokens = self._encoder.probe(), heads.probe_tokens(self._vocab_size)
         rows = [probe[: n + 1] for n in range(len(probe))]
         own, others = (lm.logits_of_rows(rows, tokens) for lm in (self, other))
-        return are_same(others, own, self.dtype)
+        return heads.are_same(others, own, self.dtype)
 
     # -- identity ----------------------------------------------------------------------------
 
@@ -522,7 +504,7 @@ class LanguageModel(nn.Module):
         merged = {"adapter": adapter.location, "base": self.location} if adapter else {}
         return {
             "name_or_path": self.config.name_or_path,
-            "dtype": dtype_name(self.model.dtype),
+            "dtype": modes.dtype_name(self.model.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.model.num_parameters(),
         } | merged
@@ -538,10 +520,10 @@ class LanguageModel(nn.Module):
         cached = self._weights_print
         # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
         if cached is None or not is_frozen or not (self.is_sharded or cached[0] == state):
-            cached = self._weights_print = (state, fingerprint_weights(self.model))
+            cached = self._weights_print = (state, prints.fingerprint_weights(self.model))
         return {
-            "tokenizer": fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
-            "config": fingerprint_config(self.model.config),
-            "dtype": dtype_name(self.model.dtype),
+            "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
+            "config": prints.fingerprint_config(self.model.config),
+            "dtype": modes.dtype_name(self.model.dtype),
             "weights": cached[1],
         }

@@ -6,13 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, distributed, nn
-from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    ParallelStyle,
-    RowwiseParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor, parallel
 
 from lincorr_lightning.errors import LanguageModelError
 from lincorr_lightning.lm.head import head_of
@@ -22,13 +16,13 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # Transformers' names of parallel styles, and torch's equivalents.
-_BY_OUTPUTS: dict[str, Callable[[], ParallelStyle]] = {
-    "colwise": ColwiseParallel,
-    "colwise_gather_output": lambda: ColwiseParallel(output_layouts=Replicate()),
+_BY_OUTPUTS: dict[str, Callable[[], parallel.ParallelStyle]] = {
+    "colwise": parallel.ColwiseParallel,
+    "colwise_gather_output": lambda: parallel.ColwiseParallel(output_layouts=Replicate()),
 }
-_BY_INPUTS: dict[str, Callable[[], ParallelStyle]] = {
-    "rowwise": RowwiseParallel,
-    "rowwise_split_input": lambda: RowwiseParallel(input_layouts=Replicate()),
+_BY_INPUTS: dict[str, Callable[[], parallel.ParallelStyle]] = {
+    "rowwise": parallel.RowwiseParallel,
+    "rowwise_split_input": lambda: parallel.RowwiseParallel(input_layouts=Replicate()),
 }
 # Replicated on each rank, which uses it for its own heads: the gradient is the sum over ranks.
 _SUMMED = "replicated_with_grad_allreduce"
@@ -88,7 +82,7 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     plan = _plan(model)
     _check_sizes(model, plan, mesh.size(), n_groups)
     for _, layer, style in _split_layers(model, plan):
-        parallelize_module(layer, mesh, _SPLIT[style](), src_data_rank=None)
+        parallel.parallelize_module(layer, mesh, _SPLIT[style](), src_data_rank=None)
     summed = {m for name, m in model.named_modules() if plan.get(_generic(name)) == _SUMMED}
     # Tied weights stay one parameter.
     whole: dict[nn.Parameter, nn.Parameter] = {}

@@ -18,18 +18,9 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.lm import head as heads
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.encoding import PAD_ID
-from lincorr_lightning.lm.head import (
-    FAILURES,
-    UnusableHeadError,
-    are_same,
-    probe_tokens,
-    read_alone,
-    read_positions,
-    takes_argument,
-    to_device,
-)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,11 +110,11 @@ def pack_trees(
     for row, tree in enumerate(trees):
         n = len(tree.parents)
         sees[row, :n, :n], depths[row, :n] = _shape(tree.parents)
-    hidden = to_device(~sees, device)
+    hidden = heads.to_device(~sees, device)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     return {
-        "input_ids": to_device(torch.tensor(ids), device),
-        "position_ids": to_device(depths, device),
+        "input_ids": heads.to_device(torch.tensor(ids), device),
+        "position_ids": heads.to_device(depths, device),
         "attention_mask": mask.masked_fill_(hidden, torch.finfo(dtype).min).unsqueeze(1),
     }
 
@@ -189,10 +180,10 @@ def logits_of_trees(
         for row, i in enumerate(chosen):
             for prompt, node in trees[i].ends:
                 ends[prompt % n].append((prompt // n, row * length + node))
-        parts = [to_device(torch.tensor(part).long().view(-1, 2), device) for part in ends]
+        parts = [heads.to_device(torch.tensor(part).long().view(-1, 2), device) for part in ends]
         blocks = [(part[:, 1], ids) for part, ids in zip(parts, tokens, strict=True)]
         with context(chosen) if context is not None else nullcontext():
-            read = read_positions(model, blocks=blocks, **batch)
+            read = heads.read_positions(model, blocks=blocks, **batch)
         for column, part, values in zip(columns, parts, read, strict=True):
             column[part[:, 0]] = values.to(device)
 
@@ -216,7 +207,7 @@ def prefix_sharing_error(
     attention = getattr(model.config.get_text_config(), "_attn_implementation", None)
     if attention not in _ATTENTION:
         return f"its attention implementation, {attention}, does not take custom masks"
-    if not takes_argument(model, "position_ids"):
+    if not heads.takes_argument(model, "position_ids"):
         return "its forward does not take position ids"
     # Like the prompts of one subject: several ends, one prompt within another, other beginnings.
     ids = list(probe)
@@ -225,13 +216,13 @@ def prefix_sharing_error(
     # A second tree of another shape, so that padding and separate masks are tested too.
     rows.append([*ids[:1], *ids[2:]])
     trees += grow_trees({len(rows) - 1: rows[-1]})
-    tokens = probe_tokens(vocab_size)
-    plain = read_alone(model, rows, tokens, by_rows=True)
+    tokens = heads.probe_tokens(vocab_size)
+    plain = heads.read_alone(model, rows, tokens, by_rows=True)
     try:
         shared = logits_of_trees(model, trees, len(rows), [tokens], MicroBatches(), dtype=dtype)
-    except (UnusableHeadError, *FAILURES) as error:
+    except (heads.UnusableHeadError, *heads.FAILURES) as error:
         return f"its forward does not take custom masks ({type(error).__name__})"
-    if not are_same(shared, plain, dtype):
+    if not heads.are_same(shared, plain, dtype):
         return "its logits would change"
     return None
 
