@@ -13,17 +13,8 @@ from torch import Tensor
 from lincorr_lightning.callbacks.relation_callback import MapCallback, require_template
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
-from lincorr_lightning.finetune.cases import (
-    CONTROLS,
-    DomainLogits,
-    EditCase,
-    edit_cases,
-    edit_means,
-    find_controls,
-    neighbour_means,
-    outcome_values,
-)
 from lincorr_lightning.finetune.edit_files import named_subjects
 from lincorr_lightning.finetune.edits import Edit, reference_mask, skip_counts
 from lincorr_lightning.finetune.results import case_results, skipped_tables
@@ -104,7 +95,7 @@ class Generalization(MapCallback):
         for prompt in paraphrases or ():
             require_template("Generalization.paraphrases", prompt)
         self.edits = edits
-        self.controls = list(CONTROLS if controls is None else controls)
+        self.controls = list(cases.CONTROLS if controls is None else controls)
         self.n_watch = n_watch
         self.paraphrases = paraphrases or []
         self.n_neighbours = n_neighbours
@@ -113,7 +104,7 @@ class Generalization(MapCallback):
         """Forget the measurements of an earlier run."""
         super().reset()
         self._by_neighbours: dict[int, dict[str, float]] = {}  # of each independent edit
-        self.cases: list[EditCase] = []
+        self.cases: list[cases.EditCase] = []
         self.neighbours: list[str] = []
 
     def open(self, trainer: L.Trainer) -> None:
@@ -138,11 +129,10 @@ class Generalization(MapCallback):
         self.neighbours = [subject for subject in sampled if subject not in edited]
         self._watched = list(range(min(self.n_watch, len(self._subjects))))
         source, tokenizer = self.tokenized.source, self.cache.lm.tokenizer
-        controls = find_controls(self.controls, self.tokenized, self.catalogue, tokenizer)
+        controls = cases.find_controls(self.controls, self.tokenized, self.catalogue, tokenizer)
         self._control_names = [domain.knowledge.name for domain in controls]
         edits = map("{}: {}".format, self._subjects, taught_answers)
-        measured = [*edits, *self.neighbours, *self._control_names, *self.paraphrases]
-        self.declare_measured(measured)
+        self.declare_measured([*edits, *self.neighbours, *self._control_names, *self.paraphrases])
         self.domains += controls
         for prompt in self.paraphrases:
             self.domains.append(
@@ -198,7 +188,7 @@ class Generalization(MapCallback):
         means = self._means(ids, self.base.rows(ids))
         self._log(trainer, _by_own_step(means), 0)
         if self.neighbours:
-            means |= self._neighbour_means(self._last_rows(self.base))
+            means |= cases.neighbour_means(*[self._last_rows(self.base)] * 2)
         self.set_callback_metrics(trainer, self._keyed(means))
         log_scalars(trainer, self._keyed(means), self.step)
 
@@ -213,28 +203,30 @@ class Generalization(MapCallback):
             for adapter_id, edit in enumerate(edit_batch.ids):
                 adapters = [adapter_id] * len(self.neighbours)
                 logits = self.read(self.queries(self.neighbours, adapters))
-                self._by_neighbours[edit] = self._neighbour_means(logits)
+                self._by_neighbours[edit] = cases.neighbour_means(
+                    self._last_rows(self.base), logits
+                )
         if trainer.is_last_batch:  # before monitors decide at the end of the epoch
             means, _, _ = self._independent_means(trainer, self.edits_by_step())
             self.set_callback_metrics(trainer, self._keyed(means))
 
-    def _joint_means(self, ids: Sequence[int]) -> tuple[dict[str, float], DomainLogits]:
+    def _joint_means(self, ids: Sequence[int]) -> tuple[dict[str, float], cases.DomainLogits]:
         """Return the means of some edits and of the neighbours, and the logits of the edits."""
         logits, n = self.read(self._queries_of(ids)), len(ids)
         edits = logits.rows(range(n))
         means = self._means(ids, edits)
         if self.neighbours:
-            means |= self._neighbour_means(self._last_rows(logits))
+            means |= cases.neighbour_means(self._last_rows(self.base), self._last_rows(logits))
         return means, edits
 
-    def _last_rows(self, logits: DomainLogits) -> DomainLogits:
+    def _last_rows(self, logits: cases.DomainLogits) -> cases.DomainLogits:
         """Return the rows of the neighbours, which are read after the edits."""
         n = len(logits.source)
         return logits.rows(range(n - len(self.neighbours), n))
 
     def _independent_means(
-        self, trainer: L.Trainer, by_step: Mapping[int, tuple[list[int], list[DomainLogits]]]
-    ) -> tuple[dict[str, float], list[int], DomainLogits]:
+        self, trainer: L.Trainer, by_step: Mapping[int, tuple[list[int], list[cases.DomainLogits]]]
+    ) -> tuple[dict[str, float], list[int], cases.DomainLogits]:
         """Return the means of the edits of all ranks after their last step, and their logits.
 
         They are fewer than all, or none, if training was cut short. All ranks call this.
@@ -248,28 +240,24 @@ class Generalization(MapCallback):
             means[key] = sum(own[key] for own in shares) / len(shares)
         return means, ids, logits
 
-    def _neighbour_means(self, logits: DomainLogits) -> dict[str, float]:
-        """Return how many subjects without an edit answer as before, by log key."""
-        return neighbour_means(self._last_rows(self.base), logits)
-
-    def _reference_mask(self, ids: Sequence[int], logits: DomainLogits) -> Tensor:
+    def _reference_mask(self, ids: Sequence[int], logits: cases.DomainLogits) -> Tensor:
         """Return the target labels that are right for each edit, ``(n, n_target)`` bool."""
         reference = torch.from_numpy(self.tokenized.reference_mask).T
         if not self._edits:
             return reference[logits.source.argmax(1)]
         return reference_mask([self._edits[index] for index in ids], reference.shape[1])
 
-    def _labels(self, ids: Sequence[int], logits: DomainLogits) -> Tensor:
+    def _labels(self, ids: Sequence[int], logits: cases.DomainLogits) -> Tensor:
         """Return the source label that each edit teaches, or that leads without edits, ``(n,)``."""
         if not self._edits:
             return logits.source.argmax(1)
         return torch.tensor([self._edits[index].label for index in ids], dtype=torch.long)
 
-    def _means(self, ids: Sequence[int], logits: DomainLogits) -> dict[str, float]:
+    def _means(self, ids: Sequence[int], logits: cases.DomainLogits) -> dict[str, float]:
         """Return the mean of every number of some edits, by log key; NaN where there is none."""
         mask = self._reference_mask(ids, logits)
         labels = self._labels(ids, logits) if self._edits else None
-        return edit_means(self.base.rows(ids), logits, mask, labels, self._control_names)
+        return cases.edit_means(self.base.rows(ids), logits, mask, labels, self._control_names)
 
     def _keyed(self, scalars: Mapping[str, float]) -> dict[str, float]:
         return {f"{self._prefix}{key}": value for key, value in scalars.items()}
@@ -292,7 +280,7 @@ class Generalization(MapCallback):
             scalars = {}
         labels, mask = self._labels(ids, logits), self._reference_mask(ids, logits)
         taught = bool(self._edits)
-        self.cases = edit_cases(
+        self.cases = cases.edit_cases(
             self.tokenized,
             [self._subjects[index] for index in ids],
             [self._edits[index].answer for index in ids] if taught else None,
@@ -304,7 +292,7 @@ class Generalization(MapCallback):
             self.weight,
         )
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.neighbours)}
-        values = outcome_values(self.tokenized.name, means, mask, self.cases, counts)
+        values = cases.outcome_values(self.tokenized.name, means, mask, self.cases, counts)
         if self.edits is not None:
             values["skipped"] = skip_counts(self.skipped)
         suffix = f"_{safe_names([self.tag])[self.tag]}" if self._prefix else ""

@@ -188,11 +188,9 @@ class DomainLogits(NamedTuple):
 
 
 def find_controls(
-    names: Sequence[str],
-    relation: TokenizedRelation,
-    catalogue: Catalogue,
+    names: Sequence[str], relation: TokenizedRelation, catalogue: Catalogue,
     tokenizer: PreTrainedTokenizerBase,
-) -> list[Domain]:
+) -> list[Domain]:  # fmt: skip
     """Return the controls that the vocabulary has labels for; source and target are none."""
     ends, domains = relation.name.split("->"), []
     for name in names:
@@ -206,12 +204,9 @@ def find_controls(
 
 
 def edit_means(
-    before: DomainLogits,
-    after: DomainLogits,
-    reference_mask: Tensor,
-    labels: Tensor | None,
+    before: DomainLogits, after: DomainLogits, reference_mask: Tensor, labels: Tensor | None,
     controls: Sequence[str],
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     """Return the mean of every number of some edits, by log key; NaN where there is none.
 
     Of each edit, `reference_mask`, ``(n, n_target)`` bool, has the right target labels, and
@@ -245,12 +240,9 @@ def edit_means(
 
 def neighbour_means(before: DomainLogits, after: DomainLogits) -> dict[str, float]:
     """Return how many subjects without an edit answer as before, by log key."""
-    return {
-        f"neighbours/{side}_unchanged": float(
-            _same_answer(getattr(before, side), getattr(after, side)).double().mean()
-        )
-        for side in ("source", "target")
-    }
+    same = _same_answer(before.source, after.source), _same_answer(before.target, after.target)
+    names = "neighbours/source_unchanged", "neighbours/target_unchanged"
+    return {name: float(one.double().mean()) for name, one in zip(names, same, strict=True)}
 
 
 def _same_answer(before: Tensor, after: Tensor) -> Tensor:
@@ -258,12 +250,9 @@ def _same_answer(before: Tensor, after: Tensor) -> Tensor:
 
 
 def outcome_values(
-    relation: str,
-    means: Mapping[str, float],
-    reference_mask: Tensor,
-    cases: Sequence[EditCase],
+    relation: str, means: Mapping[str, float], reference_mask: Tensor, cases: Sequence[EditCase],
     counts: Mapping[str, int],
-) -> dict[str, Any]:
+) -> dict[str, Any]:  # fmt: skip
     """Return what ``results.json`` has of edits, from their means and those of `counts` others."""
     groups: dict[str, dict[str, Any]] = {}
     for key, value in means.items():

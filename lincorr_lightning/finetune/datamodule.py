@@ -126,6 +126,7 @@ class EditsDataModule(StudyData):
         self._predicts = False
         self._raw: list[RawEdit] = []
         self._rows: list[RawEdit] = []  # of the edits
+        self._lms: list[str] = []
         self._edits: list[Edit] | None = None
         self._skipped: list[Skipped] = []
         self._left_out: list[dict[str, Any]] = []
@@ -167,16 +168,18 @@ class EditsDataModule(StudyData):
     def _file_edits(self) -> list[Edit]:
         """Return the edits of the file, and keep its other rows."""
         relation, lm = self.tokenized, self.language_model
-        missing = {row.where for row in self._raw if not self._lm_of(row).exists()}
-        rows = [row for row in self._raw if row.where not in missing]
-        if not rows:
-            first = f"that of {self._raw[0].where} would be {self._lm_of(self._raw[0])}"
+        where = self.edited_lms or "."  # a folder that exists
+        lms = {x.where: Path(where.replace("{edit}", Path(x.id).name)) for x in self._raw}
+        missing = [row for row in self._raw if not lms[row.where].exists()]
+        if len(missing) == len(self._raw):
+            first = f"that of {missing[0].where} would be {lms[missing[0].where]}"
             raise ConfigError(f"data.edited_lms: there is none of the edited LMs; {first}.")
+        rows = [row for row in self._raw if lms[row.where].exists()]
         edits, self._rows, self._skipped = resolve_edits(
             rows, relation, lm, "data.edits_file", self.n_edits, self.max_edits_per_reference
         )
-        lacking = (row[:3] for row in self._raw if row.where in missing)
-        self._skipped += [Skipped(*row, "there is no edited LM") for row in lacking]
+        self._skipped += [Skipped(*row[:3], "there is no edited LM") for row in missing]
+        self._lms = [str(lms[row.where]) for row in self._rows if self.edited_lms]
         known = [edit for edit in edits if edit.target_before in edit.reference]
         if known:
             first = f"{known[0].subject!r} -> {known[0].answer!r}"
@@ -185,10 +188,6 @@ class EditsDataModule(StudyData):
                 "LM answers already: they count as generalized whatever training does."
             )
         return edits
-
-    def _lm_of(self, row: RawEdit) -> Path:
-        """Return where the edited LM of a row is; without `edited_lms`, a folder that exists."""
-        return Path((self.edited_lms or ".").replace("{edit}", Path(row.id).name))
 
     def _sampled_edits(self) -> list[Edit]:
         """Sample edits, but none of subjects that the LM was repaired with."""
@@ -253,7 +252,7 @@ class EditsDataModule(StudyData):
         return EditDataset(
             edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
             self._catalogue, self.subwords, self._left_out, self.max_risk, self._skipped,
-            self._rows, [str(self._lm_of(row)) for row in self._rows if self.edited_lms],
+            self._rows, self._lms,
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:

@@ -315,7 +315,7 @@ class LanguageModel(nn.Module):
     def token_probabilities(self, prompts: Sequence[str], token_ids: Tensor) -> Tensor:
         """Return the probabilities of tokens, ``(n_prompts, k)``, each row after its own prompt.
 
-        They are those among the whole vocabulary, by the LM's own head; float64, on the CPU.
+        They are those in the whole vocabulary; float64, on the CPU.
         """
         rows, every = self.rows(prompts), torch.arange(self._vocab_size)
         probabilities = torch.empty(token_ids.shape, dtype=torch.float64)

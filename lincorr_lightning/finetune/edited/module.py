@@ -27,8 +27,6 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import LMStudy, as_settings
 
-_EDITS = "edits.csv"
-
 
 class EditedLM(LMStudy):
     """Measures what edits that were made elsewhere did to an LM.
@@ -69,7 +67,7 @@ class EditedLM(LMStudy):
         self.edited, self.prefix = LanguageModel(as_settings(LMConfig, lm), prefix), prefix
         found = find_checkpoint(self.edited.config)
         folder = Path((found.adapter or found).location)
-        beside = folder / _EDITS, folder.parent / "tables" / _EDITS
+        beside = folder / "edits.csv", folder.parent / "tables" / "edits.csv"
         #: File of edits in the folder of the edited LM, or of the fine-tune that saved it.
         self.edits_beside = next((str(path) for path in beside if path.is_file()), None)
 
@@ -147,9 +145,8 @@ def _read(
         return right[owners, read(chain.from_iterable(prompts), domain).argmax(1)]
 
     answers = {x.knowledge.name: read(map(x.knowledge.prompt, subjects), x) for x in domains}
-    for x in (source, target):
-        near = map(x.knowledge.prompt, neighbours)
-        answers[f"neighbours/{x.knowledge.name}"] = read(near, x)
+    for end in (source.knowledge, source), (target.knowledge, target):
+        answers[f"neighbours/{end[0].name}"] = read(map(end[0].prompt, neighbours), end[1])
     tokens = torch.tensor(source.token_ids)[torch.stack([labels, old], 1)]
     prompts = [source.knowledge.prompt(subject) for subject in subjects]
     return answers | {

@@ -10,14 +10,8 @@ import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 
+from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditDataset
-from lincorr_lightning.finetune.cases import (
-    DomainLogits,
-    edit_cases,
-    edit_means,
-    neighbour_means,
-    outcome_values,
-)
 from lincorr_lightning.finetune.edits import reference_mask, skip_counts
 from lincorr_lightning.finetune.results import case_results, outcomes_table, skipped_tables
 from lincorr_lightning.functional import Outcome
@@ -29,17 +23,11 @@ def edited_results(
     edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor], weight: Tensor,
     controls: Sequence[str], lms: Sequence[Mapping[str, Any]],
 ) -> Results:  # fmt: skip
-    """Return the results of what LMs answer before and after n edits.
+    """Return the results of what the LMs before and after n edits answer.
 
-    Args:
-        edits: The edits.
-        before: Answers of the LM before. By kind of knowledge, and of neighbours, there are logits,
-            ``(n, n_labels)``; ``probability``, ``(n, 2)``, is that of the new and of the old answer
-            after the source prompt; for other wordings there is whether a right label leads.
-        after: Those of the edited LMs, in each of which all neighbours are read.
-        weight: W, ``(n_target, n_source)``.
-        controls: Names of the controls.
-        lms: What `LanguageModel.info` has of the LMs before and after.
+    By kind of knowledge, and of neighbours of each LM, they have logits, ``(n, n_labels)``;
+    ``probability``, ``(n, 2)``, is that of new and old source answer; for other wordings there is
+    whether a right label leads. W is ``(n_target, n_source)``; `lms` are their infos.
     """
     relation, made = edits.relation, edits.edits
     ends, n_lms = relation.name.split("->"), len(edits.edited_lms) or 1
@@ -47,12 +35,12 @@ def edited_results(
     mask = reference_mask(made, len(relation.target.labels))
     columns: dict[str, list[Any]] = {"id": [row.id for row in edits.rows]}
     shares: dict[str, dict[str, Any]] = {}
-    logits, near = list[DomainLogits](), list[DomainLogits]()
+    logits, near = list[cases.DomainLogits](), list[cases.DomainLogits]()
     for stage, read, repeats in (("before", before, n_lms), ("after", after, 1)):
         source, target = (read[name] for name in ends)
-        logits.append(DomainLogits(source, target, tuple(read[name] for name in controls)))
+        logits.append(cases.DomainLogits(source, target, tuple(read[name] for name in controls)))
         x, y = (read[f"neighbours/{name}"].repeat(repeats, 1) for name in ends)
-        near.append(DomainLogits(x, y))
+        near.append(cases.DomainLogits(x, y))
         leading, (p_new, p_old) = source.argmax(1), read["probability"].T
         columns[f"source_{stage}"] = [relation.source.texts[i] for i in leading.tolist()]
         columns |= {f"p_new_{stage}": p_new.tolist(), f"p_old_{stage}": p_old.tolist()}
@@ -62,56 +50,49 @@ def edited_results(
             "p_new": p_new, "p_old": p_old, "efficacy": (p_new > p_old)[labels != old],
         }  # fmt: skip
         shares[stage] = {name: _mean(value) for name, value in values.items()}
-    if warning := _warning(*lms):
+    (own, other), warning = ([lm["dtype"], lm["fingerprint"]["weights"]] for lm in lms), ""
+    if own[0] != other[0]:
+        warning = "model.before and model.lm have other dtypes: part of what changed is rounding."
+    elif own[1] == other[1]:
+        warning = "model.before and model.lm have the same weights: nothing was edited."
+    if warning:
         rank_zero_warn(warning)
-    cases = edit_cases(
+    own_cases = cases.edit_cases(
         relation, [edit.subject for edit in made], [edit.answer for edit in made], labels, mask,
         logits[0].target, logits[1].target, leading == labels, weight,
     )  # fmt: skip
-    means = edit_means(logits[0], logits[1], mask, labels, controls) | neighbour_means(*near)
-    counts = {"neighbours": len(near[0].source) // n_lms}
+    means = cases.edit_means(logits[0], logits[1], mask, labels, controls)
+    means, n_near = means | cases.neighbour_means(*near), len(near[0].source) // n_lms
     results: dict[str, Any] = {
         **shares["after"],
-        **outcome_values(relation.name, means, mask, cases, counts),
+        **cases.outcome_values(relation.name, means, mask, own_cases, {"neighbours": n_near}),
         "before": shares["before"],
-        "paraphrases": {
-            "source_learned": _mean(after["paraphrases"]),
-            "generalized": _mean(after["target_paraphrases"]), "n": len(after["paraphrases"]),
-        },
+        "paraphrases": {"source_learned": _mean(after["paraphrases"]), "generalized":
+                        _mean(after["target_paraphrases"]), "n": len(after["paraphrases"])},
         "questions": {"generalized": _mean(after["questions"]), "n": len(after["questions"])},
         "skipped": skip_counts(edits.skipped), "lm_before": lms[0], "warning": warning,
     }  # fmt: skip
-    table, figures = case_results(cases, relation.name, results["random"])
-    p = dict.fromkeys((name for name in columns if name.startswith("p_")), ".1%")
+    table, figures = case_results(own_cases, relation.name, results["random"])
+    formats = {**table.formats, **{name: ".1%" for name in columns if name.startswith("p_")}}
     of_cases = {**table.means, "p_new": Mean("p_new_after"), "p_old": Mean("p_old_after")}
-    frame, formats = table.frame.assign(**columns), {**table.formats, **p}
+    frame = table.frame.assign(**columns)
     table = replace(table, frame=frame, formats=formats, means=of_cases)
-    own = Results("edited_lm", results)
-    tables = [outcomes_table([own], own), _reach_table(results), table]
     scalars = {f"test/{name}": results[name] for name in ("source_learned", *Outcome)}
-    return Results(own.study, results, scalars, [*tables, *skipped_tables(edits.skipped)], figures)
+    plain = Results("edited_lm", results, scalars, figures=figures)
+    tables = [outcomes_table([plain], plain), _reach_table(results), table]
+    return replace(plain, tables=[*tables, *skipped_tables(edits.skipped)])
 
 
 def _mean(values: Tensor) -> float | None:
     return number(values.double().mean().item())
 
 
-def _warning(before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
-    """Return a warning of LMs that differ in more than the edits, or not at all, else nothing."""
-    if before["dtype"] != after["dtype"]:
-        return "model.before and model.lm have other dtypes: part of what changed is rounding."
-    same = before["fingerprint"]["weights"] == after["fingerprint"]["weights"]
-    return "model.before and model.lm have the same weights: nothing was edited." if same else ""
-
-
 def _reach_table(values: Mapping[str, Any]) -> Table:
     """Return what the edits reach, by kind of prompt."""
     n, n_skipped = {"n": values["n_edits"]}, sum(values["skipped"].values())
     others = ((name, values[name]) for name in ("paraphrases", "questions", "neighbours"))
-    rows = [
-        {**values["before"], **n, "prompts": "before"}, {**values, **n, "prompts": "after"},
-        *({**shares, "prompts": name} for name, shares in others if shares["n"]),
-    ]  # fmt: skip
+    rows = [{**values["before"], **n, "prompts": "before"}, {**values, **n, "prompts": "after"}]
+    rows += [{**shares, "prompts": name} for name, shares in others if shares["n"]]
     shares = {
         "source_learned": "learned", "generalized": "generalized", "p_new": "p of new",
         "p_old": "p of old", "efficacy": "efficacy", "source_unchanged": "source stays",
