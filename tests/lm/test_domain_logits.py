@@ -52,6 +52,17 @@ def test_batch_of_unequal_prompts_equals_single_prompts(
     assert [how.by_rows for how in lm._tested.values()] == [True]
 
 
+def test_probabilities_in_the_whole_vocabulary(architecture: str, lm_folder: Folder) -> None:
+    folder = lm_folder(architecture)
+    model = hf.AutoModelForCausalLM.from_pretrained(folder)
+    every = list(range(model.config.get_text_config().vocab_size))
+    tokens = torch.tensor([[TOKEN_IDS[i % 3], TOKEN_IDS[-1]] for i in range(len(PROMPTS))])
+    naive = naive_logits(model, PROMPTS, every).softmax(1).gather(1, tokens)
+    ours = LanguageModel.from_pretrained(str(folder)).token_probabilities(PROMPTS, tokens)
+    assert ours.dtype == torch.float64
+    torch.testing.assert_close(ours, naive, atol=1e-5, rtol=1e-4)
+
+
 def test_both_padding_sides(architecture: str, lm_folder: Folder) -> None:
     lm = LanguageModel.from_pretrained(str(lm_folder(architecture)))
     naive = naive_logits(lm.model, PROMPTS, TOKEN_IDS)

@@ -135,6 +135,22 @@ def test_probe(small_lm, one_and_two):
     tables(folders, 1e-6)
 
 
+def test_edits_made_elsewhere(small_lm, make_lm, one_and_two, tmp_path):
+    """Each process reads all edits; their results are written once."""
+    edited = make_lm(tmp_path / "edited", seed=1)
+    edits = tmp_path / "edits.csv"
+    edits.write_text("subject,answer\nname1,Paris\nname2,Tokyo\nname3,Rome\nname4,Atlantis\n")
+    folders = one_and_two(
+        "test", "--config", "edited_lm.yaml", f"--model.before.name_or_path={small_lm}",
+        f"--model.lm.name_or_path={edited}", f"--data.edits_file={edits}",
+        "--model.n_neighbours=5", "--model.n_subjects=100",
+    )  # fmt: skip
+    one, two = map(numbers, folders)
+    assert one["n_edits"] == 3 and sum(one["skipped"].values()) == 1
+    assert_close(one, two, 1e-6)
+    tables(folders, 1e-6)
+
+
 def test_probe_in_several_wordings(small_lm, one_and_two, tmp_path):
     path = tmp_path / "towns.yaml"
     path.write_text(

@@ -75,10 +75,12 @@ class Oracle:
         self.labels = {"source": relation.source.texts, "target": relation.target.texts}
         color = TokenizedRelation.of("city->color", Catalogue.load(), self.tokenizer).target
         self.ids["color"], self.labels["color"] = color.token_ids, color.texts
-        facts = relation.relation.reference or {}
-        self.countries = {
-            a.text: facts.get(a.identity, ()) for a in relation.relation.source.answers
-        }
+        self.known = self.countries(relation)
+
+    @staticmethod
+    def countries(relation: TokenizedRelation) -> dict[str, Any]:
+        facts, cities = relation.relation.reference or {}, relation.relation.source.answers
+        return {city.text: facts.get(city.identity, ()) for city in cities}
 
     def answer(self, stage: str, prompt: str, kind: str) -> str:
         logits = logits_after(self.models[stage], self.tokenizer, prompt)[self.ids[kind]]
@@ -86,7 +88,7 @@ class Oracle:
 
     def is_right(self, country: str, city: str) -> bool:
         names = {"USA": "United States", "UK": "United Kingdom"}
-        return bool({country, names.get(country, country)} & {*self.countries[city]})
+        return bool({country, names.get(country, country)} & {*self.known[city]})
 
     def shares(self, edits: list[dict[str, str]]) -> dict[str, float]:
         counts = dict.fromkeys(
@@ -164,6 +166,41 @@ def test_other_wordings_and_subjects_without_an_edit(made, relation, tmp_path):
     assert found["neighbours"] == {**stays, "n": 12}
 
 
+def test_prompts_and_questions_of_a_benchmarks_file(made, relation, tmp_path):
+    """Rows in CounterFact's and MQuAKE's shape, of which some are no edits: none is dropped."""
+    asked = ["The city where {} lives is", "{} lives in the city of"]
+    question = "{} lives in the continent where the country is"
+    rows: list[dict[str, Any]] = []
+    for i, edit in enumerate(made.edits[:6]):
+        new = {"str": edit["answer"] if i else "Atlantis"}
+        rewrite = {"subject": edit["subject"], "prompt": asked[1], "target_new": new}
+        text = asked[0].replace("{}", edit["subject"])
+        rows.append(
+            {"case_id": 70 + i, "requested_rewrite": rewrite, "paraphrase_prompts": [text]}
+            if i % 2 else
+            {"case_id": 70 + i, "requested_rewrite": [rewrite | {"question": text}],
+             "questions": [question.replace("{}", edit["subject"])],
+             "new_answer": sorted(Oracle.countries(relation)[edit["answer"]])[0],
+             "new_answer_alias": [], "new_single_hops": [{"answer": edit["answer"]},
+             {"answer": sorted(Oracle.countries(relation)[edit["answer"]])[0]}]}
+        )  # fmt: skip
+    file = tmp_path / "cases.json"
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    found = run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
+    oracle, edits = Oracle(load()[0], made.model, relation), made.edits[1:6]
+    oracle.check(found, edits)
+    results = found.results
+    assert results["n_edits"] + sum(results["skipped"].values()) == len(rows)
+    assert [case["id"] for case in found.cases] == ["71", "72", "73", "74", "75"]
+    learned = [oracle.answer("after", prompt.replace("{}", x["subject"]), "source") == x["answer"]
+               for x in edits for prompt in asked]  # fmt: skip
+    assert results["paraphrases"]["n"] == 10
+    assert results["paraphrases"]["source_learned"] == sum(learned) / 10
+    right = [oracle.is_right(oracle.answer("after", question.replace("{}", x["subject"]), "target"),
+                             x["answer"]) for x in (edits[1], edits[3])]  # fmt: skip
+    assert results["questions"] == {"generalized": sum(right) / 2, "n": 2}
+
+
 def test_the_packaged_adapter_and_its_edits(relation, tmp_path):
     """As the config is shipped; the oracle lets peft's own forward add the adapter."""
     from peft import PeftModel
@@ -173,6 +210,12 @@ def test_the_packaged_adapter_and_its_edits(relation, tmp_path):
     Oracle(load()[0], PeftModel.from_pretrained(load()[0], EDITED).eval(), relation).check(
         found, edits
     )
+    page = (Path(__file__).parents[3] / "docs" / "edited_lm.md").read_text(encoding="utf-8")
+    rows = page.split("<!-- edited: begin -->\n")[1].splitlines()[2:4]
+    for row, stage in zip(rows, (found.results["before"], found.results), strict=True):
+        shown = [cell.strip() for cell in row.split("|")[3:8]]
+        names = ("source_learned", "generalized", "p_new", "p_old", "efficacy")
+        assert shown == [f"{stage[name]:.0%}" for name in names]
     assert found.results["lm_before"]["name_or_path"] == "tiny-world"
     assert found.results["lm"]["name_or_path"] == "tiny-world-edited"
 
