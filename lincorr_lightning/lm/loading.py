@@ -382,7 +382,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         files = [path for path in found if path is not None]
         if len(files) < 2:
             raise LanguageModelError(
-                f"{adapter} lacks {ADAPTER_CONFIG} or {_ADAPTER_WEIGHTS[0]}. Copy it again."
+                f"{adapter} lacks {ADAPTER_CONFIG} or {_ADAPTER_WEIGHTS[0]}. Download it again."
             )
         hint = (
             "Is it complete, and is the LM the one that it was trained on? Copy it again, or pass "

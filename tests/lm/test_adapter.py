@@ -177,6 +177,25 @@ def test_no_library_is_imported_by_its_name(made: tuple[Path, Any]) -> None:
     assert "antigravity" not in sys.modules
 
 
+def test_hub_ids(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Path) -> None:
+    """Adapter and base among earlier downloads, without a network."""
+    cache = {"cache_dir": str(tmp_path / "cache")}
+    change_settings(made[0], base_model_name_or_path="org/base", revision="main")
+    for name, folder in ("base", lm_folder("llama")), ("adapter", made[0]):
+        download = tmp_path / "cache" / f"models--org--{name}"
+        shutil.copytree(folder, download / "snapshots" / ("a" * 40))
+        (download / "refs").mkdir()
+        (download / "refs" / "main").write_text("a" * 40)
+    lm = LanguageModel.from_pretrained("org/adapter", **cache)
+    assert (lm.info["adapter"], lm.info["base"]) == ("org/adapter", "org/base")
+    for adapter in ("org/adapter", str(made[0])):
+        beside = LanguageModel.from_pretrained("org/base", adapter=adapter, **cache)
+        assert beside.fingerprint == lm.fingerprint
+    for adapter in ("org/gone", "org/base"):
+        with pytest.raises(LanguageModelError, match=f"the hub id {adapter} lacks adapter_config"):
+            LanguageModel.from_pretrained("org/base", adapter=adapter, **cache)
+
+
 def test_pickled_weights_are_read_without_running_code(made: tuple[Path, Any]) -> None:
     weights = load_file(made[0] / WEIGHTS)
     lm = LanguageModel.from_pretrained(str(made[0]))
