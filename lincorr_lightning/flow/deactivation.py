@@ -22,15 +22,8 @@ from lincorr_lightning.flow.text_statistics import FeatureGroups
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column
-from lincorr_lightning.sae.forwards import (
-    Forward,
-    Intervention,
-    Rows,
-    last_activations,
-    rescale_at,
-    run_layer,
-    run_with_hooks,
-)
+from lincorr_lightning.sae import forwards
+from lincorr_lightning.sae.forwards import Forward, Intervention, Rows
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
@@ -55,10 +48,8 @@ class DeactivationSettings:
 
     n_cases: int = 2000
     """Number of cases (a feature at a token) in each layer; 0 skips the test."""
-
     n_losses: int = 200
     """Number of these cases whose text is read to its end, for the change of the LM's loss."""
-
     strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75)
     """Factors r of the predecessors' activations; 0 removes them, 1 changes nothing."""
 
@@ -114,7 +105,7 @@ class Cases:
         """Return what a cut changes in some of the cases."""
         chosen, r = cut
         return {
-            at: rescale_at(saes[at], self.positions[which], index[which], r)
+            at: forwards.rescale_at(saes[at], self.positions[which], index[which], r)
             for at, index in chosen.items()
         }
 
@@ -179,14 +170,14 @@ def find_cases(
         columns = (texts, position[token], feature, codes[token, feature])
         candidates.append([column.cpu() for column in columns])
 
-    run_with_hooks(lm, rows, find, hook_points=hook_points, logits=False)
+    forwards.run_with_hooks(lm, rows, find, hook_points=hook_points, logits=False)
     columns = [torch.cat(parts) for parts in zip(*candidates, strict=True)]
     # In the order of the texts, so that batching does not change which cases are drawn.
     order = torch.argsort(columns[0], stable=True)
     drawn = torch.randperm(len(order), generator=generator)[:n].sort().values
     numbers, positions, features, codes = (column[order[drawn]] for column in columns)
     texts = [rows[number] for number in numbers.tolist()]
-    activations = last_activations(lm, _beginnings(texts, positions), sources)
+    activations = forwards.last_activations(lm, _beginnings(texts, positions), sources)
     active = {at: (saes[at].encode(x) > 0).cpu() for at, x in activations.items()}
     return Cases(groups.hook_point, texts, positions, features, codes, active)
 
@@ -205,10 +196,9 @@ def run_cuts(
     All predecessors lie in the layer of the features or enter it, so that the cuts of a case differ
     in this layer alone; only the losses of `n_losses` cases, evenly spaced, need the whole LM.
 
-    Returns:
-        Activations of the cases' features at their tokens, and losses, ``(2, n_cuts, n_cases)``. A
-        loss is the mean negative log likelihood of the text after the token; NaN if the token is
-        the last one, or the text was not read to its end.
+    Returns the activations of the cases' features at their tokens, and losses, ``(2, n_cuts,
+    n_cases)``. A loss is the mean negative log likelihood of the text after the token; NaN if the
+    token is the last one, or the text was not read to its end.
     """
     layer, sae = cases.hook_point.layer, saes[cases.hook_point]
     below = HookPoint(layer - 1, "residual") if layer else None
@@ -226,7 +216,7 @@ def run_cuts(
             activations[i, which] = sae.encode(x).cpu().gather(1, features)[:, 0].double()
         progress(len(which))
 
-    run_layer(lm, _beginnings(cases.texts, cases.positions), layer, run_cuts_of_layer)
+    forwards.run_layer(lm, _beginnings(cases.texts, cases.positions), layer, run_cuts_of_layer)
     followed = torch.arange(n_losses) * len(cases) // max(1, n_losses)
     batches = MicroBatches(lm.config.tokens_per_forward)
     texts = [cases.texts[case] for case in followed.tolist()]
@@ -255,7 +245,7 @@ def text_losses(
         for case, losses, has_next in zip(forward.cases, *forward.losses(), strict=True):
             found[case] = losses[has_next].cpu()
 
-    run_with_hooks(lm, rows, record, context=context, batches=batches)
+    forwards.run_with_hooks(lm, rows, record, context=context, batches=batches)
     return found
 
 

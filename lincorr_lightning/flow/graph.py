@@ -20,15 +20,8 @@ from torch.nn.functional import normalize, pad
 
 from lincorr_lightning.errors import ConfigError, SparseAutoencoderError, require, require_one_of
 from lincorr_lightning.io import atomic_write
-from lincorr_lightning.sae.hook_points import (
-    KIND_NAMES,
-    KINDS,
-    Feature,
-    HookKind,
-    HookPoint,
-    at_hook_point,
-    check_feature,
-)
+from lincorr_lightning.sae import hook_points
+from lincorr_lightning.sae.hook_points import KIND_NAMES, KINDS, Feature, HookKind, HookPoint
 
 # The paper's example for MLPs. Random directions of width 2,304 stay below 0.1 among 16k features.
 DEFAULT_THRESHOLD = 0.25
@@ -233,7 +226,7 @@ class DecoderMatcher:
 
     def match(self, hook_point: HookPoint, k: int = 1) -> dict[HookPoint, Matches]:
         """Match all features of a hook point with k of each predecessor."""
-        targets = at_hook_point(self.decoders, hook_point)
+        targets = hook_points.at_hook_point(self.decoders, hook_point)
         return {
             source: match_features(targets, self.decoders[source], k)
             for source in self.predecessors(hook_point)
@@ -291,8 +284,8 @@ class DecoderMatcher:
 
     def check_start(self, start: Feature) -> None:
         """Refuse a feature that cannot be followed."""
-        decoder = at_hook_point(self.decoders, start.hook_point)
-        check_feature(start, len(decoder))
+        decoder = hook_points.at_hook_point(self.decoders, start.hook_point)
+        hook_points.check_feature(start, len(decoder))
         if not decoder[start.index].any():
             raise SparseAutoencoderError(
                 f"feature {start.index} of the SAE at {start.hook_point} cannot be followed: its "

@@ -138,8 +138,6 @@ class FeatureFlow(LMStudy):
         """SAE of each hook point; empty before default SAEs are trained."""
         return {sae.hook_point: sae for sae in self._saes}  # type: ignore[misc]
 
-    # -- setting up ------------------------------------------------------------------------------
-
     def setup(self, stage: str) -> None:
         """Refuse several processes."""
         super().setup(stage)
@@ -152,8 +150,6 @@ class FeatureFlow(LMStudy):
     def prepare_lm(self) -> None:
         """Check that the given SAEs fit the LM."""
         check_fit(self.saes.values(), self.lm)
-
-    # -- reading ---------------------------------------------------------------------------------
 
     def on_test_start(self) -> None:
         """Start without texts."""
@@ -188,8 +184,6 @@ class FeatureFlow(LMStudy):
         n_kept = max(2 * self.deactivation.n_cases, self.steering.n_texts)
         if len(self._rows) < n_kept:
             self._rows += rows
-
-    # -- measuring -------------------------------------------------------------------------------
 
     @torch.no_grad()
     def build_results(self) -> Results:

@@ -204,9 +204,6 @@ def measure_relation(
     return RelationFlow(relation, subjects, n_fit, logits, by_side, matcher.last, pairs, cuts)
 
 
-# -- ablation ------------------------------------------------------------------------------------
-
-
 def relation_logits(
     lm: LanguageModel, relation: TokenizedRelation, subjects: Sequence[str]
 ) -> RelationLogits:
@@ -264,9 +261,6 @@ def _fit(logits: RelationLogits, n_fit: int) -> Solution:
 
 def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float | None:
     return number(summarize(labelwise_pearson(linear_map(source), target)).mean)
-
-
-# -- answers -------------------------------------------------------------------------------------
 
 
 def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:

@@ -17,18 +17,8 @@ from lincorr_lightning.flow.relation import RelationCut, RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
 from lincorr_lightning.flow.text_statistics import TextStatistics, Transition
 from lincorr_lightning.io import safe_names, write_json
-from lincorr_lightning.results.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    bars,
-    curves,
-    legible,
-    new_figure,
-)
+from lincorr_lightning.results import plots
+from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
 from lincorr_lightning.sae.hook_points import KIND_NAMES, KINDS, Feature, HookKind, HookPoint
@@ -104,9 +94,6 @@ def write_graphs(flows: Flows, folder: Path) -> None:
         graph.write_graphml(folder / f"{graph.start.id}.graphml")
 
 
-# -- summaries -----------------------------------------------------------------------------------
-
-
 def summarize_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     """Return the effect of each method at the lowest r beside its random control, over all groups.
 
@@ -166,8 +153,6 @@ def _scalars(
         scalars |= {f"relation/{key}/{name}": getattr(cut, field) for key, field in keys.items()}
     return {key: value for key, value in scalars.items() if value is not None}
 
-
-# -- tables --------------------------------------------------------------------------------------
 
 _STEERING_COLUMNS = ["strategy", "strength", "n_answers", "behaviour", "coherence", "score"]
 _SUMMARY = {
@@ -295,7 +280,7 @@ def _flow_figures(flows: Flows, names: Mapping[str, str], lm: str) -> Iterable[F
 def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> MatplotlibFigure:
     """Draw the share of each group by layer (figures 5, 12, 18)."""
     shares = groups.rename(columns=GROUP_NAMES).melt("layer", list(GROUP_NAMES.values()), "group")
-    return curves(
+    return plots.curves(
         shares[shares.groupby("group")["value"].transform("any")], "layer", "value", "group",
         title=f"Where features of {short_name(lm)} come from",
         subtitle=f"share of all activations on {n_tokens:,} tokens, by the hook points at which "
@@ -323,7 +308,7 @@ def transitions_figure(transitions: DataFrame, lm: str) -> MatplotlibFigure:
         # The sum of many sources overshoots without bound; how far does not matter.
         explained_variance=points["explained_variance"].clip(lower=-1),
     )
-    return curves(
+    return plots.curves(
         points, "k", "explained_variance", "compared", "kind", share_y=True,
         title=f"What a transition matrix carries over: {short_name(lm)}",
         subtitle="variance of the stream explained by features of the named hook point (mean over "
@@ -342,7 +327,7 @@ def deactivation_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
     names = [GROUP_NAMES.get(group, "all").replace(", ", ",\n") for group in n.index]
     r = rows["r"].min()
     cut = f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token"
-    figure = bars(
+    figure = plots.bars(
         rows, "group", "matched_success", "method",
         title=f"Features switched off: {short_name(lm)}",
         subtitle=f"{cut}; all layers, by the hook points at which predecessors are active; "
@@ -365,7 +350,7 @@ def rescaling_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
     means = case_means(rows, ["r", "method", "cut"]).rename(columns=effects)
     means = means.assign(random=means["cut"] == "random")
     points = means.melt(["r", "method", "random"], list(effects.values()), "effect", "share")
-    return curves(
+    return plots.curves(
         points, "r", "share", "method", "effect", "random",
         title=f"Rescaled predecessors: {short_name(lm)}",
         subtitle="mean over all cases; solid: matched predecessors, dotted: as many random active "
@@ -393,7 +378,7 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
             axes.axhline(value, color=GREY, linewidth=0.9, linestyle="--", zorder=0)
         axes.set_ylim(-0.02, 1.04)
 
-    return curves(
+    return plots.curves(
         rows, "strength", "value", "strategy", "measure",
         title=f"Steering {short_name(lm)} along the flow",
         subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without steering",
@@ -415,7 +400,7 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Mat
     colours = dict(zip(removed, map(_CUT_COLOURS.get, keys), strict=True))
     rows = cuts.assign(removed=removed).rename(columns=scores)
     points = rows.melt(["removed"], list(scores.values()), "score", "value").dropna()
-    return bars(
+    return plots.bars(
         points.astype({"value": float}), "score", "value", "removed",
         title=f"{name} with features removed: {short_name(lm)}",
         subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
@@ -423,8 +408,6 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Mat
         colours=colours, percent=False,
     )  # fmt: skip
 
-
-# -- flow graphs ---------------------------------------------------------------------------------
 
 _MAX_PER_HOOK_POINT = 3
 _STEP, _ROW = 1.7, 0.95  # distance of boxes and height of a row, in inches
@@ -455,7 +438,7 @@ def flow_figure(
     right = max(x for x, _ in positions.values()) + _STEP / 2
     left = min(min(x for x, _ in positions.values()) - _STEP / 2 - 0.9, right - 6)
     top = max(y for _, y in positions.values()) + _ROW / 2
-    figure = new_figure(right - left, top, title, "; ".join(notes))
+    figure = plots.new_figure(right - left, top, title, "; ".join(notes))
     axes = figure.add_subplot()
     axes.set_axis_off()
     axes.set_xlim(left, right)
@@ -475,7 +458,7 @@ def flow_figure(
     for feature, (x, y) in positions.items():
         text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
         if feature.id in names:
-            text += "\n" + " → ".join(legible(names[feature.id].split(" → "), 11))
+            text += "\n" + " → ".join(plots.legible(names[feature.id].split(" → "), 11))
         box = {"boxstyle": "round,pad=0.35", "linewidth": 2.6 if feature in starts else 1.0,
                "facecolor": "#F3EBC8" if feature in shared else "white",
                "edgecolor": _KIND_COLOURS[feature.hook_point.kind]}  # fmt: skip

@@ -40,19 +40,14 @@ class SteeringSettings:
 
     n_answers: int = 4
     """Number of answers to steer towards; 0 skips the test."""
-
     strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     """Strengths, in mean activations of each feature where it is active."""
-
     strategies: tuple[Strategy, ...] = STRATEGIES
     """How the strength falls along the flow; single is the feature alone."""
-
     decay: float = 0.5
     """Factor of exponential per step."""
-
     n_prompts: int = 64
     """Number of prompts with another answer."""
-
     n_texts: int = 128
     """Number of texts whose perplexity measures coherence."""
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, Matches, match_features
 from lincorr_lightning.functional.auroc import counted_auroc
@@ -20,9 +21,6 @@ from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 TRANSITION_K = (1, 2, 5, 10, 20)
 """Numbers of sources per target for which the explained variance is measured."""
@@ -198,9 +196,6 @@ class FeatureGroups:
             "shares": self.shares(),
             "auroc": {source.kind: number(self.auroc(source)) for source in self.matches},
         }
-
-
-# -- transitions ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
