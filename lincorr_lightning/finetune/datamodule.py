@@ -196,11 +196,14 @@ class EditsDataModule(StudyData):
         if self.subjects is None:
             subjects = sample_candidates(lm, n, self.seed, self.subject_kind)
         else:
-            repaired = repaired_subjects(lm)
-            subjects = [subject for subject in self.subjects if subject not in repaired]
-            if left_out := len(self.subjects) - len(subjects):
+            repaired = [one for one in self.subjects if one in repaired_subjects(lm)]
+            subjects = [one for one in self.subjects if one not in repaired]
+            if repaired:
                 n = min(n, len(subjects) or 1)
-                rank_zero_warn(f"{left_out} of data.subjects are left out: they repaired the LM.")
+                rank_zero_warn(
+                    f"{len(repaired)} of {len(self.subjects)} subjects of data.subjects, such as "
+                    f"{repaired[0]!r}, were examples of the LM's repair: they are left out."
+                )
         limit = self.max_edits_per_reference
         return sample_edits(self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit)
 

@@ -170,7 +170,7 @@ def test_subjects_may_be_given(lm):
      "only 11 can be taught .* raise data.max_edits_per_reference"),
     ({"n_edits": 9, "max_edits_per_reference": 1, "subjects": ["name1", "name2"]},
      SubjectsError, "only 2 can be taught .* raise data.max_edits_per_reference"),
-    ({"n_edits": None}, ConfigError, r"data\.n_edits is null"),
+    ({"n_edits": None}, ConfigError, r"data\.n_edits and data\.edits_file are null"),
     ({"subject_kind": "dogs"}, ConfigError, "'dogs'; it must be any, words or names"),
     ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
     # There are no names in this vocabulary.

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -197,11 +198,13 @@ def test_subjects_of_a_repair_are_not_edited_afterwards(repair, tmp_path):
     rows = [{"subject": x, "answer": free.answer} for x in (examples[0], free.subject)]
     file.write_text("\n".join(map(json.dumps, rows)))
     for named in ({"subjects": [examples[0], free.subject]}, {"edits_file": str(file)}):
-        with pytest.warns(UserWarning, match=f"1 of 2 subjects of data.*{examples[0]}"):
+        with pytest.warns(UserWarning, match=f"1 of 2 .*{examples[0]}") as warned:
             (kept,) = EditsDataModule(lm, n_edits=2, **named).prepare_edits()
         assert kept.subject == free.subject
-    with pytest.raises(SubjectsError, match="Name other subjects"):
-        EditsDataModule(lm, n_edits=1, edits_file=str(file)).prepare_edits()
+        assert re.search(r"examples? of the LM's repair", str(warned[0].message))
+    file.write_text(json.dumps(rows[0]))
+    with pytest.raises(SubjectsError, match="1: the subject was an example of the LM's repair"):
+        EditsDataModule(lm, edits_file=str(file)).prepare_edits()
     again = RepairDataModule(lm, **SMALL)
     again.prepare_edits()
     measured = (edit for edits in again.measured.values() for edit in edits)
