@@ -22,13 +22,8 @@ from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_confi
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 
 if TYPE_CHECKING:
+    import transformers as hf
     from torch.distributed.device_mesh import DeviceMesh
-    from transformers import (
-        BatchEncoding,
-        PreTrainedConfig,
-        PreTrainedModel,
-        PreTrainedTokenizerBase,
-    )
 
 
 # The number of positions, as configurations of different types name it.
@@ -57,8 +52,8 @@ class LanguageModel(nn.Module):
     """
 
     config: LMConfig
-    tokenizer: PreTrainedTokenizerBase
-    model: PreTrainedModel
+    tokenizer: hf.PreTrainedTokenizerBase
+    model: hf.PreTrainedModel
     """The Hugging Face module, after `load`."""
     reads_prompts: str | None = None
     """How `joint_logits` reads the prompts of a subject, in words; None before the first call."""
@@ -72,7 +67,7 @@ class LanguageModel(nn.Module):
         self._prepare(read_tokenizer(self._checkpoint), model_config, prefix)
 
     def _prepare(
-        self, tokenizer: PreTrainedTokenizerBase, model_config: PreTrainedConfig, prefix: str
+        self, tokenizer: hf.PreTrainedTokenizerBase, model_config: hf.PreTrainedConfig, prefix: str
     ) -> None:
         self.tokenizer = tokenizer
         self.prompt_prefix, is_chat = prefix, self.config.chat_template
@@ -98,7 +93,7 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def from_module(
-        cls, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase,
+        cls, model: hf.PreTrainedModel, tokenizer: hf.PreTrainedTokenizerBase,
         prefix: str = "", **options: Any,
     ) -> LanguageModel:  # fmt: skip
         """Wrap an LM that is in memory, such as one in training; it is not copied or changed.
@@ -143,7 +138,7 @@ class LanguageModel(nn.Module):
             self._set_model(model)
         return self
 
-    def _set_model(self, model: PreTrainedModel) -> None:
+    def _set_model(self, model: hf.PreTrainedModel) -> None:
         self.model = model
         # An adapter may have resized the vocabulary.
         self._vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
@@ -227,7 +222,7 @@ class LanguageModel(nn.Module):
 
     # -- logits ------------------------------------------------------------------------------
 
-    def encode(self, prompts: Sequence[str]) -> BatchEncoding:
+    def encode(self, prompts: Sequence[str]) -> hf.BatchEncoding:
         """Return ``input_ids`` and ``attention_mask``, ``(n_prompts, longest)``, padded right."""
         from transformers import BatchEncoding
 

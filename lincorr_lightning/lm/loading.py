@@ -91,11 +91,6 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
     path = None if found.gguf_file is not None else file_of(found, ADAPTER_CONFIG)
     if path is None or (what != "the LM" and file_of(found, _TOKENIZER)):
         return found
-    if any(path.parent.glob("model*.safetensors")) or any(path.parent.glob("pytorch_model*.bin")):
-        raise LanguageModelError(
-            f"{found} holds an LM and a peft adapter ({path.name}). Move the adapter's files to "
-            "another folder, which lm.adapter or lm.name_or_path may name."
-        )
     settings = read_json(path, LanguageModelError, "Copy the adapter again.")
     name = str(settings.get("base_model_name_or_path") or "")
     if not name:
@@ -158,6 +153,11 @@ def _check_folder(folder: Path, what: str) -> None:
     needed = {"the tokenizer": (), "the adapter": (ADAPTER_CONFIG,)}.get(what, ("config.json",))
     names = sorted(child.name for child in folder.iterdir())
     is_adapter = ADAPTER_CONFIG in names
+    if is_adapter and any(re.fullmatch(r"(pytorch_)?model.*\.(bin|safetensors)", n) for n in names):
+        raise LanguageModelError(
+            f"the folder {folder} holds an LM and a peft adapter ({ADAPTER_CONFIG}). Move the "
+            "adapter's files to another folder, which lm.adapter or lm.name_or_path may name."
+        )
     if not (set(needed) <= set(names) or (is_adapter and what == "the LM")):
         gguf_files = [name for name in names if name.endswith(".gguf")]
         inner = [child.parent.name for child in sorted(folder.glob("*/config.json"))]

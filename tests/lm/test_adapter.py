@@ -362,5 +362,7 @@ def test_names_that_do_not_go_together(lm_folder: Folder, made: tuple[Path, Any]
     with pytest.raises(LanguageModelError, match=r"the base LM of .* has no config"):
         LanguageModel.from_pretrained(adapter)
     shutil.copy(Path(base) / "model.safetensors", adapter)
-    with pytest.raises(LanguageModelError, match="holds an LM and a peft adapter"):
-        LanguageModel.from_pretrained(adapter)
+    # transformers would load it with the adapter beside the weights.
+    for options in ({}, {"adapter": adapter}, {"adapter": str(made[0].parent / "other")}):
+        with pytest.raises(LanguageModelError, match="holds an LM and a peft adapter"):
+            LanguageModel.from_pretrained(adapter, **options)
