@@ -2,6 +2,8 @@
 
 import json
 import logging
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
-from sklearn.linear_model import Ridge
+from sklearn.linear_model import LinearRegression, Ridge
 
 from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectsDataModule
@@ -59,7 +61,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def fitted(small_lm: str, file: str, tmp_path_factory: pytest.TempPathFactory) -> Fitted:
     folder = tmp_path_factory.mktemp("runs")
-    return run_probe(folder, small_lm, knowledge_files=[file], paraphrases=True, **OPTIONS)
+    options = OPTIONS | {"knowledge_files": [file], "paraphrases": True, "partial_out": ["team"]}
+    return run_probe(folder, small_lm, **options)
 
 
 def results_of(folder: Path) -> dict[str, Any]:
@@ -68,14 +71,15 @@ def results_of(folder: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def oracle(small_lm: str, fitted: Fitted) -> dict[str, list[tuple[float, float, float | None]]]:
-    """R, r of the control and Hit@1 of each wording: one prompt at a time, scikit-learn, scipy."""
+def logits(small_lm: str, fitted: Fitted) -> Callable[..., np.ndarray]:
+    """Logits of a half of the subjects at the labels of a kind, one prompt at a time."""
     linear_map = LinearMap.from_pretrained(fitted[2] / "linear_map")
     lm = LanguageModel.from_pretrained(small_lm)
     rows = read_table(fitted[2] / "tables" / "subjects.csv")
     subjects = {half: [r["subject"] for r in rows if r["half"] == half] for half in ("fit", "test")}
 
-    def logits(half: str, template: str, name: str) -> np.ndarray:
+    @cache
+    def read_logits(half: str, template: str, name: str) -> np.ndarray:
         read = []
         for subject in subjects[half]:
             prompt = lm.tokenizer(template.format(subject), return_tensors="pt")
@@ -83,15 +87,24 @@ def oracle(small_lm: str, fitted: Fitted) -> dict[str, list[tuple[float, float, 
                 read.append(lm.model(**prompt).logits[0, -1, linear_map.token_ids(name)].double())
         return torch.stack(read).numpy()
 
+    return read_logits
+
+
+@pytest.fixture(scope="module")
+def oracle(
+    logits: Callable[..., np.ndarray], fitted: Fitted
+) -> dict[str, list[tuple[float, float, float | None]]]:
+    """R, r of the control and Hit@1 of each wording, by scikit-learn and scipy."""
+    linear_map, halves = LinearMap.from_pretrained(fitted[2] / "linear_map"), ("fit", "test")
     scores = {}
     for pair, wordings in WORDINGS.items():
         source, target = pair.split("->")
         scores[pair] = []
         for prompt, target_prompt in wordings:
-            y = {half: logits(half, target_prompt, target) for half in subjects}
+            y = {half: logits(half, target_prompt, target) for half in halves}
             r = []
             for first in (prompt, "One day, {} saw a"):
-                x = {half: logits(half, first, source) for half in subjects}
+                x = {half: logits(half, first, source) for half in halves}
                 model = Ridge(alpha=2.0).fit(x["fit"], y["fit"])
                 predicted = model.predict(x["test"])
                 by_label = zip(predicted.T, y["test"].T, strict=True)
@@ -142,6 +155,27 @@ def test_scores_are_means_over_wordings(fitted: Fitted, oracle: Any) -> None:
     assert ours == pytest.approx([r for own in oracle.values() for r, *_ in own], abs=1e-5)
 
 
+def test_partial_r_is_a_mean_over_wordings(
+    logits: Callable[..., np.ndarray], fitted: Fitted
+) -> None:
+    pairs = {f"{p['source']}->{p['target']}": p for p in results_of(fitted[2])["pairs"]}
+    z = {half: logits(half, TEAM, "team") for half in ("fit", "test")}
+
+    def without_team(prompt: str, name: str) -> dict[str, np.ndarray]:
+        own = {half: logits(half, prompt, name) for half in z}
+        removed = LinearRegression().fit(z["fit"], own["fit"])
+        return {half: own[half] - removed.predict(z[half]) for half in z}
+
+    r = []
+    for prompts in WORDINGS["town->land"]:
+        x, y = map(without_team, prompts, ("town", "land"))
+        predicted = Ridge(alpha=2.0).fit(x["fit"], y["fit"]).predict(x["test"])
+        by_label = zip(predicted.T, y["test"].T, strict=True)
+        r.append(np.mean([stats.pearsonr(p, t)[0] for p, t in by_label]))
+    assert pairs["town->land"]["partial_label_mean"] == pytest.approx(np.mean(r), abs=1e-5)
+    assert pairs["team->land"]["partial_label_mean"] is None
+
+
 def test_each_point_of_the_ridge_path_is_a_mean(fitted: Fitted) -> None:
     results = results_of(fitted[2])
     means = {(p["source"], p["target"]): p["label_mean"] for p in results["pairs"]}
@@ -177,7 +211,13 @@ def test_a_checkpoint_scores_all_wordings(
     fitted: Fitted, small_lm: str, file: str, tmp_path: Path
 ) -> None:
     path = fitted[1].checkpoint_callback.best_model_path  # type: ignore[union-attr]
-    probe = LinearProbe(LMConfig(small_lm), knowledge_files=[file], paraphrases=True, **OPTIONS)
+    probe = LinearProbe(
+        LMConfig(small_lm),
+        knowledge_files=[file],
+        paraphrases=True,
+        partial_out=["team"],
+        **OPTIONS,
+    )
     subjects = SubjectsDataModule(probe.lm, n_subjects=300, batch_size=64)
     trainer = quiet_trainer(tmp_path, logger=False)
     trainer.test(probe, subjects, ckpt_path=path, verbose=False)
