@@ -83,7 +83,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (FINETUNE, "--trainer.max_epochs -1", "trainer.max_epochs is -1, so the run would never end"),
     (ABLATION, "--model.seeds=[99999999999999999999]", "model.seeds is 99999999999999999999; it m"),
     (PROBE, "--name ../../x", "leaves trainer.default_root_dir"),
-    (FINETUNE, "--data.n_edits null", "data.n_edits is null; sampled edits need a number"),
+    (FINETUNE, "--data.n_edits null", "data.n_edits and data.edits_file are null"),
     # What Lightning refuses: making the Trainer, making a callback, and running
     (PROBE, "--trainer.devices 0", "`Trainer(devices='0')` value is not a valid input"),
     (PROBE, "--config {t}/mode.yaml", "`mode` can be min, max, got sideways"),
