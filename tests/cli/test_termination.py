@@ -151,7 +151,7 @@ def _plain(value: Any) -> Any:
     ("study", "where", "call"),
     [
         ("ablation", f"{CLASSES['ablation']}.training_step", 3),
-        ("finetune", "lincorr_lightning.study:write_parts", 1),
+        ("finetune", "lincorr_lightning.results.run_folder:write_parts", 1),
     ],
 )
 def test_a_run_that_a_signal_ends_can_be_resumed(
