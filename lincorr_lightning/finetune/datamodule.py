@@ -95,7 +95,7 @@ class EditsDataModule(StudyData):
     ) -> None:
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training", "edits_beside"])
-        edits_file = edits_file or edits_beside
+        edits_file = edits_file or (None if edited_lms else edits_beside)
         if n_edits is None and edits_file is None:
             raise ConfigError("data.n_edits and data.edits_file are null. Set one of them.")
         if edited_lms is not None and "{edit}" not in edited_lms:

@@ -296,6 +296,7 @@ def test_an_lm_for_each_edit(made, relation, tmp_path, monkeypatch):
     (["--data.edited_lms=lms/{id}"], r"edited_lms is lms/\{id\}. Write it as FOLDER/\{edit\}"),
     (["--data.edited_lms=no/{edit}"], r"none of the edited LMs; that of .*edits.csv.* no/0"),
     (["--data.edits_file=null"], r"data\.n_edits and data\.edits_file are null"),
+    (["--data.edits_file=null", "--data.edited_lms=lms/{edit}"], r"data\.edits_file are null"),
     (["--data.edits_file=null", "--data.n_edits=4"], r"EditedLM needs data\.edits_file"),
     (["--model.n_neighbours=-1"], r"model\.n_neighbours is -1"),
 ])  # fmt: skip
