@@ -173,7 +173,7 @@ def load_sae(
     used, or its hook point is unknown.
 
     Args:
-        folder: Folder with the files of one of `FORMATS`.
+        folder: Folder with the files of one of the known formats.
         hook_point: Hook point of the SAE. Only needed where neither the files nor the path name it;
             where they do, it must be the same. Folders such as ``residual.12``, ``mlp_out.12``,
             ``attention_out.12`` and ``resid_post_layer_12`` name it as well.
