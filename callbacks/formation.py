@@ -144,8 +144,8 @@ class Formation(RelationCallback):
         """Fit and score the maps, and measure recall."""
         step = self.step
         layout = self._layout
-        rows = domain_rows(self.cache.lm, layout.reads, self._subjects)
-        fit, test = (moments_of(half, layout.blocks) for half in (rows[::2], rows[1::2]))
+        logits = domain_rows(self.cache.lm, layout.reads, self._subjects)
+        fit, test = (moments_of(half, layout.blocks) for half in (logits[::2], logits[1::2]))
         numbers: dict[str, dict[str, float | None]] = {}
         for score in fit_and_score(
             fit, test, layout, self.cache.lm, self.ridge, self.random_labels
@@ -157,6 +157,8 @@ class Formation(RelationCallback):
             name: {"stated": self._recall(name, *stated), "withheld": self._recall(name, *withheld)}
             for name, (stated, withheld) in self._facts.items()
         }
+        for rows in (self.correlations, self.recall):  # the end of a resumed run is measured again
+            rows[:] = [row for row in rows if row["step"] != step]
         self.correlations += [{"step": step, "pair": name, **numbers[name]} for name in numbers]
         self.recall += [{"step": step, "knowledge": name, **recalled[name]} for name in recalled]
         scalars = {
