@@ -313,6 +313,22 @@ def test_an_lm_that_was_not_edited_is_told(made, tmp_path):
     assert found["generalized"] == found["before"]["generalized"]
 
 
+def test_a_fine_tune_leaves_its_edits_beside_its_lm(tmp_path):
+    """And what it measured itself is what is found of its LM."""
+    cli = main(
+        ["fit", "--config", "source_finetune.yaml", "--model.protocol=joint",
+         "--model.save_model=true", "--model.forecast=false", "--data.n_edits=8",
+         "--trainer.max_epochs=8", f"--trainer.default_root_dir={tmp_path}"]
+    )  # fmt: skip
+    folder = Path(cli.trainer.log_dir)
+    own = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    found = run(tmp_path, f"--model.lm.name_or_path={folder / 'model'}").results
+    assert own["source_learned"] > 0.5
+    for name in ("n_edits", "source_learned", "generalized", "hallucinated", "unchanged", "random",
+                 "constant", "macro", "controls", "skipped"):  # fmt: skip
+        assert found[name] == own[name], name
+
+
 def test_tables_for_the_reader(made, tmp_path):
     found = measure(tmp_path, made, made.lm)
     rows = read_table(found.folder / "tables" / "reach.csv")
