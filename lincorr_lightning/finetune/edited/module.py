@@ -80,22 +80,21 @@ class EditedLM(LMStudy):
         edits, lm = getattr(self.trainer.test_dataloaders, "dataset", None), self.lm
         if not isinstance(edits, EditDataset) or not edits.rows:
             raise ConfigError("EditedLM needs data.edits_file, with which the LM was edited.")
-        subjects = {edit.subject for edit in edits.edits}
-        subjects.update(one.subject for one in edits.skipped)  # an LM may have learned these, too
+        # An LM may have learned skipped rows, too.
+        subjects = {x.subject for x in edits.edits} | {x.subject for x in edits.skipped}
         neighbours = sample_up_to(lm.tokenizer, self.n_neighbours, subjects, edits.seed)
         others = sample_fitted_subjects(lm.tokenizer, self.n_subjects, subjects.union(neighbours))
         controls = find_controls(self.controls, edits.relation, edits.catalogue, lm.tokenizer)
         domains = [edits.relation.source, edits.relation.target, *controls]
-        name, paths = self.edited.config.name_or_path, edits.edited_lms
-        everyone = list(range(len(edits.edits)))
+        own, paths, everyone = self.edited.config, edits.edited_lms, [*range(len(edits.edits))]
         if not paths:
             _require_same_tokens(self.edited, lm, domains)  # before anything is read
         lm.load().to(self.device)
         before, infos, after = _read(lm, domains, edits, everyone, neighbours), [dict(lm.info)], []
         (linear_map,) = fit_linear_maps(lm, edits.relation, others)
         del lm.model
-        for path, ids in [(path, [i]) for i, path in enumerate(paths)] or [(name, everyone)]:
-            config = replace(self.edited.config, name_or_path=path)
+        jobs = [(replace(own, name_or_path=path), [i]) for i, path in enumerate(paths)]
+        for config, ids in jobs or [(own, everyone)]:
             edited = LanguageModel(config, self.prefix) if paths else self.edited
             _require_same_tokens(edited, lm, domains)
             edited.load().to(self.device)
