@@ -37,7 +37,6 @@ _TOP = 5
 
 Chosen = Mapping[HookPoint, Tensor]
 """Features chosen in each case, by hook point, ``(n_cases, k)``; -1 is none."""
-
 Cut = tuple[Chosen, float]
 """Features that are rescaled in each case, and the factor r of their activations."""
 

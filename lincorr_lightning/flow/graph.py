@@ -39,7 +39,6 @@ def _groups(names: Mapping[HookKind, str], joint: str, none: str) -> list[str]:
 
 GROUPS: tuple[str, ...] = tuple(f"From {name}" for name in _groups(SHORT, " & ", "nowhere"))
 """Names of the groups by their code, the sum of 1 for RES, 2 for MLP and 4 for ATT."""
-
 GROUP_NAMES = dict(zip(GROUPS, _groups(KIND_NAMES, ", ", "no predecessor"), strict=True))
 """Names of the groups on figures and screens."""
 

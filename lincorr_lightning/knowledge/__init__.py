@@ -19,21 +19,7 @@ from lincorr_lightning.knowledge.domain import (
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge, Relation
 
 __all__ = [
-    "FAMILIES",
-    "LANGUAGES",
-    "WHOLE_WORDS",
-    "Answer",
-    "Catalogue",
-    "Completeness",
-    "Domain",
-    "Dropped",
-    "Knowledge",
-    "Label",
-    "Relation",
-    "TokenizedRelation",
-    "ambiguous_matrix",
-    "answer_tokens",
-    "build_domain",
-    "reference_matrix",
-    "unknown_words",
-]
+    "FAMILIES", "LANGUAGES", "WHOLE_WORDS", "Answer", "Catalogue", "Completeness", "Domain",
+    "Dropped", "Knowledge", "Label", "Relation", "TokenizedRelation", "ambiguous_matrix",
+    "answer_tokens", "build_domain", "reference_matrix", "unknown_words",
+]  # fmt: skip

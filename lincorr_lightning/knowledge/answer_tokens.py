@@ -42,10 +42,8 @@ def answer_tokens(
     tokenizer, and a token that never follows a word with another; in context, each tokenizer does
     what it does for the LM. The exception are scripts without spaces, where one token may cover the
     end of the prompt and the answer (是中国 in Qwen's vocabulary): the answer is then tokenized by
-    itself, because the LM continues after 是.
-
-    Returns:
-        Token ids of each answer, in order; None if its first token overlaps the prompt.
+    itself, because the LM continues after 是. Returns the token ids of each answer, in order; None
+    if its first token overlaps the prompt.
     """
     prompt = knowledge.prompt(_SUBJECT)
     gap = " " if knowledge.leading_space else ""

@@ -7,15 +7,10 @@ from functools import cache
 from pathlib import Path
 
 from lincorr_lightning.errors import KnowledgeError
+from lincorr_lightning.knowledge import yaml_file
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_reference
 from lincorr_lightning.knowledge.schema import FAMILIES, Knowledge, Relation
-from lincorr_lightning.knowledge.yaml_file import (
-    Entities,
-    KnowledgeFile,
-    merge_files,
-    read_knowledge_file,
-    suggest,
-)
+from lincorr_lightning.knowledge.yaml_file import Entities, KnowledgeFile, read_knowledge_file
 
 
 class Catalogue(dict[str, Knowledge]):
@@ -48,7 +43,7 @@ class Catalogue(dict[str, Knowledge]):
 
     def __missing__(self, name: str) -> Knowledge:
         known = ("all", *FAMILIES, *self)
-        hint = suggest(name, known, f" Known: {', '.join(known)}.")
+        hint = yaml_file.suggest(name, known, f" Known: {', '.join(known)}.")
         raise KnowledgeError(f"there is no knowledge {name!r}.{hint}")
 
     def __repr__(self) -> str:
@@ -155,7 +150,7 @@ def _built_in_catalogue() -> Catalogue:
 
 
 def _catalogue(knowledge_files: Iterable[KnowledgeFile]) -> Catalogue:
-    knowledge, entities = merge_files(knowledge_files)
+    knowledge, entities = yaml_file.merge_files(knowledge_files)
     return Catalogue(sorted(knowledge, key=lambda each: FAMILIES.index(each.family)), entities)
 
 

@@ -155,8 +155,7 @@ def label_answers(
 def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.NDArray[np.bool_]:
     """Return which target labels are right, or stand for several answers of which one is.
 
-    Returns:
-        ``(n_target_labels, n_source_labels)`` like W. A column without True has no reference.
+    It is ``(n_target_labels, n_source_labels)`` like W; a column without True has no reference.
     """
     rows: dict[str, list[int]] = {}
     for row, label in enumerate(target.labels):

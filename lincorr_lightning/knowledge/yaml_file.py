@@ -92,9 +92,6 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
     return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?"
 
 
-# -- reading ---------------------------------------------------------------------------------
-
-
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     """Read and check a knowledge file or a relation of LRE; `merge_files` checks the references."""
     origin = str(path)
@@ -286,9 +283,6 @@ def _relation(root: _Value) -> KnowledgeFile:
     knowledge = Knowledge(name, "attribute", "en", template, kind, (), more_templates=tuple(more))
     objects = {text: Entity(text, root.origin) for _, text in samples}
     return KnowledgeFile(root.origin, "", {kind: objects}, {name: knowledge}, tuple(samples))
-
-
-# -- merging ---------------------------------------------------------------------------------
 
 
 def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entities]:

@@ -13,20 +13,7 @@ from lincorr_lightning.sae.hooks import captured, edited, find_hook_points, widt
 from lincorr_lightning.sae.sparse_autoencoder import ACTIVATIONS, Activation, SparseAutoencoder
 
 __all__ = [
-    "ACTIVATIONS",
-    "FORMATS",
-    "KINDS",
-    "Activation",
-    "HookKind",
-    "HookPoint",
-    "SAEFormat",
-    "SparseAutoencoder",
-    "captured",
-    "edited",
-    "find_hook_points",
-    "load_sae",
-    "load_saes",
-    "register_format",
-    "save_saes",
-    "width_of",
-]
+    "ACTIVATIONS", "FORMATS", "KINDS", "Activation", "HookKind", "HookPoint", "SAEFormat",
+    "SparseAutoencoder", "captured", "edited", "find_hook_points", "load_sae", "load_saes",
+    "register_format", "save_saes", "width_of",
+]  # fmt: skip

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.data.texts import TokenRows, TokenStep
@@ -24,9 +24,6 @@ from lincorr_lightning.metrics import ReconstructionQuality
 from lincorr_lightning.sae.hook_points import Feature, HookPoint, at_hook_point, check_feature
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 Intervention = Callable[[Tensor], Tensor]
 """Function from activations ``(batch, sequence, width)`` to their replacement."""
@@ -203,9 +200,6 @@ class BlockActivations:
         return out
 
 
-# -- SAEs in the LM ------------------------------------------------------------------------------
-
-
 def rescale_at(sae: SparseAutoencoder, positions: Tensor, chosen: Tensor, r: float) -> Intervention:
     """Multiply activations of distinct features of each row by r at its position, ``(batch,)``.
 
@@ -255,7 +249,7 @@ def add_features(saes: SAEs, amounts: Mapping[Feature, float]) -> dict[HookPoint
 
 @torch.no_grad()
 def score_texts(
-    model: PreTrainedModel, saes: SAEs, texts: TokenRows, quality: ReconstructionQuality
+    model: nn.Module, saes: SAEs, texts: TokenRows, quality: ReconstructionQuality
 ) -> None:
     """Add to `quality` what a batch of texts gives unchanged, and twice more with each SAE.
 

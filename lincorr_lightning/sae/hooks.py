@@ -138,9 +138,6 @@ def stop_before(
     return call
 
 
-# -- hooks ---------------------------------------------------------------------------------------
-
-
 def _count_rows(
     shape: list[int], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
@@ -177,9 +174,6 @@ def _tensor_in(output: Any) -> Tensor:
 
 def _stream_into(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
     return args[0] if args else kwargs["hidden_states"]
-
-
-# -- finding -------------------------------------------------------------------------------------
 
 
 def layer_of(model: nn.Module, hook_point: HookPoint) -> nn.Module:
@@ -295,12 +289,10 @@ def _is_attention(layer: nn.Module, name: str) -> bool:
 
 @torch.no_grad()
 def find_projection(model: nn.Module, hook_point: HookPoint) -> tuple[Tensor, Tensor] | None:
-    """Find the map ``y = W z + b`` from the heads z of a layer's attention to its output y.
+    """Find W and b of the map ``y = W z + b`` from the heads of a layer's attention to its output.
 
-    It works for any architecture: each matrix of the layer is tried on its own input.
-
-    Returns:
-        W, ``(width, n_heads * head_size)``, and b, ``(width,)``, float64; None if y is no such map.
+    It works for any architecture: each matrix of the layer is tried on its own input. W is
+    ``(width, n_heads * head_size)``, b is ``(width,)``, both float64; None if y is no such map.
     """
     calls: list[tuple[Tensor, Tensor, Tensor]] = []
 

@@ -16,21 +16,14 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.metrics import Reconstruction, ReconstructionQuality
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.sae import stacked
 from lincorr_lightning.sae.formats import check_fit, load_saes, save_saes
 from lincorr_lightning.sae.forwards import BlockActivations, score_texts
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.results import SCORES, sae_results, score_hook_points
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
-from lincorr_lightning.sae.stacked import (
-    DECAY,
-    LEARNING_RATE,
-    WARMUP,
-    SAESettings,
-    StackedAutoencoders,
-    StepLosses,
-    learning_rate_factor,
-)
+from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
 from lincorr_lightning.study import (
     LMStudy,
     as_settings,
@@ -77,9 +70,9 @@ class SparseAutoencoders(LMStudy):
         kinds: list[HookKind] = list(KINDS),  # noqa: B006 (never changed)
         layers: list[int] | None = None,
         sae: SAESettings = SAESettings(),  # noqa: B008 (frozen)
-        learning_rate: float = LEARNING_RATE,
-        warmup: float = WARMUP,
-        decay: float = DECAY,
+        learning_rate: float = stacked.LEARNING_RATE,
+        warmup: float = stacked.WARMUP,
+        decay: float = stacked.DECAY,
         saes: str | list[str] | None = None,
         seed: int = 0,
     ) -> None:
@@ -101,8 +94,6 @@ class SparseAutoencoders(LMStudy):
         """Number of tokens that this rank trained on."""
         self._reconstruction: Reconstruction | None = None
         self._reader: BlockActivations | None = None
-
-    # -- setup -----------------------------------------------------------------------------------
 
     def setup(self, stage: str) -> None:
         """Refuse settings that cannot work, before anything is read."""
@@ -142,8 +133,6 @@ class SparseAutoencoders(LMStudy):
         """Return Adam; `on_train_batch_start` sets its learning rate."""
         return torch.optim.Adam(self._trained.parameters(), lr=self.learning_rate)
 
-    # -- training --------------------------------------------------------------------------------
-
     def on_train_start(self) -> None:
         """Count the steps of the learning rate's schedule."""
         n_steps, max_steps = float(self.trainer.num_training_batches), self.trainer.max_steps
@@ -158,7 +147,7 @@ class SparseAutoencoders(LMStudy):
         """Set the learning rate, and read the activations of a new block."""
         step, saes = self.trainer.global_step, self._trained
         # A scheduler would be a step off after a resume in the middle of the epoch.
-        factor = learning_rate_factor(step, self._n_steps, self.warmup, self.decay)
+        factor = stacked.learning_rate_factor(step, self._n_steps, self.warmup, self.decay)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate * factor
         require_batch(self, batch, TokenRows, TokenStep)
@@ -219,8 +208,6 @@ class SparseAutoencoders(LMStudy):
         """Return a copy of each SAE in its current state."""
         return self._trained.export(self.lm.config.name_or_path)
 
-    # -- scoring ---------------------------------------------------------------------------------
-
     def on_validation_epoch_start(self) -> None:
         """Export the SAEs to score."""
         if self.stacked is None:
@@ -251,8 +238,6 @@ class SparseAutoencoders(LMStudy):
                 value = getattr(score, name)
                 if value is not None:
                     self.log(f"val/{name}/{score.hook_point}", value)
-
-    # -- results and checkpoints -----------------------------------------------------------------
 
     def build_results(self) -> Results:
         """Return the scores and the training curves."""

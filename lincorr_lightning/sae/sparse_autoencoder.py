@@ -261,8 +261,6 @@ class SparseAutoencoder(nn.Module):
 SAEs = Mapping[HookPoint, SparseAutoencoder]
 """SAEs of an LM by their hook point."""
 
-# -- reading files -------------------------------------------------------------------------------
-
 
 def fail_to_read(path: Path, reason: str) -> NoReturn:
     """Raise the error of a file that cannot be read."""

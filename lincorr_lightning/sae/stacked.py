@@ -34,25 +34,18 @@ class SAESettings:
 
     n_features: int = 512
     """Number of features of each SAE."""
-
     activation: TrainedActivation = "batchtopk"
     """topk, batchtopk (k on average, by a learned threshold), or relu (with an L1 loss)."""
-
     k: int = 12
     """Number of active features per token; not used by relu."""
-
     l1_coef: float = 0.02
     """Weight of the L1 loss, the sum of the features; used by relu only."""
-
     center: Center = "geometric_median"
     """Initial decoder bias, the geometric_median or mean of the activations, or zero."""
-
     dead_after_steps: int = 50
     """Number of steps without activation after which a feature counts as dead in training."""
-
     aux_loss_coef: float = 1 / 32
     """Weight of the auxiliary loss, by which dead features learn the error; 0 leaves them dead."""
-
     aux_k: int = 64
     """Number of dead features per token that take part in the auxiliary loss."""
 

@@ -53,7 +53,6 @@ PLACES = (
 
 PARENTS = ("mother", "father")
 """Attributes whose answers depend on the continent that a person lives on."""
-
 HOME = ("country", "continent", "language", "landmark")
 """Attributes that follow from the city that a person lives in."""
 
