@@ -103,8 +103,6 @@ class StackedLoRA(nn.Module):
         for hook in self._hooks:
             hook.remove()
 
-    # -- training ----------------------------------------------------------------------------
-
     @torch.no_grad()
     def reset(self, seeds: Sequence[int]) -> None:
         """Reinitialize as many adapters as there are seeds: A uniform as peft draws it, B zero.
@@ -163,8 +161,6 @@ class StackedLoRA(nn.Module):
         for gradient in gradients:
             gradient.mul_(scale.to(gradient).view(-1, 1, 1))
         return norms
-
-    # -- hooks -------------------------------------------------------------------------------
 
     def _check_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Check the shape of a forward pass of the LM."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -94,17 +94,11 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
 
 @contextmanager
 def logit_lens(model: nn.Module, layer: int) -> Iterator[None]:
-    """Let an LM's head read the states after a layer inside a ``with`` block.
+    """Let an LM's head read the states after a layer, counted from 0, inside a ``with`` block.
 
     What the last layer returns is replaced; all that follows it, such as the final norm, runs as it
-    is (nostalgebraist, "interpreting GPT: the logit lens", 2020).
-
-    Args:
-        model: A Hugging Face causal LM.
-        layer: Index of the layer, from 0.
-
-    Raises:
-        LanguageModelError: The LM has no such layer.
+    is (nostalgebraist, "interpreting GPT: the logit lens", 2020). A `LanguageModelError` if the LM
+    has no such layer.
     """
     layers = layers_of(model)
     if not 0 <= layer < len(layers):
@@ -120,12 +114,8 @@ def logit_lens(model: nn.Module, layer: int) -> Iterator[None]:
     def replace(module: nn.Module, args: Any, output: Any) -> Any:
         return states[0] if isinstance(output, Tensor) else (states[0], *output[1:])
 
-    handles = [layers[layer].register_forward_hook(keep), layers[-1].register_forward_hook(replace)]
-    try:
+    with layers[layer].register_forward_hook(keep), layers[-1].register_forward_hook(replace):
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def adapter_layers(model: nn.Module) -> dict[str, Any]:
@@ -141,10 +131,8 @@ def target_layers(
     """Return the linear layers that get adapters, by full name, in the LM's order.
 
     `target_modules` are full names or last parts of names, as in peft; None takes all linear layers
-    but the output layer, like peft's ``all-linear``, and those that an adapter does not fit.
-
-    Raises:
-        LanguageModelError: There is no such layer, or an adapter does not fit it.
+    but the output layer, like peft's ``all-linear``, and those that an adapter does not fit. A
+    `LanguageModelError` if there is no such layer, or an adapter does not fit it.
     """
     from transformers.pytorch_utils import Conv1D
 
@@ -205,16 +193,11 @@ def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[st
         elif why.get(name) == _UNUSED:
             del why[name]
 
-    hooks = [
-        layer.register_forward_hook(partial(note, name), with_kwargs=True)
-        for name, layer in layers.items()
-    ]
-    try:
-        with torch.no_grad(), reading(model, model.device.type):
-            call_model(model, ids % number_in_config(model, "vocab_size"))
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with ExitStack() as hooks, torch.no_grad(), reading(model, model.device.type):
+        for name, layer in layers.items():
+            hook = layer.register_forward_hook(partial(note, name), with_kwargs=True)
+            hooks.enter_context(hook)
+        call_model(model, ids % number_in_config(model, "vocab_size"))
     return why
 
 

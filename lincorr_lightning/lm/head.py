@@ -62,11 +62,8 @@ def pad_right(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor
 
     With right padding, positions count from the first true token and no true token attends to
     padding, in every causal architecture and without position ids. With left padding, absolute
-    positions are silently wrong, and recurrent LMs read the padding.
-
-    Returns:
-        Token ids and mask, ``(n_rows, length)``, and the last true position of each row,
-        ``(n_rows,)``.
+    positions are silently wrong, and recurrent LMs read the padding. Returns token ids and mask,
+    ``(n_rows, length)``, and the last true position of each row, ``(n_rows,)``.
     """
     order = attention_mask.argsort(dim=1, descending=True, stable=True)
     mask = attention_mask.gather(1, order)
@@ -83,13 +80,10 @@ def read_logits(
 ) -> Tensor:
     """Return the logits of some tokens at the position `last` of each row; differentiable.
 
-    Read `by_rows`, the product with the head is computed in float64, so that logits of a hidden
-    size d have numerical rank d and least squares can use it. `input_ids` are padded on the right;
-    without an `attention_mask` the LM uses a causal mask alone, which is the same for true tokens,
-    and faster.
-
-    Returns:
-        ``(n_rows, n_tokens)``, float64.
+    They are ``(n_rows, n_tokens)``, float64. Read `by_rows`, the product with the head is computed
+    in float64, so that logits of a hidden size d have numerical rank d and least squares can use
+    it. `input_ids` are padded on the right; without an `attention_mask` the LM uses a causal mask
+    alone, which is the same for true tokens, and faster.
     """
     rows = torch.arange(len(last), device=last.device)
     length = input_ids.shape[1]
@@ -127,9 +121,7 @@ def read_positions(
         states = hidden.flatten(0, 1)
         products = [
             _rows_product(
-                head,
-                states.index_select(0, positions.to(states.device)),
-                tokens.to(states.device),
+                head, states.index_select(0, positions.to(states.device)), tokens.to(states.device)
             ).flatten()
             for positions, tokens in blocks
         ]

@@ -179,9 +179,7 @@ class QueryCache:
 
 
 def tokenizer_of(
-    module: nn.Module,
-    model: nn.Module,
-    tokenizer: PreTrainedTokenizerBase | str | None = None,
+    module: nn.Module, model: nn.Module, tokenizer: PreTrainedTokenizerBase | str | None = None
 ) -> PreTrainedTokenizerBase:
     """Find the tokenizer of an LM that a module holds, see `QueryCache.of`."""
     from transformers import AutoTokenizer, PreTrainedTokenizerBase

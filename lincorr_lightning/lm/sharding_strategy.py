@@ -5,11 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import lightning as L
-from lightning.pytorch.strategies import (
-    DDPStrategy,
-    ModelParallelStrategy,
-    SingleDeviceStrategy,
-)
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy, SingleDeviceStrategy
 
 from lincorr_lightning.errors import ConfigError, require
 

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 MAX_NODES = 256
 """Maximum nodes of a tree: attention within a row grows quadratically, the savings do not."""
-
 _ALIGNED = 8
 # These implementations take any mask; flash attention and the like take causal masks only.
 _ATTENTION = ("sdpa", "eager")
@@ -96,10 +95,9 @@ def pack_trees(
 ) -> dict[str, Tensor]:
     """Pad trees on the right to one length and build the mask that separates their branches.
 
-    Returns:
-        Arguments of the LM's forward: ``input_ids``, ``(n_trees, length)``; ``position_ids``, the
-        depth of each node; and ``attention_mask``, 0 at ancestors and at the node itself, else the
-        lowest number of the dtype, ``(n_trees, 1, length, length)``.
+    Returns arguments of the LM's forward: ``input_ids``, ``(n_trees, length)``; ``position_ids``,
+    the depth of each node; and ``attention_mask``, 0 at ancestors and at the node itself, else the
+    lowest number of the dtype, ``(n_trees, 1, length, length)``.
     """
     length = max(len(tree.token_ids) for tree in trees)
     if device.type != "cpu":

@@ -14,29 +14,14 @@ from pandas import DataFrame
 
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.significance import FINDING
-from lincorr_lightning.results.plots import (
-    BLUE,
-    GREEN,
-    GREY,
-    INK,
-    ORANGE,
-    PALE,
-    bare_axes,
-    correlation_heatmap,
-    curves,
-    legible,
-    new_figure,
-    short,
-)
+from lincorr_lightning.results import plots
+from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Fraction of the largest weight from which on cells show numbers; more would hide the large ones.
 _MIN_SHOWN = 0.1
 _MAX_ROWS = 40
 _Z95 = 1.959964
-
-
-# -- clusters --------------------------------------------------------------------------------
 
 
 def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
@@ -61,10 +46,7 @@ def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:
     order, links = cluster(matrix.to_numpy())
     note = f"{note}; average linkage of 1 − r, both directions averaged"
     title = f"Clusters of knowledge in {lm}"
-    return correlation_heatmap(matrix.iloc[order, order], title, note, links=links)
-
-
-# -- W ---------------------------------------------------------------------------------------
+    return plots.correlation_heatmap(matrix.iloc[order, order], title, note, links=links)
 
 
 def interesting_part(weight: _FLOATS, n: int = 25) -> tuple[list[int], list[int]]:
@@ -104,10 +86,10 @@ def top_weights_figure(
         f"{len(targets)} of {weight.shape[0]} targets, those with the highest weights, and "
         f"{len(sources)} of {weight.shape[1]} sources",
         *(["framed: in the reference"] if len(framed) else []),
-        f"numbers from |W| = {short(_MIN_SHOWN * limit)} on",
+        f"numbers from |W| = {plots.short(_MIN_SHOWN * limit)} on",
     ]
     rows, columns = [target_labels[i] for i in targets], [source_labels[i] for i in sources]
-    figure = correlation_heatmap(
+    figure = plots.correlation_heatmap(
         DataFrame(shown, rows, columns), title, "; ".join(notes), "weight W", (-limit, limit),
         axis_labels=("target label", "source label"), least=_MIN_SHOWN * limit,
     )  # fmt: skip
@@ -117,8 +99,6 @@ def top_weights_figure(
         figure.axes[0].add_patch(frame)
     return figure
 
-
-# -- curves ----------------------------------------------------------------------------------
 
 # Columns of a table, what they are in the legend, and their colours.
 _PATHS = {
@@ -165,7 +145,7 @@ def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks], fontsize=8)
 
     points, note = _points(frame, chosen, "ridge", _PATHS, "ridge_path")
-    return curves(
+    return plots.curves(
         points, "ridge", "value", "score", "pair", share_y=True, each=add_lines,
         title=f"Correlation and precision along the ridge in {lm}", subtitle=note,
         colours=dict(_PATHS.values()), labels=("ridge", ""),
@@ -187,7 +167,7 @@ def random_words_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) 
         axes.minorticks_off()
         axes.set_xticks(counts, [f"{n}" for n in counts], fontsize=8)
 
-    return curves(
+    return plots.curves(
         points.assign(low=points["value"] - std, high=points["value"] + std),
         "n_source_labels", "value", "score", "pair", band=("low", "high"),
         title=f"Correlation of labels and of random words in {lm}",
@@ -202,7 +182,7 @@ def logit_lens_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
     `frame` is the ``logit_lens`` table, `chosen` are the pairs to draw.
     """
     points, note = _points(frame, chosen, "layer", _BY_LAYER, "logit_lens")
-    return curves(
+    return plots.curves(
         points, "layer", "value", "score", "pair", share_y=True,
         title=f"Correlation and precision by layer in {lm}", subtitle=note,
         colours=dict(_BY_LAYER.values()), labels=("layer", ""),
@@ -223,9 +203,6 @@ def _points(
     points["score"] = points["score"].map(lambda key: columns[key][0])
     points = points.sort_values("pair", key=lambda pairs: pairs.map(order), kind="stable")
     return points, _cut_note(len(order), frame["pair"].nunique(), "pairs", table)
-
-
-# -- nulls and rankings ----------------------------------------------------------------------
 
 
 class _Dots(NamedTuple):
@@ -252,7 +229,7 @@ def _dot_plot(
     """
     shown = frame.head(_MAX_ROWS)
     subtitle = _cut_note(len(shown), len(frame), *note)
-    figure = new_figure(7.5, 0.23 * max(len(shown), 3) + 1.0, title, subtitle)
+    figure = plots.new_figure(7.5, 0.23 * max(len(shown), 3) + 1.0, title, subtitle)
     axes = figure.add_subplot()
     values = shown[list({*span, *(one.column for one in dots)})].astype(float)
     rows = np.arange(len(shown))
@@ -267,8 +244,8 @@ def _dot_plot(
     axes.set_ylim(len(rows) - 0.4, -0.6)
     parts = [part for part in ("source", "via", "target") if part in shown]
     names = ("->".join(row) for row in shown[parts].itertuples(index=False))
-    axes.set_yticks(rows, legible(names, 60), fontsize=8.5)
-    bare_axes(axes)
+    axes.set_yticks(rows, plots.legible(names, 60), fontsize=8.5)
+    plots.bare_axes(axes)
     axes.set_xlabel("label-wise Pearson r", color=INK)
     figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return figure

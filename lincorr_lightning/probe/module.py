@@ -45,13 +45,8 @@ from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.finder import logit_lens
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
+from lincorr_lightning.probe import significance
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
-from lincorr_lightning.probe.significance import (
-    compose_maps,
-    p_values,
-    partial_correlations,
-    standard_errors,
-)
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import FIXED_TRAINING, LMStudy, require_one_pass
 
@@ -419,7 +414,7 @@ class LinearProbe(LMStudy):
             )
         wordings, label_counts = self._score(fitted, test)
         scores = [*over_wordings({score.pair: score for score in wordings}).values()]
-        scores = with_numbers(scores, p_values(scores))
+        scores = with_numbers(scores, significance.p_values(scores))
         known = [score.label_mean for score in scores if score.label_mean is not None]
         mean = sum(known) / len(known) if known else math.nan
         phase = "test" if self.trainer.testing else "val"
@@ -431,7 +426,7 @@ class LinearProbe(LMStudy):
             weights={pair: w.cpu().clone().numpy() for pair, w in fitted.weights().items()},
             layout=self.layout,
             paths=over_wordings(ridge_paths(fitted, test, self.ridge_grid)),
-            compositions=compose_maps(wordings, fitted, test),
+            compositions=significance.compose_maps(wordings, fitted, test),
             label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             layers=self._score_layers(),
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
@@ -450,9 +445,9 @@ class LinearProbe(LMStudy):
             instance |= {(source, t): r for t, r in zip(targets, means, strict=True)}
         scores = score_maps(fitted, test, instance)
         kept = self._gather_kept(_LM)
-        scores = with_numbers(scores, standard_errors(fitted, test, kept))
+        scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
         partial_out = [name for name in layout.domains if stem(name) in self.partial_out]
-        partial = partial_correlations(scores, fitted, test, partial_out)
+        partial = significance.partial_correlations(scores, fitted, test, partial_out)
         scores = with_numbers(scores, partial)
         return beside_baselines(scores, fitted, test, self.lm, self.random_labels, rows=kept)
 
@@ -481,11 +476,9 @@ class LinearProbe(LMStudy):
         self._check_fitted()
 
     def predict_step(self, batch: SubjectBatch, batch_idx: int) -> dict[str, Any]:
-        """Predict target logits.
+        """Return predicted ``logits`` of each pair, ``(n_subjects, n_target)``, and its ``labels``.
 
-        Returns:
-            ``subjects``; ``first``: position of the first one; ``logits``: predictions of each
-            pair, ``(n_subjects, n_target)``; ``labels``: target labels of each pair.
+        The ``subjects`` stand beside them; ``first`` is the position of the first one.
         """
         subjects = [] if batch.is_padding else batch.subjects
         logits = self(self.joint_rows(batch.subjects))

@@ -218,8 +218,6 @@ class MapResilience(LMStudy):
                     f"{name} out of model.pairs, or fit the map with the same knowledge files."
                 )
 
-    # -- reading -----------------------------------------------------------------------------
-
     def prepare_lm(self) -> None:
         """Load the LM before, too."""
         if self.before is not None:
@@ -245,8 +243,6 @@ class MapResilience(LMStudy):
             rows = domain_rows(lm, layout.reads, batch.subjects)
             if not batch.is_padding:
                 cast(JointMoments, moments[batch.half]).update(rows)
-
-    # -- scoring -----------------------------------------------------------------------------
 
     def on_test_epoch_end(self) -> None:
         """Score all pairs."""

@@ -181,9 +181,6 @@ def _draw(frame: DataFrame, title: str, note: str, about: Mapping[str, Any]) -> 
     return correlation_heatmap(frame, title, note, about["unit"], limits)
 
 
-# -- tables ----------------------------------------------------------------------------------
-
-
 def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Table]:
     scores = findings.scores
     known = [score for score in scores if score.evidence is not None]
@@ -330,12 +327,8 @@ def top_influences(
 ) -> list[Influence]:
     """Return the `n` highest weights of every label, in both directions.
 
-    Args:
-        weight: W, ``(n_target_labels, n_source_labels)``.
-        source_labels: Labels of its columns.
-        target_labels: Labels of its rows.
-        n: Number of weights per label.
-        reference: Which label pairs the reference has, shaped like W.
+    The weights are W, ``(n_target_labels, n_source_labels)``; `reference` says which label pairs
+    are in the reference, shaped like W.
 
     Example:
         >>> w = np.array([[0.9, 0.1], [0.2, 0.7]])
@@ -360,9 +353,6 @@ def top_influences(
                 cell = float(matrix[i, j])
                 rows.append(Influence(direction, label, rank, tokens[j], cell, in_reference))
     return rows
-
-
-# -- figures ---------------------------------------------------------------------------------
 
 
 def _figures(

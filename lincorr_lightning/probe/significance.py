@@ -13,23 +13,11 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments
-from lincorr_lightning.functional.significance import (
-    adjust_for_many,
-    one_sided_p,
-    partial_correlation,
-    weight_cosine,
-)
+from lincorr_lightning.functional import Moments, significance
+from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map.layout import Pair, wordings_of
 from lincorr_lightning.linear_map.scores import Numbers, PairScore
-from lincorr_lightning.linear_map.solver import (
-    FittedMaps,
-    label_r,
-    mean_r,
-    per_target_ridge,
-    r_influences,
-    split_targets,
-)
+from lincorr_lightning.linear_map.solver import FittedMaps, label_r, mean_r, split_targets
 from lincorr_lightning.results.table import number
 
 FINDING = 0.01
@@ -43,12 +31,8 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
     """Measure the standard errors of r, and of its excess, over held-out subjects.
 
     The influence function is taken around the moments of the held-out half itself: around those of
-    the fit half, whose r a map overfits, errors come out far too large.
-
-    Args:
-        fitted: Maps of all pairs, and those from the control prompt.
-        test: Moments of the joint rows of all held-out subjects.
-        rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``.
+    the fit half, whose r a map overfits, errors come out far too large. `test` are the moments of
+    all held-out subjects, `rows` the first columns of the joint rows of some, ``(n, n_kept)``.
     """
     layout, errors = fitted.layout, dict[Pair, dict[str, float | None]]()
     if len(rows) < 2:
@@ -56,11 +40,11 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
     rows = rows.to(test.mean)
     for source in layout.sources:
         y = layout.target_columns(source)
-        r = r_influences(fitted.maps["y"][source], layout.columns(source), y, test, rows)
+        r = solver.r_influences(fitted.maps["y"][source], layout.columns(source), y, test, rows)
         excess, control = r, fitted.maps.get("control", {}).get(source)
         if control is not None:
             columns = layout.control_columns(source)
-            excess = r - r_influences(control, columns, y, test, rows)
+            excess = r - solver.r_influences(control, columns, y, test, rows)
         # Rows are independent, labels are not: labels are averaged within a row. R is that of all
         # subjects, the spread that of those whose rows were kept.
         for (target, own), (_, above) in zip(
@@ -75,11 +59,11 @@ def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
 def p_values(scores: Sequence[PairScore]) -> Numbers:
     """Return p, and q adjusted for all pairs, of scores that have standard errors."""
     p = {
-        score.pair: one_sided_p(score.evidence / score.excess_error)
+        score.pair: significance.one_sided_p(score.evidence / score.excess_error)
         for score in scores
         if score.evidence is not None and score.excess_error
     }
-    q = adjust_for_many(torch.tensor(list(p.values()), dtype=torch.float64)).tolist()
+    q = significance.adjust_for_many(torch.tensor(list(p.values()), dtype=torch.float64)).tolist()
     return {
         pair: {"p": number(one), "q": number(adjusted)}
         for (pair, one), adjusted in zip(p.items(), q, strict=True)
@@ -98,10 +82,10 @@ def partial_correlations(
     for source in layout.sources:
         if source in partial_out:
             continue
-        partial = partial_correlation(
+        partial = significance.partial_correlation(
             fit, test, layout.columns(source), layout.target_columns(source),
             torch.cat([layout.columns(name) for name in partial_out]),
-            per_target_ridge(layout, source, fitted.ridges),
+            solver.per_target_ridge(layout, source, fitted.ridges),
         )  # fmt: skip
         unique = dict(split_targets(layout, source, partial.unique.cpu()))
         for target, r in split_targets(layout, source, partial.r.cpu()):
@@ -166,7 +150,7 @@ def compose_maps(
             compositions.append(
                 Composition(
                     source, via, target, direct, indirect,
-                    number(weight_cosine(composed[via], weights[score.pair])),
+                    number(significance.weight_cosine(composed[via], weights[score.pair])),
                     median(others) if others else None,
                     number(indirect / direct) if direct and indirect is not None else None,
                 )

@@ -20,12 +20,8 @@ from transformers import PreTrainedModel
 from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require
-from lincorr_lightning.finetune.adapters import (
-    AdapterSettings,
-    TrainedLMStudy,
-    save_merged,
-    without_adapter,
-)
+from lincorr_lightning.finetune import adapters
+from lincorr_lightning.finetune.adapters import AdapterSettings, TrainedLMStudy
 from lincorr_lightning.finetune.batches import EditTraining, answer_losses
 from lincorr_lightning.finetune.edits import REPAIRED_SUBJECTS, repaired_subjects
 from lincorr_lightning.finetune.optimizer_step import trained_edits
@@ -186,7 +182,7 @@ class Repair(TrainedLMStudy):
         before_repair: Any = self._reference[0] if self._reference else self.lm.model
         before_repair.to(self.device)  # the reference is no submodule, which Lightning would move
         # Before the graph of the trained LM: its adapter is switched off and on.
-        with torch.no_grad(), without_adapter(before_repair):
+        with torch.no_grad(), adapters.without_adapter(before_repair):
             before = before_repair(input_ids=ids, use_cache=False).logits
         after = self.lm.model(input_ids=ids, use_cache=False).logits
         change = _divergence(*(logits.float().flatten(0, 1) for logits in (after, before)))
@@ -334,7 +330,7 @@ class Repair(TrainedLMStudy):
             examples = () if self._dataset is None else self._dataset.examples
             subjects = repaired_subjects(self.lm) | {edit.subject for edit in examples}
             config = {REPAIRED_SUBJECTS: sorted(subjects)} if subjects else {}
-            save_merged(self.lm, folder / "model", config)
+            adapters.save_merged(self.lm, folder / "model", config)
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the measurements."""
