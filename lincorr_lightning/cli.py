@@ -147,8 +147,12 @@ def _import(name: str) -> Any:
 class _Stream(io.FileIO):
     """Standard output or error, without which a run goes on: its results are in files."""
 
+    is_within_line = False
+    """Whether what was written last goes on, as a progress bar does."""
+
     def write(self, data: Any, /) -> int:
         """Write bytes; if they cannot be written, drop them and all that follow."""
+        self.is_within_line = bytes(data[-1:]) != b"\n"
         try:
             return super().write(data)
         except OSError as error:

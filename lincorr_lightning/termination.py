@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from lincorr_lightning.errors import LincorrError
 
@@ -119,10 +120,14 @@ current = Termination()
 
 
 def tell(line: str) -> None:
-    """Write a line to standard error, if that is there."""
+    """Write a line of its own to standard error, if that is there."""
+    raw: Any = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
+    before = ""
+    if getattr(raw, "is_within_line", False):
+        before, raw.is_within_line = "\n", False
     with suppress(OSError):
         # The main thread may hold the lock of sys.stderr.
-        os.write(2, f"{line}\n".encode())
+        os.write(2, f"{before}{line}\n".encode())
 
 
 @contextmanager

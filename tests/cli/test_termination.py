@@ -5,6 +5,7 @@ import json
 import os
 import pkgutil
 import signal
+import subprocess
 import sys
 from functools import partial, wraps
 from pathlib import Path
@@ -171,6 +172,22 @@ def test_a_run_that_a_signal_ends_can_be_resumed(
 
 
 @pytest.mark.slow
+def test_the_last_line_stands_alone_after_a_progress_bar() -> None:
+    code = """if True:
+        import sys
+        from lincorr_lightning.cli import _outlive_streams
+        from lincorr_lightning.termination import tell
+        _outlive_streams()
+        sys.stderr.write("Loading weights: 100%")
+        sys.stderr.flush()
+        tell("lincorr: interrupted")
+        tell("lincorr: again")
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    lines = ["Loading weights: 100%", "lincorr: interrupted", "lincorr: again"]
+    assert run.stderr.splitlines() == lines
+
+
 def test_a_reproduction_goes_on_with_the_same_command(small_lm: str, tmp_path: Path) -> None:
     page, stderr = str(tmp_path / "page"), tmp_path / "stderr"
     arguments = ["reproduce", "--only=figure3", "--lm", small_lm, "--output", page]
