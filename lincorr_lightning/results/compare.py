@@ -6,7 +6,8 @@ import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pandas.api.types import is_bool_dtype, is_numeric_dtype
 from lincorr_lightning.config import load_yaml
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.functional import difference_of_means
+from lincorr_lightning.io import as_output_error
 from lincorr_lightning.results import report as pages
 from lincorr_lightning.results.plots import BLUE, GREY, bare_axes, legible, new_figure
 from lincorr_lightning.results.results import OWN_KEYS, RESULTS_FILE, Figure, Results
@@ -33,14 +35,20 @@ _MAX_CONSOLE_ROWS, _MAX_PAGE_ROWS, _MAX_FIGURE_ROWS, _MAX_PANELS, _MAX_NAME = 5,
 _NOTE = (
     "Difference: second minus first, of percentages in points. 95 %: its interval over n units of "
     "each run, such as edits or labels; those (n) that are in both count as pairs, and have a row "
-    "of their own. A difference without it has no error: the folders do not hold the units."
+    "of their own. A difference without it has no error: no table has a row of each unit."
 )
+_HELP = """Show two finished runs of one study side by side: in what LM, settings and versions they
+differ, and their numbers, second minus first, with 95 % intervals over edits, labels or prompts
+that the runs have in common or each of its own. For example
+
+  lincorr compare runs/linear_probe/version_0 runs/linear_probe/version_1 --output runs/compared
+"""
 
 
 def compare(args: Sequence[str]) -> Results:
     """Compare two runs as the command line behind ``lincorr compare`` says."""
-    about = "Show two finished runs of one study side by side, with errors of the differences."
-    parser = argparse.ArgumentParser(prog="lincorr compare", description=about)
+    as_written: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="lincorr compare", description=_HELP, **as_written)
     runs = "folders of two finished runs; differences are the second's numbers minus the first's"
     parser.add_argument("runs", nargs=2, metavar="RUN", help=runs)
     parser.add_argument("--output", help="folder to write a page, all tables and a figure to")
@@ -51,6 +59,7 @@ def compare(args: Sequence[str]) -> Results:
     headlines = (table for table in results.tables if table.headline)
     sys.stdout.write(table_text(_shown(table, _MAX_CONSOLE_ROWS) for table in headlines))
     if options.output:
+        _remove_earlier(Path(options.output))
         results.write_parts(Path(options.output))
         overview, *tables = map(_shown, results.tables)
         section = pages.PageSection("Comparison", "comparison", (), tables, results.figures)
@@ -59,43 +68,68 @@ def compare(args: Sequence[str]) -> Results:
     return results
 
 
+def _remove_earlier(folder: Path) -> None:
+    """Remove tables and figure of an earlier comparison, which would stand among the new ones."""
+    for path in folder.glob("tables/*.csv") if (folder / "comparison.md").exists() else ():
+        with as_output_error(path), path.open("rb") as file:
+            if b"first" in file.readline():  # all of a comparison have such a column
+                path.unlink()
+                (folder / "figures" / "comparison.png").unlink(missing_ok=True)
+
+
 def compare_runs(first: SavedRun, second: SavedRun) -> Results:
     """Compare two runs of one study; the figure shows the differences that have an interval.
 
     The table ``differing`` has what differs in LM, settings and versions, ``numbers`` the numbers
     of the headline tables, with differences, standard errors and 95 % intervals, and ``values``
     those of ``results.json``. Then comes each table that both runs have, joined by the columns that
-    identify its rows. Raises ReportError if the runs are the same, of two studies, or have no
-    number in common.
+    identify its rows; units of other relations are others. Raises ReportError if the runs are the
+    same, of two studies, or have no number in common.
     """
     if first.folder.resolve() == second.folder.resolve():
         raise ReportError(f"{first.folder} is named twice. Name two runs to compare.")
     if first.study != second.study:
         studies = " and ".join(f"{x.folder} one of {x.study[:50]}" for x in (first, second))
         raise ReportError(f"the runs are of two studies, {studies}. Name two runs of one study.")
-    others = {table.name: table for table in second.tables}
-    pairs = [(table, others[table.name]) for table in first.tables if table.name in others]
-    numbers = [row for pair in pairs if pair[0].headline for row in _numbers(pair, pairs)]
-    values = list(_numbers((_values(first), _values(second)), pairs))
+    names, note, runs = pages.run_names([first, second]), _NOTE, (first, second)
+    relations = [str(run.values.get("relation", "")) for run in runs]
+    if are_apart := relations[0] != relations[1]:
+        note += f" The runs are of two relations, {' and '.join(relations)}: no units are pairs."
+    own, theirs = (
+        {table.name: _of_relation(table, name) if are_apart else table for table in run.tables}
+        for run, name in zip(runs, relations, strict=True)
+    )
+    pairs = [(table, theirs[name]) for name, table in own.items() if name in theirs]
+    seen: set[Any] = set()
+    numbers = [row for pair in pairs if pair[0].headline for row in _numbers(pair, pairs, seen)]
+    values = list(_numbers((_values(first), _values(second)), pairs, set()))
     joined = [table for table in map(_join, pairs) if table is not None]
     if not any((numbers, values, joined)):
         raise ReportError(f"{first.folder} and {second.folder} have no number in common.")
-    names = pages.run_names([first, second])
+    minus = f"{names[1]} minus {names[0]}"
     if max(map(len, names)) > _MAX_NAME:  # the first table has the folders
-        names = list(_NUMBERS[:2])
-    title = f"{first.study.replace('_', ' ').capitalize()}: {names[1]} minus {names[0]}"
+        names, minus = list(_NUMBERS[:2]), "the second run minus the first"
+    title = f"{pages.study_title(first.study)}: {minus}"
     heads, formats = dict(zip(_NUMBERS, names, strict=False)), dict.fromkeys(_NUMBERS, ".4g")
     tables = [
-        Table.of(name, rows, columns, caption, note, is_headline, heads, formats if note else {})
-        for name, rows, columns, caption, note, is_headline in (
+        Table.of(name, rows, columns, caption, text, is_headline, heads, formats if text else {})
+        for name, rows, columns, caption, text, is_headline in (
             ("differing", _differing([first, second]), ("what", *heads), title, "", True),
-            ("numbers", numbers, _COLUMNS, "Numbers", _NOTE, bool(numbers)),
-            ("values", values, _COLUMNS, "All numbers of results.json", _NOTE, not numbers),
+            ("numbers", numbers, _COLUMNS, "Numbers", note, bool(numbers)),
+            ("values", values, _COLUMNS, "All numbers of results.json", note, not numbers),
         )
     ]
     drawn = tables[1 if numbers else 2].frame.dropna(subset=["low"])
     figure = Figure("comparison", f"{title}, with 95 % intervals", partial(_draw, drawn, title))
     return Results("comparison", {}, {}, [*tables, *joined], [figure] if len(drawn) else ())
+
+
+def _of_relation(table: Table, relation: str) -> Table:
+    """Add the relation to what names a unit: an edit of another relation is another edit."""
+    if not table.unit or "relation" in table.keys:
+        return table
+    frame = table.frame.assign(relation=relation)
+    return replace(table, frame=frame, unit=(*table.unit, "relation"))
 
 
 def _differing(runs: Sequence[SavedRun]) -> Iterator[tuple[str, ...]]:
@@ -124,19 +158,25 @@ def _is_number(both: DataFrame, key: str) -> bool:
     return len(kinds) == 2 and all(is_numeric_dtype(k) and not is_bool_dtype(k) for k in kinds)
 
 
-def _numbers(pair: Pair, pairs: Sequence[Pair]) -> Iterator[tuple[Any, ...]]:
-    """Yield rows of `_COLUMNS` for the numbers of a table, with errors by units of all `pairs`."""
+def _numbers(pair: Pair, pairs: Sequence[Pair], seen: set[Any]) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of `_COLUMNS` for the numbers of a table, with errors by units of all `pairs`.
+
+    Means that are among those `seen` are left out, and the others added to them.
+    """
     table, (keys, both) = pair[0], pages.side_by_side(pair, (0, 1))
+    sampled = cache(lambda name: list(_samples(name, keys, pairs)))
     for number, heading in zip(table.keys, table.titles, strict=True):
         form = table.formats.get(number)
         if not form or number in keys or not _is_number(both, number):
             continue
-        samples = list(_samples(number.replace(".", "_"), keys, pairs))
         means = both[[(0, number), (1, number)]].to_numpy(float, na_value=np.nan)
         for at, values in zip(both.index, means, strict=True):
             row = dict(zip(keys, at if len(keys) > 1 else (at,), strict=False))
             name = ", ".join(x if isinstance(x, str) else f"{k} {x}" for k, x in row.items())
-            for rest, *found in _differences(values, row, samples):
+            # Of a row `before`, as of the key ``before.p_new`` of results.json.
+            means_of = *(f"{x}_{number}" for x in row.values()), number.replace(".", "_")
+            samples = chain.from_iterable(map(sampled, means_of))
+            for rest, *found in _differences(values, row, samples, seen):
                 yield table.name, f"{name}{rest}", number, *found, heading, form
 
 
@@ -144,7 +184,7 @@ def _samples(number: str, keys: Sequence[str], pairs: Sequence[Pair]) -> Iterato
     """Yield the units over which a number is a mean, for each table that has some.
 
     They are the columns that name a row of the number, sum and count of each unit in both runs by
-    the values of these columns, whether it is a share, and the name of the units.
+    the values of these columns, whether it is a share, and the names of the number and the units.
     """
     for table, other in pairs:
         mean = table.means.get(number)
@@ -157,7 +197,7 @@ def _samples(number: str, keys: Sequence[str], pairs: Sequence[Pair]) -> Iterato
         arrays = {at: part.fillna(0.0).to_numpy().reshape(-1, 2, 2) for at, part in of.items()}
         is_share = mean.equals is not None or is_bool_dtype(table.frame[mean.column])
         name = f"{table.name} by {mean.per}" if mean.per else table.name
-        yield by, arrays, is_share and not mean.per, name
+        yield by, arrays, is_share and not mean.per, number, name
 
 
 def _sums(frame: DataFrame, mean: Mean, by: Sequence[str]) -> DataFrame:
@@ -171,13 +211,15 @@ def _sums(frame: DataFrame, mean: Mean, by: Sequence[str]) -> DataFrame:
     return sums.div(sums["count"], axis=0) if mean.per else sums
 
 
-def _differences(values: Any, row: Mapping[str, Any], samples: Any) -> Iterator[tuple[Any, ...]]:
+def _differences(
+    values: Any, row: Mapping[str, Any], samples: Any, seen: set[Any]
+) -> Iterator[tuple[Any, ...]]:
     """Yield an end of the row's name and the columns from first to n_both.
 
     These are over all units and, where there are others, too, over those of both runs.
     """
-    for by, arrays, is_share, name in samples:
-        if (units := arrays.get(tuple(map(row.get, by)))) is None:
+    for by, arrays, is_share, number, name in samples:
+        if (units := arrays.get(at := tuple(map(row.get, by)))) is None:
             continue
         is_there = units[:, :, 1] > 0
         common, n = is_there.all(1), is_there.sum(0)
@@ -185,6 +227,9 @@ def _differences(values: Any, row: Mapping[str, Any], samples: Any) -> Iterator[
         totals = units.sum(0)
         if n.min() < 2 or not np.allclose(totals[:, 0] / totals[:, 1], values, 1e-6, 1e-9):
             continue
+        if (number, name, at) in seen:
+            return
+        seen.add((number, name, at))
         some = [(", in both", common)] if 2 <= common.sum() < n.max() else []
         for rest, chosen in ("", common | True), *some:
             sums, counts = np.moveaxis(units[chosen], 2, 0)
@@ -206,7 +251,8 @@ def _join(pair: Pair) -> Table | None:
     cells = ((key, side) for key in shown for side in sides if key in sides[side])
     names = {f"{key}_{side}": (key, side) for key, side in cells}
     columns = [sides[side][key].rename(name) for name, (key, side) in names.items()]
-    frame = concat(columns, axis=1).copy().reset_index(drop=not keys)
+    index = [both.index.to_frame()] if keys else []
+    frame = concat([*index, *columns], axis=1).reset_index(drop=True)
     titles = dict(zip(table.keys, table.titles, strict=True))
     heads = titles | {name: f"{titles[key]}, {side}" for name, (key, side) in names.items()}
     forms = {n: table.formats.get(key) or ".4g" for n, (key, _) in names.items() if key in numbers}
@@ -218,6 +264,7 @@ def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     if "format" not in table.keys:
         return table.first(max(n, _MAX_PAGE_ROWS), f"tables/{table.name}.csv")
     both = table.frame.dropna(subset=["difference"])
+    both = both[(both["difference"] != 0) | ~both["format"].str.endswith("d")]  # equal counts
     first = both.groupby(["table", "number"], sort=False).head(n)
     forms = {sign: [f"{sign}{form.lstrip('+')}" for form in first["format"]] for sign in ("", "+")}
     texts = {key: list(map(show, first[key], forms["+" if key == "difference" else ""]))

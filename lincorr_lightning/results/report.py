@@ -150,8 +150,13 @@ class PageSection:
     note: str = ""
 
 
+def study_title(study: str) -> str:
+    """Return the name of a study as a heading."""
+    return re.sub(r"\blm\b", "LM", study.replace("_", " ").capitalize())
+
+
 def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> PageSection:
-    title = study.replace("_", " ").capitalize() or "Study without a name"
+    title = study_title(study) or "Study without a name"
     name = re.sub(r"[^a-z0-9_]+", "_", study.lower()).strip("_")[:50] or "unnamed"
     titles = (f"Run {n}: {name}" for n, name in zip(numbers, run_names(runs), strict=True))
     tables = [*(join_tables(runs) if len(runs) > 1 else ()), *beside_paper(runs)]

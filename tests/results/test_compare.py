@@ -24,6 +24,7 @@ from tests.results.conftest import lm_info, save
 Make = Callable[..., Path]
 Case = tuple[str, str, str, str]  # subject, answer, reference, outcome
 
+ROW = "city->country"
 CASES: list[Case] = [
     ("Ada", "Oslo", "Norway", "generalized"), ("Emma", "Bergen", "Norway", "unchanged"),
     ("Bo", "Rome", "Italy", "generalized"), ("Di", "Milan", "Italy", "hallucinated"),
@@ -48,11 +49,12 @@ def by_reference(cases: Sequence[Case]) -> dict[str, float]:
 def edits(tmp_path: Path) -> Make:
     """Writes the folder of a run whose cases are given."""
 
-    def make(name: str, cases: Sequence[Case], lm: str = "tiny-world", **settings: Any) -> Path:
+    def make(name: str, cases: Sequence[Case], lm: str = "tiny-world",
+             relation: str = ROW, **settings: Any) -> Path:  # fmt: skip
         means = {"generalized": Mean("outcome", "generalized"),
                  "macro_generalized": Mean("outcome", "generalized", per="reference")}  # fmt: skip
         macro = fmean(by_reference(cases).values())
-        row = {"relation": "city->country", "generalized": share(cases), "random": 0.04,
+        row = {"relation": relation, "generalized": share(cases), "random": 0.04,
                "macro_generalized": macro}  # fmt: skip
         tables = [
             Table.of("outcomes", [row], (), "Outcomes", "", True, {"random": "chance"},
@@ -60,7 +62,7 @@ def edits(tmp_path: Path) -> Make:
             Table.of("cases", cases, ("subject", "source_answer", "reference", "outcome"), "Cases")
             .sampled("subject", "source_answer", **means),
         ]  # fmt: skip
-        values = {"relation": "city->country", "generalized": share(cases),
+        values = {"relation": relation, "generalized": share(cases),
                   "macro": {"generalized": macro}, "n_edits": len(cases), "flag": True}  # fmt: skip
         results = Results("source_finetune", values, tables=tables, lm=lm_info(lm),
                           settings={"data": {"seed": 0}, **settings})  # fmt: skip
@@ -72,9 +74,6 @@ def edits(tmp_path: Path) -> Make:
 def numbers(*runs: Path, table: str = "numbers") -> dict[tuple[str, str], dict[str, Any]]:
     frame = compare_runs(*map(SavedRun.read, runs)).table(table).frame
     return {(row["number"], row["row"]): row for row in frame.to_dict("records")}
-
-
-ROW = "city->country"
 
 
 def test_the_same_edits_are_pairs(edits: Make) -> None:
@@ -207,6 +206,75 @@ def test_the_command(edits: Make, tmp_path: Path, capsys: pytest.CaptureFixture[
         main(["compare", str(runs[0])])
 
 
+def test_other_relations_are_named_and_their_edits_are_no_pairs(edits: Make) -> None:
+    runs = edits("a", CASES), edits("b", changed(CASES, Eve="unchanged"), relation="city->city_es")
+    results = compare_runs(*map(SavedRun.read, runs))
+    row = numbers(*runs, table="values")["generalized", ""]
+    assert row["difference"] == pytest.approx(-0.2)
+    assert (row["n_first"], row["n_second"], row["n_both"]) == (5, 5, 0)
+    assert "of two relations, city->country and city->city_es:" in results.table("values").note
+    cases = results.table("cases").frame
+    assert len(cases) == 10 and set(cases["relation"]) == {ROW, "city->city_es"}
+    same = compare_runs(SavedRun.read(runs[0]), SavedRun.read(edits("c", CASES)))
+    assert "two relations" not in same.table("values").note
+
+
+def test_a_mean_of_a_row_has_the_rows_name_and_stands_once(tmp_path: Path) -> None:
+    runs = []
+    for n, before in enumerate(([1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0])):
+        after = [1.0, 1.0, 0.0, before[0] * 0]  # equal means before and after, of other units
+        rows = [(f"s{i}", *pair) for i, pair in enumerate(zip(before, after, strict=True))]
+        reach = [("before", 4 + n, fmean(before)), ("after", 4, fmean(after))]
+        tables = [
+            Table.of("outcomes", [("x", fmean(after))], ("relation", "learned"), "", "", True,
+                     formats={"learned": ".0%"}),
+            Table.of("reach", reach, ("prompts", "n", "learned"), "", "", True,
+                     formats={"n": ",d", "learned": ".0%"}),
+            Table.of("cases", rows, ("subject", "p", "q")).sampled(
+                "subject", learned="q", before_learned="p"),
+        ]  # fmt: skip
+        runs.append(save(Results("edited_lm", {"before": {"learned": fmean(before)}},
+                                 tables=tables), tmp_path / str(n)))  # fmt: skip
+    found = numbers(*runs)
+    assert list(found) == [("learned", "x"), ("n", "before"), ("n", "after"), ("learned", "before")]
+    row = found["learned", "before"]
+    interval = ttest_rel([1, 1, 1, 0], [1, 0, 0, 1]).confidence_interval()
+    assert (row["low"], row["high"]) == pytest.approx((interval.low, interval.high))
+    assert numbers(*runs, table="values")["before.learned", ""]["low"] == row["low"]
+
+
+def test_a_later_comparison_leaves_no_table_of_an_earlier_one(edits: Make, geometry: Make) -> None:
+    first, second = edits("a", CASES), edits("b", CASES[:4])
+    out = first.parent / "out"
+    main(["compare", str(first), str(second), "--output", str(out)])
+    (out / "tables" / "mine.csv").write_text("note\n1\n")
+    (out / "notes.csv").write_text("first\n")
+    for path in (first, second):
+        (path / "tables" / "cases.csv").unlink()
+    main(["compare", str(first), str(second), "--output", str(out)])
+    assert {path.name for path in out.rglob("*.csv")} == {
+        "differing.csv", "numbers.csv", "values.csv", "outcomes.csv", "mine.csv", "notes.csv"
+    }  # fmt: skip
+    assert not list((out / "figures").glob("*"))
+
+
+def test_wide_tables_are_joined_without_a_warning(tmp_path: Path) -> None:
+    rows = [{"label": "a", **{f"x{i}": 0.5 * i for i in range(150)}}]
+    rows += [{**dict.fromkeys(rows[0], 0.25), "label": "b"}]
+    table = Table.of("wide", rows, list(rows[0])).sampled("label", x="x1")
+    runs = [save(Results("wide", {"a": n}, tables=[table]), tmp_path / f"w{n}") for n in (1.5, 2.5)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        joined = compare_runs(*map(SavedRun.read, runs)).table("wide").frame
+    assert joined.shape == (2, 451) and list(joined)[:2] == ["label", "x0_first"]
+
+
+def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compare", "--help"])
+    assert "\n  lincorr compare runs/" in capsys.readouterr().out
+
+
 def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) -> None:
     run, other = edits("a", CASES), edits("b", CASES)
 
@@ -243,7 +311,8 @@ STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
     "edited_lm": (
         ["test"], "--data.seed",
         {"source_learned", "generalized", "hallucinated", "unchanged", "macro_generalized",
-         "macro_hallucinated", "p_new", "p_old"},
+         "macro_hallucinated", "p_new", "p_old", "efficacy", "source_unchanged",
+         "target_unchanged"},
     ),
     "token_geometry": (
         ["test", "--data.n_texts=4"], "--model.seed",

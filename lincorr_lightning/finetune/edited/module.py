@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -90,7 +90,8 @@ class EditedLM(LMStudy):
         if not paths:
             _require_same_tokens(self.edited, lm, domains)  # before anything is read
         lm.load().to(self.device)
-        before, infos, after = _read(lm, domains, edits, everyone, neighbours), [dict(lm.info)], []
+        asked, infos, after = _wordings(edits), [dict(lm.info)], list[dict[str, Tensor]]()
+        before = _read(lm, domains, edits, everyone, asked, neighbours)
         (linear_map,) = fit_linear_maps(lm, edits.relation, others)
         del lm.model
         jobs = [(replace(own, name_or_path=path), [i]) for i, path in enumerate(paths)]
@@ -98,13 +99,13 @@ class EditedLM(LMStudy):
             edited = LanguageModel(config, self.prefix) if paths else self.edited
             _require_same_tokens(edited, lm, domains)
             edited.load().to(self.device)
-            after.append(_read(edited, domains, edits, ids, neighbours))
+            after.append(_read(edited, domains, edits, ids, asked, neighbours))
             infos += [] if infos[1:] else [dict(edited.info)]
             del edited.model
         self.lm_info = infos[1]
         joined = {name: torch.cat([one[name] for one in after]) for name in after[0]}
         weight, names = linear_map.weight(edits.relation.name), [x.knowledge.name for x in controls]
-        return edited_results(edits, before, joined, weight, names, infos)
+        return edited_results(edits, before, joined, weight, names, infos, asked, neighbours)
 
 
 def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list[Domain]) -> None:
@@ -119,27 +120,36 @@ def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list
         )
 
 
+def _wordings(edits: EditDataset) -> dict[str, list[Sequence[str]]]:
+    """Return the prompts of each edit in other words, by the number that they are counted in."""
+    subjects, asked = [edit.subject for edit in edits.edits], dict[str, list[Sequence[str]]]()
+    ends = {"source_learned": edits.relation.source, "generalized": edits.relation.target}
+    for name, end in ends.items():
+        wordings = end.knowledge.paraphrases
+        asked[f"paraphrases_{name}"] = [[x.replace("{}", s, 1) for x in wordings] for s in subjects]
+    pairs = zip(edits.rows, asked["paraphrases_source_learned"], strict=True)
+    asked["paraphrases_source_learned"] = [row.prompts or wordings for row, wordings in pairs]
+    asked["questions_generalized"] = [[x.prompt for x in row.questions] for row in edits.rows]
+    return asked
+
+
 def _read(
     lm: LanguageModel, domains: Sequence[Domain], edits: EditDataset, ids: Sequence[int],
-    neighbours: Sequence[str],
+    asked: Mapping[str, Sequence[Sequence[str]]], neighbours: Sequence[str],
 ) -> dict[str, Tensor]:  # fmt: skip
     """Return what an LM answers about edits and neighbours, as `edited_results` takes it."""
-    made, rows = [edits.edits[i] for i in ids], [edits.rows[i] for i in ids]
+    made = [edits.edits[i] for i in ids]
     subjects, (source, target, *_) = [edit.subject for edit in made], domains
     labels, old = (torch.tensor([getattr(x, k) for x in made]) for k in ("label", "source_before"))
     reference = reference_mask(made, len(target.labels))
     known = one_hot(labels, len(source.labels)).bool()
-    own, follow = (
-        [[one.replace("{}", x, 1) for one in end.knowledge.paraphrases] for x in subjects]
-        for end in (source, target)
-    )
-    asked = [row.prompts or wordings for row, wordings in zip(rows, own, strict=True)]
-    questions = [[question.prompt for question in row.questions] for row in rows]
 
     def read(prompts: Iterable[str], domain: Domain) -> Tensor:
         return lm.domain_logits(list(prompts), domain.token_ids).cpu()
 
-    def hits(prompts: Sequence[Sequence[str]], domain: Domain, right: Tensor) -> Tensor:
+    def hits(name: str) -> Tensor:
+        is_of_source, prompts = name.endswith("source_learned"), [asked[name][i] for i in ids]
+        domain, right = (source, known) if is_of_source else (target, reference)
         owners = [i for i, own in enumerate(prompts) for _ in own]
         return right[owners, read(chain.from_iterable(prompts), domain).argmax(1)]
 
@@ -149,8 +159,6 @@ def _read(
     tokens = torch.tensor(source.token_ids)[torch.stack([labels, old], 1)]
     prompts = [source.knowledge.prompt(subject) for subject in subjects]
     return answers | {
-        "paraphrases": hits(asked, source, known),
-        "target_paraphrases": hits(follow, target, reference),
-        "questions": hits(questions, target, reference),
+        **{name: hits(name) for name in asked},
         "probability": lm.token_probabilities(prompts, tokens),
     }

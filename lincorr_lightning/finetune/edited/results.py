@@ -22,12 +22,14 @@ from lincorr_lightning.results.table import Mean, Table, number
 def edited_results(
     edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor], weight: Tensor,
     controls: Sequence[str], lms: Sequence[Mapping[str, Any]],
+    asked: Mapping[str, Sequence[Sequence[str]]], neighbours: Sequence[str],
 ) -> Results:  # fmt: skip
     """Return the results of what the LMs before and after n edits answer.
 
     By kind of knowledge, and of neighbours of each LM, they have logits, ``(n, n_labels)``;
     ``probability``, ``(n, 2)``, is that of new and old source answer; for other wordings there is
-    whether a right label leads. W is ``(n_target, n_source)``; `lms` are their infos.
+    whether a right label leads. W is ``(n_target, n_source)``; `lms` are their infos. By kind of
+    other wordings, `asked` are the prompts of each edit; `neighbours` are subjects.
     """
     relation, made = edits.relation, edits.edits
     ends, n_lms = relation.name.split("->"), len(edits.edited_lms) or 1
@@ -46,9 +48,14 @@ def edited_results(
         columns |= {f"p_new_{stage}": p_new.tolist(), f"p_old_{stage}": p_old.tolist()}
         values = {
             "source_learned": leading == labels,
-            "generalized": mask.gather(1, target.argmax(1, keepdim=True)),
+            "generalized": mask.gather(1, target.argmax(1, keepdim=True))[:, 0],
             "p_new": p_new, "p_old": p_old, "efficacy": (p_new > p_old)[labels != old],
         }  # fmt: skip
+        higher = zip((p_new > p_old).tolist(), (labels != old).tolist(), strict=True)
+        columns[f"efficacy_{stage}"] = [one if is_other else None for one, is_other in higher]
+        if stage == "before":
+            for name in ("source_learned", "generalized"):
+                columns[f"{name}_before"] = values[name].tolist()
         shares[stage] = {name: _mean(value) for name, value in values.items()}
     (own, other), warning = ([lm["dtype"], lm["fingerprint"]["weights"]] for lm in lms), ""
     if own[0] != other[0]:
@@ -67,20 +74,51 @@ def edited_results(
         **shares["after"],
         **cases.outcome_values(relation.name, means, mask, own_cases, {"neighbours": n_near}),
         "before": shares["before"],
-        "paraphrases": {"source_learned": _mean(after["paraphrases"]), "generalized":
-                        _mean(after["target_paraphrases"]), "n": len(after["paraphrases"])},
-        "questions": {"generalized": _mean(after["questions"]), "n": len(after["questions"])},
+        "paraphrases": {"source_learned": _mean(after["paraphrases_source_learned"]),
+                        "generalized": _mean(after["paraphrases_generalized"]),
+                        "n": len(after["paraphrases_source_learned"])},
+        "questions": {"generalized": _mean(after["questions_generalized"]),
+                      "n": len(after["questions_generalized"])},
         "skipped": skip_counts(edits.skipped), "lm_before": lms[0], "warning": warning,
     }  # fmt: skip
     table, figures = case_results(own_cases, relation.name, results["random"])
     formats = {**table.formats, **{name: ".1%" for name in columns if name.startswith("p_")}}
-    of_cases = {**table.means, "p_new": Mean("p_new_after"), "p_old": Mean("p_old_after")}
-    frame = table.frame.assign(**columns)
+    numbers = shares["before"]
+    of_cases = {**table.means, **{f"before_{name}": Mean(f"{name}_before") for name in numbers}}
+    of_cases |= {name: Mean(f"{name}_after") for name in ("p_new", "p_old", "efficacy")}
+    nullable = {name: "boolean" for name in columns if name.startswith("efficacy")}
+    frame = table.frame.assign(**columns).astype(nullable)
     table = replace(table, frame=frame, formats=formats, means=of_cases)
     scalars = {f"test/{name}": results[name] for name in ("source_learned", *Outcome)}
     plain = Results("edited_lm", results, scalars, figures=figures)
     tables = [outcomes_table([plain], plain), _reach_table(results), table]
+    prompts = _prompts_table(edits, after, near, asked, neighbours)
+    tables += [prompts] if len(prompts) else []
     return replace(plain, tables=[*tables, *skipped_tables(edits.skipped)])
+
+
+def _prompts_table(
+    edits: EditDataset, after: Mapping[str, Tensor], near: Sequence[cases.DomainLogits],
+    asked: Mapping[str, Sequence[Sequence[str]]], neighbours: Sequence[str],
+) -> Table:  # fmt: skip
+    """Return a row for each other wording and neighbour, by the number that it is counted in."""
+    rows = []
+    for kind, prompts in asked.items():
+        own = [(x, text) for x, texts in zip(edits.edits, prompts, strict=True) for text in texts]
+        hits = zip(own, after[kind].tolist(), strict=True)
+        rows += [(x.subject, x.answer, kind, text, hit) for (x, text), hit in hits]
+    stays = [f"as before in {x.id}" for x in edits.rows] if edits.edited_lms else ["as before"]
+    for end in ("source", "target"):
+        ask = getattr(edits.relation, end).knowledge.prompt
+        before, now = (getattr(logits, end).argmax(1) for logits in near)
+        kind, all_same = f"neighbours_{end}_unchanged", iter((before == now).tolist())
+        rows += [(x, one, kind, ask(x), next(all_same)) for one in stays for x in neighbours]
+    return Table.of(
+        "prompts", rows, ("subject", "answer", "kind", "prompt", "holds"),
+        "The prompts beside those of the edits, and whether the answer holds after the edits.",
+    ).sampled(
+        "subject", "answer", **{row[2]: Mean("holds", where={"kind": row[2]}) for row in rows}
+    )  # fmt: skip
 
 
 def _mean(values: Tensor) -> float | None:
