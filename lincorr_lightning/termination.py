@@ -57,6 +57,7 @@ class Termination:
         signal.set_wakeup_fd(self._sender, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(received,), daemon=True).start()
         os.register_at_fork(after_in_child=self.uninstall)
+        self._own_hook, sys.unraisablehook = sys.unraisablehook, self._on_unraisable
         self._is_installed = True
         self.handle_signals()
 
@@ -74,6 +75,7 @@ class Termination:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             os.close(self._sender)
+            sys.unraisablehook = self._own_hook
 
     def accept(self) -> None:
         """Ignore signals from now on, as one ends the run; another rank may have received it."""
@@ -101,6 +103,13 @@ class Termination:
             self._is_over = True
             raise Terminated
 
+    def _on_unraisable(self, unraisable: Any) -> None:
+        """Let the watching thread's signal raise `Terminated` again if Python has ignored it."""
+        if isinstance(unraisable.exc_value, Terminated):  # in a destructor
+            self._is_over = False
+        else:
+            self._own_hook(unraisable)
+
     def _watch(self, received: int) -> None:
         signum = 0
         while signum not in _OUTCOMES:
@@ -121,12 +130,14 @@ current = Termination()
 
 def tell(line: str) -> None:
     """Write a line of its own to standard error, if that is there."""
+    if threading.current_thread() is threading.main_thread():  # else another may hold its lock
+        with suppress(OSError, ValueError, AttributeError):
+            sys.stderr.flush()  # what a signal has interrupted
     raw: Any = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
     before = ""
     if getattr(raw, "is_within_line", False):
         before, raw.is_within_line = "\n", False
     with suppress(OSError):
-        # The main thread may hold the lock of sys.stderr.
         os.write(2, f"{before}{line}\n".encode())
 
 

@@ -188,6 +188,23 @@ def test_the_last_line_stands_alone_after_a_progress_bar() -> None:
     assert run.stderr.splitlines() == lines
 
 
+def test_a_signal_in_a_destructor_ends_the_run_without_a_traceback() -> None:
+    """Python ignores exceptions there; the second signal comes when a step should have ended."""
+    code = """if True:
+        import signal
+        from lincorr_lightning.termination import exit_at_signals
+        class Last:
+            def __del__(self):
+                signal.raise_signal(signal.SIGTERM)
+        with exit_at_signals():
+            Last()
+            while True:
+                pass
+    """
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (143, "lincorr: terminated\n")
+
+
 def test_a_reproduction_goes_on_with_the_same_command(small_lm: str, tmp_path: Path) -> None:
     page, stderr = str(tmp_path / "page"), tmp_path / "stderr"
     arguments = ["reproduce", "--only=figure3", "--lm", small_lm, "--output", page]
