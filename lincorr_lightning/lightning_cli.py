@@ -48,6 +48,7 @@ from lincorr_lightning.results.run_folder import RunLogger, is_dry_run, run_fold
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.run_errors import is_disk_full, run_error
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
+from lincorr_lightning.study import Study
 from lincorr_lightning.termination import exit_with_parent
 from lincorr_lightning.version import __version__
 
@@ -61,6 +62,8 @@ _FROM_STUDY: dict[str, tuple[str, Any]] = {
 }
 # Defaults of Lightning's classes may be enums, such as Timer's, which config.yaml has as texts.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
+# What a study defines in order to have a command.
+_STEPS = {"fit": "training", "validate": "validation", "test": "test", "predict": "predict"}
 # Trainer settings that must not be 0 or less, which Lightning does not check.
 _POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
 _CONFIGS_ARE_CODE = (
@@ -180,13 +183,19 @@ class LincorrCLI(LightningCLI):
         for name in _POSITIVE:
             if isinstance(config.trainer.get(name), (int, float)):
                 require(f"trainer.{name}", config.trainer.get(name), above=0)
+        module = pkgutil.resolve_name(config.model.class_path)
+        base = vars(L.LightningModule)
+        steps = {verb: f"{name}_step" for verb, name in _STEPS.items()}
+        verbs = [verb for verb, step in steps.items() if getattr(module, step) is not base[step]]
+        if issubclass(module, Study) and self.subcommand not in verbs:
+            ways = " or ".join(f"`lincorr {verb}`" for verb in verbs)
+            raise ConfigError(f"{module.__name__} has no `lincorr {self.subcommand}`. Run {ways}.")
         limits = (config.trainer.max_epochs, config.trainer.max_steps, config.trainer.max_time)
         if self.subcommand == "fit" and limits == (None, -1, None):
             raise ConfigError("trainer.max_epochs is null, which means 1,000. Set a number.")
         folder = Path(config.name or "")
         if folder.is_absolute() or ".." in folder.parts:
             raise ConfigError(f"--name {folder} leaves trainer.default_root_dir. Pass a name.")
-        module = pkgutil.resolve_name(config.model.class_path)
         check_datamodule(module, pkgutil.resolve_name(config.data.class_path))
         if config.get("ckpt_path") is not None:
             check_checkpoint(config.ckpt_path, config.weights_only)

@@ -22,7 +22,6 @@ _RESTORING = {
     "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
     "_load_combined_loader_states",
 }  # fmt: skip
-_OWN_COMMAND = " Run the command at the head of the study's config; `lincorr --help` has it, too."
 # Settings that decide how large a batch is.
 _BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")
 
@@ -51,9 +50,7 @@ def run_error(
     raised_in = frames[-1].f_globals.get("__name__", "") if frames else ""
     is_of_lightning = isinstance(error, ValueError) and raised_in.startswith("lightning.pytorch.")
     if isinstance(error, MisconfigurationException) or is_of_lightning:
-        # Such as the `test_step` that `lincorr test` runs.
-        way_out = _OWN_COMMAND if "method defined" in str(error) else ""
-        return ConfigError(one_line(error) + way_out)
+        return ConfigError(one_line(error))
     if name := _failing_callback(error, frames):
         return ConfigError(
             f"the callback {name} of Lightning fails in this study: {one_line(error)} Remove it "

@@ -13,15 +13,9 @@ from lightning.pytorch.utilities import rank_zero_warn
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
+from lincorr_lightning import functional
 from lincorr_lightning.errors import DomainError
-from lincorr_lightning.functional.outcomes import (
-    Cause,
-    Outcome,
-    attribute_causes,
-    outcome_codes,
-    outcome_shares,
-    reference_scores,
-)
+from lincorr_lightning.functional.outcomes import Cause, Outcome
 from lincorr_lightning.knowledge import Catalogue, Completeness, Domain, TokenizedRelation
 from lincorr_lightning.results.table import column, number
 
@@ -82,8 +76,10 @@ def edit_cases(
     """
     source, target = relation.source.texts, relation.target.texts
     before, after = target_before.argmax(1), target_after.argmax(1)
-    outcomes = [list(Outcome)[i] for i in outcome_codes(before, after, reference_mask).tolist()]
-    causes = attribute_causes(weight, labels, reference_mask, learned)
+    outcomes = [
+        list(Outcome)[i] for i in functional.outcome_codes(before, after, reference_mask).tolist()
+    ]
+    causes = functional.attribute_causes(weight, labels, reference_mask, learned)
     ambiguous = torch.from_numpy(relation.ambiguous_mask)
     p_before, p_after = target_before.softmax(1), target_after.softmax(1)
     cases = []
@@ -129,7 +125,7 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     """
 
     def shares(group: Sequence[EditCase]) -> dict[str, Any]:
-        return {"n": len(group), **outcome_shares([case.outcome for case in group])}
+        return {"n": len(group), **functional.outcome_shares([case.outcome for case in group])}
 
     reference: dict[str, Any] = {
         outcome.value: [case.weight_reference for case in weighed_cases(cases, outcome)]
@@ -213,7 +209,9 @@ def edit_means(
     `labels`, ``(n,)``, the source label that it taught; they are None without edits. Logits of
     paraphrases of the source may follow those of the `controls`.
     """
-    codes = outcome_codes(before.target.argmax(1), after.target.argmax(1), reference_mask)
+    codes = functional.outcome_codes(
+        before.target.argmax(1), after.target.argmax(1), reference_mask
+    )
     values = {f"generalization/{name}": codes == i for i, name in enumerate(Outcome)}
     if labels is not None:
         learned = after.source.argmax(1) == labels
@@ -231,7 +229,7 @@ def edit_means(
         known = after.source.argmax(1) if labels is None else labels
         values["paraphrases/source_learned"] = torch.stack(paraphrases).argmax(2) == known
     means = {name: value.double().mean().item() for name, value in values.items()}
-    scores = reference_scores(
+    scores = functional.reference_scores(
         [list(Outcome)[code] for code in codes.tolist()],
         [row.nonzero().flatten().tolist() for row in reference_mask],
     )

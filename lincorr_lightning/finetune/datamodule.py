@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
@@ -13,18 +14,10 @@ from torch.utils.data import DataLoader
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
+from lincorr_lightning.finetune import edits as resolving
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    Skipped,
-    label_rows,
-    repaired_subjects,
-    resolve_edits,
-    sample_candidates,
-    sample_edits,
-    unknown_subjects,
-)
+from lincorr_lightning.finetune.edits import Edit, Skipped
 from lincorr_lightning.finetune.forecasts import forecast_edits
 from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -67,7 +60,7 @@ class EditsDataModule(StudyData):
             with `batch_size`. The program `lincorr` passes the study's `edit_training`.
         edited_lms: Where the LM of each edit is, if each was made in an LM of its own (`EditedLM`):
             ``{edit}`` stands for ``case_id``, ``id`` or the number of the row, from 0.
-        edits_beside: File of edits where `edits_file` is null, passed by `EditedLM`.
+        edits_beside: File of edits where `edits_file` is null, passed by `EditedLM`; may be empty.
     """
 
     batch_type = EditBatch
@@ -95,7 +88,13 @@ class EditsDataModule(StudyData):
     ) -> None:
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training", "edits_beside"])
+        if edits_beside is not None and max_risk is not None:
+            raise ConfigError(
+                "data.max_risk is for edits that are still to be made. Set it to null."
+            )
         edits_file = edits_file or (None if edited_lms else edits_beside)
+        if not edits_file and (edited_lms or edits_beside is not None):
+            raise ConfigError("data.edits_file is null. Name the file of the edits that were made.")
         if n_edits is None and edits_file is None:
             raise ConfigError("data.n_edits and data.edits_file are null. Set one of them.")
         if edited_lms is not None and "{edit}" not in edited_lms:
@@ -124,9 +123,12 @@ class EditsDataModule(StudyData):
         self._catalogue.relation(relation)
         self.edited_lms = edited_lms
         self._predicts = False
+        #: With `edited_lms`, where the LM of each row is that has one.
+        self.lms: dict[str, str] = {}
+        self._without_lm: list[Skipped] = []
         self._raw: list[RawEdit] = []
+        self._usable: list[RawEdit] = []  # with an edited LM
         self._rows: list[RawEdit] = []  # of the edits
-        self._lms: list[str] = []
         self._edits: list[Edit] | None = None
         self._skipped: list[Skipped] = []
         self._left_out: list[dict[str, Any]] = []
@@ -144,11 +146,16 @@ class EditsDataModule(StudyData):
         lm = self.language_model
         relation = TokenizedRelation.of(self.relation, self._catalogue, lm.tokenizer, self.subwords)
         if self.edits_file is not None:
-            self._raw = read_edits(self.edits_file, **self._keys)
-            label_rows(self._raw, relation, lm)  # refuses a file of which no edit is left
+            self._raw = self._usable = read_edits(self.edits_file, **self._keys)
+            if self.edited_lms:
+                self.lms, self._without_lm = _lms_of_rows(self._raw, self.edited_lms)
+                self._usable = [row for row in self._raw if row.where in self.lms]
+            resolving.label_rows(
+                self._usable, relation, lm
+            )  # refuses a file of which no edit is left
         else:
             relation.require_reference()
-            for subject in unknown_subjects(self.subjects or (), lm):
+            for subject in resolving.unknown_subjects(self.subjects or (), lm):
                 raise SubjectsError(f"data.subjects: {subject!r} has no token of the LM's.")
         self.keep_contents(
             edits_file=[[*edit[1:3], edit.reference] for edit in self._raw],
@@ -168,24 +175,17 @@ class EditsDataModule(StudyData):
     def _file_edits(self) -> list[Edit]:
         """Return the edits of the file, and keep its other rows."""
         relation, lm = self.tokenized, self.language_model
-        where = self.edited_lms or "."  # a folder that exists
-        lms = {x.where: Path(where.replace("{edit}", Path(x.id).name)) for x in self._raw}
-        missing = [row for row in self._raw if not lms[row.where].exists()]
-        if len(missing) == len(self._raw):
-            first = f"that of {missing[0].where} would be {lms[missing[0].where]}"
-            raise ConfigError(f"data.edited_lms: there is none of the edited LMs; {first}.")
-        rows = [row for row in self._raw if lms[row.where].exists()]
-        edits, self._rows, self._skipped = resolve_edits(
-            rows, relation, lm, "data.edits_file", self.n_edits, self.max_edits_per_reference
-        )
-        self._skipped += [Skipped(*row[:3], "there is no edited LM") for row in missing]
-        self._lms = [str(lms[row.where]) for row in self._rows if self.edited_lms]
+        edits, self._rows, self._skipped = resolving.resolve_edits(
+            self._usable, relation, lm, n_edits=self.n_edits,
+            max_per_reference=self.max_edits_per_reference,
+        )  # fmt: skip
+        self._skipped += self._without_lm
         known = [edit for edit in edits if edit.target_before in edit.reference]
         if known:
             first = f"{known[0].subject!r} -> {known[0].answer!r}"
             rank_zero_warn(
                 f"{len(known)} of {len(edits)} edits, such as {first}, ask for the target that the "
-                "LM answers already: they count as generalized whatever training does."
+                "LM answers already: they count as generalized where nothing changes."
             )
         return edits
 
@@ -194,9 +194,9 @@ class EditsDataModule(StudyData):
         n, lm = self.n_edits, self.language_model
         assert n is not None
         if self.subjects is None:
-            subjects = sample_candidates(lm, n, self.seed, self.subject_kind)
+            subjects = resolving.sample_candidates(lm, n, self.seed, self.subject_kind)
         else:
-            repaired = [one for one in self.subjects if one in repaired_subjects(lm)]
+            repaired = [one for one in self.subjects if one in resolving.repaired_subjects(lm)]
             subjects = [one for one in self.subjects if one not in repaired]
             if repaired:
                 n = min(n, len(subjects) or 1)
@@ -205,7 +205,9 @@ class EditsDataModule(StudyData):
                     f"{repaired[0]!r}, were examples of the LM's repair: they are left out."
                 )
         limit = self.max_edits_per_reference
-        return sample_edits(self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit)
+        return resolving.sample_edits(
+            self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit
+        )
 
     def _without_risky(self, edits: list[Edit], limit: float) -> list[Edit]:
         """Return the edits that are not forecast to hallucinate."""
@@ -255,7 +257,7 @@ class EditsDataModule(StudyData):
         return EditDataset(
             edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
             self._catalogue, self.subwords, self._left_out, self.max_risk, self._skipped,
-            self._rows, self._lms,
+            self._rows, [self.lms[row.where] for row in self._rows if self.edited_lms],
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -273,3 +275,29 @@ class EditsDataModule(StudyData):
             self._edits = [Edit(**state) for state in state_dict["edits"]]
             self._left_out = state_dict["left_out"]
             self._skipped = list(map(Skipped._make, state_dict["skipped"]))
+
+
+def _lms_of_rows(rows: Sequence[RawEdit], pattern: str) -> tuple[dict[str, str], list[Skipped]]:
+    """Return where the LM of each row is, by the row's place, and the rows that have none."""
+    lms: dict[str, str] = {}
+    owners: dict[str, RawEdit] = {}
+    skipped: list[Skipped] = []
+    for row in rows:
+        path = pattern.replace("{edit}", row.id)
+        if Path(row.id).name != row.id or row.id == "..":  # would be elsewhere
+            skipped.append(Skipped(*row[:3], "its id is no name of a folder"))
+        elif not Path(path).exists():
+            skipped.append(Skipped(*row[:3], "there is no edited LM"))
+        elif (first := owners.setdefault(row.id, row)) is not row:
+            raise ConfigError(
+                f"{first.where} and {row.where} have one id, {row.id!r}, and so one LM, {path}. "
+                "Give each row an `id` of its own, as which data.edited_lms has its LM."
+            )
+        else:
+            lms[row.where] = path
+    if not lms:
+        raise ConfigError(
+            f"data.edited_lms: there is none of the edited LMs; that of {rows[0].where} would be "
+            f"{pattern.replace('{edit}', rows[0].id)} ({skipped[0].reason})."
+        )
+    return lms, skipped

@@ -91,10 +91,11 @@ def _raw_edit(row: Any, where: str, number: int, keys: tuple[str, str]) -> RawEd
     edit = partial(_edit, where, id)
     # In zsRE, `answers` are what was right before.
     if all(key in row for key in keys) and not ("alt" in row and keys[1] == "answers"):
-        _refuse_misspelled(row, where, (*keys, "reference"))
+        _refuse_misspelled(row, where, (*keys, "reference", "paraphrases"))
         right = row.get("reference") or None
         right = right.split(SEPARATOR) if isinstance(right, str) else _list(right)
-        return edit(row[keys[0]], row[keys[1]])._replace(reference=tuple(map(_text, right)))
+        own = edit(row[keys[0]], row[keys[1]], _list(row.get("paraphrases")))
+        return own._replace(reference=tuple(map(_text, right)))
     if "requested_rewrite" in row:
         facts = tuple(edit(*_rewrite(one, row)) for one in _dicts(row["requested_rewrite"]))
         return facts[0]._replace(rewrites=facts[1:] and facts) if facts else edit("", "")

@@ -72,15 +72,10 @@ def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> li
 
 
 def sample_edits(
-    relation: TokenizedRelation,
-    lm: LanguageModel,
-    n: int,
-    subjects: Sequence[str] | None = None,
-    seed: int = 0,
-    labels: Collection[int] | None = None,
-    setting: str = "data.n_edits",
+    relation: TokenizedRelation, lm: LanguageModel, n: int, subjects: Sequence[str] | None = None,
+    seed: int = 0, labels: Collection[int] | None = None, setting: str = "data.n_edits",
     max_per_reference: int | None = None,
-) -> list[Edit]:
+) -> list[Edit]:  # fmt: skip
     """Sample edits whose answers cover the source domain as evenly as possible.
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
@@ -189,7 +184,7 @@ def resolve_edits(
     if several := [subject for subject, n in counts.items() if n > 1]:
         rank_zero_warn(
             f"{setting}: {len(several)} subjects, such as {several[0]!r}, are taught several "
-            "answers. With model.protocol joint, these contradict each other."
+            "answers. In one LM, these contradict each other."
         )
     kept = [row for row, _ in labelled]
     leading = edit_logits(relation, lm, [row.subject for row in kept])

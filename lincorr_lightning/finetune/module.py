@@ -14,19 +14,9 @@ from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
-from lincorr_lightning.finetune.adapters import (
-    AdapterSettings,
-    TrainedLMStudy,
-    save_merged,
-)
-from lincorr_lightning.finetune.batches import (
-    IGNORED,
-    EditBatch,
-    EditDataset,
-    EditTraining,
-    answer_losses,
-    edit_dataset,
-)
+from lincorr_lightning.finetune import batches
+from lincorr_lightning.finetune.adapters import AdapterSettings, TrainedLMStudy, save_merged
+from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
 from lincorr_lightning.finetune.results import finetune_results, forecast_results
@@ -147,7 +137,7 @@ class SourceFinetune(TrainedLMStudy):
             # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
         if self.makes_forecasts and self.forecasts is None:
-            dataset = edit_dataset(self.trainer)
+            dataset = batches.edit_dataset(self.trainer)
             if dataset is None:
                 raise ConfigError("model.forecast needs an EditDataset. Use EditsDataModule.")
             self.forecasts = forecast_edits(
@@ -184,10 +174,10 @@ class SourceFinetune(TrainedLMStudy):
         """Return the cross-entropy of the answers' tokens."""
         self._seen.update(batch.ids)
         with self.adapter_context(range(len(batch.input_ids))):
-            losses = answer_losses(self.lm.model, batch)
+            losses = batches.answer_losses(self.lm.model, batch)
         self._require_finite("the loss is", losses, batch.edits)
         self._step_edits += batch.edits
-        has_loss = (batch.labels != IGNORED).any(1)
+        has_loss = (batch.labels != batches.IGNORED).any(1)
         n_edits = self.trainer.strategy.reduce(has_loss.sum().double(), reduce_op="sum")
         # The mean over ranks is then that over edits: each rank knows its own edits only.
         weight = self.trainer.world_size / max(float(n_edits), 1.0)
@@ -253,7 +243,7 @@ class SourceFinetune(TrainedLMStudy):
 
     def build_results(self) -> Results:
         """Return what the callbacks measured, and the scores of the forecasts."""
-        dataset, protocol = edit_dataset(self.trainer), self.edit_training.protocol
+        dataset, protocol = batches.edit_dataset(self.trainer), self.edit_training.protocol
         n_seen = len(set().union(*gather(self._seen)))
         n_steps = self.global_step
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own

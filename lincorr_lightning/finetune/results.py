@@ -44,12 +44,9 @@ OUTCOME_MEANS: Mapping[str, Mean] = {
 
 
 def case_results(
-    cases: Sequence[EditCase],
-    relation: str,
-    random: float | None = None,
-    taught: bool = True,
+    cases: Sequence[EditCase], relation: str, random: float | None = None, taught: bool = True,
     suffix: str = "",
-) -> tuple[Table, list[Figure]]:
+) -> tuple[Table, list[Figure]]:  # fmt: skip
     """Return the table ``cases`` (paper, table 6) and its figures (figure 5 is one of them).
 
     `random` is the share of edits for which a random label would be right; `taught` is False if
@@ -196,13 +193,9 @@ def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float | None]
 
 
 def finetune_results(
-    measured: Sequence[Results],
-    forecasts: Forecasts | None,
-    run: Mapping[str, Any],
-    dataset: EditDataset | None,
-    history: Mapping[str, Sequence[tuple[int, float]]],
-    subtitle: str,
-) -> Results:
+    measured: Sequence[Results], forecasts: Forecasts | None, run: Mapping[str, Any],
+    dataset: EditDataset | None, history: Mapping[str, Sequence[tuple[int, float]]], subtitle: str,
+) -> Results:  # fmt: skip
     """Return the results of a fine-tune, with those of its callbacks.
 
     The values of the ``generalization`` on the run's own relation, and the correlations of the

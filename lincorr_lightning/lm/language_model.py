@@ -75,11 +75,11 @@ class LanguageModel(nn.Module):
         self.lead_in = chat_lead_in(tokenizer, prefix) if is_chat else prefix or ""
         self._model_config = model_config
         text = model_config.get_text_config()
-        self._vocab_size = int(text.vocab_size)
+        self.vocab_size = int(text.vocab_size)
         limits = (getattr(text, name, None) for name in _POSITIONS)
         longest = next((n for n in limits if isinstance(n, int) and n > 0), None)
         self._encoder = PromptEncoder(
-            tokenizer, self._vocab_size, longest, self.config.add_bos, self.lead_in, is_chat
+            tokenizer, self.vocab_size, longest, self.config.add_bos, self.lead_in, is_chat
         )
         self._tested: dict[tuple[type, bool], _Support] = {}
         width = getattr(text, "hidden_size", None)
@@ -141,7 +141,7 @@ class LanguageModel(nn.Module):
     def _set_model(self, model: hf.PreTrainedModel) -> None:
         self.model = model
         # An adapter may have resized the vocabulary.
-        self._vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
+        self.vocab_size = self._encoder.vocab_size = model.config.get_text_config().vocab_size
         # RoBERTa-like LMs count positions from the one after padding.
         for name, part in model.named_modules():
             is_table = isinstance(part, nn.Embedding) and "position" in name
@@ -312,7 +312,7 @@ class LanguageModel(nn.Module):
 
         They are those in the whole vocabulary; float64, on the CPU.
         """
-        rows, every = self.rows(prompts), torch.arange(self._vocab_size)
+        rows, every = self.rows(prompts), torch.arange(self.vocab_size)
         probabilities = torch.empty(token_ids.shape, dtype=torch.float64)
 
         def forward(batch: list[int]) -> None:
@@ -438,12 +438,12 @@ class LanguageModel(nn.Module):
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         tokens = torch.as_tensor(token_ids, dtype=torch.long)
-        unknown = tokens[(tokens < 0) | (tokens >= self._vocab_size)]
+        unknown = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
         if tokens.dim() != 1 or len(unknown):
             bad = f"the token id {int(unknown[0])}" if len(unknown) else "a nested list of tokens"
             raise LanguageModelError(
                 f"the LM {self.config.name_or_path} does not have {bad}; its tokens are 0 to "
-                f"{self._vocab_size - 1}. Build the domain with this LM's tokenizer."
+                f"{self.vocab_size - 1}. Build the domain with this LM's tokenizer."
             )
         return tokens
 
@@ -456,7 +456,7 @@ class LanguageModel(nn.Module):
         widens = self.dtype in modes.HALF_PRECISIONS and self._may_widen
         kind: tuple[type, bool] = type(heads.head_of(self.model)), widens
         if kind not in self._tested:
-            probe, size = self._encoder.probe(), self._vocab_size
+            probe, size = self._encoder.probe(), self.vocab_size
             dtype = torch.float32 if widens else self.dtype
             with self._reading(), modes.float32_forward(self.model) if widens else nullcontext():
                 by_rows = heads.can_read_rows(self.model, probe, size, dtype)
@@ -482,7 +482,7 @@ class LanguageModel(nn.Module):
 
     def has_logits_of(self, other: LanguageModel) -> bool:
         """Return whether another LM with this tokenizer has the same logits, up to rounding."""
-        probe, tokens = self._encoder.probe(), heads.probe_tokens(self._vocab_size)
+        probe, tokens = self._encoder.probe(), heads.probe_tokens(self.vocab_size)
         rows = [probe[: n + 1] for n in range(len(probe))]
         own, others = (lm.logits_of_rows(rows, tokens) for lm in (self, other))
         return heads.are_same(others, own, self.dtype)

@@ -65,7 +65,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
      "trainer.callbacks: the following arguments are required: monitor"),
     (PROBE, "--data EditsDataModule", "LinearProbe takes SubjectBatch. Use --data SubjectsData"),
     ("test --config source_finetune.yaml", "",
-     "No `test_step()` method defined to run `Trainer.test`. Run the command at the head of"),
+     "SourceFinetune has no `lincorr test`. Run `lincorr fit`."),
     # Types and choices
     (PROBE, "--model.ridge abc", "model.ridge is abc; it must be a number or auto."),
     (PROBE, "--model.lm.dtype float8", "model.lm.dtype is float8; it must be auto, float32"),

@@ -283,7 +283,7 @@ def test_edits_of_words(lm):
 
 
 def test_edits_that_ask_for_nothing_new_are_reported(lm, relation, tmp_path):
-    """They count as generalized whatever training does."""
+    """They count as generalized where nothing changes."""
     edits = EditsDataModule(lm, n_edits=4).prepare_edits()
     edit = next(one for one in edits if relation.reference_mask[one.target_before].any())
     # A city that lies in the country that the LM answers already.

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.errors import ConfigError, LincorrError, require
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.cases import CONTROLS, find_controls
+from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited.results import edited_results
 from lincorr_lightning.finetune.edits import reference_mask
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS
@@ -69,7 +70,24 @@ class EditedLM(LMStudy):
         folder = Path((found.adapter or found).location)
         beside = folder / "edits.csv", folder.parent / "tables" / "edits.csv"
         #: File of edits in the folder of the edited LM, or of the fine-tune that saved it.
-        self.edits_beside = next((str(path) for path in beside if path.is_file()), None)
+        self.edits_beside = next((str(path) for path in beside if path.is_file()), "")
+
+    def setup(self, stage: str) -> None:
+        """Refuse edited LMs that are other LMs than that before, before weights are read."""
+        super().setup(stage)
+        data: Any = getattr(self.trainer, "datamodule", None)
+        if not isinstance(data, EditsDataModule):
+            return
+        ends = [data.tokenized.source, data.tokenized.target]
+        for where, path in [*data.lms.items()][: data.n_edits] or [("model.lm", "")]:
+            try:
+                _require_same_tokens(self._edited_lm(path), self.lm, ends)
+            except LincorrError as error:
+                raise ConfigError(f"{where}: {error}") from error
+
+    def _edited_lm(self, path: str) -> LanguageModel:
+        own = self.edited
+        return LanguageModel(replace(own.config, name_or_path=path), self.prefix) if path else own
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Do nothing: an LM reads all edits at once, at the end."""
@@ -86,21 +104,18 @@ class EditedLM(LMStudy):
         others = sample_fitted_subjects(lm.tokenizer, self.n_subjects, subjects.union(neighbours))
         controls = find_controls(self.controls, edits.relation, edits.catalogue, lm.tokenizer)
         domains = [edits.relation.source, edits.relation.target, *controls]
-        own, paths, everyone = self.edited.config, edits.edited_lms, [*range(len(edits.edits))]
-        if not paths:
-            _require_same_tokens(self.edited, lm, domains)  # before anything is read
+        paths, everyone = edits.edited_lms, [*range(len(edits.edits))]
         lm.load().to(self.device)
-        asked, infos, after = _wordings(edits), [dict(lm.info)], list[dict[str, Tensor]]()
+        asked, infos, after = _wordings(edits), [_info(lm)], list[dict[str, Tensor]]()
         before = _read(lm, domains, edits, everyone, asked, neighbours)
         (linear_map,) = fit_linear_maps(lm, edits.relation, others)
         del lm.model
-        jobs = [(replace(own, name_or_path=path), [i]) for i, path in enumerate(paths)]
-        for config, ids in jobs or [(own, everyone)]:
-            edited = LanguageModel(config, self.prefix) if paths else self.edited
+        for path, ids in [(path, [i]) for i, path in enumerate(paths)] or [("", everyone)]:
+            edited = self._edited_lm(path)
             _require_same_tokens(edited, lm, domains)
             edited.load().to(self.device)
             after.append(_read(edited, domains, edits, ids, asked, neighbours))
-            infos += [] if infos[1:] else [dict(edited.info)]
+            infos.append(_info(edited))
             del edited.model
         self.lm_info = infos[1]
         joined = {name: torch.cat([one[name] for one in after]) for name in after[0]}
@@ -118,6 +133,23 @@ def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list
             f"{edited.config.name_or_path}: {', '.join(changed[:3])}. Pass the LM that was edited "
             "as model.before.name_or_path, or its tokenizer as model.lm.tokenizer."
         )
+    needed = min(lm.vocab_size, max(lm.tokenizer.get_vocab().values()) + 1)
+    if edited.vocab_size < needed:
+        raise ConfigError(
+            f"{edited.config.name_or_path} has {edited.vocab_size:,} tokens, and model.before has "
+            f"{needed:,}. Pass the LM that was edited as model.before.name_or_path."
+        )
+
+
+def _info(lm: LanguageModel) -> dict[str, Any]:
+    """Return the `info` of an LM, with the types of quantized weights in its GGUF file."""
+    found, kinds = find_checkpoint(lm.config), set[str]()
+    if found.gguf_file is not None:
+        from gguf import GGUFReader
+
+        tensors = GGUFReader(Path(found.location) / found.gguf_file).tensors
+        kinds = {one.tensor_type.name for one in tensors} - {"F64", "F32", "F16", "BF16"}
+    return lm.info | ({"quantization": sorted(kinds)} if kinds else {})
 
 
 def _wordings(edits: EditDataset) -> dict[str, list[Sequence[str]]]:
@@ -127,8 +159,10 @@ def _wordings(edits: EditDataset) -> dict[str, list[Sequence[str]]]:
     for name, end in ends.items():
         wordings = end.knowledge.paraphrases
         asked[f"paraphrases_{name}"] = [[x.replace("{}", s, 1) for x in wordings] for s in subjects]
-    pairs = zip(edits.rows, asked["paraphrases_source_learned"], strict=True)
-    asked["paraphrases_source_learned"] = [row.prompts or wordings for row, wordings in pairs]
+    measured = map(edits.relation.source.knowledge.prompt, subjects)  # which a file may name, too
+    rows = zip(edits.rows, asked["paraphrases_source_learned"], measured, strict=True)
+    others = [[x for x in row.prompts if x != own] or wordings for row, wordings, own in rows]
+    asked["paraphrases_source_learned"] = others
     asked["questions_generalized"] = [[x.prompt for x in row.questions] for row in edits.rows]
     return asked
 

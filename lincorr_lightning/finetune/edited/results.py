@@ -15,6 +15,7 @@ from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.edits import reference_mask, skip_counts
 from lincorr_lightning.finetune.results import case_results, outcomes_table, skipped_tables
 from lincorr_lightning.functional import Outcome
+from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Mean, Table, number
 
@@ -35,8 +36,9 @@ def edited_results(
     ends, n_lms = relation.name.split("->"), len(edits.edited_lms) or 1
     labels, old = (torch.tensor([getattr(x, k) for x in made]) for k in ("label", "source_before"))
     mask = reference_mask(made, len(relation.target.labels))
-    columns: dict[str, list[Any]] = {"id": [row.id for row in edits.rows]}
-    shares: dict[str, dict[str, Any]] = {}
+    texts = [relation.source.texts[i] for i in labels.tolist()]  # the answers' first tokens
+    columns: dict[str, list[Any]] = {"id": [row.id for row in edits.rows], "source_label": texts}
+    shares, wordings = dict[str, dict[str, Any]](), dict[str, dict[str, Any]]()
     logits, near = list[cases.DomainLogits](), list[cases.DomainLogits]()
     for stage, read, repeats in (("before", before, n_lms), ("after", after, 1)):
         source, target = (read[name] for name in ends)
@@ -45,11 +47,13 @@ def edited_results(
         near.append(cases.DomainLogits(x, y))
         leading, (p_new, p_old) = source.argmax(1), read["probability"].T
         columns[f"source_{stage}"] = [relation.source.texts[i] for i in leading.tolist()]
+        p_old = p_old.where(labels != old, torch.nan)  # where old is new, there is no old answer
         columns |= {f"p_new_{stage}": p_new.tolist(), f"p_old_{stage}": p_old.tolist()}
         values = {
             "source_learned": leading == labels,
             "generalized": mask.gather(1, target.argmax(1, keepdim=True))[:, 0],
-            "p_new": p_new, "p_old": p_old, "efficacy": (p_new > p_old)[labels != old],
+            "p_new": p_new, "p_old": p_old[labels != old],
+            "efficacy": (p_new > p_old)[labels != old],
         }  # fmt: skip
         higher = zip((p_new > p_old).tolist(), (labels != old).tolist(), strict=True)
         columns[f"efficacy_{stage}"] = [one if is_other else None for one, is_other in higher]
@@ -57,12 +61,13 @@ def edited_results(
             for name in ("source_learned", "generalized"):
                 columns[f"{name}_before"] = values[name].tolist()
         shares[stage] = {name: _mean(value) for name, value in values.items()}
-    (own, other), warning = ([lm["dtype"], lm["fingerprint"]["weights"]] for lm in lms), ""
-    if own[0] != other[0]:
-        warning = "model.before and model.lm have other dtypes: part of what changed is rounding."
-    elif own[1] == other[1]:
-        warning = "model.before and model.lm have the same weights: nothing was edited."
-    if warning:
+        own, follow, others = (read[kind] for kind in asked)
+        wordings[stage] = {
+            "paraphrases": {"source_learned": _mean(own), "generalized": _mean(follow),
+                            "n": len(own), "n_target": len(follow)},
+            "questions": {"generalized": _mean(others), "n": len(others)},
+        }  # fmt: skip
+    if warning := _warning(*lms):
         rank_zero_warn(warning)
     own_cases = cases.edit_cases(
         relation, [edit.subject for edit in made], [edit.answer for edit in made], labels, mask,
@@ -71,15 +76,13 @@ def edited_results(
     means = cases.edit_means(logits[0], logits[1], mask, labels, controls)
     means, n_near = means | cases.neighbour_means(*near), len(near[0].source) // n_lms
     results: dict[str, Any] = {
-        **shares["after"],
+        **shares["after"], **wordings["after"],
         **cases.outcome_values(relation.name, means, mask, own_cases, {"neighbours": n_near}),
-        "before": shares["before"],
-        "paraphrases": {"source_learned": _mean(after["paraphrases_source_learned"]),
-                        "generalized": _mean(after["paraphrases_generalized"]),
-                        "n": len(after["paraphrases_source_learned"])},
-        "questions": {"generalized": _mean(after["questions_generalized"]),
-                      "n": len(after["questions_generalized"])},
+        "before": shares["before"] | wordings["before"],
         "skipped": skip_counts(edits.skipped), "lm_before": lms[0], "warning": warning,
+        "edited_lms": {
+            "n": n_lms, "fingerprint": fingerprint_data([lm["fingerprint"] for lm in lms[1:]]),
+        },
     }  # fmt: skip
     table, figures = case_results(own_cases, relation.name, results["random"])
     formats = {**table.formats, **{name: ".1%" for name in columns if name.startswith("p_")}}
@@ -121,6 +124,21 @@ def _prompts_table(
     )  # fmt: skip
 
 
+def _warning(before: Mapping[str, Any], *edited: Mapping[str, Any]) -> str:
+    """Return what is wrong with the edited LMs, or with some of them; empty if nothing."""
+    own, kinds, parts = before["fingerprint"]["weights"], ("dtype", "quantization"), []
+    rounded = [lm for lm in edited if any(lm.get(kind) != before.get(kind) for kind in kinds)]
+    same = [lm for lm in edited if lm["fingerprint"]["weights"] == own]
+    for found, what in (
+        (rounded, "other dtypes or quantizations: part of what changed is rounding."),
+        (same, "the same weights: nothing was edited."),
+    ):
+        for first in found[:1]:
+            some = f"{len(found)} of {len(edited)} edited LMs, such as {first['name_or_path']},"
+            parts.append(f"model.before and {some if edited[1:] else 'model.lm'} have {what}")
+    return " ".join(parts)
+
+
 def _mean(values: Tensor) -> float | None:
     return number(values.double().mean().item())
 
@@ -128,20 +146,25 @@ def _mean(values: Tensor) -> float | None:
 def _reach_table(values: Mapping[str, Any]) -> Table:
     """Return what the edits reach, by kind of prompt."""
     n, n_skipped = {"n": values["n_edits"]}, sum(values["skipped"].values())
-    others = ((name, values[name]) for name in ("paraphrases", "questions", "neighbours"))
     rows = [{**values["before"], **n, "prompts": "before"}, {**values, **n, "prompts": "after"}]
-    rows += [{**shares, "prompts": name} for name, shares in others if shares["n"]]
+    for name in ("paraphrases", "questions"):
+        rows.append({**values["before"][name], "prompts": f"{name} before"})
+        rows.append({**values[name], "prompts": name})
+    rows = [row for row in (*rows, {**values["neighbours"], "prompts": "neighbours"}) if row["n"]]
     shares = {
         "source_learned": "learned", "generalized": "generalized", "p_new": "p of new",
         "p_old": "p of old", "efficacy": "efficacy", "source_unchanged": "source stays",
         "target_unchanged": "target stays",
     }  # fmt: skip
+    counts = {"n": "n", "n_target": "n target"}
     skipped = f" {n_skipped} rows of the file are no edit (tables/skipped.csv)." * bool(n_skipped)
     return Table.of(
-        "reach", rows, ["prompts", *n, *shares], f"What the edits of {values['relation']} reach.",
-        "paraphrases: other wordings of source and target, after the edits; neighbours: subjects "
+        "reach", rows, ["prompts", *counts, *shares],
+        f"What the edits of {values['relation']} reach.",
+        "paraphrases: other wordings of source (n) and target (n target); neighbours: subjects "
         "without an edit; p: mean probability, in the whole vocabulary, of the first token of the "
         "new source answer, and of the one that led before (old); efficacy: how often p of new is "
         f"above p of old.{skipped} {values['warning']}".rstrip(),
-        headline=True, headings=shares, formats={"n": ",d", **dict.fromkeys(shares, ".0%")},
+        headline=True, headings=counts | shares,
+        formats=dict.fromkeys(counts, ",d") | dict.fromkeys(shares, ".0%"),
     )  # fmt: skip

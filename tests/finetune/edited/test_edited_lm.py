@@ -147,13 +147,12 @@ def test_other_wordings_and_subjects_without_an_edit(made, relation, tmp_path):
     cities, countries = (x.knowledge.paraphrases for x in (relation.source, relation.target))
     assert len(cities) == len(countries) == 4
     rows = [(edit["subject"], edit["answer"], i) for edit in made.edits for i in range(4)]
-    learned = [oracle.answer("after", cities[i].format(x), "source") == city for x, city, i in rows]
-    right = [
-        oracle.is_right(oracle.answer("after", countries[i].format(x), "target"), city)
-        for x, city, i in rows
-    ]
-    own = {"source_learned": share(learned), "generalized": share(right), "n": 4 * N}
-    assert found["paraphrases"] == own
+    for stage, own in (("before", found["before"]), ("after", found)):
+        learned = [oracle.answer(stage, cities[i].format(x), "source") == c for x, c, i in rows]
+        right = [oracle.is_right(oracle.answer(stage, countries[i].format(x), "target"), city)
+                 for x, city, i in rows]  # fmt: skip
+        shares = {"source_learned": share(learned), "generalized": share(right)}
+        assert own["paraphrases"] == shares | {"n": 4 * N, "n_target": 4 * N}
 
     taught = {edit["subject"] for edit in made.edits}
     near = [x for x in sample_subjects(oracle.tokenizer, 12 + N) if x not in taught][:12]
@@ -192,13 +191,61 @@ def test_prompts_and_questions_of_a_benchmarks_file(made, relation, tmp_path):
     results = found.results
     assert results["n_edits"] + sum(results["skipped"].values()) == len(rows)
     assert [case["id"] for case in found.cases] == ["71", "72", "73", "74", "75"]
-    learned = [oracle.answer("after", prompt.replace("{}", x["subject"]), "source") == x["answer"]
-               for x in edits for prompt in asked]  # fmt: skip
-    assert results["paraphrases"]["n"] == 10
-    assert results["paraphrases"]["source_learned"] == sum(learned) / 10
-    right = [oracle.is_right(oracle.answer("after", question.replace("{}", x["subject"]), "target"),
-                             x["answer"]) for x in (edits[1], edits[3])]  # fmt: skip
-    assert results["questions"] == {"generalized": sum(right) / 2, "n": 2}
+    for stage, own in (("before", results["before"]), ("after", results)):
+        # The prompt that was taught, asked[1], is no other wording.
+        learned = [oracle.answer(stage, asked[0].replace("{}", x["subject"]), "source")
+                   == x["answer"] for x in edits]  # fmt: skip
+        assert own["paraphrases"]["n"] == 5 and own["paraphrases"]["n_target"] == 20
+        assert own["paraphrases"]["source_learned"] == sum(learned) / 5
+        answers = [oracle.answer(stage, question.replace("{}", x["subject"]), "target")
+                   for x in (edits[1], edits[3])]  # fmt: skip
+        right = [oracle.is_right(*pair) for pair in
+                 zip(answers, (edits[1]["answer"], edits[3]["answer"]), strict=True)]  # fmt: skip
+        assert own["questions"] == {"generalized": sum(right) / 2, "n": 2}
+
+
+def test_paraphrases_of_own_rows(made, relation, tmp_path):
+    wording = "The home of {} is the city of"
+    rows = [edit | {"paraphrases": [text.format(edit["subject"]) for text in (wording, CITY)]}
+            for edit in made.edits]  # fmt: skip
+    file = tmp_path / "edits.json"
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    found = run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
+    oracle, own = Oracle(load()[0], made.model, relation), found.results["paraphrases"]
+    learned = [oracle.answer("after", wording.format(x["subject"]), "source") == x["answer"]
+               for x in made.edits]  # fmt: skip
+    assert (own["n"], own["source_learned"]) == (N, sum(learned) / N)
+
+
+def test_an_answer_of_several_tokens_is_shown_as_its_label_too(made, tmp_path):
+    file = tmp_path / "towns.yaml"
+    file.write_text(
+        "{version: 1, source: made up, entities: {town: {Paris Hill: {country: [France]}, "
+        "Rome Valley: {country: [Italy]}}}, knowledge: {town: {family: attribute, language: en, "
+        "template: '{} lives in the city of', answers: town}}}"
+    )
+    rows = [{"subject": made.edits[0]["subject"], "answer": "Paris Hill"}]
+    found = run(tmp_path, f"--data.edits_file={write_edits(tmp_path / 'edits.csv', rows)}",
+                f"--data.knowledge_files=[{file}]", "--data.relation=town->country")  # fmt: skip
+    assert found.cases[0]["source_answer"] == "Paris Hill"
+    assert found.cases[0]["source_label"] == "Paris"
+    learned = found.cases[0]["source_after"] == found.cases[0]["source_label"]
+    assert found.cases[0]["source_learned"] == str(learned)
+
+
+def test_a_taught_answer_that_led_before_has_no_old_one(made, relation, tmp_path):
+    oracle = Oracle(load()[0], made.model, relation)
+    (same, first), *_ = [(edit, city) for edit in made.edits if (city := oracle.answer(
+        "before", CITY.format(edit["subject"]), "source")) != edit["answer"]]  # fmt: skip
+    rows = [same | {"answer": first}, *(x for x in made.edits if x != same)]
+    file = write_edits(tmp_path / "edits.csv", rows)
+    found = run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
+    assert found.cases[0]["source_label"] == found.cases[0]["source_before"]
+    assert found.cases[0]["p_old_after"] == found.cases[0]["p_old_before"] == ""
+    for stage, own in (("before", found.results["before"]), ("after", found.results)):
+        old = [float(p) for case in found.cases if (p := case[f"p_old_{stage}"])]
+        assert len(old) == sum(x["source_label"] != x["source_before"] for x in found.cases) < N
+        assert own["p_old"] == pytest.approx(sum(old) / len(old), rel=1e-9)
 
 
 def test_the_packaged_adapter_and_its_edits(relation, tmp_path):
@@ -213,7 +260,7 @@ def test_the_packaged_adapter_and_its_edits(relation, tmp_path):
     page = (Path(__file__).parents[3] / "docs" / "edited_lm.md").read_text(encoding="utf-8")
     rows = page.split("<!-- edited: begin -->\n")[1].splitlines()[2:4]
     for row, stage in zip(rows, (found.results["before"], found.results), strict=True):
-        shown = [cell.strip() for cell in row.split("|")[3:8]]
+        shown = [cell.strip() for cell in row.split("|")[4:9]]
         names = ("source_learned", "generalized", "p_new", "p_old", "efficacy")
         assert shown == [f"{stage[name]:.0%}" for name in names]
     assert found.results["lm_before"]["name_or_path"] == "tiny-world"
@@ -229,6 +276,11 @@ def test_gguf_files(made, relation, tmp_path):
     options.append(f"--model.before.name_or_path={tmp_path / 'before.gguf'}")
     found = measure(tmp_path, made, tmp_path / "edited.gguf", *options)
     Oracle(before, made.model, relation).check(found, made.edits)
+    assert not found.results["warning"]
+    write_gguf(tmp_path / "edited.gguf", made.model, "Q8_0")
+    with pytest.warns(UserWarning, match="model.before and model.lm have other .*quantizations"):
+        found = measure(tmp_path, made, tmp_path / "edited.gguf", *options)
+    assert found.results["lm"]["quantization"] == ["Q8_0"]
 
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16")])
@@ -256,6 +308,34 @@ def test_an_lm_of_other_tokens_is_refused(made, tmp_path):
     with pytest.raises(ConfigError, match=r"labels of model.before are other tokens in .*toy: .*"
                        r"model\.before\.name_or_path"):  # fmt: skip
         measure(tmp_path, made, tmp_path / "toy")
+
+
+def test_an_lm_of_fewer_tokens_is_refused_before_weights_are_read(made, tmp_path, monkeypatch):
+    model, tokenizer = load(made.lm)
+    model.resize_token_embeddings(len(tokenizer) - 9)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "lms" / "3")
+    monkeypatch.setattr(LanguageModel, "load", lambda _: pytest.fail("weights are read"))
+    message = rf"has {len(tokenizer) - 9:,} tokens, and model.before has {len(tokenizer):,}"
+    with pytest.raises(ConfigError, match=rf"model\.lm: .*lms/3 {message}\. Pass the LM that was"):
+        measure(tmp_path, made, tmp_path / "lms" / "3")
+    many = (
+        measure,
+        tmp_path,
+        made,
+        "tiny-world-edited",
+        f"--data.edited_lms={tmp_path}/lms/{{edit}}",
+    )
+    for name in ("1", "2"):
+        (tmp_path / "lms" / name).symlink_to(made.lm)
+    with pytest.raises(ConfigError, match=rf"edits\.csv, .*5: .*lms/3 {message}"):
+        many[0](*many[1:])
+    (tmp_path / "lms" / "2").unlink()
+    (tmp_path / "lms" / "2").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"edits\.csv, .*4: the folder .*2 of the LM has no config"
+    ):
+        many[0](*many[1:])
 
 
 def test_an_lm_for_each_edit(made, relation, tmp_path, monkeypatch):
@@ -291,18 +371,68 @@ def test_an_lm_for_each_edit(made, relation, tmp_path, monkeypatch):
     assert found.results["neighbours"]["n"] == 12
     assert found.results["lm"]["name_or_path"] == str(tmp_path / "lms" / "0" / "model")
 
+    copies = tmp_path / "copies"
+    for i, folder in ((0, made.lm), (1, TINY_WORLD)):
+        (copies / str(i)).mkdir(parents=True)
+        (copies / str(i) / "model").symlink_to(folder)
+    with pytest.warns(UserWarning, match=r"1 of 2 edited LMs, such as .*1/model, have the same w"):
+        others = measure(tmp_path, made, "tiny-world-edited", where.replace("lms/{", "copies/{"))
+    assert [x.results["edited_lms"]["n"] for x in (found, others)] == [3, 2]
+    assert found.results["edited_lms"]["fingerprint"] != others.results["edited_lms"]["fingerprint"]
+
+
+@pytest.mark.parametrize(("ids", "expected"), [
+    (["1", "1", "2"], r"1 and .*2 have one id, '1', and so one LM, .*lms/1\. Give each row"),
+    (["1", None, "2"], r"1 and .*2 have one id, '1'"),
+    (["run/0", "../0", ".."], r"that of .*1 would be .*lms/run/0 \(its id is no name of a folder"),
+    (["run/0", "..", "0"], {"its id is no name of a folder": 2}),
+])  # fmt: skip
+def test_ids_that_name_no_lm_of_their_own(made, ids, expected, tmp_path):
+    rows = [edit | ({"id": id} if id else {}) for edit, id in zip(made.edits, ids, strict=False)]
+    file = tmp_path / "edits.json"
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    (tmp_path / "lms" / "run").mkdir(parents=True)
+    for name in ("0", "1", "2", "run/0"):
+        (tmp_path / "lms" / name).symlink_to(made.lm)
+    options = f"--data.edited_lms={tmp_path}/lms/{{edit}}", f"--data.edits_file={file}"
+    if isinstance(expected, str):
+        with pytest.raises(ConfigError, match=expected):
+            run(tmp_path, *options)
+    else:
+        found = run(tmp_path, *options)
+        assert found.results["skipped"] == expected and found.results["n_edits"] == 1
+        assert [case["subject"] for case in found.cases] == [rows[2]["subject"]]
+
 
 @pytest.mark.parametrize(("options", "message"), [
     (["--data.edited_lms=lms/{id}"], r"edited_lms is lms/\{id\}. Write it as FOLDER/\{edit\}"),
     (["--data.edited_lms=no/{edit}"], r"none of the edited LMs; that of .*edits.csv.* no/0"),
-    (["--data.edits_file=null"], r"data\.n_edits and data\.edits_file are null"),
-    (["--data.edits_file=null", "--data.edited_lms=lms/{edit}"], r"data\.edits_file are null"),
-    (["--data.edits_file=null", "--data.n_edits=4"], r"EditedLM needs data\.edits_file"),
+    (["--data.edits_file=null"], r"data\.edits_file is null. Name the file of the edits"),
+    (["--data.edits_file=null", "--data.edited_lms=lms/{edit}",
+      "--model.lm.name_or_path=tiny-world-edited"], r"data\.edits_file is null"),
+    (["--data.edits_file=null", "--data.n_edits=4"], r"data\.edits_file is null"),
+    (["--data.max_risk=0.5"], r"data\.max_risk is for edits that are still to be made"),
     (["--model.n_neighbours=-1"], r"model\.n_neighbours is -1"),
 ])  # fmt: skip
 def test_settings_that_cannot_work_are_refused(made, options, message, tmp_path):
     with pytest.raises(LincorrError, match=message):
         measure(tmp_path, made, made.lm, *options)
+
+
+@pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
+def test_it_is_run_by_test_alone(verb):
+    with pytest.raises(ConfigError, match=rf"EditedLM has no `lincorr {verb}`. Run `lincorr test`"):
+        main([verb, "--config", "edited_lm.yaml"])
+
+
+def test_warnings_speak_of_edits_that_were_made(made, tmp_path):
+    rows = [*made.edits, made.edits[0] | {"answer": made.edits[1]["answer"]}]
+    file = write_edits(tmp_path / "edits.csv", rows)
+    with pytest.warns(UserWarning) as told:
+        run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
+    texts = " ".join(str(one.message) for one in told)
+    assert "taught several answers. In one LM, these contradict each other." in texts
+    assert "whatever training does" not in texts and "protocol" not in texts
 
 
 def test_an_lm_that_was_not_edited_is_told(made, tmp_path):
@@ -332,10 +462,12 @@ def test_a_fine_tune_leaves_its_edits_beside_its_lm(tmp_path):
 def test_tables_for_the_reader(made, tmp_path):
     found = measure(tmp_path, made, made.lm)
     rows = read_table(found.folder / "tables" / "reach.csv")
-    assert [row["prompts"] for row in rows] == ["before", "after", "paraphrases", "neighbours"]
+    names = ["before", "after", "paraphrases before", "paraphrases", "neighbours"]
+    assert [row["prompts"] for row in rows] == names
+    assert rows[3]["n"] == rows[3]["n_target"] == str(4 * N)
     assert float(rows[1]["source_learned"]) == found.results["source_learned"]
-    names = {path.name for path in found.folder.glob("figures/*.png")}
-    assert names == {"outcomes.png", "reference_weights.png"}
+    figures = {path.name for path in found.folder.glob("figures/*.png")}
+    assert figures == {"outcomes.png", "reference_weights.png"}
     main(["report", str(found.folder), "--output", str(tmp_path / "report")])
     page = (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
     assert "What the edits of city→country reach" in page
