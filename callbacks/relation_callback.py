@@ -41,7 +41,7 @@ class RelationCallback(PeriodicCallback):
         tokenized: The relation with its labels in this LM's vocabulary.
         domains: Domains whose logits are read: source, target, and the controls if there are any.
         run_edits: Edits of the training dataset, if it is an `EditDataset`; else none.
-        skipped: Rows of the given edits that are none of this LM and relation.
+        skipped: Rows of the given edits that are no edit of this LM and relation.
         is_independent: Whether each edit of the run is trained from the base weights.
         tag: Name of the relation, numbered if other callbacks of the class evaluate it too.
     """

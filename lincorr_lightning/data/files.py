@@ -42,7 +42,7 @@ def _lines(path: Path, what: str) -> Iterator[str]:
         with path.open(encoding=encoding) as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
-        hint = f" In cp1252? `iconv -f cp1252 -t utf-8 {path.name} > NEW` makes it UTF-8."
+        hint = f" If it is in cp1252, `iconv -f cp1252 -t utf-8 {path.name} > NEW` converts it."
         hint = "" if isinstance(error, OSError) else hint
         raise SubjectsError(f"the {what} in {path} cannot be read: {error}.{hint}") from error
 
@@ -54,7 +54,7 @@ def _filled_lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
 
 
 def read_subjects(path: str | Path) -> list[str]:
-    """Return the subjects of a text file, one a line, or of a relation of LRE, a ``.json`` file."""
+    """Return the subjects of a text file, one per line, or of a ``.json`` relation of LRE."""
     if Path(path).suffix.lower() == ".json":
         return list(dict.fromkeys(subject for subject, _ in read_knowledge_file(path).samples))
     subjects: dict[str, None] = {}
@@ -88,7 +88,7 @@ def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
         try:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise SubjectsError(f"{where}: no JSON ({error}). Write an object a line.") from error
+            raise SubjectsError(f"{where}: no JSON ({error}). Write an object per line.") from error
 
 
 def _json_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:

@@ -30,7 +30,7 @@ class EditsDataModule(StudyData):
     """Edits (subject, new source answer) of one relation.
 
     Edits are sampled from the LM's vocabulary, so that their answers cover the source domain and
-    each asks for another target than the LM answers before training; or they are read from a file.
+    the LM's target answer is wrong for each before training; or they are read from a file.
     A resumed run has those that it began with. Subjects that the LM was repaired with (`Repair`)
     are left out. The training dataset is an `EditDataset`.
 
@@ -46,7 +46,7 @@ class EditsDataModule(StudyData):
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
         edits_file: File of edits, your own or of a benchmark, see docs/edits.md. Rows that are no
-            edit of this LM and relation are counted by reason.
+            edit of this LM and relation are skipped, and counted by reason.
         subject_key: Name of the field of `edits_file` that has the subject.
         answer_key: Name of the field of `edits_file` that has the new source answer.
         batch_size: Edits per step without `training`, and of a prediction.
@@ -58,8 +58,8 @@ class EditsDataModule(StudyData):
             a prediction forecasts all edits, and marks these. null trains all.
         training: How the edits are trained and distributed over steps; null is the joint protocol
             with `batch_size`. The program `lincorr` passes the study's `edit_training`.
-        edited_lms: Where the LM of each edit is, if each was made in an LM of its own (`EditedLM`):
-            ``{edit}`` stands for ``case_id``, ``id`` or the number of the row, from 0.
+        edited_lms: Path of the LM of each edit, if each was made in an LM of its own (`EditedLM`):
+            ``{edit}`` in it stands for ``case_id``, ``id`` or the number of the row, from 0.
         edits_beside: File of edits where `edits_file` is null, passed by `EditedLM`; may be empty.
     """
 
@@ -297,7 +297,7 @@ def _lms_of_rows(rows: Sequence[RawEdit], pattern: str) -> tuple[dict[str, str],
             lms[row.where] = path
     if not lms:
         raise ConfigError(
-            f"data.edited_lms: there is none of the edited LMs; that of {rows[0].where} would be "
+            f"data.edited_lms finds none of the edited LMs; that of {rows[0].where} would be "
             f"{pattern.replace('{edit}', rows[0].id)} ({skipped[0].reason})."
         )
     return lms, skipped

@@ -36,7 +36,7 @@ _AFTER_SUBJECT = " (is (associated with|part of|a member of|the capital of)|play
 
 
 class Question(NamedTuple):
-    """A complete prompt that asks for a target, and the right answers that a file names."""
+    """A complete prompt about what follows from an edit, and the right answers in the file."""
 
     prompt: str
     answers: tuple[str, ...]

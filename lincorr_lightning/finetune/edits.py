@@ -1,4 +1,4 @@
-"""Edits: resolved as a user wrote them, or sampled so that each asks for something new."""
+"""Edits: resolved as a user wrote them, or sampled so that each teaches something new."""
 
 from __future__ import annotations
 
@@ -172,9 +172,9 @@ def resolve_edits(
 ) -> ResolvedEdits:  # fmt: skip
     """Find the labels of the rows of a file, and the LM's answers before training.
 
-    Edits and skipped rows are together as many as `rows`. Skipped are rows of subjects that the LM
-    was repaired with, too, and those above the limits. A warning counts them by reason; `setting`
-    names the rows. A `SubjectsError` if no edit is left.
+    Each row is an edit or skipped, also where the LM was repaired with its subject, or where it is
+    above a limit. A warning counts skipped rows by reason; `setting` is the config key of the rows
+    in messages. A `SubjectsError` if no edit is left.
     """
     limits = repaired_subjects(lm), n_edits, max_per_reference
     labelled, skipped, message = label_rows(rows, relation, lm, *limits)

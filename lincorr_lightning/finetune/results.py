@@ -278,7 +278,7 @@ def _after_training(
 
 
 def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
-    """Yield ``edits``, whose CSV file ``data.edits_file`` reads, and those that are none."""
+    """Yield ``edits``, whose CSV file ``data.edits_file`` reads, and ``skipped`` rows."""
     relation, edits, left_out = dataset.relation, dataset.edits, dataset.left_out
     if edits:
         source, target = relation.source.texts, relation.target.texts

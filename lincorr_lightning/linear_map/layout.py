@@ -366,7 +366,7 @@ def _with_wordings(
             if unknown := unknown_words(other, tokenizer):
                 left_out[prompt] = f"the LM does not know these words of it: {', '.join(unknown)}"
             elif answer_tokens(other, tokenizer) != answer_tokens(knowledge, tokenizer):
-                left_out[prompt] = "answers are other tokens after it than after the first wording"
+                left_out[prompt] = "answers have other tokens after it than after the first wording"
             else:
                 domains[other.name] = replace(domain, knowledge=other)
                 names[name].append(other.name)

@@ -23,7 +23,7 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
     the adapter's weights. Errors of peft, and those of reading, are left to the caller.
 
     Raises:
-        LanguageModelError: The adapter cannot be merged, or the LM has not its layers.
+        LanguageModelError: The adapter cannot be merged, or does not fit the LM's layers.
     """
     from peft import PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -63,8 +63,8 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
     if not are_same(_logits(merged), before, merged.dtype):
         raise LanguageModelError(
             f"{file} cannot be merged: the merged LM has other logits than the LM with the adapter "
-            "beside it, as with quantized weights and adapters of some tokens. Pass an LM into "
-            "which it was merged in its own way."
+            "unmerged, as with quantized weights or adapters of single tokens. Merge it with the "
+            "library that trained it, and pass the merged LM."
         )
     return merged
 
@@ -81,7 +81,7 @@ def _read_config(path: Path) -> Any:
             "weights. Pass an adapter of another type, such as LORA."
         )
     settings.pop("runtime_config", None)
-    # Frozen weights are not told from missing ones; a library named here would be imported.
+    # Frozen weights would look like missing ones; a library named here would be imported.
     settings |= {"inference_mode": False, "megatron_config": None}
     return PeftConfig.from_peft_type(**settings)  # type: ignore[no-untyped-call]
 

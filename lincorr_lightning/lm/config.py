@@ -26,8 +26,8 @@ class LMConfig:
     """Folder of a checkpoint or of a peft adapter, a .gguf file, a hub id such as
     openai-community/gpt2, or tiny-world (packaged)."""
     adapter: str | None = None
-    """Folder or hub id of a peft adapter that is merged into the LM in memory; null for none. An
-    adapter as name_or_path names its LM itself."""
+    """Folder or hub id of a peft adapter that is merged into the LM in memory; null for none, or if
+    name_or_path is an adapter, which names its LM itself."""
     tokenizer: str | None = None
     """Folder or hub id of a tokenizer that replaces the checkpoint's own, such as that of a GGUF
     file without one or with a wrong one; null for the checkpoint's own."""

@@ -274,7 +274,7 @@ def _wordings(findings: ProbeFindings) -> Iterator[Table]:
     ]
     yield Table.of(
         "spread", spread, ["pair", "wordings", *_SPREAD],
-        "How much hangs on the wording: mean ± standard deviation (lowest to highest)",
+        "Spread over wordings: mean ± standard deviation (lowest to highest)",
         headline=True, headings=_SPREAD,
     )  # fmt: skip
     prompt = {name: one.knowledge.template for name, one in findings.layout.domains.items()}

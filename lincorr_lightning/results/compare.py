@@ -33,9 +33,9 @@ _UNITS = ("n_first", "n_second", "n_both")
 _COLUMNS = ("table", "row", "number", *_NUMBERS, "units", *_UNITS, "heading", "format")
 _MAX_CONSOLE_ROWS, _MAX_PAGE_ROWS, _MAX_FIGURE_ROWS, _MAX_PANELS, _MAX_NAME = 5, 100, 12, 8, 16
 _NOTE = (
-    "Difference: second minus first, of percentages in points. 95 %: its interval over n units of "
-    "each run, such as edits or labels; those (n) that are in both count as pairs, and have a row "
-    "of their own. A difference without it has no error: no table has a row of each unit."
+    "Difference: second minus first; of percentages, in points. 95 %: its interval over n units of "
+    "each run, such as edits or labels. Units that are in both runs, (n), count as pairs; where "
+    "only some are, a further row has these alone. No interval: no table has a row per unit."
 )
 _HELP = """Show two finished runs of one study side by side: in what LM, settings and versions they
 differ, and their numbers, second minus first, with 95 % intervals over edits, labels or prompts

@@ -286,7 +286,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         MemoryError, RuntimeError, UnpicklingError,
     ) as error:  # fmt: skip
         reason = str(error).split("\n")[0]
-        if isinstance(error, UnpicklingError):  # torch tells how to run them nevertheless
+        if isinstance(error, UnpicklingError):  # torch's message explains how to run them
             reason = "of other things than tensors"
         fail_to_read(path, f"it is damaged or holds pickled objects, which are not read ({reason})")
 

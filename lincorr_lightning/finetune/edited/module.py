@@ -32,8 +32,8 @@ from lincorr_lightning.study import LMStudy, as_settings
 class EditedLM(LMStudy):
     """Measures what edits that were made elsewhere did to an LM.
 
-    ``lincorr test`` reads the LM before the edits and then the edited one, of which only one is in
-    memory at a time: which edits were learned, generalized to the target or hallucinated (paper,
+    ``lincorr test`` reads the LM before the edits and then the edited one; only one is in memory at
+    a time. Measured are which edits were learned, generalized to the target or hallucinated (paper,
     section 5), in which other wordings they hold, and whether subjects without an edit keep their
     answers. With ``data.edited_lms``, each edit is measured in an LM of its own.
 
@@ -97,7 +97,7 @@ class EditedLM(LMStudy):
         """Read the LM before, and then the edited LMs, one after the other."""
         edits, lm = getattr(self.trainer.test_dataloaders, "dataset", None), self.lm
         if not isinstance(edits, EditDataset) or not edits.rows:
-            raise ConfigError("EditedLM needs data.edits_file, with which the LM was edited.")
+            raise ConfigError("EditedLM needs data.edits_file, the file of the LM's edits.")
         # An LM may have learned skipped rows, too.
         subjects = {x.subject for x in edits.edits} | {x.subject for x in edits.skipped}
         neighbours = sample_up_to(lm.tokenizer, self.n_neighbours, subjects, edits.seed)
