@@ -150,9 +150,8 @@ class EditsDataModule(StudyData):
             if self.edited_lms:
                 self.lms, self._without_lm = _lms_of_rows(self._raw, self.edited_lms)
                 self._usable = [row for row in self._raw if row.where in self.lms]
-            resolving.label_rows(
-                self._usable, relation, lm
-            )  # refuses a file of which no edit is left
+            # Refuses a file of which no edit is left.
+            resolving.label_rows(self._usable, relation, lm)
         else:
             relation.require_reference()
             for subject in resolving.unknown_subjects(self.subjects or (), lm):
@@ -291,7 +290,7 @@ def _lms_of_rows(rows: Sequence[RawEdit], pattern: str) -> tuple[dict[str, str],
         elif (first := owners.setdefault(row.id, row)) is not row:
             raise ConfigError(
                 f"{first.where} and {row.where} have one id, {row.id!r}, and so one LM, {path}. "
-                "Give each row an `id` of its own, as which data.edited_lms has its LM."
+                "Give each row an `id` of its own, which replaces {edit} in data.edited_lms."
             )
         else:
             lms[row.where] = path

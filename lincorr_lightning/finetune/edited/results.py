@@ -130,7 +130,7 @@ def _warning(before: Mapping[str, Any], *edited: Mapping[str, Any]) -> str:
     rounded = [lm for lm in edited if any(lm.get(kind) != before.get(kind) for kind in kinds)]
     same = [lm for lm in edited if lm["fingerprint"]["weights"] == own]
     for found, what in (
-        (rounded, "other dtypes or quantizations: part of what changed is rounding."),
+        (rounded, "different dtypes or quantizations: part of what changed is rounding."),
         (same, "the same weights: nothing was edited."),
     ):
         for first in found[:1]:
