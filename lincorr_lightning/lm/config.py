@@ -24,7 +24,7 @@ class LMConfig:
 
     name_or_path: str = TINY_WORLD
     """Folder of a checkpoint or of a peft adapter, a .gguf file, a hub id such as
-    openai-community/gpt2, or tiny-world (packaged)."""
+    openai-community/gpt2, or the packaged tiny-world and tiny-world-edited."""
     adapter: str | None = None
     """Folder or hub id of a peft adapter that is merged into the LM in memory; null for none, or if
     name_or_path is an adapter, which names its LM itself."""

@@ -38,8 +38,8 @@ _NOTE = (
     "only some are, a further row has these alone. No interval: no table has a row per unit."
 )
 _HELP = """Show two finished runs of one study side by side: in what LM, settings and versions they
-differ, and their numbers, second minus first, with 95 % intervals over edits, labels or prompts
-that the runs have in common or each of its own. For example
+differ, and their numbers with differences, second minus first, and 95 % intervals over edits,
+labels or prompts, paired where both runs have the same. For example
 
   lincorr compare runs/linear_probe/version_0 runs/linear_probe/version_1 --output runs/compared
 """
