@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
@@ -84,7 +85,9 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
 
 
 def _json_lines(path: Path, what: str) -> Iterator[tuple[str, Any]]:
-    for where, line in _filled_lines(path, what):
+    for number, (where, line) in enumerate(_filled_lines(path, what)):
+        if number == 0 and line[0] == "[" and path.suffix.lower() == ".jsonl":
+            raise SubjectsError(f"{where}: a list. Rename the file to .json, which may hold one.")
         try:
             yield where, json.loads(line)
         except (ValueError, RecursionError) as error:
@@ -107,24 +110,28 @@ def _frame_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
     import pandas
 
     is_sheet = path.suffix.lower() == ".xlsx"
+    package = "openpyxl" if is_sheet else "pyarrow"
     read: Any = pandas.read_excel if is_sheet else pandas.read_parquet
-    options = {"dtype": str, "keep_default_na": False, "engine": "openpyxl"} if is_sheet else {}
+    options = {"dtype": str, "keep_default_na": False, "engine": package} if is_sheet else {}
     try:
         with regular_file(path).open("rb") as file:
             text = read(file, **options).to_json(orient="records")
-    except Exception as error:  # of many kinds; an ImportError names what pandas lacks
-        raise SubjectsError(
-            f"the {what} in {path} cannot be read by pandas: {' '.join(str(error).split())}. "
-            "Save the file as .csv or .jsonl, or install what pandas lacks."
-        ) from error
+    except Exception as error:  # of many kinds
+        why = f"read by pandas: {' '.join(str(error).split()).rstrip('.')}. Is it complete? Save it"
+        if isinstance(error, ImportError):
+            why = f"read without {package}. Run `pip install {package}`, or save the file"
+        message = f"the {what} in {path} cannot be {why} as .csv or .jsonl."
+        raise SubjectsError(message) from error
     for number, row in enumerate(json.loads(text), 2 if is_sheet else 1):
         yield f"{path}, row {number}", row
 
 
 def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[str, Any]]:
     lines = _lines(path, what)
-    header = next(lines, "")
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else max(",;\t", key=header.count)
+    header, first = next(lines, ""), 0
+    delimiter = max("\t,;|" if path.suffix.lower() == ".tsv" else ",;\t|", key=header.count)
+    if named := re.match('"?sep=(.)', header):  # as Excel writes it
+        header, first, delimiter = next(lines, ""), 1, named[1]
     options: Any = {"delimiter": delimiter, "strict": True, "skipinitialspace": True}
     reader = csv.DictReader(chain([header], lines), **options)
     good = 0
@@ -132,10 +139,10 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
         missing = [name for name in needed if name not in reader.fieldnames]
         if missing:
-            raise SubjectsError(f"{path}, line 1: the header lacks {', '.join(missing)}.")
+            raise SubjectsError(f"{path}, line {first + 1}: the header lacks {', '.join(missing)}.")
         good = reader.line_num
         for entry in reader:
-            where = f"{path}, line {reader.line_num}"
+            where = f"{path}, line {first + reader.line_num}"
             if None in entry:
                 raise SubjectsError(
                     f"{where}: more fields than in the header. Quote a field that holds a "
@@ -145,16 +152,14 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
             yield where, entry
     except csv.Error as error:
         raise SubjectsError(
-            f"{path}, line {good + 1}: this is not CSV ({error}). Check its double quotes."
+            f"{path}, line {first + good + 1}: this is not CSV ({error}). Check its double quotes."
         ) from error
 
 
 def read_texts(
-    paths: str | Path | Sequence[str | Path],
-    key: str = "text",
-    sample_by: SampleBy = "line",
+    paths: str | Path | Sequence[str | Path], key: str = "text", sample_by: SampleBy = "line",
     owner: str = "data",
-) -> Iterator[Text]:
+) -> Iterator[Text]:  # fmt: skip
     """Read texts from files and folders; blank ones are left out.
 
     A ``.txt`` file has a text per line, or is one text with ``sample_by="document"``; a ``.jsonl``

@@ -57,16 +57,10 @@ class EditCase:
 
 
 def edit_cases(
-    relation: TokenizedRelation,
-    subjects: Sequence[str],
-    answers: Sequence[str] | None,
-    labels: Tensor,
-    reference_mask: Tensor,
-    target_before: Tensor,
-    target_after: Tensor,
-    learned: Tensor,
-    weight: Tensor,
-) -> list[EditCase]:
+    relation: TokenizedRelation, subjects: Sequence[str], answers: Sequence[str] | None,
+    labels: Tensor, reference_mask: Tensor, target_before: Tensor, target_after: Tensor,
+    learned: Tensor, weight: Tensor,
+) -> list[EditCase]:  # fmt: skip
     """Return the case of each of n edits.
 
     `answers` were taught, None if subjects were watched without edits; `labels`, ``(n,)``, are

@@ -57,6 +57,11 @@ class RawEdit(NamedTuple):
     prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
     questions: tuple[Question, ...] = ()  #: Of what follows from the edit, the target or not.
     rewrites: tuple[RawEdit, ...] = ()
+    problem: str = ""  #: Why subject or answer are none, if so; these are then what was found.
+
+
+class _NoFieldsError(SubjectsError):
+    """A row lacks the fields of an edit."""
 
 
 def read_edits(
@@ -65,15 +70,25 @@ def read_edits(
     """Read the rows of a file of edits, or of a list.
 
     Each has a subject and an answer, by these keys, and ``reference`` where it is not the
-    relation's (a list, or one text with ``|`` between its answers), or the keys of a benchmark.
+    relation's (a list, or one text with ``|`` between its answers), or the keys of a benchmark; one
+    that lacks them has a `problem`. Raises SubjectsError if all do, or the file cannot be read.
     """
     keys = subject_key, answer_key
     if isinstance(source, (str, Path)):
         rows = read_rows(source, "edits")
     else:
         rows = ((f"edit {number}", row) for number, row in enumerate(source, 1))
-    if raw := [_raw_edit(row, where, n, keys) for n, (where, row) in enumerate(rows)]:
+    raw, odd = list[RawEdit](), list[_NoFieldsError]()
+    for number, (where, row) in enumerate(rows):
+        try:
+            raw.append(_raw_edit(row, where, number, keys))
+        except _NoFieldsError as error:
+            odd.append(error)
+            raw.append(RawEdit(where, f"{row!r:.99}", "", problem="it lacks the fields of an edit"))
+    if len(odd) < len(raw):
         return raw
+    if odd:
+        raise odd[0]
     raise SubjectsError(f"{source} has no edit. Write at least one, with {' and '.join(keys)}.")
 
 
@@ -86,70 +101,89 @@ def _raw_edit(row: Any, where: str, number: int, keys: tuple[str, str]) -> RawEd
     """Return the edit of a record, by the first of the known shapes whose keys it has."""
     if not isinstance(row, Mapping):
         needed = '{"subject": "Ada", "answer": "Paris"}'
-        raise SubjectsError(f"{where}: an object is needed, such as {needed}, not {row!r:.99}.")
+        raise _NoFieldsError(f"{where}: an object is needed, such as {needed}, not {row!r:.99}.")
     id = next((text for key in ("case_id", "id") if (text := _text(row.get(key)))), str(number))
     edit = partial(_edit, where, id)
     # In zsRE, `answers` are what was right before.
     if all(key in row for key in keys) and not ("alt" in row and keys[1] == "answers"):
-        _refuse_misspelled(row, where, (*keys, "reference", "paraphrases"))
+        _refuse_misspelled(row, where, keys)
         right = row.get("reference") or None
         right = right.split(SEPARATOR) if isinstance(right, str) else _list(right)
         own = edit(row[keys[0]], row[keys[1]], _list(row.get("paraphrases")))
         return own._replace(reference=tuple(map(_text, right)))
     if "requested_rewrite" in row:
         facts = tuple(edit(*_rewrite(one, row)) for one in _dicts(row["requested_rewrite"]))
-        return facts[0]._replace(rewrites=facts[1:] and facts) if facts else edit("", "")
+        if not facts:
+            why = "its requested_rewrite is no object"
+            return edit(row["requested_rewrite"], "")._replace(problem=why)
+        return facts[0]._replace(rewrites=facts[1:] and facts)
     follows = row.get("portability") or row.get("Compositionality_I")
     for answer, *prompts in _FLAT:
         if "subject" in row and answer in row:
             return edit(row["subject"], row[answer], map(row.get, prompts), follows)
     if isinstance(row.get("edit"), Mapping):
         tests = [case.get("test_queries") for case in _dicts(row.get("Compositionality_I"))]
-        return edit(*_ripple(row["edit"]), tests)
+        if (parts := _ripple(row["edit"])) is not None:
+            return edit(*parts, tests)
+        why = "its sentence is none of RippleEdits of its relation"
+        return edit(row["edit"].get("prompt"), "")._replace(problem=why)
     _refuse_misspelled(row, where, keys)
     hint = " `answers` of zsRE are what was right before." if "answers" in row else ""
-    raise SubjectsError(
+    if lists := [name for name, value in row.items() if _dicts(value) and isinstance(value, list)]:
+        hint = f" If its rows are the list {lists[0]!r}, write that list alone."
+    raise _NoFieldsError(
         f"{where}: no edit can be read from the fields {', '.join(map(str, row)):.99}. Name those "
         f"of the subject and of the new answer as data.subject_key and data.answer_key.{hint}"
     )
 
 
-def _refuse_misspelled(row: Mapping[str, Any], where: str, fields: Sequence[str]) -> None:
+def _refuse_misspelled(row: Mapping[str, Any], where: str, keys: Sequence[str]) -> None:
     # Silently ignored, a misspelled reference would be replaced by the relation's own.
+    ways_out = (f", or pass it as data.{name}_key" for name in ("subject", "answer"))
+    fields = {"reference": "", "paraphrases": "", **dict(zip(keys, ways_out, strict=True))}
+    missing = [key for key in fields if key not in row]
     for name in {*row} - {*fields, "answers"}:
-        meant = get_close_matches(str(name), fields, 1, 0.8)
-        if meant and meant[0] not in row:
-            raise SubjectsError(f"{where}: there is no field {name!r}. Did you mean {meant[0]!r}?")
+        for meant in get_close_matches(str(name).casefold(), missing, 1, 0.8):
+            way_out = f"Rename it{fields[meant]}."
+            raise SubjectsError(f"{where}: there is no field {meant!r}, but {name!r}. {way_out}")
 
 
 def _edit(
     where: str, id: str, subject: Any, answer: Any, prompts: Iterable[Any] = (), follows: Any = None
 ) -> RawEdit:
-    """Return an edit; what is no text in it is empty or left out."""
+    """Return an edit; prompts that are no text are left out."""
     texts = tuple(dict.fromkeys(filter(None, map(_text, prompts))))
-    return RawEdit(where, _text(subject), _text(answer), (), id, texts, tuple(_questions(follows)))
+    named, problem = [], ""
+    for what, value in ("subject", _bare(subject)), ("new answer", _bare(answer)):
+        found = _text(value) or f"{'' if value is None else value!s:.99}".strip()
+        if not _text(value):
+            kind = {list: "a list", dict: "an object"}.get(type(value), "no text")
+            problem = problem or (f"its {what} is {kind}" if found else f"it has no {what}")
+        named.append(found)
+    return RawEdit(where, *named, (), id, texts, tuple(_questions(follows)), (), problem)
 
 
-def _rewrite(one: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[str, str, list[Any], Any]:
+def _rewrite(one: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return the parts of an edit of CounterFact, or of MQuAKE with the questions of two hops."""
-    subject, answer, prompt = (_text(one.get(key)) for key in ("subject", "target_new", "prompt"))
+    subject, answer, prompt = one.get("subject"), one.get("target_new"), _text(one.get("prompt"))
     others = one.get("question"), *_list(row.get("paraphrase_prompts"))
-    prompts = [prompt.replace("{}", subject), *others]
+    prompts = [prompt.replace("{}", _text(subject)), *others]
     hops, asked = _dicts(row.get("new_single_hops")), _list(row.get("questions"))
     # Of an edit of the last hop, or in longer chains, the questions ask for something else.
-    if len(hops) != 2 or answer not in _texts([hops[0].get("answer"), hops[0].get("answer_alias")]):
+    first = [hops[0].get(key) for key in ("answer", "answer_alias")] if len(hops) == 2 else []
+    if _text(answer) not in _texts(first):
         return subject, answer, prompts, None
     right = [row.get("new_answer"), row.get("new_answer_alias")]
     return subject, answer, prompts, [{"prompt": text, "answers": right} for text in asked]
 
 
-def _ripple(edit: Mapping[str, Any]) -> tuple[str, str, list[str]]:
+def _ripple(edit: Mapping[str, Any]) -> tuple[str, str, list[str]] | None:
     """Read subject, answer and prompt from a sentence such as ``The mother of Ada is Mia.``."""
     relation = str(edit.get("relation"))
     words = re.escape(_RIPPLE_WORDS.get(relation, relation.replace("_", " ").lower()))
     pattern = rf"(.*?\b{words}(?: (?:of|in|by|which|that))? (.+) (?:is|are)) (.+?)\.?"
     if not (parts := re.fullmatch(pattern, _text(edit.get("prompt")))):
-        return "", "", []
+        return None
     return re.sub(_AFTER_SUBJECT, "", parts[2]), parts[3], [parts[1]]
 
 
@@ -177,12 +211,15 @@ def _texts(tree: Any) -> Iterator[str]:
 
 def _text(value: Any) -> str:
     """Return a text without spaces around it, a whole number as its digits; empty if neither."""
-    if isinstance(value, Mapping):  # as CounterFact writes an answer
-        value = value.get("str")
-    if isinstance(value, list) and len(value) == 1:
-        (value,) = value
+    value = _bare(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
     return str(value).strip() if is_number or isinstance(value, str) else ""
+
+
+def _bare(value: Any) -> Any:
+    """Return a text as it is in the object with which CounterFact writes it, or alone in a list."""
+    value = value["str"] if isinstance(value, Mapping) and "str" in value else value
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _list(value: Any) -> list[Any]:

@@ -183,8 +183,8 @@ def resolve_edits(
     counts = Counter(row.subject for row, _ in labelled)
     if several := [subject for subject, n in counts.items() if n > 1]:
         rank_zero_warn(
-            f"{setting}: {len(several)} subjects, such as {several[0]!r}, are taught several "
-            "answers. In one LM, these contradict each other."
+            f"{setting}: subjects that are taught several answers: {len(several)}, such as "
+            f"{several[0]!r}. In one LM, these contradict each other."
         )
     kept = [row for row, _ in labelled]
     leading = edit_logits(relation, lm, [row.subject for row in kept])
@@ -269,11 +269,11 @@ class _Labels:
         facts = row.rewrites or (row,)
         fitting = [fact for fact in facts if nfc(fact.answer) in self.answers]
         (fact, *others) = fitting or facts
+        if fact.problem:
+            return fact, SourceAnswer("", (), 0, ()), fact.problem
         answer = self.answers.get(nfc(fact.answer), SourceAnswer("", (), 0, ()))
         if others:
             return fact, answer, f"{len(fitting)} of its several rewrites have an answer of {name}"
-        if not fact.subject or not fact.answer:
-            return fact, answer, "it has no subject or no new answer"
         if not fitting:
             why = self._dropped.get(nfc(fact.answer), f"not one of {name}")
             return fact, answer, f"its answer is no label of this LM ({why})"
@@ -285,7 +285,8 @@ class _Labels:
             (named,) = asked  # one question, in several wordings
         meanings = {one.identity for one in self.source.labels[answer.label].answers}
         if row.id and not named and len(answer.tokens) > 1 and len(meanings) > 1:
-            return fact, answer, "other answers share the first token of its answer"
+            token = self.source.texts[answer.label]
+            return fact, answer, f"other answers share the first token of its answer, {token!r}"
         right = tuple(sorted(label for label in named if label is not None)) or answer.reference
         questions = [one for one in fact.questions if self._labels(one.answers).intersection(right)]
         fact = fact._replace(questions=tuple(questions))
@@ -299,7 +300,7 @@ class _Labels:
         for known, texts in ((self.answers, [row.answer]), (self.targets, row.reference)):
             for text in texts:
                 if text and nfc(text) not in known:
-                    return suggest(text, known, f" Some are {', '.join(list(known)[:5])}.")
+                    return suggest(text, known)
         return ""
 
 

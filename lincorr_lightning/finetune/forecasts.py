@@ -142,16 +142,11 @@ class Forecasts:
 
 
 def forecast_edits(
-    lm: LanguageModel,
-    edits: Sequence[Edit],
-    relation: TokenizedRelation,
-    ridges: Sequence[float | str] = RIDGES,
-    linear_map: str | None = None,
-    n_subjects: int = N_SUBJECTS,
-    training: EditTraining | None = None,
-    adapters: StackedLoRA | None = None,
-    reader: RowReader | None = None,
-) -> Forecasts:
+    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation,
+    ridges: Sequence[float | str] = RIDGES, linear_map: str | None = None,
+    n_subjects: int = N_SUBJECTS, training: EditTraining | None = None,
+    adapters: StackedLoRA | None = None, reader: RowReader | None = None,
+) -> Forecasts:  # fmt: skip
     """Forecast edits from the LM as it is now.
 
     A map is fitted for each of `ridges` (``auto`` chooses one on held-out subjects) on `n_subjects`

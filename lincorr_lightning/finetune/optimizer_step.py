@@ -34,13 +34,9 @@ _SIDE_BY_SIDE = 32
 
 
 def logits_after_step(
-    lm: LanguageModel,
-    edits: Sequence[Edit],
-    relation: TokenizedRelation,
-    training: EditTraining,
-    adapters: StackedLoRA | None = None,
-    scale: float = STEP_SCALE,
-) -> Tensor:
+    lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation, training: EditTraining,
+    adapters: StackedLoRA | None = None, scale: float = STEP_SCALE,
+) -> Tensor:  # fmt: skip
     """Return the target logits after a step along each edit's first update, ``(n, n_target)``.
 
     They are in float64 on the CPU. The LM's weights, gradients, random streams and modes do not
@@ -103,13 +99,9 @@ class _EditedLM(nn.Module):
 
 
 def _after_step(
-    lm: LanguageModel,
-    adapters: StackedLoRA | None,
-    batch: EditBatch,
-    training: EditTraining,
-    scale: float,
-    read: Callable[[], Tensor],
-) -> Tensor:
+    lm: LanguageModel, adapters: StackedLoRA | None, batch: EditBatch, training: EditTraining,
+    scale: float, read: Callable[[], Tensor],
+) -> Tensor:  # fmt: skip
     """Return what `read` does after each step, in the weights or side by side in adapters."""
     n, module = len(batch.ids), _EditedLM(lm, adapters)
     if adapters is None:
@@ -171,12 +163,9 @@ def _update(gradient: Tensor) -> Tensor:
 
 @contextmanager
 def trained_edits(
-    lm: LanguageModel,
-    adapters: StackedLoRA,
-    batch: EditBatch,
-    training: EditTraining,
+    lm: LanguageModel, adapters: StackedLoRA, batch: EditBatch, training: EditTraining,
     seeds: Sequence[int],
-) -> Iterator[None]:
+) -> Iterator[None]:  # fmt: skip
     """Train each edit in an adapter of its own, as `SourceFinetune` with LoRA does.
 
     Row i of a forward pass in the context has the adapter of edit i, whose factors are constants;

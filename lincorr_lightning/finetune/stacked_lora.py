@@ -186,13 +186,9 @@ class StackedLoRA(nn.Module):
             self._length = given.shape[1]
 
     def _add_to(
-        self,
-        name: str,
-        layer: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
+        self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
         output: Tensor,
-    ) -> Tensor | None:
+    ) -> Tensor | None:  # fmt: skip
         """Add the output of the adapters to that of a layer."""
         del layer
         rows = self._rows

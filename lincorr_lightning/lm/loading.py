@@ -204,6 +204,8 @@ def first_line(error: BaseException) -> str:
     """Return a reader's error in one line without a final period."""
     if isinstance(error, (ArithmeticError, LookupError, TypeError, AttributeError)):
         return "it has a value that is impossible or missing"
+    if "instantiate the backend tokenizer" in str(error):  # and from what it tried to, as a list
+        return "its files are missing or damaged"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].endswith(":"):
         lines[0] = " ".join(lines[:2])

@@ -16,7 +16,8 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from tests.toys import WORDS, save_toy_lm
 
 NO_LABEL = "its answer is no label of this LM (not one of city)"
-NO_TEXT = "it has no subject or no new answer"
+NO_ANSWER, NO_SUBJECT = "it has no new answer", "it has no subject"
+NO_SENTENCE = "its sentence is none of RippleEdits of its relation"
 OTHER = {"subject": "name9", "answer": "Oslo"}
 LIVES, HOME = "name1 lives in", "The home of name1 is"
 QUESTIONS = ["In which country does name1 live?", "What is the country of name1's city?"]
@@ -113,22 +114,25 @@ CASES: dict[str, list[tuple[dict[str, Any], str, int, int]]] = {
         (counterfact("Atlantis"), NO_LABEL, 0, 0),
         (counterfact("Chicago"), "its answer is no label of this LM (unknown word)", 0, 0),
         (counterfact(subject="Nobody"), "the subject has no token of the LM", 0, 0),
-        (counterfact(""), NO_TEXT, 0, 0),
-        (counterfact(subject=None), NO_TEXT, 0, 0),
+        (counterfact(""), NO_ANSWER, 0, 0),
+        (counterfact(subject=None), NO_SUBJECT, 0, 0),
+        (counterfact([["Paris", "Rome"]]), "its new answer is a list", 0, 0),
+        (counterfact([{"id": "Q90"}]), "its new answer is an object", 0, 0),
         (counterfact(" Berlin "), "Germany", 3, 0),
-        (counterfact(requested_rewrite="name1 -> Paris"), NO_TEXT, 0, 0),
+        (counterfact(requested_rewrite="name1 -> Paris"),
+         "its requested_rewrite is no object", 0, 0),
         ({"requested_rewrite": {"subject": "name1", "target_new": {"str": "Rome"}}}, "Italy", 0, 0),
     ],
     "zsre": [
         (zsre(), "France", 2, 0),
         (zsre("Tokyo", rephrase=LIVES), "Japan", 1, 0),
-        (zsre(""), NO_TEXT, 0, 0),
+        (zsre("  "), NO_ANSWER, 0, 0),
         (zsre("Atlantis"), NO_LABEL, 0, 0),  # not Rome, the old answer
         (zsre("Lima", answers=["Oslo", "Rome"]), "Peru", 2, 0),
         (zsre(portability={"New Question": QUESTIONS[0], "New Answer": "France"}), "France", 2, 1),
         (zsre(portability={"New Question": QUESTIONS[0], "New Answer": "euro"}), "France", 2, 0),
         (zsre(subject="Nobody"), "the subject has no token of the LM", 0, 0),
-        (zsre(subject=""), NO_TEXT, 0, 0),
+        (zsre(subject=""), NO_SUBJECT, 0, 0),
         (zsre(["Vienna"]), "Austria", 2, 0),
         ({"subject": "name1", "alt": "Madrid", "answers": ["Rome"]}, "Spain", 0, 0),
     ],
@@ -152,7 +156,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str, int, int]]] = {
         (ripple(), "France", 1, 1),
         (ripple("The place of birth of name1 is Tokyo", Compositionality_I=[]), "Japan", 1, 0),
         (ripple("The place of birth of name1 is Atlantis."), NO_LABEL, 0, 0),
-        (ripple("name1 follows Paris.", "FOLLOWS"), NO_TEXT, 0, 0),
+        (ripple("name1 follows Paris.", "FOLLOWS"), NO_SENTENCE, 0, 0),
         (ripple("The name of the capital city of name1 is Oslo.", "CAPITAL",
                 Compositionality_I=[]), "Norway", 1, 0),
         (ripple("The place of birth of Nobody is Rome."),
@@ -162,7 +166,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str, int, int]]] = {
         (ripple("The place of birth of name1 is Lima.", Compositionality_I=[
             {"test_queries": [query("Its coin is", "sol"), query(QUESTIONS[0], "Peru")]}]),
          "Peru", 1, 1),
-        (ripple(edit={"relation": "PLACE_OF_BIRTH"}), NO_TEXT, 0, 0),
+        (ripple(edit={"relation": "PLACE_OF_BIRTH"}), NO_SENTENCE, 0, 0),
         (ripple("The name of the currency in name1 is Cairo.", "CURRENCY",
                 Compositionality_I=None), "Egypt", 1, 0),
     ],
@@ -174,7 +178,7 @@ CASES: dict[str, list[tuple[dict[str, Any], str, int, int]]] = {
         (knowedit(asked={"prompt": QUESTIONS[0], "ground_truth": ["euro"]}), "France", 1, 0),
         (knowedit(asked={"prompt": "", "ground_truth": ["France"]}), "France", 1, 0),
         (knowedit("Atlantis"), NO_LABEL, 0, 0),
-        (knowedit(None), NO_TEXT, 0, 0),
+        (knowedit(None), NO_ANSWER, 0, 0),
         (knowedit(subject="Nobody"), "the subject has no token of the LM", 0, 0),
         (knowedit(["Vienna"], portability=None, locality={}), "Austria", 1, 0),
         (knowedit(Compositionality_I=[{"prompt": QUESTIONS[1], "targets": ["France"]}],
@@ -270,7 +274,8 @@ LINES = "\n".join(map(json.dumps, LIST))
 @pytest.mark.parametrize(("name", "content"), [
     ("e.csv", TABLE), ("e.csv", TABLE.replace(",", ";")), ("e.csv", TABLE.replace(",", "\t")),
     ("e.tsv", TABLE.replace(",", "\t")), ("e.CSV", TABLE.replace("\n", "\r\n")),
-    ("e.csv", TABLE.replace(",", " ; ").replace("Paris", '"Paris"')),
+    ("e.csv", TABLE.replace(",", " ; ").replace("Paris", '"Paris"')), ("e.tsv", TABLE),
+    ("e.csv", TABLE.replace(",", "|")), ("e.tsv", TABLE.replace(",", ";")),
     ("e.csv", b"\xef\xbb\xbf" + TABLE.encode()), ("e.csv", TABLE.encode("utf-16")),
     ("e.csv", TABLE.encode("utf-16-le")), ("e.csv", TABLE.encode("utf-16-be")),
     ("e.tsv", b"\xfe\xff" + TABLE.replace(",", "\t").encode("utf-16-be")),
@@ -307,7 +312,41 @@ def test_fields_with_names_of_ones_own(tmp_path: Path) -> None:
     (one,) = read_edits([knowedit()], answer_key="ground_truth")
     assert one.answer == "Rome"
     (one,) = read_edits([{"id": 7, "subject": "name1", "answer": True}])
-    assert (one.id, one.answer) == ("7", "")
+    assert (one.id, one.answer, one.problem) == ("7", "True", "its new answer is no text")
+    with pytest.raises(SubjectsError, match=r"'persn', but 'person'\. Rename .*subject_key\."):
+        read_edits(path, subject_key="persn", answer_key="home")
+    path.write_text("SUBJECT,answer\nname1,Paris\n")
+    with pytest.raises(SubjectsError, match=r"no field 'subject', but 'SUBJECT'\. .*subject_key\."):
+        read_edits(path)
+    rows = [{"subject": "a", "answer": "b", "Reference": "c"}]
+    with pytest.raises(SubjectsError, match=r"no field 'reference', but 'Reference'\. Rename it\."):
+        read_edits(rows)
+
+
+def test_the_first_line_of_excel_names_the_separator(tmp_path: Path) -> None:
+    path = tmp_path / "edits.csv"
+    path.write_text("sep=;\nsubject;answer\nname1;a, b, c\n")
+    assert [row[:3] for row in read_edits(path)] == [(f"{path}, line 3", "name1", "a, b, c")]
+    path.write_text("sep=;\nsubject;answer\nname1;a;b\n")
+    with pytest.raises(SubjectsError, match="line 3: more fields"):
+        read_edits(path)
+
+
+def test_a_row_that_lacks_the_fields_is_skipped_and_shown(
+    lm: LanguageModel, relation: TokenizedRelation, tmp_path: Path
+) -> None:
+    path = tmp_path / "edits.jsonl"
+    rows = [OTHER, {"subject": "name1"}, ["name2", "Paris"], {"subject": "name3", "answer": [1, 2]},
+            ripple("name7 follows Rome.", "FOLLOWS")]  # fmt: skip
+    path.write_text("\n".join(map(json.dumps, rows)))
+    with pytest.warns(UserWarning, match="4 of 5 edits are skipped .2: it lacks the fields"):
+        edits, _, skipped = resolve_edits(read_edits(path), relation, lm)
+    assert len(edits) == 1 and [one[1:] for one in skipped] == [
+        ("{'subject': 'name1'}", "", "it lacks the fields of an edit"),
+        ("['name2', 'Paris']", "", "it lacks the fields of an edit"),
+        ("name3", "[1, 2]", "its new answer is a list"),
+        ("name7 follows Rome.", "", NO_SENTENCE),
+    ]
 
 
 @pytest.mark.parametrize(("name", "content", "message"), [
@@ -324,6 +363,10 @@ def test_fields_with_names_of_ones_own(tmp_path: Path) -> None:
     ("e.json", b"[" * 100_000, "no JSON"),
     ("e.json", b'[{"text": "a", "labels": "b", "concept": "c"}]', "the fields text, labels, con"),
     ("e.json", b'[{"subject": "a", "answers": ["b"]}]', "subject, answers. Name .* before"),
+    ("e.json", b'{"data": [{"subject": "a", "answer": "b"}]}',
+     "the fields data. .* rows are the list 'data', write that list alone"),
+    ("e.jsonl", b'[\n{"subject": "a", "answer": "b"}]', r"line 1: a list\. .* to \.json"),
+    ("e.jsonl", b'[{"subject": "a", "answer": "b"}]', r"line 1: a list\. .* to \.json"),
     ("e.tsv", b"subject\tanswer\na\tb\tc\n", r"line 2: more fields .* holds a '\\t'"),
     ("e.csv", b"\x00\x01\x02", "e.csv cannot be read"),
     ("e.xlsx", b"PK\x03\x04", r"e\.xlsx cannot be read"),
@@ -356,12 +399,22 @@ def test_tables_are_read_by_pandas(
     rows = read_edits(tmp_path / name)
     assert [row[1:5] for row in rows] == [("name1", "Paris", (), "4"), ("", "Rome", (), "5")]
 
-    def lacks(*_: Any, **__: Any) -> None:
-        raise ImportError("Missing optional dependency 'pyarrow'")
+    def fails(error: Exception) -> str:
+        def raises(*_: Any, **__: Any) -> None:
+            raise error
 
-    monkeypatch.setattr(pandas, reader, lacks)
-    with pytest.raises(SubjectsError, match=r"'pyarrow'\. Save the file as .*, or install what"):
-        read_edits(tmp_path / name)
+        monkeypatch.setattr(pandas, reader, raises)
+        with pytest.raises(SubjectsError) as caught:
+            read_edits(tmp_path / name)
+        return str(caught.value).removeprefix(f"the edits in {tmp_path / name} cannot be ")
+
+    package = {"e.xlsx": "openpyxl", "e.parquet": "pyarrow"}[name]
+    assert fails(ImportError("Unable to find a usable engine;\ntried using: 'fastparquet'.")) == (
+        f"read without {package}. Run `pip install {package}`, or save the file as .csv or .jsonl."
+    )
+    assert fails(ValueError("It is no file.")) == (
+        "read by pandas: It is no file. Is it complete? Save it as .csv or .jsonl."
+    )
 
 
 def test_text_is_compared_in_nfc(tmp_path: Path) -> None:
@@ -413,4 +466,6 @@ def test_a_run_of_a_file_accounts_for_every_row(
     assert list(skipped["where"]) == [f"{path}, row {i}" for i in (2, 3, 7, 8, 9)]
     assert list(skipped["reason"])[3:] == ["beyond data.n_edits"] * 2
     assert run.results["n_edits"] == 4
-    assert run.results["skipped"] == {NO_TEXT: 2, "beyond data.n_edits": 2, NO_LABEL: 1}
+    assert run.results["skipped"] == {
+        "beyond data.n_edits": 2, NO_LABEL: 1, NO_ANSWER: 1, NO_SENTENCE: 1
+    }  # fmt: skip

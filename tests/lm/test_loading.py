@@ -133,7 +133,7 @@ BROKEN = [
     (make_adapter, "holds an LM and a peft adapter", "lm.adapter"),
     (lambda f: (f / "config.json").write_text("{nope"), "config.json of", "not a valid JSON"),
     (lambda f: change_config(f, model_type="zork"), "config.json of", "zork"),
-    (remove_tokenizer, "Copy the tokenizer files"),
+    (remove_tokenizer, "files are missing or damaged. Copy the tokenizer files"),
     (lambda f: remove_tokenizer(f, LLAMA_TOKENIZER), "no vocabulary", "Copy the tokenizer files"),
     (cut_short, "the weights of the folder ", "cannot be read"),
     (lambda f: (f / "model.safetensors").unlink(), "no file named model.safetensors", "complete"),

@@ -95,32 +95,35 @@ def edited_results(
     scalars = {f"test/{name}": results[name] for name in ("source_learned", *Outcome)}
     plain = Results("edited_lm", results, scalars, figures=figures)
     tables = [outcomes_table([plain], plain), _reach_table(results), table]
-    prompts = _prompts_table(edits, after, near, asked, neighbours)
+    prompts = _prompts_table(edits, before, after, near, asked, neighbours)
     tables += [prompts] if len(prompts) else []
     return replace(plain, tables=[*tables, *skipped_tables(edits.skipped)])
 
 
 def _prompts_table(
-    edits: EditDataset, after: Mapping[str, Tensor], near: Sequence[cases.DomainLogits],
-    asked: Mapping[str, Sequence[Sequence[str]]], neighbours: Sequence[str],
+    edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor],
+    near: Sequence[cases.DomainLogits], asked: Mapping[str, Sequence[Sequence[str]]],
+    neighbours: Sequence[str],
 ) -> Table:  # fmt: skip
     """Return a row for each other wording and neighbour, by the number that it is counted in."""
-    rows = []
+    rows, means = list[tuple[Any, ...]](), dict[str, Mean]()
     for kind, prompts in asked.items():
         own = [(x, text) for x, texts in zip(edits.edits, prompts, strict=True) for text in texts]
-        hits = zip(own, after[kind].tolist(), strict=True)
-        rows += [(x.subject, x.answer, kind, text, hit) for (x, text), hit in hits]
+        hits = zip(own, before[kind].tolist(), after[kind].tolist(), strict=True)
+        rows += [(x.subject, x.answer, kind, text, *hit) for (x, text), *hit in hits]
+        held, (group, name) = Mean("held_before", where={"kind": kind}), kind.split("_", 1)
+        means |= {f"before_{kind}": held, f"{group} before_{name}": held}
     stays = [f"as before in {x.id}" for x in edits.rows] if edits.edited_lms else ["as before"]
     for end in ("source", "target"):
         ask = getattr(edits.relation, end).knowledge.prompt
-        before, now = (getattr(logits, end).argmax(1) for logits in near)
-        kind, all_same = f"neighbours_{end}_unchanged", iter((before == now).tolist())
-        rows += [(x, one, kind, ask(x), next(all_same)) for one in stays for x in neighbours]
+        old, new = (getattr(logits, end).argmax(1) for logits in near)
+        kind, all_same = f"neighbours_{end}_unchanged", iter((old == new).tolist())
+        rows += [(x, one, kind, ask(x), True, next(all_same)) for one in stays for x in neighbours]
     return Table.of(
-        "prompts", rows, ("subject", "answer", "kind", "prompt", "holds"),
+        "prompts", rows, ("subject", "answer", "kind", "prompt", "held_before", "holds"),
         "The prompts beside those of the edits, and whether the answer holds after the edits.",
     ).sampled(
-        "subject", "answer", **{row[2]: Mean("holds", where={"kind": row[2]}) for row in rows}
+        "subject", "answer", **means, **{x[2]: Mean("holds", where={"kind": x[2]}) for x in rows}
     )  # fmt: skip
 
 
@@ -157,7 +160,7 @@ def _reach_table(values: Mapping[str, Any]) -> Table:
         "target_unchanged": "target stays",
     }  # fmt: skip
     counts = {"n": "n", "n_target": "n target"}
-    skipped = f" {n_skipped} rows of the file are no edit (tables/skipped.csv)." * bool(n_skipped)
+    skipped = f" Rows that are no edit: {n_skipped} (tables/skipped.csv)." * bool(n_skipped)
     return Table.of(
         "reach", rows, ["prompts", *counts, *shares],
         f"What the edits of {values['relation']} reach.",

@@ -67,12 +67,9 @@ def _controls(cases: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def repair_results(
-    cases: Mapping[str, Sequence[Mapping[str, Any]]],
-    perplexity: Mapping[str, float],
-    n_steps: int,
-    dataset: RepairDataset | None,
-    callbacks: Sequence[Results] = (),
-) -> Results:
+    cases: Mapping[str, Sequence[Mapping[str, Any]]], perplexity: Mapping[str, float],
+    n_steps: int, dataset: RepairDataset | None, callbacks: Sequence[Results] = (),
+) -> Results:  # fmt: skip
     """Return the results of a repair.
 
     `cases` are what each measured edit did, ``before`` and ``after`` the repair, and `perplexity`
