@@ -168,24 +168,13 @@ class TextsDataModule(StudyData):
     free_settings = frozenset({"texts", "knowledge_files", "eval_batch_size"})
 
     def __init__(
-        self,
-        lm: LanguageModel | None = None,
-        texts: list[str] | str | None = None,
-        key: str = "text",
-        sample_by: SampleBy = "line",
-        knowledge: list[str] | None = None,
-        n_tokens: int = 500_000,
-        batch_tokens: int = 2048,
-        block_steps: int = 16,
-        max_length: int = 128,
-        skip_tokens: int | None = None,
-        n_held_out: int = 4000,
-        n_texts: int | None = None,
-        eval_batch_size: int = 250,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
-        training_tokens: int = 0,
-    ) -> None:
+        self, lm: LanguageModel | None = None, texts: list[str] | str | None = None,
+        key: str = "text", sample_by: SampleBy = "line", knowledge: list[str] | None = None,
+        n_tokens: int = 500_000, batch_tokens: int = 2048, block_steps: int = 16,
+        max_length: int = 128, skip_tokens: int | None = None, n_held_out: int = 4000,
+        n_texts: int | None = None, eval_batch_size: int = 250,
+        knowledge_files: list[str] | None = None, seed: int = 0, training_tokens: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training_tokens"])
         self.require_at_least(
@@ -343,16 +332,10 @@ class TokenizedTextDataModule(StudyData):
     batch_type = TokenBatch
 
     def __init__(
-        self,
-        lm: LanguageModel | None = None,
-        texts: list[str] | str | None = None,
-        key: str = "text",
-        sample_by: SampleBy = "line",
-        n_tokens: int = 1024,
-        n_texts: int | None = None,
-        batch_size: int = 1,
-        seed: int = 0,
-    ) -> None:
+        self, lm: LanguageModel | None = None, texts: list[str] | str | None = None,
+        key: str = "text", sample_by: SampleBy = "line", n_tokens: int = 1024,
+        n_texts: int | None = None, batch_size: int = 1, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm"])
         self.require_at_least("n_texts", n_tokens=4, n_texts=1, batch_size=1)
@@ -380,15 +363,10 @@ class TokenizedTextDataModule(StudyData):
 
 
 def read_prompts(
-    lm: LanguageModel,
-    texts: str | Sequence[str] | None = None,
-    key: str = "text",
-    n_tokens: int = 1024,
-    n_texts: int | None = None,
-    seed: int = 0,
-    owner: str = "data",
+    lm: LanguageModel, texts: str | Sequence[str] | None = None, key: str = "text",
+    n_tokens: int = 1024, n_texts: int | None = None, seed: int = 0, owner: str = "data",
     sample_by: SampleBy = "line",
-) -> TokenBatch:
+) -> TokenBatch:  # fmt: skip
     """Read texts and take the first tokens of each, as one batch; warn of those too short.
 
     The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in

@@ -67,25 +67,14 @@ class EditsDataModule(StudyData):
     free_settings = frozenset({"edits_file", "knowledge_files", "batch_size"})
 
     def __init__(
-        self,
-        lm: LanguageModel | None = None,
-        relation: str = "city->country",
-        n_edits: int | None = 150,
-        max_edits_per_reference: int | None = None,
-        subjects: list[str] | None = None,
-        subject_kind: SubjectKind = "any",
-        edits_file: str | None = None,
-        batch_size: int = 8,
-        subwords: bool = False,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
-        max_risk: float | None = None,
-        training: EditTraining | None = None,
-        subject_key: str = "subject",
-        answer_key: str = "answer",
-        edited_lms: str | None = None,
-        edits_beside: str | None = None,
-    ) -> None:
+        self, lm: LanguageModel | None = None, relation: str = "city->country",
+        n_edits: int | None = 150, max_edits_per_reference: int | None = None,
+        subjects: list[str] | None = None, subject_kind: SubjectKind = "any",
+        edits_file: str | None = None, batch_size: int = 8, subwords: bool = False,
+        knowledge_files: list[str] | None = None, seed: int = 0, max_risk: float | None = None,
+        training: EditTraining | None = None, subject_key: str = "subject",
+        answer_key: str = "answer", edited_lms: str | None = None, edits_beside: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training", "edits_beside"])
         if edits_beside is not None and max_risk is not None:

@@ -160,7 +160,8 @@ def _edit(
             kind = {list: "a list", dict: "an object"}.get(type(value), "no text")
             problem = problem or (f"its {what} is {kind}" if found else f"it has no {what}")
         named.append(found)
-    return RawEdit(where, *named, (), id, texts, tuple(_questions(follows)), (), problem)
+    asked = tuple(_questions(follows))
+    return RawEdit(where, named[0], named[1], (), id, texts, asked, (), problem)
 
 
 def _rewrite(one: Mapping[str, Any], row: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -224,11 +224,9 @@ class SourceFinetune(TrainedLMStudy):
         )
 
     def configure_gradient_clipping(
-        self,
-        optimizer: torch.optim.Optimizer,
-        gradient_clip_val: int | float | None = None,
+        self, optimizer: torch.optim.Optimizer, gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Clip gradients; those of stacked adapters by each adapter's own norm."""
         if self.adapters is not None and gradient_clip_val and gradient_clip_algorithm != "value":
             self.adapters.clip_gradients(float(gradient_clip_val))

@@ -156,30 +156,16 @@ class RepairDataModule(StudyData):
     free_settings = frozenset({"eval_batch_size"})
 
     def __init__(
-        self,
-        lm: LanguageModel | None = None,
-        relation: str = "city->country",
-        examples: Examples = "edits",
-        n_examples: int = 200,
-        held_out: float = 0.5,
-        n_edits: int = 75,
-        max_edits_per_reference: int | None = None,
-        edits_file: str | None = None,
-        batch_size: int = 16,
-        eval_batch_size: int = 32,
-        preserve: Sequence[str] = ("pet", "gender"),
-        controls: Sequence[str] = ("color",),
-        texts: list[str] | str | None = None,
-        key: str = "text",
-        sample_by: SampleBy = "line",
-        n_texts: int = 32,
-        n_preserved_texts: int = 256,
-        texts_per_step: int = 4,
-        n_tokens: int = 64,
-        subject_kind: SubjectKind = "any",
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
-    ) -> None:
+        self, lm: LanguageModel | None = None, relation: str = "city->country",
+        examples: Examples = "edits", n_examples: int = 200, held_out: float = 0.5,
+        n_edits: int = 75, max_edits_per_reference: int | None = None,
+        edits_file: str | None = None, batch_size: int = 16, eval_batch_size: int = 32,
+        preserve: Sequence[str] = ("pet", "gender"), controls: Sequence[str] = ("color",),
+        texts: list[str] | str | None = None, key: str = "text", sample_by: SampleBy = "line",
+        n_texts: int = 32, n_preserved_texts: int = 256, texts_per_step: int = 4,
+        n_tokens: int = 64, subject_kind: SubjectKind = "any",
+        knowledge_files: list[str] | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm"])
         require_one_of("data.examples", examples, get_args(Examples))

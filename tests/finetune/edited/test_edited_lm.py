@@ -431,7 +431,7 @@ def test_warnings_speak_of_edits_that_were_made(made, tmp_path):
     with pytest.warns(UserWarning) as told:
         run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
     texts = " ".join(str(one.message) for one in told)
-    assert "taught several answers. In one LM, these contradict each other." in texts
+    assert "In one LM, these contradict each other." in texts
     assert "whatever training does" not in texts and "protocol" not in texts
 
 
