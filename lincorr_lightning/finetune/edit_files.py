@@ -157,7 +157,8 @@ def _edit(
     for what, value in ("subject", _bare(subject)), ("new answer", _bare(answer)):
         found = _text(value) or f"{'' if value is None else value!s:.99}".strip()
         if not _text(value):
-            kind = {list: "a list", dict: "an object"}.get(type(value), "no text")
+            kind = "an object" if isinstance(value, Mapping) else "no text"
+            kind = "a list" if isinstance(value, list) else kind
             problem = problem or (f"its {what} is {kind}" if found else f"it has no {what}")
         named.append(found)
     asked = tuple(_questions(follows))
