@@ -71,9 +71,6 @@ def _refuse(problem: str, where: Any) -> NoReturn:
     raise yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
 
 
-# -- configs of a command line -----------------------------------------------------------------
-
-
 def find_config(name: str) -> str:
     """Return the path of a config, of the packaged one if there is no such file here.
 
@@ -161,8 +158,6 @@ def _lm_of(value: str) -> Mapping[str, Any]:
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"{value} has no model.init_args.lm, as in configs/lm/.") from None
 
-
-# -- untrusted configs -------------------------------------------------------------------------
 
 _PACKAGES = ("lincorr_lightning.", "lightning.pytorch.", "lightning.fabric.", "torch.nn.",
              "torch.optim.")  # fmt: skip

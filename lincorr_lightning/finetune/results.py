@@ -72,9 +72,6 @@ def case_results(
     ]  # fmt: skip
 
 
-# -- forecasts -------------------------------------------------------------------------------------
-
-
 def forecast_table(
     forecasts: Forecasts,
     after: tuple[Sequence[str], Sequence[str]] | None = None,
@@ -187,9 +184,6 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
 def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float | None]]:
     """Return the share of each predicted outcome by forecaster."""
     return {name: outcome_shares(forecasts.outcomes(name)) for name in forecasts.predicted}
-
-
-# -- a fine-tune -----------------------------------------------------------------------------------
 
 
 def finetune_results(

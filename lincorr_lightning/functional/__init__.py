@@ -9,11 +9,7 @@ from lincorr_lightning.functional.correlation import (
     summarize,
 )
 from lincorr_lightning.functional.differences import Difference, difference_of_means
-from lincorr_lightning.functional.least_squares import (
-    HALF_DECADES,
-    LeastSquares,
-    strongest_within,
-)
+from lincorr_lightning.functional.least_squares import HALF_DECADES, LeastSquares, strongest_within
 from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
 from lincorr_lightning.functional.outcomes import (
     Cause,

@@ -107,9 +107,6 @@ def history_figure(frame: DataFrame, note: str) -> Figure:
     return figure
 
 
-# -- knowledge geometry ----------------------------------------------------------------------------
-
-
 def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
     """Draw overlap and difference of log ID against the scores of the maps, a point per pair.
 

@@ -193,9 +193,6 @@ def _spearman_rows(profiles: TokenProfiles, dimension_loss: list[Row]) -> Iterat
         yield {**{key: row[key] for key in ("cloud", "layer", "n2")}, **rho}
 
 
-# -- knowledge geometry ----------------------------------------------------------------------------
-
-
 def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Results:
     """Return the results of `KnowledgeGeometry`."""
     lm, n_subjects = short_name(lm), closeness.n_subjects

@@ -44,9 +44,6 @@ R_BASELINES = (
 _Sample = tuple[_FLOATS, _FLOATS]
 
 
-# -- random words: r -------------------------------------------------------------------------
-
-
 class LabelCount(NamedTuple):
     """Mean label-wise r of maps from some source labels, and from as many random words."""
 
@@ -126,12 +123,7 @@ def random_words(
 
 
 def _r_of_draws(
-    fitted: FittedMaps,
-    test: Moments,
-    source: str,
-    n: int,
-    rng: np.random.Generator,
-    rows: Tensor,
+    fitted: FittedMaps, test: Moments, source: str, n: int, rng: np.random.Generator, rows: Tensor
 ) -> list[_Sample]:
     """Return r of maps from n labels of a source, and from n random words after its prompt.
 
@@ -212,9 +204,6 @@ def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float |
     freedom = variance**2 / sum(part**2 / n for part, n in parts) if variance > 0 else 1.0
     half = stats.t.ppf(0.975, freedom) * variance**0.5
     return {"mean": number(mean), "low": number(mean - half), "high": number(mean + half)}
-
-
-# -- the vocabulary: Hit@N -------------------------------------------------------------------
 
 
 def vocabulary_baselines(

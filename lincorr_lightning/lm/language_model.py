@@ -367,9 +367,7 @@ class LanguageModel(nn.Module):
         return whole[torch.as_tensor(token_ids, device=whole.device)].double().cpu()
 
     def joint_logits(
-        self,
-        prompts: Sequence[Sequence[str]],
-        token_ids: Sequence[Sequence[int] | Tensor],
+        self, prompts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[int] | Tensor]
     ) -> Tensor:
         """Return the logits of several domains side by side, each after its own prompt.
 

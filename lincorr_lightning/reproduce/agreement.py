@@ -98,10 +98,7 @@ def lists_here(
 
 
 def shared_labels(
-    printed: PaperInfluences,
-    lm: str,
-    here: Mapping[str, Sequence[str]],
-    known: Sequence[str],
+    printed: PaperInfluences, lm: str, here: Mapping[str, Sequence[str]], known: Sequence[str]
 ) -> Row:
     """Count the labels that lists share with the paper's: a row of the overview.
 

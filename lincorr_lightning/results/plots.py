@@ -47,9 +47,6 @@ _LONGEST = 40  # characters of a name in a legend
 _HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
 
 
-# -- figures, panels and texts --------------------------------------------------------------------
-
-
 def new_figure(width: float, height: float, title: str, subtitle: str = "") -> Figure:
     """Return an empty figure of a width and height in inches, with titles above that height.
 
@@ -139,9 +136,6 @@ def _flat(text: str) -> str:
 def _installed_fonts() -> list[str]:
     names = {font.name for font in font_manager.fontManager.ttflist}
     return [family for family in _FONTS if family in names]
-
-
-# -- curves and bars ------------------------------------------------------------------------------
 
 
 def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict[Any, Any]:

@@ -255,8 +255,6 @@ def _seed_of(hook_point: HookPoint, seed: int) -> int:
     return (seed * 10_000 + hook_point.layer) * len(KINDS) + KINDS.index(hook_point.kind)
 
 
-# -- training without a Trainer -----------------------------------------------------------------
-
 LEARNING_RATE, WARMUP, DECAY = 4e-3, 0.05, 0.4
 """Defaults of `SparseAutoencoders`: peak learning rate, and shares of the steps."""
 
