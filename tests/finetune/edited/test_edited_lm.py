@@ -190,6 +190,13 @@ def test_prompts_and_questions_of_a_benchmarks_file(made, relation, tmp_path):
     oracle.check(found, edits)
     results = found.results
     assert results["n_edits"] + sum(results["skipped"].values()) == len(rows)
+    reach = next(table for table in results["tables"] if table["name"] == "reach")
+    assert "Rows that are no edit: 1 (tables/skipped.csv)" in reach["note"]
+    prompts = read_table(found.folder / "tables" / "prompts.csv")
+    for kind, n in (("paraphrases_source_learned", 5), ("questions_generalized", 2)):
+        held = [row["holds"] == "True" for row in prompts if row["kind"] == kind]
+        group, name = kind.split("_", 1)
+        assert len(held) == n and sum(held) / n == results[group][name]
     assert [case["id"] for case in found.cases] == ["71", "72", "73", "74", "75"]
     for stage, own in (("before", results["before"]), ("after", results)):
         # The prompt that was taught, asked[1], is no other wording.
@@ -278,7 +285,7 @@ def test_gguf_files(made, relation, tmp_path):
     Oracle(before, made.model, relation).check(found, made.edits)
     assert not found.results["warning"]
     write_gguf(tmp_path / "edited.gguf", made.model, "Q8_0")
-    with pytest.warns(UserWarning, match="model.before and model.lm have other .*quantizations"):
+    with pytest.warns(UserWarning, match="model.before and model.lm have .*quantizations"):
         found = measure(tmp_path, made, tmp_path / "edited.gguf", *options)
     assert found.results["lm"]["quantization"] == ["Q8_0"]
 
