@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import pkgutil
+import re
 import sys
 import threading
 import warnings
@@ -62,6 +63,9 @@ _FROM_STUDY: dict[str, tuple[str, Any]] = {
 }
 # Defaults of Lightning's classes may be enums, such as Timer's, which config.yaml has as texts.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
+# A text such as 1e3 is quoted: jsonargparse would read a number.
+_E_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
+yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _E_NUMBER, list("-+0123456789"))
 # What a study defines in order to have a command.
 _STEPS = {"fit": "training", "validate": "validation", "test": "test", "predict": "predict"}
 # Trainer settings that must not be 0 or less, which Lightning does not check.

@@ -48,6 +48,16 @@ def as_settings(kind: type[T], value: T | Mapping[str, Any]) -> T:
     return kind(**value) if isinstance(value, Mapping) else value
 
 
+def without_chat(lm: LMConfig | Mapping[str, Any]) -> LMConfig:
+    """Return the LM's settings for a study without prompts, which refuses a chat template."""
+    config = as_settings(LMConfig, lm)
+    if config.chat_template:
+        raise ConfigError(
+            "model.lm.chat_template is true, but this study reads no prompts. Set it to false."
+        )
+    return config
+
+
 def plain(value: Any) -> Any:
     """Return hyper-parameters as plain data, which is all that torch loads from a checkpoint."""
     if is_dataclass(value):
@@ -338,6 +348,16 @@ class LMStudy(Study):
         # `on_load_checkpoint` checks the keys, of which those of frozen weights are missing.
         self.strict_loading = False
         self.register_load_state_dict_post_hook(_forget_missing_lm)  # type: ignore[no-untyped-call]
+
+    def other_lm(self, lm: LMConfig | Mapping[str, Any]) -> LanguageModel:
+        """Return the LM before or after, with the same prefix; refuse it with other prompts."""
+        config = as_settings(LMConfig, lm)
+        if config.chat_template != self.lm.config.chat_template:
+            raise ConfigError(
+                "only one of model.lm.chat_template and model.before.chat_template is true, so "
+                "that prompts would differ. Set both to true, or both to false."
+            )
+        return LanguageModel(config, self.lm.prompt_prefix)
 
     @property
     def language_model(self) -> LanguageModel:

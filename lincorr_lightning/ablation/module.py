@@ -37,6 +37,7 @@ from lincorr_lightning.study import (
     as_settings,
     require_one_epoch,
     require_same,
+    without_chat,
 )
 
 _ALL_PHASES = (
@@ -96,7 +97,7 @@ class VocabularyAblation(Study):
         score_every: int = 10,
     ) -> None:
         super().__init__()
-        lm, network = as_settings(LMConfig, lm), as_settings(NetworkSettings, network)
+        lm, network = without_chat(lm), as_settings(NetworkSettings, network)
         compose, learn = as_settings(PhaseSettings, compose), as_settings(PhaseSettings, learn)
         mapping, seeds = split_names(mapping), [0] if seeds is None else list(seeds)
         require_one_of("model.candidates", candidates, get_args(Candidates))

@@ -65,7 +65,7 @@ def ablation_results(
         for s, seed in enumerate(plan.seeds)
         for m, mapping in enumerate(plan.mappings)
     )
-    relation, lm = corpus.labels.relation.name, short_name(embedding.name_or_path)
+    relation, lm = corpus.labels.relation.name, short_name(embedding.info["name_or_path"])
     summary = [
         _summarize(relation, mapping, runs, {name: shares[m] for name, shares in baselines.items()})
         for m, mapping in enumerate(plan.mappings)

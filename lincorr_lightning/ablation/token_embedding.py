@@ -57,7 +57,7 @@ class TokenEmbedding:
     key: str
     """Name of the matrix in the checkpoint."""
     tokenizer: PreTrainedTokenizerBase
-    name_or_path: str
+    checkpoint: Checkpoint
 
     @cached_property
     def fingerprint(self) -> dict[str, str]:
@@ -72,10 +72,11 @@ class TokenEmbedding:
     def info(self) -> dict[str, Any]:
         """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
         return {
-            "name_or_path": self.name_or_path,
+            "name_or_path": self.checkpoint.config.name_or_path,
             "dtype": dtype_name(self.weight.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.weight.numel(),
+            **self.checkpoint.merged,
         }
 
     def rows(self, token_ids: Sequence[int] | Tensor) -> Tensor:
@@ -134,7 +135,7 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
             f"{largest}, which needs {largest + 1}: tokenizer and weights do not belong together. "
             "Take both from one checkpoint."
         )
-    return TokenEmbedding(weight, key, tokenizer, config.name_or_path)
+    return TokenEmbedding(weight, key, tokenizer, checkpoint)
 
 
 def _find(keys: Iterable[str], endings: Sequence[str]) -> str | None:

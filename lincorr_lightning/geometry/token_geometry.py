@@ -11,7 +11,7 @@ from lincorr_lightning.geometry import token_clouds
 from lincorr_lightning.geometry.observables import shuffle_blocks
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.study import LMStudy
+from lincorr_lightning.study import LMStudy, without_chat
 
 
 class TokenGeometry(LMStudy):
@@ -57,7 +57,7 @@ class TokenGeometry(LMStudy):
         embedding_layer: bool = False,
         seed: int = 0,
     ) -> None:
-        super().__init__(lm)
+        super().__init__(without_chat(lm))
         if not shuffles or len(set(shuffles)) < len(shuffles) or min(shuffles) < 0:
             raise ConfigError(
                 f"model.shuffles is {list(shuffles)}; it must hold levels from 0 on, each once."

@@ -25,12 +25,22 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
     Raises:
         LanguageModelError: The adapter cannot be merged, or does not fit the LM's layers.
     """
-    from peft import PeftModel, set_peft_model_state_dict
+    from peft import PeftConfig, PeftModel, set_peft_model_state_dict
     from peft.tuners.tuners_utils import BaseTunerLayer
     from safetensors.torch import load_file
 
-    config, is_safe = _read_config(config_file), file.suffix == ".safetensors"
+    config: Any = PeftConfig.from_peft_type(**read_settings(config_file))  # type: ignore[no-untyped-call]
+    is_safe = file.suffix == ".safetensors"
     weights = load_file(file) if is_safe else torch.load(file, "cpu", weights_only=True)
+    if broken := [key for key, weight in weights.items() if not weight.float().isfinite().all()]:
+        raise LanguageModelError(
+            f"{file} has NaN or infinite values in {broken[0]}. Pass an earlier checkpoint of it."
+        )
+    # With another vocabulary, peft saves twice what was trained.
+    twins = {key: key.replace(".modules_to_save", "") for key in weights}
+    weights = {
+        key: w for key, w in weights.items() if twins[key] == key or twins[key] not in weights
+    }
     lacks = _resize(model, weights)
     shared: Tensor = model.get_input_embeddings().weight
     # peft draws initial weights from torch's generator, and warns of shared embeddings.
@@ -69,12 +79,13 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
     return merged
 
 
-def _read_config(path: Path) -> Any:
-    from peft import PeftConfig
+def read_settings(path: Path) -> dict[str, Any]:
+    """Return an ``adapter_config.json``; refuse an adapter that cannot be merged by its kind."""
     from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
 
     settings = read_json(path, LanguageModelError, "Copy the adapter again.")
-    kind: Any = settings.get("peft_type")
+    is_alora = bool(settings.get("alora_invocation_tokens"))
+    kind: Any = "LORA with alora_invocation_tokens" if is_alora else str(settings.get("peft_type"))
     if not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload"):
         raise LanguageModelError(
             f"{path} has the peft_type {kind}, which the installed peft cannot merge into an LM's "
@@ -82,8 +93,7 @@ def _read_config(path: Path) -> Any:
         )
     settings.pop("runtime_config", None)
     # Frozen weights would look like missing ones; a library named here would be imported.
-    settings |= {"inference_mode": False, "megatron_config": None}
-    return PeftConfig.from_peft_type(**settings)  # type: ignore[no-untyped-call]
+    return settings | {"inference_mode": False, "megatron_config": None}
 
 
 def _resize(model: Any, weights: dict[str, Tensor]) -> list[str]:

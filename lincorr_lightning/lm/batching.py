@@ -66,12 +66,9 @@ class MicroBatches:
         return int(largest)
 
     def run(
-        self,
-        lengths: Sequence[int],
-        device_type: str,
-        forward: Callable[[list[int]], None],
+        self, lengths: Sequence[int], device_type: str, forward: Callable[[list[int]], None],
         equal_lengths: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """See `LanguageModel.in_batches`; the longest rows come first, to fail early."""
         rows = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 

@@ -41,14 +41,10 @@ class PromptEncoder:
     """
 
     def __init__(
-        self,
-        tokenizer: PreTrainedTokenizerBase,
-        vocab_size: int | None = None,
-        max_length: int | None = None,
-        add_bos: bool | None = None,
-        lead_in: str = "",
+        self, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None,
+        max_length: int | None = None, add_bos: bool | None = None, lead_in: str = "",
         is_chat: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tokenizer = tokenizer
         self.lead_in, self.is_chat = lead_in, is_chat
         self.vocab_size = vocab_size
@@ -135,9 +131,15 @@ def chat_lead_in(tokenizer: PreTrainedTokenizerBase, prefix: str) -> str:
         for answer in _ANSWERS:
             turns = [request, {"role": "assistant", "content": answer}]
             chat = str(tokenizer.apply_chat_template(turns, tokenize=False))
+            if answer not in chat:
+                raise ValueError(
+                    "it does not write the assistant's text as it is, or takes no text"
+                )
             starts.add(chat.rpartition(answer)[0])
         if len(starts) > 1 or not all(starts):
-            raise ValueError("it changes what the assistant says")
+            raise ValueError(
+                "what it writes before the assistant's text is nothing, or changes with it or time"
+            )
     except Exception as error:  # templates raise errors of many types
         raise LanguageModelError(
             f"lm.chat_template is true, but the chat template of {tokenizer.name_or_path} cannot "

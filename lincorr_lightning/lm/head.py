@@ -71,13 +71,9 @@ def pad_right(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor
 
 
 def read_logits(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    attention_mask: Tensor | None,
-    last: Tensor,
-    token_ids: Tensor,
-    by_rows: bool,
-) -> Tensor:
+    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, last: Tensor,
+    token_ids: Tensor, by_rows: bool,
+) -> Tensor:  # fmt: skip
     """Return the logits of some tokens at the position `last` of each row; differentiable.
 
     They are ``(n_rows, n_tokens)``, float64. Read `by_rows`, the product with the head is computed
@@ -100,11 +96,9 @@ def read_logits(
 
 
 def read_positions(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    blocks: Sequence[tuple[Tensor, Tensor]],
+    model: PreTrainedModel, input_ids: Tensor, blocks: Sequence[tuple[Tensor, Tensor]],
     **more: Tensor | None,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """Return logits of different tokens at different positions, from rows of the head.
 
     A block is a pair of positions in the flattened rows, ``(n_positions,)``, and of tokens to read
@@ -224,11 +218,9 @@ def takes_argument(model: PreTrainedModel, name: str) -> bool:
 
 
 def call_model(
-    model: PreTrainedModel,
-    input_ids: Tensor,
-    optional: Mapping[str, Any] | None = None,
+    model: PreTrainedModel, input_ids: Tensor, optional: Mapping[str, Any] | None = None,
     **more: Tensor | None,
-) -> Any:
+) -> Any:  # fmt: skip
     """Run an LM's own forward, without the `optional` arguments that it does not take."""
     options = {"use_cache": False, "return_dict": True, **(optional or {})}
     accepted = {name: value for name, value in options.items() if takes_argument(model, name)}

@@ -69,6 +69,8 @@ class LanguageModel(nn.Module):
     def _prepare(
         self, tokenizer: hf.PreTrainedTokenizerBase, model_config: hf.PreTrainedConfig, prefix: str
     ) -> None:
+        if not isinstance(prefix, str | None):
+            raise ConfigError(f"prefix is {prefix!r}; it must be a text.")
         self.tokenizer = tokenizer
         self.prompt_prefix, is_chat = prefix, self.config.chat_template
         #: Text before each prompt: the prefix, or the chat up to the assistant's turn.
@@ -208,11 +210,9 @@ class LanguageModel(nn.Module):
         return self._encoder.max_length
 
     def in_batches(
-        self,
-        lengths: Sequence[int],
-        forward: Callable[[list[int]], None],
+        self, lengths: Sequence[int], forward: Callable[[list[int]], None],
         equal_lengths: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Call `forward` with the indices of rows, as many at a time as fit the memory.
 
         It is called again with a part of the batch if memory ran out. `lengths` are the tokens of
@@ -270,11 +270,9 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def logits_of_rows(
-        self,
-        rows: Sequence[Sequence[int]],
-        token_ids: Sequence[int] | Tensor,
+        self, rows: Sequence[Sequence[int]], token_ids: Sequence[int] | Tensor,
         context: RowsContext | None = None,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         """Return the logits of some tokens after each prompt, like `domain_logits`, from token ids.
 
         `rows` are those that the method `rows` returns; a forward pass runs in the `context` of its
@@ -326,12 +324,9 @@ class LanguageModel(nn.Module):
         return probabilities
 
     def logits_of_groups(
-        self,
-        rows: Sequence[Sequence[int]],
-        token_ids: Sequence[int] | Tensor,
-        groups: Sequence[Hashable],
-        context: RowsContext | None = None,
-    ) -> Tensor:
+        self, rows: Sequence[Sequence[int]], token_ids: Sequence[int] | Tensor,
+        groups: Sequence[Hashable], context: RowsContext | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return `logits_of_rows` in float32, with the common prefix of a group computed once.
 
         Prefixes are shared if `LMConfig.share_prefixes` allows, in LMs of float32 on one device.
@@ -396,11 +391,9 @@ class LanguageModel(nn.Module):
         return torch.cat([self.logits_of_rows(*domain) for domain in domains], dim=1)
 
     def _share_prefixes(
-        self,
-        groups: Sequence[Mapping[int, Sequence[int]]],
-        token_ids: Sequence[Sequence[int] | Tensor],
-        context: RowsContext | None = None,
-    ) -> tuple[Tensor | None, str]:
+        self, groups: Sequence[Mapping[int, Sequence[int]]],
+        token_ids: Sequence[Sequence[int] | Tensor], context: RowsContext | None = None,
+    ) -> tuple[Tensor | None, str]:  # fmt: skip
         """Return the logits of all domains, or None if each prompt is to be read on its own.
 
         Row i of the groups is the prompt of subject ``i // n`` and domain ``i % n``, of n domains.
@@ -493,14 +486,13 @@ class LanguageModel(nn.Module):
 
         An LM with an adapter has also the name of the adapter and that of the base.
         """
-        adapter = getattr(getattr(self, "_checkpoint", None), "adapter", None)
-        merged = {"adapter": adapter.location, "base": self.location} if adapter else {}
+        found = getattr(self, "_checkpoint", None)
         return {
             "name_or_path": self.config.name_or_path,
             "dtype": modes.dtype_name(self.model.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.model.num_parameters(),
-        } | merged
+        } | (found.merged if found else {})
 
     @property
     def fingerprint(self) -> dict[str, str]:

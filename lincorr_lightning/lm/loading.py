@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.io import read_json
-from lincorr_lightning.lm.adapter import merge_adapter
+from lincorr_lightning.lm.adapter import merge_adapter, read_settings
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
 
 if TYPE_CHECKING:
@@ -73,6 +72,11 @@ class Checkpoint:
             "local_files_only": not self.is_online,
         }
 
+    @property
+    def merged(self) -> dict[str, str]:
+        """Where an adapter and its base are; empty without an adapter."""
+        return {"adapter": self.adapter.location, "base": self.location} if self.adapter else {}
+
     def __str__(self) -> str:
         if self.gguf_file is not None:
             return f"the GGUF file {Path(self.location) / self.gguf_file}"
@@ -86,12 +90,19 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
     """
     if config.adapter is not None:
         alone = replace(config, name_or_path=config.adapter, adapter=None, revision=None)
-        return replace(_find(config, "the base LM"), adapter=_find(alone, "the adapter"))
+        found, adapter = _find(config, "the base LM"), _find(alone, "the adapter")
+        path = file_of(adapter, ADAPTER_CONFIG, is_needed=not file_of(adapter, "config.json"))
+        if path is None:
+            raise LanguageModelError(
+                f"{adapter} is an LM: it has no {ADAPTER_CONFIG}. Pass an adapter as lm.adapter."
+            )
+        read_settings(path)
+        return replace(found, adapter=adapter)
     found = _find(config, what)
     path = None if found.gguf_file is not None else file_of(found, ADAPTER_CONFIG)
     if path is None or (what != "the LM" and file_of(found, _TOKENIZER)):
         return found
-    settings = read_json(path, LanguageModelError, "Copy the adapter again.")
+    settings = read_settings(path)
     name = str(settings.get("base_model_name_or_path") or "")
     if not name:
         raise LanguageModelError(
@@ -103,15 +114,15 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
     is_path = name == TINY_WORLD or Path(name).expanduser().exists()
     revision = None if is_path else settings.get("revision")
     base = replace(config, name_or_path=name, revision=revision, adapter=found.location)
-    return replace(_find(base, f"the base LM of {path},"), adapter=found)
+    return replace(_find(base, f"the base LM (named in {path})"), adapter=found)
 
 
-def file_of(checkpoint: Checkpoint, name: str) -> Path | None:
+def file_of(checkpoint: Checkpoint, name: str, is_needed: bool = False) -> Path | None:
     """Return a file of a checkpoint, downloaded if necessary; None if there is no such file."""
     from transformers.utils.hub import cached_file
 
     options = {k: v for k, v in checkpoint.options.items() if k not in _NOT_OF_FILES}
-    options |= {f"_raise_exceptions_for_{kind}": False for kind in _NO_ERRORS}
+    options |= {f"_raise_exceptions_for_{kind}": is_needed for kind in _NO_ERRORS}
     with explained(checkpoint, name, "Is the name right?"):
         path = cached_file(checkpoint.location, name, **options)
     return None if path is None else Path(path)
@@ -142,7 +153,7 @@ def _find(config: LMConfig, what: str) -> Checkpoint:
         kinds = f"a checkpoint's config.json and tokenizer, a .gguf file, {TINY_WORLD}"
         as_what = " as lm.name_or_path, and the adapter as lm.adapter" if "base" in what else ""
         raise LanguageModelError(
-            f"{what} {name} {why}. Pass a folder with "
+            f"{what} {name} {why}. Pass {'its folder, or ' if path.is_file() else ''}a folder with "
             f"{ADAPTER_CONFIG if what == 'the adapter' else kinds}, or a hub id such as "
             f"openai-community/gpt2{as_what}."
         )
@@ -160,12 +171,18 @@ def _check_folder(folder: Path, what: str) -> None:
         )
     if not (set(needed) <= set(names) or (is_adapter and what == "the LM")):
         gguf_files = [name for name in names if name.endswith(".gguf")]
-        inner = [child.parent.name for child in sorted(folder.glob("*/config.json"))]
+        kinds = needed[0], ADAPTER_CONFIG
+        inner = sorted({child.parent.name for n in kinds for child in folder.glob(f"*/{n}")})
         hint = "Pass the folder that holds config.json, the tokenizer's files and the weights."
-        if is_adapter or what == "the adapter":
+        if is_adapter:
+            hint = (
+                "An adapter is not merged into another one: pass an LM as lm.name_or_path, and one "
+                "adapter as lm.adapter."
+            )
+        elif inner or (gguf_files and what != "the adapter"):
+            hint = f"Did you mean {_listed(inner or gguf_files)} in it?"
+        elif what == "the adapter":
             hint = "Pass the LM as lm.name_or_path, and the folder of a peft adapter as lm.adapter."
-        elif gguf_files or inner:
-            hint = f"Did you mean {_listed(gguf_files or inner)} in it?"
         raise LanguageModelError(
             f"the folder {folder} of {what} has no {needed[0]} (it holds "
             f"{_listed(names) or 'nothing'}). {hint}"
@@ -379,12 +396,19 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     from transformers import AutoModelForCausalLM, GgufConfig
 
     if (adapter := checkpoint.adapter) is not None:
-        model = read_model(replace(checkpoint, adapter=None), config)
+        base = replace(checkpoint, adapter=None)
+        if checkpoint.gguf_file is None and hasattr(config, "quantization_config"):
+            raise LanguageModelError(
+                f"the weights of {base} are quantized, so that no adapter can be merged into them. "
+                "Pass the LM from before the quantization as lm.name_or_path, and the adapter as "
+                "lm.adapter."
+            )
+        model = read_model(base, config)
         found = (file_of(adapter, name) for name in (ADAPTER_CONFIG, *_ADAPTER_WEIGHTS))
         files = [path for path in found if path is not None]
         if len(files) < 2:
             raise LanguageModelError(
-                f"{adapter} lacks {ADAPTER_CONFIG} or {_ADAPTER_WEIGHTS[0]}. Download it again."
+                f"{adapter} lacks {_ADAPTER_WEIGHTS[0]}. Copy or download it again."
             )
         hint = (
             "Is it complete, and is the LM the one that it was trained on? Copy it again, or pass "

@@ -45,11 +45,9 @@ class QueryCache:
     """
 
     def __init__(
-        self,
-        lm: LanguageModel,
-        adapter_context: AdapterContext | None = None,
+        self, lm: LanguageModel, adapter_context: AdapterContext | None = None,
         holder: nn.Module | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.lm = lm
         self._adapter_context = adapter_context
         self._holder = holder
@@ -64,11 +62,9 @@ class QueryCache:
 
     @classmethod
     def of(
-        cls,
-        module: nn.Module,
-        model: PreTrainedModel,
+        cls, module: nn.Module, model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
-    ) -> QueryCache:
+    ) -> QueryCache:  # fmt: skip
         """Return a cache for an LM that a module holds at any depth.
 
         If the module has a `LanguageModel` of this LM as ``language_model``, and a method

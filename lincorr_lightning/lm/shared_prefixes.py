@@ -118,12 +118,9 @@ def pack_trees(
 
 
 def plan_reading(
-    model: PreTrainedModel,
-    groups: Sequence[Mapping[int, Sequence[int]]],
-    wanted: bool | Literal["auto"],
-    max_tokens: int | None,
-    sharing_error: str | None,
-) -> tuple[list[PromptTree], str]:
+    model: PreTrainedModel, groups: Sequence[Mapping[int, Sequence[int]]],
+    wanted: bool | Literal["auto"], max_tokens: int | None, sharing_error: str | None,
+) -> tuple[list[PromptTree], str]:  # fmt: skip
     """Return trees of prompts, none if each prompt is read separately; and the reason, for the log.
 
     `groups` are prompts that may share a tree, such as those of a subject: token ids by the
@@ -153,14 +150,9 @@ def plan_reading(
 
 
 def logits_of_trees(
-    model: PreTrainedModel,
-    trees: Sequence[PromptTree],
-    n_subjects: int,
-    tokens: Sequence[Tensor],
-    batches: MicroBatches,
-    context: RowsContext | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
+    model: PreTrainedModel, trees: Sequence[PromptTree], n_subjects: int, tokens: Sequence[Tensor],
+    batches: MicroBatches, context: RowsContext | None = None, dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """Return the logits of all domains, ``(n_subjects, n_labels of all domains)``, float64.
 
     With n domains, prompt i of the trees is that of subject ``i // n`` and domain ``i % n``. The
@@ -190,12 +182,9 @@ def logits_of_trees(
 
 
 def prefix_sharing_error(
-    model: PreTrainedModel,
-    reads_rows: bool,
-    probe: Sequence[int],
-    vocab_size: int,
+    model: PreTrainedModel, reads_rows: bool, probe: Sequence[int], vocab_size: int,
     dtype: torch.dtype,
-) -> str | None:
+) -> str | None:  # fmt: skip
     """Return why an LM does not support prefix sharing, or None if it does.
 
     `dtype` is that of the states in its forward pass.

@@ -193,7 +193,7 @@ class MapResilience(LMStudy):
                 f"{config.dtype}; model.same_dtype false compares dtypes."
             )
             config = replace(config, dtype=dtype)
-        return LanguageModel(config, self.lm.prompt_prefix)
+        return self.other_lm(config)
 
     def _check_stored(self, stored: LinearMap) -> None:
         """Refuse maps that were fitted on other labels or prompts."""

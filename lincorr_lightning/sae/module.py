@@ -30,6 +30,7 @@ from lincorr_lightning.study import (
     require_batch,
     require_one_epoch,
     require_same,
+    without_chat,
 )
 
 
@@ -83,7 +84,7 @@ class SparseAutoencoders(LMStudy):
         require("model.decay", decay, at_least=0)
         require("model.warmup + model.decay", warmup + decay, at_most=1)
         self.sae = as_settings(SAESettings, sae)
-        super().__init__(lm)
+        super().__init__(without_chat(lm))
         self.save_hyperparameters(logger=False)
         self.kinds, self.layers, self.saes, self.seed = kinds, layers, saes, seed
         self.learning_rate, self.warmup, self.decay = learning_rate, warmup, decay

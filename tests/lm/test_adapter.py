@@ -19,6 +19,7 @@ from lincorr_lightning.finetune.adapters import save_merged
 from lincorr_lightning.knowledge.audit import audit
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.loading import find_checkpoint
 from tests.lm.small_lms import (
     PROMPTS,
     TOKEN_IDS,
@@ -166,7 +167,7 @@ def test_what_peft_merges_into_another_lm_is_refused(
     if kind == "tokens of the prompt":
         options = {"alora_invocation_tokens": [5, 6], "task_type": "CAUSAL_LM"}
     train(lm_folder("llama"), tmp_path / "adapter", lora(["q_proj"], **options))
-    with pytest.raises(LanguageModelError, match=r"(cannot be merged: the merged LM|the adapter)"):
+    with pytest.raises(LanguageModelError, match=r"(be merged: the merged LM|with alora_invoc)"):
         LanguageModel.from_pretrained(str(tmp_path / "adapter"))
 
 
@@ -191,9 +192,12 @@ def test_hub_ids(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Path) -> N
     for adapter in ("org/adapter", str(made[0])):
         beside = LanguageModel.from_pretrained("org/base", adapter=adapter, **cache)
         assert beside.fingerprint == lm.fingerprint
-    for adapter in ("org/gone", "org/base"):
-        with pytest.raises(LanguageModelError, match=f"the hub id {adapter} lacks adapter_config"):
-            LanguageModel.from_pretrained("org/base", adapter=adapter, **cache)
+    for adapter, reason in [
+        ("org/gone", "org/gone is not a folder, and as a hub id it is not among earlier downloads"),
+        ("org/base", "the hub id org/base is an LM: it has no adapter_config.json"),
+    ]:
+        with pytest.raises(LanguageModelError, match=reason):
+            LanguageModel(LMConfig("org/base", adapter=adapter, **cache))
 
 
 def test_pickled_weights_are_read_without_running_code(made: tuple[Path, Any]) -> None:
@@ -229,6 +233,36 @@ def test_resized_vocabulary(base: str, lm_folder: Folder, tmp_path: Path) -> Non
             LanguageModel.from_pretrained(str(adapter))
 
 
+@pytest.mark.parametrize("saved", [["embed_tokens", "lm_head"], ["embed_tokens"], ["lm_head"]])
+@pytest.mark.parametrize("base", ["llama", "llama-tied"])
+def test_resized_vocabulary_that_is_trained(
+    base: str, saved: list[str], lm_folder: Folder, tmp_path: Path
+) -> None:
+    """Peft saves the whole embedding and head twice."""
+    options = lora(["q_proj"], modules_to_save=saved)
+    adapted = train(lm_folder(base), tmp_path / "adapter", options, VOCAB + 7)
+    weights = load_file(tmp_path / "adapter" / WEIGHTS)
+    assert f"base_model.model.{'model.' * ('embed' in saved[0])}{saved[0]}.weight" in weights
+    assert any(".modules_to_save." in key for key in weights)
+    lm = LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+    tokens = [*TOKEN_IDS, VOCAB + 6]
+    expected = naive_logits(adapted, PROMPTS, tokens)
+    torch.testing.assert_close(lm.domain_logits(PROMPTS, tokens), expected, atol=1e-3, rtol=1e-4)
+    unknown = {"base_model.model.modules_to_save.weight": torch.ones(2)}
+    change_weights(tmp_path / "adapter", lambda w: w | unknown)
+    with pytest.raises(LanguageModelError, match=r"has base_model.model.modules_to_save.weight"):
+        LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+
+
+def test_quantized_base(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Path) -> None:
+    shutil.copytree(lm_folder("llama"), tmp_path / "base")
+    path = tmp_path / "base" / "config.json"
+    method = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": method}))
+    with pytest.raises(LanguageModelError, match=r"base are quantized, so .* before the quanti"):
+        LanguageModel.from_pretrained(str(tmp_path / "base"), adapter=str(made[0]))
+
+
 def test_other_readers_of_names(lm_folder: Folder, tmp_path: Path, capsys: Any) -> None:
     """The audit reads the tokenizer, the ablation the embedding in its stored precision."""
     adapter = tmp_path / "adapter"
@@ -242,6 +276,7 @@ def test_other_readers_of_names(lm_folder: Folder, tmp_path: Path, capsys: Any) 
     assert not torch.equal(expected, plain)
     beside = read_token_embedding(LMConfig(base, adapter=str(adapter)))
     assert torch.equal(beside.weight, expected)
+    assert beside.info["adapter"] == str(adapter) and beside.info["base"] == base
 
 
 def test_gguf_base(tmp_path: Path) -> None:
@@ -292,13 +327,20 @@ Q_PROJ = "base_model.model.model.layers.0.self_attn.q_proj.lora"
 BROKEN: list[tuple[Callable[[Path], None], list[str]]] = [
     (
         lambda f: keep(f, "adapter_config.json"),
-        ["lacks adapter_config.json or adapter_model.safetensors", "again"],
+        [" lacks adapter_model.safetensors. Copy or download it again"],
     ),
     (lambda f: (f / "adapter_config.json").write_text("{"), ["adapter_config.json", "valid JSON"]),
     (settings(base_model_name_or_path=None), ["names no LM", "lm.adapter"]),
-    (settings(base_model_name_or_path="./gone"), [", ./gone does not exist", "as lm.adapter"]),
-    (settings(base_model_name_or_path="https://x/y"), [", https://x/y does not exist"]),
+    (
+        settings(base_model_name_or_path="./gone"),
+        ["adapter_config.json) ./gone does not exist", "as lm.adapter"],
+    ),
+    (
+        settings(base_model_name_or_path="https://x/y"),
+        ["(named in ", ") https://x/y does not exist"],
+    ),
     (settings(base_model_name_or_path="org/gone"), ["org/gone, the base of ", "lm.adapter"]),
+    (settings(peft_type=["LORA"]), ["peft_type ['LORA'], which"]),
     (settings(peft_type="ZORK"), ["peft_type ZORK, which", "such as LORA"]),
     (
         settings(peft_type="PREFIX_TUNING", num_virtual_tokens=2),
@@ -309,7 +351,7 @@ BROKEN: list[tuple[Callable[[Path], None], list[str]]] = [
     (settings(target_modules=["w_pack"]), ["w_pack", "trained on"]),
     (settings(target_modules=["q_proj"]), [f"{WEIGHTS} has base_model", "no layer (24 in all)"]),
     (cut_short, ["cannot be read: Error while deserializing header", "complete"]),
-    (spoil, ["NaN"]),
+    (spoil, [f"{WEIGHTS} has NaN or infinite values in base_model", "earlier checkpoint"]),
     (
         without("layers.0.self_attn.q_proj.lora_B"),
         [f"lacks {Q_PROJ}_B.weight (1 in all)", "trained on"],
@@ -326,6 +368,9 @@ def test_broken_adapters(
         LanguageModel.from_pretrained(str(made[0]))
     message = str(caught.value)
     assert all(part in message for part in [str(made[0]), *fragments]), message
+    if "peft_type" in message:  # before anything else is read
+        with pytest.raises(LanguageModelError, match="peft_type"):
+            find_checkpoint(LMConfig(str(made[0])))
     assert "\n" not in message and len(message) < 1000
 
 
@@ -352,14 +397,17 @@ def test_names_that_do_not_go_together(lm_folder: Folder, made: tuple[Path, Any]
     adapter, base = str(made[0]), str(lm_folder("llama"))
     for name, option, reason in [
         (base, base, f"the folder {base} of the adapter has no adapter_config.json"),
-        (adapter, adapter, f"the folder {adapter} of the base LM has no config.json"),
+        (adapter, adapter, r"base LM has no config.json .* is not merged into another one: pass"),
+        (f"{adapter}/{WEIGHTS}", None, "is not a folder. Pass its folder, or a folder with"),
+        (str(made[0].parent), None, "has no config.json .* Did you mean adapter in it"),
+        (base, str(made[0].parent), "has no adapter_config.json .* Did you mean adapter in it"),
         (base, "./gone", r"the adapter ./gone does not exist. Pass a folder with adapter_config"),
         (base, "", "lm.adapter is empty"),
     ]:
         with pytest.raises(LanguageModelError, match=reason):
             LanguageModel.from_pretrained(name, adapter=option)
     change_settings(made[0], base_model_name_or_path=adapter)
-    with pytest.raises(LanguageModelError, match=r"the base LM of .* has no config"):
+    with pytest.raises(LanguageModelError, match=r"base LM \(named in .*\) has no config"):
         LanguageModel.from_pretrained(adapter)
     shutil.copy(Path(base) / "model.safetensors", adapter)
     # transformers would load it with the adapter beside the weights.

@@ -11,22 +11,31 @@ import yaml
 from sklearn.linear_model import LinearRegression
 
 from lincorr_lightning import LinearMap
+from lincorr_lightning.ablation.module import VocabularyAblation
 from lincorr_lightning.cli import main
 from lincorr_lightning.data.subjects import SubjectsDataModule
-from lincorr_lightning.errors import CheckpointError, LanguageModelError, LinearMapError
+from lincorr_lightning.errors import (
+    CheckpointError,
+    ConfigError,
+    LanguageModelError,
+    LinearMapError,
+)
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.edited.module import EditedLM
 from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
 from lincorr_lightning.finetune.repair.module import Repair
 from lincorr_lightning.flow.module import FeatureFlow
 from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
 from lincorr_lightning.geometry.token_clouds import read_last_states
+from lincorr_lightning.geometry.token_geometry import TokenGeometry
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.encoding import chat_lead_in
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.query_cache import Query, QueryCache
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.probe.resilience import MapResilience
+from lincorr_lightning.sae.module import SparseAutoencoders
 from tests.lm.small_lms import PROMPTS, TOKEN_IDS, Folder, small_tokenizer, word_ids
 from tests.toys import quiet_trainer, read_table
 
@@ -113,9 +122,11 @@ def test_an_empty_thought_is_part_of_the_turn() -> None:
     [
         (None, "there is none"),
         ("{{ raise_exception('No\nroles') }}", "No"),
-        ("{{ messages[0].content }}", "it changes what the assistant says"),
-        ("x {{ messages[1].content | upper }}", "it changes what the assistant says"),
-        ("{{ messages[1].content | length }} {{ messages[1].content }}", "it changes what"),
+        ("{{ messages[0].content }}", "it does not write the assistant's text as it is"),
+        ("x {{ messages[1].content | upper }}", "it does not write the assistant's text as it is"),
+        ("x {% for part in messages[1].content %}{{ part.text }}{% endfor %}", "or takes no text"),
+        ("{{ messages[1].content | length }} {{ messages[1].content }}", "changes with it or time"),
+        ("{{ strftime_now('%f') }} {{ messages[1].content }}", "changes with it or time"),
         ("{{ open('/etc/passwd') }}", "undefined"),
         ("{% for", "unexpected"),
     ],
@@ -132,6 +143,27 @@ def test_templates_that_cannot_be_used(template: str | None, reason: str) -> Non
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(LanguageModelError, match=r"add_bos is False, but with lm\.chat_template"):
         LMConfig(chat_template=True, add_bos=False)
+
+
+def test_a_prefix_that_is_no_text(small_lm: str) -> None:
+    with pytest.raises(ConfigError, match="prefix is 5; it must be a text"):
+        LanguageModel(LMConfig(small_lm), prefix=5)  # type: ignore[arg-type]
+
+
+def test_one_chat_of_two_lms(small_lm: str, make_lm: Any, tmp_path: Path) -> None:
+    folder = with_chat(make_lm(tmp_path))
+    plain, chat = LMConfig(folder), LMConfig(folder, chat_template=True)
+    for kind in (MapResilience, EditedLM):
+        for lm, before in (plain, chat), (chat, plain):
+            with pytest.raises(ConfigError, match=r"model.lm.chat_template and model.before.chat"):
+                kind(lm=lm, before=before)
+        assert kind(lm=chat, before=chat).lm.lead_in
+
+
+@pytest.mark.parametrize("kind", [SparseAutoencoders, TokenGeometry, VocabularyAblation])
+def test_studies_without_prompts_refuse_a_chat(kind: Any, small_lm: str) -> None:
+    with pytest.raises(ConfigError, match="chat_template is true, but this study reads no prompts"):
+        kind(lm=LMConfig(small_lm, chat_template=True))
 
 
 def test_states_of_the_last_token_without_bos(lm_folder: Folder, tmp_path: Path) -> None:
@@ -166,14 +198,18 @@ def test_studies_that_read_prompts_pass_it_on(kind: Any, small_lm: str) -> None:
         assert study.before.lead_in == "red "
 
 
-@pytest.mark.parametrize("prefix", ["Q: Who?\nA: Me. ", "[a, b]", "null", "12", "é \\n 'x'", ""])
+@pytest.mark.parametrize(
+    "prefix", ["Q: Who?\nA: Me. ", "[a, b]", "null", "12", "1e3", "1.5e3", "é \\n 'x'", ""]
+)
 def test_a_prefix_is_taken_as_it_is(prefix: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Not as YAML, which many few-shot texts are."""
     config = ["--config", "configs/linear_probe.yaml", "--print_config"]
-    with pytest.raises(SystemExit):
-        main(["fit", *config, "--model.prefix", prefix])
-    shown = yaml.safe_load(capsys.readouterr().out)
-    assert shown["model"]["init_args"]["prefix"] == prefix
+    written = json.dumps({"model": {"init_args": {"prefix": prefix}}})
+    for given in ("--model.prefix", prefix), ("--config", written):
+        with pytest.raises(SystemExit):
+            main(["fit", *config, *given])
+        shown = yaml.safe_load(capsys.readouterr().out)
+        assert shown["model"]["init_args"]["prefix"] == prefix
 
 
 def test_edits_and_callbacks_read_it(small_lm: str) -> None:

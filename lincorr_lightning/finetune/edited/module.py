@@ -26,7 +26,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.loading import find_checkpoint
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
-from lincorr_lightning.study import LMStudy, as_settings
+from lincorr_lightning.study import LMStudy
 
 
 class EditedLM(LMStudy):
@@ -65,7 +65,7 @@ class EditedLM(LMStudy):
         require("model.n_neighbours", n_neighbours, at_least=0)
         self.save_hyperparameters(logger=False)
         self.controls, self.n_neighbours, self.n_subjects = controls, n_neighbours, n_subjects
-        self.edited, self.prefix = LanguageModel(as_settings(LMConfig, lm), prefix), prefix
+        self.edited = self.other_lm(lm)
         found = find_checkpoint(self.edited.config)
         folder = Path((found.adapter or found).location)
         beside = folder / "edits.csv", folder.parent / "tables" / "edits.csv"
@@ -87,7 +87,7 @@ class EditedLM(LMStudy):
 
     def _edited_lm(self, path: str) -> LanguageModel:
         own = self.edited
-        return LanguageModel(replace(own.config, name_or_path=path), self.prefix) if path else own
+        return self.other_lm(replace(own.config, name_or_path=path)) if path else own
 
     def test_step(self, batch: Any, batch_idx: int) -> None:
         """Do nothing: an LM reads all edits at once, at the end."""
