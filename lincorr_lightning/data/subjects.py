@@ -119,7 +119,8 @@ class SubjectsDataModule(StudyData):
             subjects = read_subjects(self.subjects_file)
             if n is not None and n > len(subjects):
                 raise SubjectsError(
-                    f"data.n_subjects is {n}, but {self.subjects_file} has {len(subjects)}."
+                    f"data.n_subjects is {n}, but {self.subjects_file} has {len(subjects)}. "
+                    f"Set data.n_subjects to null, which takes all, or to {len(subjects)} at most."
                 )
             order = np.random.default_rng(self.seed).permutation(len(subjects))[:n]
             return [subjects[i] for i in order]

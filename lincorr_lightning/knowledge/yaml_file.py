@@ -5,6 +5,8 @@ A file is accepted or refused as a whole. Every message has the form `file: key:
 
 from __future__ import annotations
 
+import json
+import logging
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -19,14 +21,9 @@ import yaml
 from lincorr_lightning.config import compose_yaml
 from lincorr_lightning.errors import KnowledgeError
 from lincorr_lightning.io import regular_file
+from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
-from lincorr_lightning.knowledge.schema import (
-    FAMILIES,
-    LANGUAGES,
-    UNSPACED_LANGUAGES,
-    Answer,
-    Knowledge,
-)
+from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge
 
 VERSION = 1
 """Version of the schema that this package reads."""
@@ -39,6 +36,8 @@ _PROMPTS = ("prompt_templates_zs", "prompt_templates")
 _RELATION_KEYS = ("name", *_PROMPTS, "properties", "samples", "domain", "range")
 _SAMPLE_KEYS = ("subject", "object")
 _Keys = tuple[str, ...]
+_SURROGATES = re.compile(r"\\\\|(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)")  # no characters of YAML
+_log = logging.getLogger(__name__)
 _TAG = "tag:yaml.org,2002:"
 _KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping"}
 
@@ -92,23 +91,36 @@ def suggest(name: str, known: Iterable[str], fallback: str = "") -> str:
     return f" Did you mean {' or '.join(repr(by_folded[match]) for match in matches)}?"
 
 
+def _form(origin: str) -> str:
+    return "JSON" if origin.lower().endswith(".json") else "YAML"
+
+
 def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     """Read and check a knowledge file or a relation of LRE; `merge_files` checks the references."""
     origin = str(path)
     try:
-        node = compose_yaml(regular_file(path).read_bytes().decode("utf-8-sig"))
+        content = regular_file(path).read_bytes()
+        text = content.decode(json.detect_encoding(content))
+        if _form(origin) == "JSON":
+            json.loads(text, parse_int=str)  # whose errors are of JSON
+            text = _SURROGATES.sub(lambda m: json.loads(f'"{m[1]}"') if m[1] else m[0], text)
+        node = compose_yaml(text)
     except OSError as error:
-        fail(origin, "", f"cannot be read as a knowledge file ({error.strerror})")
+        inside = sorted(Path(path).glob("*.[jy]*")) if isinstance(error, IsADirectoryError) else []
+        hint = "; name its files, such as " * bool(inside) + ", ".join(f.name for f in inside[:8])
+        fail(origin, "", f"cannot be read as a knowledge file ({error.strerror}{hint})")
     except UnicodeDecodeError as error:
-        fail(origin, "", f"is not UTF-8 text ({error})")
-    except yaml.YAMLError as error:
-        mark, problem = (getattr(error, name, None) for name in ("problem_mark", "problem"))
-        where = f"line {mark.line + 1}" if mark else ""
-        fail(origin, where, f"is not valid YAML ({' '.join(str(problem or error).split())})")
+        fail(origin, "", f"is not UTF-8 text ({error}); save it in UTF-8")
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = getattr(error, "lineno", mark and mark.line + 1)
+        problem = getattr(error, "problem", None) or getattr(error, "msg", error)
+        reason = f"is not valid {_form(origin)} ({' '.join(str(problem).split())})"
+        fail(origin, f"line {line}" if line else "", reason)
     none = yaml.ScalarNode(f"{_TAG}null", "")
     root, nothing = _Value(origin, "", node or none), _Value(origin, "-", none)
     has_version = root.kind == "mapping" and "version" in (key.value for key, _ in root.node.value)
-    if origin.lower().endswith(".json") and not has_version:
+    if _form(origin) == "JSON" and not has_version:
         return _relation(root)
     parts = root.mapping("must be a mapping", _TOP_LEVEL_KEYS)
     if "version" not in parts or parts["version"].node.value != str(VERSION):
@@ -167,21 +179,20 @@ class _Value:
         if self.kind != "text":
             self.fail(f"must be a text, not a {self.kind}")
         value = self.node.value.strip() if strip else self.node.value
-        if self.node.tag != f"{_TAG}str":
-            line, meaning = self.node.start_mark.line + 1, self.node.tag.removeprefix(_TAG)
-            self.fail(f'{value} (line {line}) is a {meaning} in YAML; quote it: "{value}"')
+        meaning, form = self.node.tag.removeprefix(_TAG), _form(self.origin)
+        if meaning not in (("str", "int", "float") if form == "JSON" else ("str",)):
+            line = self.node.start_mark.line + 1
+            self.fail(f'{value} (line {line}) is a {meaning} in {form}; quote it: "{value}"')
         if not value or value != value.strip() or "\n" in value:
             self.fail(f"{value!r} is empty, or has space around it or a line break in it")
-        forbidden = re.search(r"->|[.,\"'\[\]{}\s]", value) if is_name else None
-        if forbidden:
+        if is_name and (forbidden := re.search(r"->|[.,\"'\[\]{}\s]", value)):
             self.fail(f"a name must not contain {forbidden[0]!r}", value)
         return str(value)
 
-    def texts(self) -> tuple[str, ...]:
+    def texts(self, *, strip: bool = False) -> tuple[str, ...]:
         """Return the items of a list without repetitions; a text counts as a list of one."""
-        if self.kind != "list":
-            return (self.text(),)
-        texts = tuple(_Value(self.origin, self.key, item).text() for item in self.node.value)
+        items = self.node.value if self.kind == "list" else [self.node]
+        texts = tuple(_Value(self.origin, self.key, item).text(strip=strip) for item in items)
         if not texts:
             self.fail("is an empty list")
         for index, text in enumerate(texts):
@@ -214,15 +225,16 @@ def _entities(kind: str, value: _Value) -> dict[str, Entity]:
     return entities
 
 
-def _prompts(value: _Value) -> tuple[str, ...]:
+def _prompts(value: _Value, *, strip: bool = False) -> tuple[str, ...]:
     """Return prompts with one placeholder each; a text counts as a list of one."""
     for item in value.node.value if value.kind == "list" else [value.node]:
-        if str(item.value).endswith(" "):
+        if str(item.value).endswith(" ") and not strip:
             value.fail(f"{item.value!r} ends in a space; the space belongs to the answer")
-    for prompt in value.texts():
+    prompts = value.texts(strip=strip)
+    for prompt in prompts:
         if prompt.count("{}") != 1:
             value.fail(f"{prompt!r} must have one placeholder {{}}, for the subject")
-    return value.texts()
+    return prompts
 
 
 def _entry(name: str, value: _Value) -> Knowledge:
@@ -232,7 +244,8 @@ def _entry(name: str, value: _Value) -> Knowledge:
     parts = value.mapping(reason, _KNOWLEDGE_KEYS, _REQUIRED_KEYS)
     prompts = [parts[key] for key in ("template", "templates") if key in parts]
     if len(prompts) != 1:
-        value.fail("is missing, or stands beside templates; give one of the two", "template")
+        reason = "stands beside templates; keep one" if prompts else "is missing; or give templates"
+        value.fail(reason, "template")
     answers, language = parts["answers"], parts["language"].choice(LANGUAGES)
     template, *more = _prompts(prompts[0])
     paraphrases = _prompts(parts["paraphrases"]) if "paraphrases" in parts else ()
@@ -241,7 +254,7 @@ def _entry(name: str, value: _Value) -> Knowledge:
     if answers.is_empty:
         answers.fail("the domain is empty; name a kind or list the answers")
     listed = answers.texts() if answers.kind == "list" else ()
-    spaced = language not in UNSPACED_LANGUAGES
+    spaced = language not in schema.UNSPACED_LANGUAGES
     if "space" in parts:
         spaced = parts["space"].choice(("true", "false")) == "true"
     paper_size = str(parts["paper_size"].node.value) if "paper_size" in parts else "0"
@@ -271,10 +284,11 @@ def _relation(root: _Value) -> KnowledgeFile:
     prompts = [one for one in map(parts.get, _PROMPTS) if one is not None and not one.is_empty]
     if not prompts:
         root.fail("is missing", _PROMPTS[0])
-    template, *more = _prompts(prompts[0])
+    template, *more = _prompts(prompts[0], strip=True)
     name, rows, samples = re.sub(r"\W+", "_", parts["name"].text()), parts["samples"], []
     if rows.kind != "list" or rows.is_empty:
-        rows.fail("must be a list of samples, each with a subject and an object")
+        reason = "must be a list of samples, each with a subject and an object"
+        rows.fail(f"is empty; it {reason}" if rows.kind == "list" else reason)
     for i, node in enumerate(rows.node.value):
         row = _Value(root.origin, f"samples.{i}", node)
         sample = row.mapping("must have a subject and an object", _SAMPLE_KEYS, _SAMPLE_KEYS)
@@ -304,7 +318,8 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
                 known[identity] = entity if is_new else _extend(known[identity], entity, kind)
         for name, entry in file.knowledge.items():
             if name in owners:
-                fail(file.origin, f"knowledge.{name}", f"is already taken by {owners[name]}")
+                reason = f"{name!r} is already taken by {owners[name]}; choose another name"
+                fail(file.origin, "name" if file.samples else f"knowledge.{name}", reason)
             entries[name], owners[name] = entry, file.origin
     for source, target in permutations((file for file in files if file.samples), 2):
         _join(source, target, entities)
@@ -321,6 +336,9 @@ def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]
     known: dict[str, list[str]] = {}
     for subject, text in target.samples:
         known.setdefault(subject, []).append(text)
+    subjects = {subject for subject, _ in source.samples}
+    if 0 < (n := len(subjects & known.keys())) < (n_all := len(subjects)):
+        _log.warning("%s: %d of its %d subjects are in %s", source.origin, n, n_all, target.origin)
     for subject, text in source.samples:
         facts = entities[kind][text].facts
         texts = dict.fromkeys([*facts.get(other, ()), *known.get(subject, ())])
@@ -329,8 +347,7 @@ def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]
 
 def _extend(known: Entity, entity: Entity, kind: str) -> Entity:
     """Add the names and facts that a later file gives to an entity."""
-    restated = [*(known.names.keys() & entity.names), *(known.facts.keys() & entity.facts)]
-    if restated:
+    if restated := [*(known.names.keys() & entity.names), *(known.facts.keys() & entity.facts)]:
         key = f"entities.{kind}.{entity.identity}.{min(restated)}"
         fail(entity.origin, key, "is already given; a file may add to it, not restate")
     return replace(
@@ -346,8 +363,8 @@ def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
     for other_kind, identities in entity.facts.items():
         key = f"entities.{kind}.{entity.identity}.{other_kind}"
         if other_kind not in entities:
-            languages, hint = ", ".join(LANGUAGES), suggest(other_kind, entities)
-            reason = f"{other_kind!r} is neither a kind nor a language ({languages}).{hint}"
+            neither = f"neither a kind nor a language ({', '.join(LANGUAGES)})"
+            reason = f"{other_kind!r} is {neither}.{suggest(other_kind, entities)}"
             fail(entity.origin, key, reason)
         known = entities[other_kind]
         for identity in (each for each in identities if each not in known):
@@ -369,12 +386,10 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
             hint = suggest(entry.kind, entities)
             fail(origin, answers, f"there is no kind {entry.kind!r}.{hint}")
         named = ((name, each.texts(entry.language)) for name, each in members.items())
-        entry = replace(
-            entry, answers=tuple(Answer(n, text) for n, texts in named for text in texts)
-        )
-        if not entry.answers:
-            reason = f"the domain is empty: no {entry.kind} has a name under {entry.language!r}"
-            fail(origin, answers, reason)
+        found = tuple(Answer(name, text) for name, texts in named for text in texts)
+        if not found:
+            fail(origin, answers, f"is empty: no {entry.kind} has a name under {entry.language!r}")
+        entry = replace(entry, answers=found)
     # An LM's answer could not be attributed to one of two entities that read alike, and two
     # spellings of one entity that differ only in case would be counted as two answers.
     first_with: dict[str, Answer] = {}

@@ -16,16 +16,11 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
+from lincorr_lightning import knowledge as kinds
 from lincorr_lightning.errors import ConfigError, DomainError, KnowledgeError
 from lincorr_lightning.functional.moments import Block
 from lincorr_lightning.knowledge import Answer, Catalogue, Domain, Knowledge, TokenizedRelation
-from lincorr_lightning.knowledge.answer_tokens import (
-    WHOLE_WORDS,
-    Completeness,
-    TokenReader,
-    answer_tokens,
-    unknown_words,
-)
+from lincorr_lightning.knowledge.answer_tokens import TokenReader, answer_tokens, unknown_words
 from lincorr_lightning.knowledge.domain import build_domain, label_answers, reference_matrix
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -338,7 +333,7 @@ def build_layout(
         matrix = reference_matrix(relation, domains[source], domains[target])
         references[source, target] = matrix if matrix.any() else None
     for name in require_reference:
-        _check_reference(name, references)
+        _check_reference(catalogue.relation(name), references)
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
     words = random_word_tokens(tokenizer, in_pairs, n_random)
     layout = JointLayout(
@@ -418,8 +413,8 @@ def random_word_tokens(
         drawn = sample_up_to(
             tokenizer, 2 * n, excluding=domain.texts, seed=_WORDS_SEED, kind="words"
         )
-        knowledge = replace(domain.knowledge, answers=tuple(Answer(word, word) for word in drawn))
-        found = label_answers(knowledge, TokenReader(tokenizer), {Completeness.WHOLE}).token_ids
+        other = replace(domain.knowledge, answers=tuple(Answer(word, word) for word in drawn))
+        found = label_answers(other, TokenReader(tokenizer), {kinds.Completeness.WHOLE}).token_ids
         words[name] = [token for token in found if token not in set(domain.token_ids)][:n]
         if not words[name]:
             _log.warning("the vocabulary has no whole words but those of %s: no random words", name)
@@ -436,11 +431,10 @@ def _domains(
 ) -> dict[str, Domain]:
     """Return the domain of each kind of knowledge; note in `left_out` which have none, and why."""
     domains = {}
-    keep = tuple(Completeness) if subwords else WHOLE_WORDS
+    keep = tuple(kinds.Completeness) if subwords else kinds.WHOLE_WORDS
     for knowledge in selected:
         named, reason = knowledge.name in by_name, ""
-        unknown = unknown_words(knowledge, tokenizer)
-        if unknown:
+        if unknown := unknown_words(knowledge, tokenizer):
             reason = f"the LM does not know these words of its prompt: {', '.join(unknown)}"
         if named or not reason:
             try:
@@ -456,15 +450,19 @@ def _domains(
     return domains
 
 
-def _check_reference(name: str, references: Mapping[Pair, np.ndarray | None]) -> None:
-    source, _, target = name.partition("->")
+def _check_reference(relation: kinds.Relation, references: Mapping[Pair, object]) -> None:
+    name, source, target = relation.name, relation.source.name, relation.target.name
     if (source, target) not in references:
         raise ConfigError(
             f"model.require_reference names {name}, which this run does not fit. Add it to "
             "model.pairs, or both sides to model.knowledge; or set model.require_reference to []."
         )
     if references[source, target] is None:
+        known = f"no {target} is known for any {source}"
+        are_of_files = all("objects of" in one.kind for one in (relation.source, relation.target))
+        if are_of_files and relation.reference is None:
+            known = f"the relation files of {source} and {target} share no subject"
         raise KnowledgeError(
-            f"model.require_reference names {name}, which has no reference: no {target} is known "
-            f"for any {source}. Add the facts to a file of model.knowledge_files, or leave it out."
+            f"model.require_reference names {name}, which has no reference: {known}. "
+            "Add the facts to a file of model.knowledge_files, or leave it out."
         )

@@ -15,17 +15,10 @@ from torch import Tensor, nn
 
 from lincorr_lightning.errors import SparseAutoencoderError
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.sae import sparse_autoencoder as stored
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, find_projection, is_output_of, width_of
-from lincorr_lightning.sae.sparse_autoencoder import (
-    CONFIG_FILE,
-    TENSORS_FILE,
-    Activation,
-    SparseAutoencoder,
-    fail_to_read,
-    read_config,
-    read_tensors,
-)
+from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder, fail_to_read
 
 SAE_FOLDER = "sparse_autoencoders"
 """Folder of a run that holds a folder per SAE."""
@@ -69,12 +62,12 @@ class SAESource:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The settings; empty if there is no file of them."""
-        return read_config(self.path) if len(self.files) > 1 else {}
+        return stored.read_config(self.path) if len(self.files) > 1 else {}
 
     @cached_property
     def tensors(self) -> dict[str, Tensor]:
         """The tensors in float32."""
-        tensors = read_tensors(self.folder / self.files[-1])
+        tensors = stored.read_tensors(self.folder / self.files[-1])
         return {name: tensor.float() for name, tensor in tensors.items()}
 
     def refuse(self, reason: str, way_out: str) -> NoReturn:
@@ -85,10 +78,9 @@ class SAESource:
         """Refuse a setting whose value is not among the supported ones."""
         if value not in (supported := list(supported)):
             known = " or ".join(map(str, supported))
-            self.refuse(
-                f"its {key} is {value!r}, which is not supported",
-                f"Take an SAE whose {key} is {known}.",
-            )
+            what = f"its {key} is {value!r}, which is not supported"
+            what = f"its settings have no {key}" if value is None else what
+            self.refuse(what, f"Take an SAE whose {key} is {known}.")
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor that the file must have."""
@@ -111,8 +103,7 @@ class SAESource:
 
         It may be TransformerLens' name, a module (``model.layers.3.mlp``) or ``mlp_out_layer_3``.
         """
-        match = _IN_LAYER.fullmatch(hook.removesuffix(".output"))
-        if match is not None:
+        if match := _IN_LAYER.fullmatch(hook.removesuffix(".output")):
             layer = int(match[1]) - (match[2] == "hook_resid_pre")
             if match[2] not in _HOOK_KINDS or layer < 0:
                 self.refuse(
@@ -188,7 +179,8 @@ def load_sae(
     """
     folder = Path(folder)
     if not folder.is_dir():
-        fail_to_read(folder, "there is no such folder")
+        missing = "there is no such folder; if it is a hub id, download it first, pass its folder"
+        fail_to_read(folder, "it is a file; pass its folder" if folder.exists() else missing)
     name = next((name for name, one in reversed(FORMATS.items()) if one.matches(folder)), None)
     if name is None:
         inside = sorted(p.name + "/" * p.is_dir() for p in folder.iterdir())
@@ -204,7 +196,9 @@ def load_sae(
         sae = FORMATS[name].read(source)
     except torch.OutOfMemoryError:  # of the LM
         raise
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError) as error:
+    except KeyError as error:
+        fail_to_read(folder, f"its files lack the key {error}, which {name} has")
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         fail_to_read(folder, f"a value in its files is none that {name} has ({error!r})")
     if hook_point is not None and sae.hook_point != hook_point:
         raise SparseAutoencoderError(
@@ -235,7 +229,7 @@ def load_saes(
 
 def _sae_folders(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        fail_to_read(folder, "there is no such folder")
+        return [folder]  # which `load_sae` refuses
     inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
     known = [any(form.matches(one) for form in FORMATS.values()) for one in (folder, *inside)]
     # Files beside folders that hold no SAE, such as checkpoints, are one SAE of an unknown format,
@@ -310,7 +304,7 @@ def _gated(parts: dict[str, Any], r_mag: Tensor, gate_bias: Tensor) -> dict[str,
 def _read_sparsify(source: SAESource) -> SparseAutoencoder:
     """Top-k SAEs of EleutherAI, in folders named by a module: ``layers.12``, ``h.3.mlp``."""
     run = source.folder.absolute().parent / "config.json"  # transcoders of 2024 are only named here
-    config = (read_config(run) if run.is_file() else {}) | source.config
+    config = (stored.read_config(run) if run.is_file() else {}) | source.config
     for key in ("transcode", "skip_connection", "embed_skip", "gram_lookup", "signed"):
         is_on = config.get(key) or (key == "skip_connection" and "W_skip" in source.tensors)
         source.require(key, bool(is_on), [False])
@@ -340,16 +334,16 @@ _DICTIONARIES: dict[str, tuple[Sequence[str], Activation, bool]] = {
 
 def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
     """Biases and thresholds are already those of unscaled activations."""
-    trainer = source.config.get("trainer") or {}
-    buffer = source.config.get("buffer") or {}
+    trainer, buffer = (source.config.get(key) or {} for key in ("trainer", "buffer"))
     source.require("buffer.io", buffer.get("io", "out"), ["out"])  # else an input, a transcoder
-    name = trainer.get("dict_class") or ("AutoEncoder" if "bias" in source.tensors else "unknown")
+    name: Any = trainer.get("dict_class") or ("AutoEncoder" if "bias" in source.tensors else None)
     source.require("trainer.dict_class", name, _DICTIONARIES)
     keys, activation, subtract = _DICTIONARIES[name]
     parts = source.weights(keys, "encoder" if keys is _KEYS else "decoder")
     k = source.tensors.get("k", trainer.get("k"))
-    if k is not None:
-        source.require("trainer.k", trainer.get("k", int(k)), [int(k)])  # that of the tensors
+    if k is not None and trainer.get("k", int(k)) != int(k):
+        reason = f"its trainer.k is {trainer['k']}, but the k of {source.files[-1]} is {int(k)}"
+        source.refuse(reason, "Copy both files again, from one training.")
     if name == "GatedAutoEncoder":
         parts = _gated(parts, source.tensor("r_mag"), source.tensor("gate_bias"))
     elif activation in ("jumprelu", "batchtopk"):
@@ -411,7 +405,7 @@ def _saelens_scale(source: SAESource, normalize: object, hook: str) -> float:
     source.require("normalize_activations", normalize, ["none", True, _SCALED])
     scale, path = source.input_scale, source.folder / "activation_scaler.json"
     if scale is None and path.is_file():
-        scale = read_config(path).get("scaling_factor")
+        scale = stored.read_config(path).get("scaling_factor")
     if scale is None:
         source.refuse(
             f"it expects activations of a fixed mean norm (normalize_activations is {_SCALED}), "
@@ -558,7 +552,8 @@ def at_output(sae: SparseAutoencoder, weight: Tensor, bias: Tensor) -> SparseAut
 
 FORMATS = {
     "lincorr": SAEFormat(
-        [CONFIG_FILE, TENSORS_FILE], lambda source: SparseAutoencoder.from_pretrained(source.folder)
+        [stored.CONFIG_FILE, stored.TENSORS_FILE],
+        lambda source: SparseAutoencoder.from_pretrained(source.folder),
     ),
     "saelens": SAEFormat(["cfg.json", "sae_weights.safetensors"], _read_saelens),
     "gemma_scope": SAEFormat(["params.npz"], _read_gemma_scope),

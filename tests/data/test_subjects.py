@@ -88,6 +88,8 @@ def test_subjects_of_a_file(small_lm: str, tmp_path: Path) -> None:
     path.write_text("\ufeffAda Lovelace\n\nAlan Turing\nGrace\n  Emmy \n", encoding="utf-8")
     data = _set_up(small_lm, subjects_file=str(path))
     assert set(_everything(data)) == {"Ada Lovelace", "Alan Turing", "Grace", "Emmy"}
+    with pytest.raises(SubjectsError, match=r"has 4\. Set data.n_subjects to null, .* or to 4 at"):
+        _set_up(small_lm, subjects_file=str(path), n_subjects=5)
     path.write_text("Ada\nAda\nAlan\nGrace\n", encoding="utf-8")
     with pytest.raises(SubjectsError, match=r"subjects_file .*line 2: 'Ada' is there twice"):
         _set_up(small_lm, subjects_file=str(path))

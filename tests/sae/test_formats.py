@@ -369,8 +369,11 @@ def test_an_unknown_format_lists_the_known_ones(tmp_path: Path) -> None:
     match = r"inside is ae\.pt\. Known are lincorr.*saelens.*gemma_scope.*llama_scope"
     with pytest.raises(SparseAutoencoderError, match=match):
         load_sae(tmp_path)
-    with pytest.raises(SparseAutoencoderError, match="no such folder"):
-        load_sae(tmp_path / "nowhere")
+    for load in (load_sae, load_saes):
+        with pytest.raises(SparseAutoencoderError, match=r"no such folder; .*download it first"):
+            load(tmp_path / "nowhere")
+        with pytest.raises(SparseAutoencoderError, match=r"ae\.pt: it is a file; pass its folder"):
+            load(tmp_path / "ae.pt")
 
 
 def test_one_sae_per_hook_point(tmp_path: Path) -> None:
