@@ -100,12 +100,9 @@ class PairedCorpus:
     """
 
     def __init__(
-        self,
-        labels: PairedLabels,
-        texts: Sequence[PairedTexts],
-        plan: TrainingPlan,
+        self, labels: PairedLabels, texts: Sequence[PairedTexts], plan: TrainingPlan,
         tokenizer: PreTrainedTokenizerBase,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.labels, self.texts, self.plan = labels, tuple(texts), plan
         self.n_paired, self.n_new = texts[0].n_paired, texts[0].n_new
         self.mapped: list[list[MappedLabels]] = [
@@ -218,17 +215,11 @@ class PairedTextsDataModule(StudyData):
     free_settings = frozenset({"texts_file", "knowledge_files"})
 
     def __init__(
-        self,
-        plan: TrainingPlan | None = None,
-        relation: str = "city->country",
-        n_paired: int = 1024,
-        n_new: int = 128,
-        max_source_labels: int | None = None,
-        source_labels: list[str] | None = None,
-        texts_file: str | None = None,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
-    ) -> None:
+        self, plan: TrainingPlan | None = None, relation: str = "city->country",
+        n_paired: int = 1024, n_new: int = 128, max_source_labels: int | None = None,
+        source_labels: list[str] | None = None, texts_file: str | None = None,
+        knowledge_files: list[str] | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         require("data.n_paired", n_paired, at_least=1)
         require("data.n_new", n_new, at_least=1)

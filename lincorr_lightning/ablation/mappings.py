@@ -66,11 +66,9 @@ class MappedLabels:
 
 
 def pair_labels(
-    relation: TokenizedRelation,
-    n: int | None = None,
-    only: Sequence[str] | None = None,
+    relation: TokenizedRelation, n: int | None = None, only: Sequence[str] | None = None,
     seed: int = 0,
-) -> PairedLabels:
+) -> PairedLabels:  # fmt: skip
     """Choose source labels, and for each the target label that is taught with it.
 
     `n` labels with a target are chosen (None: all), or `n` of those whose texts `only` lists.

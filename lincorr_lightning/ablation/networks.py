@@ -100,13 +100,9 @@ class PooledTexts:
     """
 
     def __init__(
-        self,
-        corpus: PairedCorpus,
-        embedding: TokenEmbedding,
-        candidates: Candidates,
-        settings: NetworkSettings,
-        device: torch.device | str = "cpu",
-    ) -> None:
+        self, corpus: PairedCorpus, embedding: TokenEmbedding, candidates: Candidates,
+        settings: NetworkSettings, device: torch.device | str = "cpu",
+    ) -> None:  # fmt: skip
         self.corpus = corpus
         self.n_seeds, self.n_mappings = len(corpus.plan.seeds), len(corpus.plan.mappings)
         pooled = torch.stack([embedding.pooled(token_ids) for token_ids in corpus.token_ids])

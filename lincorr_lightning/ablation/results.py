@@ -43,15 +43,10 @@ class MappingScores:
 
 
 def ablation_results(
-    corpus: PairedCorpus,
-    embedding: TokenEmbedding,
-    *,
-    scores: Mapping[str, Shares],
-    baselines: Mapping[str, Sequence[float]],
-    history: History,
-    cases: Iterable[Mapping[str, str | bool]],
-    seconds: float | None,
-) -> Results:
+    corpus: PairedCorpus, embedding: TokenEmbedding, *, scores: Mapping[str, Shares],
+    baselines: Mapping[str, Sequence[float]], history: History,
+    cases: Iterable[Mapping[str, str | bool]], seconds: float | None,
+) -> Results:  # fmt: skip
     """Build the results of a run.
 
     `scores` are those after the phase ``learn`` and, if that was measured, ``uncomposed``. The log
@@ -97,12 +92,9 @@ def ablation_results(
 
 
 def _tables(
-    corpus: PairedCorpus,
-    lm: str,
-    summary: Sequence[MappingScores],
-    runs: DataFrame,
+    corpus: PairedCorpus, lm: str, summary: Sequence[MappingScores], runs: DataFrame,
     cases: Iterable[Mapping[str, str | bool]],
-) -> Iterator[Table]:
+) -> Iterator[Table]:  # fmt: skip
     yield Table.of(
         "summary",
         summary,

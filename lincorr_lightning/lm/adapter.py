@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.head import are_same, call_model, head_of, probe_tokens
 
 _MAX_LISTED = 3
+_TWICE = re.compile(r"\.(modules_to_save\.weight|token_adapter\.trainable_tokens_delta)")
 
 
 def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
@@ -36,24 +38,16 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
         raise LanguageModelError(
             f"{file} has NaN or infinite values in {broken[0]}. Pass an earlier checkpoint of it."
         )
-    # With another vocabulary, peft saves twice what was trained.
-    twins = {key: key.replace(".modules_to_save", "") for key in weights}
-    weights = {
-        key: w for key, w in weights.items() if twins[key] == key or twins[key] not in weights
-    }
     lacks = _resize(model, weights)
     shared: Tensor = model.get_input_embeddings().weight
     # peft draws initial weights from torch's generator, and warns of shared embeddings.
     with torch.random.fork_rng([]), warnings.catch_warnings(action="ignore"):
         torch.manual_seed(0)
         wrapper = PeftModel(model, config).eval()
-        for layer in wrapper.modules():
-            base: Any = layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else None
-            if getattr(base, "weight", None) is shared:  # the adapter changes one of two
-                base.weight = nn.Parameter(shared.detach().clone())
         try:
             read: Any = set_peft_model_state_dict(wrapper, weights)
-            has = list(read.unexpected_keys)
+            # With another vocabulary, peft saves twice what was trained.
+            has = [key for key in read.unexpected_keys if not _is_twin(key, weights)]
             own = dict(wrapper.named_parameters(remove_duplicate=False))
             known = {id(p) for name, p in own.items() if name not in read.missing_keys}
             own = {name: p for name, p in own.items() if p.requires_grad and ".default" in name}
@@ -68,6 +62,10 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
                 "it again, or pass the LM that it was trained on as lm.name_or_path and the "
                 "adapter as lm.adapter."
             )
+        for layer in wrapper.modules():
+            base: Any = layer.get_base_layer() if isinstance(layer, BaseTunerLayer) else None
+            if getattr(base, "weight", None) is shared:  # the adapter changes one of two
+                base.weight = nn.Parameter(shared.detach().clone())
         before = _logits(model)
         merged: Any = wrapper.merge_and_unload(safe_merge=True)  # type: ignore[operator]
     if not are_same(_logits(merged), before, merged.dtype):
@@ -96,10 +94,18 @@ def read_settings(path: Path) -> dict[str, Any]:
     return settings | {"inference_mode": False, "megatron_config": None}
 
 
+def _is_twin(key: str, weights: dict[str, Tensor]) -> bool:
+    own = weights.get(key.replace(".default", ""), torch.empty(0))
+    others = (w for w in weights.values() if w is not own and _TWICE.search(key))
+    return any(torch.equal(own, w) for w in others)
+
+
 def _resize(model: Any, weights: dict[str, Tensor]) -> list[str]:
     """Give an LM as many tokens as a saved embedding; return names of weights that are missing."""
     embedding, head = model.get_input_embeddings(), head_of(model)
     names = {part: f"base_model.model.{name}.weight" for name, part in model.named_modules()}
+    # As an adapted layer saves them.
+    weights = {re.sub(r"(\.token_adapter)?\.base_layer", "", key): w for key, w in weights.items()}
     saved = weights.get(names[embedding])
     if saved is None or len(saved) == len(embedding.weight):
         return []

@@ -37,6 +37,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*(tie|gradient_checkpointing|ve
 
 WEIGHTS = "adapter_model.safetensors"
 EVERY = "all-linear"
+EMBEDDING = ["embed_tokens", "lm_head"]
 
 
 def lora(targets: Any = EVERY, **options: Any) -> peft.LoraConfig:
@@ -233,17 +234,27 @@ def test_resized_vocabulary(base: str, lm_folder: Folder, tmp_path: Path) -> Non
             LanguageModel.from_pretrained(str(adapter))
 
 
-@pytest.mark.parametrize("saved", [["embed_tokens", "lm_head"], ["embed_tokens"], ["lm_head"]])
+@pytest.mark.parametrize(
+    "trained",
+    [
+        *({"modules_to_save": saved} for saved in (EMBEDDING, EMBEDDING[:1], EMBEDDING[1:])),
+        *({"targets": ["q_proj", *adapted]} for adapted in (EMBEDDING, EMBEDDING[:1])),
+        {"trainable_token_indices": [5, VOCAB + 6]},
+    ],
+)
 @pytest.mark.parametrize("base", ["llama", "llama-tied"])
 def test_resized_vocabulary_that_is_trained(
-    base: str, saved: list[str], lm_folder: Folder, tmp_path: Path
+    base: str, trained: dict[str, Any], lm_folder: Folder, tmp_path: Path
 ) -> None:
-    """Peft saves the whole embedding and head twice."""
-    options = lora(["q_proj"], modules_to_save=saved)
+    """Peft saves the whole embedding and head: twice, or as those below adapters."""
+    options = lora(**{"targets": ["q_proj"]} | trained)
     adapted = train(lm_folder(base), tmp_path / "adapter", options, VOCAB + 7)
-    weights = load_file(tmp_path / "adapter" / WEIGHTS)
-    assert f"base_model.model.{'model.' * ('embed' in saved[0])}{saved[0]}.weight" in weights
-    assert any(".modules_to_save." in key for key in weights)
+    if base == "llama" and trained.get("targets") == ["q_proj", "embed_tokens"]:
+        with pytest.raises(LanguageModelError, match=r"lacks base_model.model.lm_head.weight"):
+            LanguageModel.from_pretrained(str(tmp_path / "adapter"))
+        return
+    kind = ".modules_to_save." if "modules_to_save" in trained else ".base_layer."
+    assert any(kind in key for key in load_file(tmp_path / "adapter" / WEIGHTS))
     lm = LanguageModel.from_pretrained(str(tmp_path / "adapter"))
     tokens = [*TOKEN_IDS, VOCAB + 6]
     expected = naive_logits(adapted, PROMPTS, tokens)
