@@ -14,11 +14,11 @@ from torch.distributed.tensor import DTensor
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
-from lincorr_lightning.lm import modes, shared_prefixes
+from lincorr_lightning.lm import loading, modes, shared_prefixes
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
-from lincorr_lightning.lm.loading import find_checkpoint, load_model, read_config, read_tokenizer
+from lincorr_lightning.lm.loading import Checkpoint
 from lincorr_lightning.lm.sharding import shard, splits_matrices
 
 if TYPE_CHECKING:
@@ -55,16 +55,18 @@ class LanguageModel(nn.Module):
     tokenizer: hf.PreTrainedTokenizerBase
     model: hf.PreTrainedModel
     """The Hugging Face module, after `load`."""
+    checkpoint: Checkpoint | None = None
+    """Where the LM is stored; None of one that was in memory before."""
     reads_prompts: str | None = None
     """How `joint_logits` reads the prompts of a subject, in words; None before the first call."""
 
     def __init__(self, config: LMConfig | Mapping[str, Any], prefix: str = "") -> None:
         super().__init__()
         self.config = config if isinstance(config, LMConfig) else LMConfig(**config)
-        self._checkpoint = find_checkpoint(self.config)
+        self.checkpoint = checkpoint = loading.find_checkpoint(self.config)
         # The configuration first: for an encoder, errors about the tokenizer would mislead.
-        model_config = read_config(self._checkpoint)
-        self._prepare(read_tokenizer(self._checkpoint), model_config, prefix)
+        model_config = loading.read_config(checkpoint)
+        self._prepare(loading.read_tokenizer(checkpoint), model_config, prefix)
 
     def _prepare(
         self, tokenizer: hf.PreTrainedTokenizerBase, model_config: hf.PreTrainedConfig, prefix: str
@@ -114,8 +116,7 @@ class LanguageModel(nn.Module):
     @property
     def location(self) -> str:
         """Folder or hub id of the LM; of an adapter, of its base."""
-        found = getattr(self, "_checkpoint", None)
-        return self.config.name_or_path if found is None else found.location
+        return self.checkpoint.location if self.checkpoint else self.config.name_or_path
 
     @property
     def n_layers(self) -> int | None:
@@ -131,7 +132,8 @@ class LanguageModel(nn.Module):
     def load(self) -> LanguageModel:
         """Load the weights, frozen and in eval mode, unless they are loaded; return this object."""
         if not self.is_loaded:
-            model = load_model(self._checkpoint, self._model_config)
+            assert self.checkpoint is not None
+            model = loading.load_model(self.checkpoint, self._model_config)
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]
             if self.config.compile:
@@ -486,13 +488,12 @@ class LanguageModel(nn.Module):
 
         An LM with an adapter has also the name of the adapter and that of the base.
         """
-        found = getattr(self, "_checkpoint", None)
         return {
             "name_or_path": self.config.name_or_path,
             "dtype": modes.dtype_name(self.model.dtype),
             "fingerprint": self.fingerprint,
             "n_parameters": self.model.num_parameters(),
-        } | (found.merged if found else {})
+        } | (self.checkpoint.merged if self.checkpoint else {})
 
     @property
     def fingerprint(self) -> dict[str, str]:

@@ -238,11 +238,11 @@ def test_gemma_scope_out_of_its_folders_and_of_attention(tmp_path: Path) -> None
             load_sae(folder)
 
 
-class _Opened:
+class Opened:
     """Unpickling it would leave a trace."""
 
     def __reduce__(self) -> tuple:
-        return (_Opened.leave_trace, ())
+        return (Opened.leave_trace, ())
 
     @staticmethod
     def leave_trace() -> None:
@@ -262,7 +262,7 @@ def _save_with_shape(path: Path, shape: tuple[int, ...], claimed: int | None) ->
 
 def test_nothing_is_unpickled_or_half_read(tmp_path: Path) -> None:
     array = np.empty(1, dtype=object)
-    array[0] = _Opened()
+    array[0] = Opened()
     folder, _ = _gemma(tmp_path / "gemma-scope-2b-pt-res" / "layer_3" / "l0", b_dec=array)
     with pytest.raises(SparseAutoencoderError, match=r"params\.npz: .*pickled objects"):
         load_sae(folder)

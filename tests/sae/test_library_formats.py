@@ -17,6 +17,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae import FORMATS, SparseAutoencoder, load_sae, load_saes, register_format
 from lincorr_lightning.sae.formats import SAESource
 from lincorr_lightning.sae.hook_points import HookPoint
+from tests.sae.test_formats import Opened
 from tests.toys import toy_model
 
 N, WIDTH, K = 40, 12, 5
@@ -358,21 +359,10 @@ def test_dictionary_learning_that_is_refused(changes: dict, message: str, tmp_pa
     assert "\n" not in str(error.value)
 
 
-class _Opened:
-    """Unpickling it would leave a trace."""
-
-    def __reduce__(self) -> tuple:
-        return (_Opened.leave_trace, ())
-
-    @staticmethod
-    def leave_trace() -> None:
-        raise AssertionError("a pickle was loaded")
-
-
 def test_dictionary_learning_runs_no_code_of_a_file(tmp_path: Path) -> None:
     folder = _dictionary(tmp_path)
     whole = (folder / "ae.pt").read_bytes()
-    torch.save({"encoder.weight": W_ENC, "more": _Opened()}, folder / "ae.pt")
+    torch.save({"encoder.weight": W_ENC, "more": Opened()}, folder / "ae.pt")
     with pytest.raises(SparseAutoencoderError, match=r"ae\.pt: .*pickled objects") as error:
         load_sae(folder)
     assert "\n" not in str(error.value) and "weights_only" not in str(error.value)

@@ -23,7 +23,6 @@ from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.artifact import fit_linear_maps, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.loading import find_checkpoint
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import LMStudy
@@ -66,7 +65,8 @@ class EditedLM(LMStudy):
         self.save_hyperparameters(logger=False)
         self.controls, self.n_neighbours, self.n_subjects = controls, n_neighbours, n_subjects
         self.edited = self.other_lm(lm)
-        found = find_checkpoint(self.edited.config)
+        found = self.edited.checkpoint
+        assert found is not None
         folder = Path((found.adapter or found).location)
         beside = folder / "edits.csv", folder.parent / "tables" / "edits.csv"
         #: File of edits in the folder of the edited LM, or of the fine-tune that saved it.
@@ -143,8 +143,8 @@ def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list
 
 def _info(lm: LanguageModel) -> dict[str, Any]:
     """Return the `info` of an LM, with the types of quantized weights in its GGUF file."""
-    found, kinds = find_checkpoint(lm.config), set[str]()
-    if found.gguf_file is not None:
+    found, kinds = lm.checkpoint, set[str]()
+    if found is not None and found.gguf_file is not None:
         from gguf import GGUFReader
 
         tensors = GGUFReader(Path(found.location) / found.gguf_file).tensors
@@ -157,8 +157,8 @@ def _wordings(edits: EditDataset) -> dict[str, list[Sequence[str]]]:
     subjects, asked = [edit.subject for edit in edits.edits], dict[str, list[Sequence[str]]]()
     ends = {"source_learned": edits.relation.source, "generalized": edits.relation.target}
     for name, end in ends.items():
-        wordings = end.knowledge.paraphrases
-        asked[f"paraphrases_{name}"] = [[x.replace("{}", s, 1) for x in wordings] for s in subjects]
+        wordings = [replace(end.knowledge, template=text) for text in end.knowledge.paraphrases]
+        asked[f"paraphrases_{name}"] = [[x.prompt(s) for x in wordings] for s in subjects]
     measured = map(edits.relation.source.knowledge.prompt, subjects)  # which a file may name, too
     rows = zip(edits.rows, asked["paraphrases_source_learned"], measured, strict=True)
     others = [[x for x in row.prompts if x != own] or wordings for row, wordings, own in rows]

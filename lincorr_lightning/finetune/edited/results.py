@@ -35,6 +35,7 @@ def edited_results(
     relation, made = edits.relation, edits.edits
     ends, n_lms = relation.name.split("->"), len(edits.edited_lms) or 1
     labels, old = (torch.tensor([getattr(x, k) for x in made]) for k in ("label", "source_before"))
+    is_other = labels != old  # where old is new, there is no old answer
     mask = reference_mask(made, len(relation.target.labels))
     texts = [relation.source.texts[i] for i in labels.tolist()]  # the answers' first tokens
     columns: dict[str, list[Any]] = {"id": [row.id for row in edits.rows], "source_label": texts}
@@ -47,16 +48,15 @@ def edited_results(
         near.append(cases.DomainLogits(x, y))
         leading, (p_new, p_old) = source.argmax(1), read["probability"].T
         columns[f"source_{stage}"] = [relation.source.texts[i] for i in leading.tolist()]
-        p_old = p_old.where(labels != old, torch.nan)  # where old is new, there is no old answer
+        p_old, is_higher = p_old.where(is_other, torch.nan), p_new > p_old
         columns |= {f"p_new_{stage}": p_new.tolist(), f"p_old_{stage}": p_old.tolist()}
         values = {
             "source_learned": leading == labels,
             "generalized": mask.gather(1, target.argmax(1, keepdim=True))[:, 0],
-            "p_new": p_new, "p_old": p_old[labels != old],
-            "efficacy": (p_new > p_old)[labels != old],
+            "p_new": p_new, "p_old": p_old[is_other], "efficacy": is_higher[is_other],
         }  # fmt: skip
-        higher = zip((p_new > p_old).tolist(), (labels != old).tolist(), strict=True)
-        columns[f"efficacy_{stage}"] = [one if is_other else None for one, is_other in higher]
+        pairs = zip(is_higher.tolist(), is_other.tolist(), strict=True)
+        columns[f"efficacy_{stage}"] = [higher if other else None for higher, other in pairs]
         if stage == "before":
             for name in ("source_learned", "generalized"):
                 columns[f"{name}_before"] = values[name].tolist()
