@@ -55,8 +55,7 @@ class LanguageModel(nn.Module):
     tokenizer: hf.PreTrainedTokenizerBase
     model: hf.PreTrainedModel
     """The Hugging Face module, after `load`."""
-    checkpoint: Checkpoint | None = None
-    """Where the LM is stored; None of one that was in memory before."""
+    checkpoint: Checkpoint | None = None  # where it is stored; None of one that was in memory
     reads_prompts: str | None = None
     """How `joint_logits` reads the prompts of a subject, in words; None before the first call."""
 
