@@ -29,10 +29,16 @@ def make_loader(batches: Sequence[Batch], trainer: Any) -> DataLoader[Batch]:
         of_rank = [replace(batch, is_padding=True) for batch in of_rank]
     if len(of_rank) < n_steps:
         of_rank.append(replace(batches[0], is_padding=True))  # type: ignore[type-var]
-    # Lightning replaces any other sampler by one that distributes the batches again.
     dataset = cast("Dataset[Batch]", of_rank)
-    sampler = DistributedSampler[Batch](dataset, num_replicas=1, rank=0, shuffle=False)
-    return DataLoader(dataset, batch_size=None, sampler=sampler)
+    return DataLoader(dataset, batch_size=None, sampler=own_steps(dataset))
+
+
+def own_steps(dataset: Dataset[Batch]) -> DistributedSampler[Batch]:
+    """Return a sampler of all steps of a dataset that holds those of this rank alone.
+
+    Lightning replaces any other sampler by one that distributes the steps again.
+    """
+    return DistributedSampler[Batch](dataset, num_replicas=1, rank=0, shuffle=False)
 
 
 class _ResumableSampler(DistributedSampler[Any]):

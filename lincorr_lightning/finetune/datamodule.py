@@ -11,7 +11,7 @@ from typing import Any, get_args
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
-from lincorr_lightning.data.loaders import ResumableLoader
+from lincorr_lightning.data.loaders import ResumableLoader, own_steps
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
 from lincorr_lightning.finetune import edits as resolving
@@ -227,7 +227,9 @@ class EditsDataModule(StudyData):
     def predict_dataloader(self) -> DataLoader[EditBatch]:
         """Return every edit once, in order."""
         dataset = self._dataset(EditTraining(n_steps=1, edits_per_step=self.batch_size))
-        return DataLoader(dataset, batch_size=None)
+        # Its steps are this rank's own. Lightning would distribute them again, and has no way to
+        # do so where there are fewer than ranks.
+        return DataLoader(dataset, batch_size=None, sampler=own_steps(dataset))
 
     test_dataloader = predict_dataloader
 

@@ -151,6 +151,17 @@ def test_edits_made_elsewhere(small_lm, make_lm, one_and_two, tmp_path):
     tables(folders, 1e-6)
 
 
+def test_forecasts_of_fewer_batches_than_processes(small_lm, one_and_two):
+    folders = one_and_two(
+        "predict", "--config", "forecast.yaml", f"--model.lm.name_or_path={small_lm}",
+        "--data.n_edits=3", "--data.batch_size=8", "--model.ridges=[10]", "--model.n_subjects=100",
+    )  # fmt: skip
+    one, two = map(numbers, folders)
+    assert one["n_edits"] == 3
+    assert_close(one, two, 1e-6)
+    tables(folders, 1e-6)
+
+
 def test_probe_in_several_wordings(small_lm, one_and_two, tmp_path):
     path = tmp_path / "towns.yaml"
     path.write_text(
