@@ -1,7 +1,5 @@
 """Split data over ranks, and gather results from all of them."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 

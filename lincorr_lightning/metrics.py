@@ -1,7 +1,5 @@
 """torchmetrics over `lincorr_lightning.functional`: the same numbers on one device or many."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from typing import Any, NamedTuple

@@ -4,8 +4,6 @@ They are in UTF-8, or in UTF-16. Every error is a `SubjectsError` that names the
 is one, the line.
 """
 
-from __future__ import annotations
-
 import csv
 import json
 import re

@@ -1,7 +1,5 @@
 """Loaders: whole batches that are the same for any number of ranks, and steps that resume."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast

@@ -1,7 +1,5 @@
 """The subjects X: sampled, split into two halves, and cut into the same batches everywhere."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Datamodules of texts: rows of any length, and prompts of the first tokens of each text."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

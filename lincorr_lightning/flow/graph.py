@@ -6,8 +6,6 @@ stream after layer L-1 and in the outputs of layer L's MLP and attention, whose 
 A feature is a row of a decoder ``(n_features, width)``; the paper writes it as a column.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -32,14 +30,11 @@ SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_ou
 """Names of the kinds of hook points in the names of groups, as in the paper."""
 
 
-def _groups(names: Mapping[HookKind, str], joint: str, none: str) -> list[str]:
-    kinds = ([kind for i, kind in enumerate(KINDS) if code >> i & 1] for code in range(8))
-    return [joint.join(names[kind] for kind in active) or none for active in kinds]
-
-
-GROUPS: tuple[str, ...] = tuple(f"From {name}" for name in _groups(SHORT, " & ", "nowhere"))
+_ACTIVE = [[kind for i, kind in enumerate(KINDS) if code >> i & 1] for code in range(8)]
+GROUPS = tuple(f"From {' & '.join(SHORT[k] for k in kinds) or 'nowhere'}" for kinds in _ACTIVE)
 """Names of the groups by their code, the sum of 1 for RES, 2 for MLP and 4 for ATT."""
-GROUP_NAMES = dict(zip(GROUPS, _groups(KIND_NAMES, ", ", "no predecessor"), strict=True))
+_NAMES = (", ".join(KIND_NAMES[k] for k in kinds) or "no predecessor" for kinds in _ACTIVE)
+GROUP_NAMES = dict(zip(GROUPS, _NAMES, strict=True))
 """Names of the groups on figures and screens."""
 
 

@@ -1,7 +1,5 @@
 """The feature-flow study: where the features of SAEs come from, and what depends on them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Feature flow of a relation: features that carry its answers, what they share, ablations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product

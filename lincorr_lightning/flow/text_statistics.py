@@ -4,8 +4,6 @@ The group of a feature at a token is which of its matched predecessors are activ
 2502.03032, figures 3 to 5, 12, 14, 18). Transition matrices carry features on (figures 21 to 23).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any

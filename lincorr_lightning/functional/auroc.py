@@ -4,8 +4,6 @@ Written here because torchmetrics takes the sigmoid of scores outside [0, 1], wh
 equal, and scikit-learn, a dependency of the tests only, takes one score and one class at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Pearson's r between predicted and true logits, by label and by instance (paper section 3.2)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -1,7 +1,5 @@
 """Difference between two means whose samples share all, some or none of their units."""
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """Geometric median of points."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

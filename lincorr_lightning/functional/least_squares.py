@@ -1,7 +1,5 @@
 """Least squares from second moments: minimum norm, or any number of ridge strengths at once."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ so that large logits with a small spread keep their digits, and they merge exact
 variances", 1979) over batches and over ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from typing import NamedTuple

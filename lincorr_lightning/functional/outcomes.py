@@ -1,7 +1,5 @@
 """Outcomes of an edit at the target, their forecast and their causes (paper, sections 4 and 5)."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
 from enum import StrEnum

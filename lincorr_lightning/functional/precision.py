@@ -1,7 +1,5 @@
 """Precision of W: how often its highest weights agree with the reference (paper section 3.5)."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -4,8 +4,6 @@ Not in the paper, whose appendix B leaves open which knowledge correlates and wh
 no evidence: the logits of any two prompts of an LM are correlated.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 

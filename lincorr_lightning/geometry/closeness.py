@@ -1,7 +1,5 @@
 """Correlations over prompts and over pairs of kinds of knowledge, with their tests."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -255,16 +253,16 @@ class KnowledgeCloseness:
             if by_pair or name == "r"
         }
 
-    # k, scaling and layer are positions; None for a layer is the mean over all of them.
+    # k, scaling and layer are positions; of several layers, it is the mean over them.
 
-    def overlap_matrix(self, k: int, layer: int | None = None) -> Floats:
+    def overlap_matrix(self, k: int, layer: int | slice = slice(None)) -> Floats:
         """Return the overlap of all pairs."""
-        return self._matrix({pair: _at(o[:, k], layer) for pair, o in self.overlap.items()})
+        return self._matrix({pair: o[layer, k].mean() for pair, o in self.overlap.items()})
 
-    def difference_matrix(self, scaling: int, layer: int | None = None) -> Floats:
+    def difference_matrix(self, scaling: int, layer: int | slice = slice(None)) -> Floats:
         """Return ``|log ID - log ID'|`` of all pairs."""
-        logs = {name: np.log(values[:, scaling]) for name, values in self.dimension.items()}
-        return self._matrix({(a, b): _at(abs(logs[a] - logs[b]), layer) for a, b in self.overlap})
+        logs = {name: np.log(values[layer, scaling]) for name, values in self.dimension.items()}
+        return self._matrix({(a, b): abs(logs[a] - logs[b]).mean() for a, b in self.overlap})
 
     def _matrix(self, values: Mapping[tuple[str, str], float]) -> Floats:
         matrix = np.full((len(self.names), len(self.names)), math.nan)
@@ -281,17 +279,17 @@ class KnowledgeCloseness:
         difference of log ID. Prompts worded alike may be close and correlated for that alone: see
         rho of the wording, and the other correlations with wording partialled out.
         """
-        single = range(len(self.layers)) if len(self.layers) > 1 else ()
-        return [test for layer in (None, *single) for test in self._tests(layer)]
+        single = {str(layer): i for i, layer in enumerate(self.layers) if len(self.layers) > 1}
+        layers: dict[str, int | slice] = {"all": slice(None), **single}
+        return [test for name, layer in layers.items() for test in self._tests(name, layer)]
 
-    def _tests(self, layer: int | None) -> Iterator[ClosenessTest]:
-        number = "all" if layer is None else str(self.layers[layer])
+    def _tests(self, number: str, layer: int | slice) -> Iterator[ClosenessTest]:
         wording = self._matrix(self.wording)
         measures = {("overlap", f"k={k}"): self.overlap_matrix(i, layer)
                     for i, k in enumerate(self.ks)}  # fmt: skip
         for i, n2 in enumerate(self.range_scalings):
             measures["dimension_difference", f"n2={n2}"] = self.difference_matrix(i, layer)
-        if layer is None:
+        if number == "all":
             measures["wording", ""] = wording
         for (name, setting), matrix in measures.items():
             for against, scores in self.score_matrices.items():
@@ -307,7 +305,3 @@ class KnowledgeCloseness:
         """Return one of `tests`, over the mean of all layers, with nothing partialled out."""
         wanted = closeness, setting, "all", against, None
         return next(t for t in self.tests if astuple(t)[: len(wanted)] == wanted)
-
-
-def _at(values: Floats, layer: int | None) -> float:
-    return float(values.mean() if layer is None else values[layer])

@@ -1,7 +1,5 @@
 """Knowledge geometry: closeness of two prompts' clouds against the correlation of their logits."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from itertools import chain, combinations
 from pathlib import Path

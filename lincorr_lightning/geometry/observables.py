@@ -5,8 +5,6 @@ al., 2025, arXiv 2501.10573): intrinsic dimension, overlap of neighborhoods, ang
 shuffles, loss and entropy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -38,16 +36,16 @@ class NearestTokens(NamedTuple):
     """
 
     distances: Tensor
-    """Euclidean distances, increasing, ``(..., n_tokens, max_rank)``, float64; inf if there are
-    fewer distinct tokens."""
+    """Euclidean distances, increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf if there
+    are fewer distinct tokens."""
     indices: Tensor
     """Positions of these tokens, same shape, int64; -1 where the distance is inf."""
     first: Tensor
-    """Position of the first token with the same hidden state, ``(..., n_tokens)``, int64."""
+    """Position of the first token with the same hidden state, ``(n_layers, n_tokens)``, int64."""
 
     @property
     def distinct(self) -> Tensor:
-        """Whether a token is not a copy, ``(..., n_tokens)`` bool."""
+        """Whether a token is not a copy, ``(n_layers, n_tokens)`` bool."""
         return self.first == torch.arange(self.first.shape[-1], device=self.first.device)
 
 
@@ -55,7 +53,7 @@ class NearestTokens(NamedTuple):
 def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     """Find the nearest distinct tokens of each token of each layer.
 
-    Of hidden states or other clouds, ``(..., n_layers, n_tokens, d)``, of any floating dtype; a
+    Of hidden states or other clouds, ``(n_layers, n_tokens, d)``, of any floating dtype; a
     `ValueError` if a layer is not finite. `max_rank` is the number of neighbors: the largest n2 of
     GRIDE or k of overlaps. The distances of one layer, ``(n_tokens, n_tokens)`` in float64, are in
     memory at a time. Tokens at exactly the same distance come in any order.
@@ -66,11 +64,8 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
         >>> nearest.indices.tolist(), nearest.first.tolist()
         ([[[1, 2], [0, 2], [1, 0], [0, 2]]], [[0, 1, 2, 1]])
     """
-    *leading, n_tokens, width = hidden.shape
-    layers = [_nearest(tokens, max_rank) for tokens in hidden.reshape(-1, n_tokens, width)]
-    distances, indices, first = (
-        torch.stack(part).reshape(*leading, *part[0].shape) for part in zip(*layers, strict=True)
-    )
+    layers = zip(*(_nearest(tokens, max_rank) for tokens in hidden), strict=True)
+    distances, indices, first = map(torch.stack, layers)
     beyond = (0, max_rank - distances.shape[-1])
     return NearestTokens(
         pad(distances, beyond, value=torch.inf), pad(indices, beyond, value=-1), first
@@ -79,7 +74,7 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
 
 def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
     squared, norms = _squared_distances(tokens)
-    if not bool(norms.isfinite().all()):
+    if not norms.isfinite().all():
         raise ValueError("hidden states are NaN, infinite or too large to be squared")
     position = torch.arange(len(tokens), device=tokens.device)
     first = position.clone()
@@ -133,17 +128,17 @@ def _exact_distances(tokens: Tensor, rows: Tensor) -> Tensor:
 def token_observables(
     hidden: Tensor, nearest: NearestTokens, range_scalings: Sequence[int], ks: Sequence[int]
 ) -> dict[str, Tensor]:
-    """Return the observables of the clouds of tokens of some prompts.
+    """Return the observables of the clouds of a prompt's tokens.
 
-    Of hidden states, ``(..., n_layers, n_tokens, d)``, and their `nearest_tokens`, up to the
+    Of a prompt's hidden states, ``(n_layers, n_tokens, d)``, and their `nearest_tokens`, up to the
     largest range scaling (see `intrinsic_dimension`) and k, at least two. By name and setting,
-    ``(..., n_layers)`` float64 each: ``dimension n2=2`` (may be inf), ``overlap k=2`` with the next
+    ``(n_layers,)`` float64 each: ``dimension n2=2`` (may be inf), ``overlap k=2`` with the next
     layer (one layer less), and mean and standard deviation of the cosine over pairs
     (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
     """
     dimension = intrinsic_dimension(nearest, range_scalings)
     near = neighborhoods(nearest, max(ks))
-    overlap = neighborhood_overlap(near[..., :-1, :, :], near[..., 1:, :, :], ks).mean(-2)
+    overlap = neighborhood_overlap(near[:-1], near[1:], ks).mean(-2)
     angles = neighbor_angles(hidden, nearest)
     cosine_mean, cosine_std = cosine_statistics(hidden)
     return {
@@ -170,8 +165,8 @@ def intrinsic_dimension(
     almost identical neighbor.
 
     Returns:
-        ``(..., n_layers, n_scalings)``, float64; inf if each token has its n1-th and n2-th neighbor
-        at the same distance, like the corners of a simplex; NaN if a layer has fewer than n2 + 1
+        ``(n_layers, n_scalings)``, float64; inf if each token has its n1-th and n2-th neighbor at
+        the same distance, like the corners of a simplex; NaN if a layer has fewer than n2 + 1
         distinct tokens.
 
     Example:
@@ -221,23 +216,18 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
 
     A token's own copies come first, and the copies of a neighbor right after it, in the order of
     the text. Without copies these are the first k of ``nearest.indices``. As positions,
-    ``(..., n_tokens, k)``, int64.
+    ``(n_layers, n_tokens, k)``, int64.
 
     Example:
         >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
         >>> neighborhoods(nearest_tokens(line, max_rank=2), k=2).tolist()
         [[[1, 3], [3, 0], [1, 3], [1, 0]]]
     """
-    n_tokens = nearest.first.shape[-1]
-    distances, indices = (
-        part[..., :k].reshape(-1, n_tokens, k) for part in (nearest.distances, nearest.indices)
-    )
-    first, copied = nearest.first.view(-1, n_tokens), ~nearest.distinct.view(-1, n_tokens).all(1)
-    layers = [
-        _with_copies(distances[i], near, first[i]) if copied[i] else near
-        for i, near in enumerate(indices)
-    ]
-    return torch.stack(layers).reshape(*nearest.first.shape, k)
+    parts = nearest.distances[..., :k], nearest.indices[..., :k], nearest.first, nearest.distinct
+    return torch.stack([
+        near if distinct.all() else _with_copies(distances, near, first)
+        for distances, near, first, distinct in zip(*parts, strict=True)
+    ])  # fmt: skip
 
 
 def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
@@ -259,74 +249,68 @@ def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
 def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     """Return the fraction of each token's k nearest tokens in one layer that are so in another.
 
-    ``|kNN_a ∩ kNN_b| / k``, ``(..., n_tokens, n_ks)`` float64, of two `neighborhoods`, ``(...,
-    n_tokens, k_max)``; its mean over tokens is the paper's neighborhood overlap. Copies are tokens
-    like all others here.
+    ``|kNN_a ∩ kNN_b| / k``, ``(n_layers, n_tokens, n_ks)`` float64, of two `neighborhoods`; its
+    mean over tokens is the paper's neighborhood overlap. Copies are tokens like all others here.
 
     Example:
-        >>> a, b = torch.tensor([[1, 2], [0, 2], [1, 0]]), torch.tensor([[2, 1], [0, 2], [0, 1]])
+        >>> a, b = torch.tensor([[[1, 2], [0, 2], [1, 0]], [[2, 1], [0, 2], [0, 1]]])[:, None]
         >>> neighborhood_overlap(a, b, ks=(1, 2)).tolist()
-        [[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]
+        [[[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]]
     """
     sizes = torch.tensor(list(ks), device=a.device)
-    shape = -1, *a.shape[-2:]
-    layers = list(zip(a.reshape(shape), b.reshape(shape), strict=True))
-    shared = a.new_empty(len(layers), a.shape[-2], len(sizes), dtype=torch.float64)
-    for i, (near_a, near_b) in enumerate(layers):
+    shared = a.new_empty(*a.shape[:2], len(sizes), dtype=torch.float64)
+    for i, (near_a, near_b) in enumerate(zip(a, b, strict=True)):
         same = near_a[:, :, None] == near_b[:, None, :]
         # Number of tokens that are among the first k of both, for each k.
         counts = same.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
         shared[i] = counts.diagonal(dim1=1, dim2=2)[:, sizes - 1]
-    return (shared / sizes).reshape(*a.shape[:-1], len(sizes))
+    return shared / sizes
 
 
 @torch.no_grad()
 def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     """Return the angle at each token between its first and second nearest distinct token.
 
-    Of hidden states, ``(..., n_layers, n_tokens, d)``, and their `nearest_tokens`, two at least;
-    in degrees from 0 to 180, ``(..., n_layers, n_tokens)``, float64.
+    Of hidden states, ``(n_layers, n_tokens, d)``, and their `nearest_tokens`, two at least; in
+    degrees from 0 to 180, ``(n_layers, n_tokens)``, float64.
 
     Example:
         >>> corner = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]])
         >>> neighbor_angles(corner, nearest_tokens(corner, max_rank=2)).round().tolist()
         [[90.0, 63.0, 27.0]]
     """
-    pairs = nearest.indices[..., :2]
     angles = []
-    shape = -1, *hidden.shape[-2:]
-    for tokens, near in zip(hidden.reshape(shape), pairs.reshape(*shape[:2], 2), strict=True):
+    for tokens, near in zip(hidden, nearest.indices[..., :2], strict=True):
         differences = tokens[near].double() - tokens[:, None].double()
         u, v = normalize(differences, dim=-1, eps=0).unbind(1)
         # Kahan's formula: the arc cosine loses its digits near 0 and 180 degrees.
         angles.append(2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1)))
-    return torch.stack(angles).rad2deg().reshape(nearest.first.shape)
+    return torch.stack(angles).rad2deg()
 
 
 @torch.no_grad()
 def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
 
-    Of hidden states, ``(..., n_layers, n_tokens, d)``, none of them zero; the population's standard
-    deviation, ``(..., n_layers)`` each, float64.
+    Of hidden states, ``(n_layers, n_tokens, d)``, none of them zero; the population's standard
+    deviation, ``(n_layers,)`` each, float64.
 
     Example:
         >>> found = cosine_statistics(torch.tensor([[[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]]))
         >>> [part.round(decimals=3).tolist() for part in found]
         [[0.333], [0.471]]
     """
-    *leading, n_tokens, width = hidden.shape
-    n_pairs = n_tokens * (n_tokens - 1)
+    n_pairs = hidden.shape[1] * (hidden.shape[1] - 1)
     statistics = []
-    for tokens in hidden.reshape(-1, n_tokens, width):
+    for tokens in hidden:
         norms = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
         units = tokens / norms
         cosines = units @ units.T
         mean = (cosines.sum() - cosines.trace()) / n_pairs
         spread = (cosines - mean).fill_diagonal_(0).square().sum()
         statistics.append(torch.stack([mean, (spread / n_pairs).sqrt()]))
-    means, stds = torch.stack(statistics).unbind(1)
-    return means.reshape(leading), stds.reshape(leading)
+    mean, std = torch.stack(statistics).unbind(1)
+    return mean, std
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:

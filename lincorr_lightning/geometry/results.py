@@ -3,8 +3,6 @@
 Imported at the end of a run only, since it takes pandas and matplotlib.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict
 from functools import partial

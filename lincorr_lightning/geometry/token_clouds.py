@@ -262,34 +262,26 @@ def tabulate_prompts(
     """Make tables of the observed prompts at each level, in the prompts' order."""
     from pandas import DataFrame
 
-    observed = sorted(observed, key=lambda prompt: prompt[:2])
-    prompts, layers = [], []
-    for _, level, name, corpus, (columns, numbers, _) in observed:
+    prompts, layers, corpora = [], [], []
+    last: dict[str, list[Tensor]] = {}
+    losses: dict[str, list[float]] = {}
+    for _, level, name, corpus, geometry in sorted(observed, key=lambda prompt: prompt[:2]):
+        numbers, values = geometry.numbers, {k: v.tolist() for k, v in geometry.layers.items()}
         prompts.append({"prompt": name, "corpus": corpus, "shuffle": level, **numbers})
-        values = {key: by_layer.tolist() for key, by_layer in columns.items()}
-        for i, layer in enumerate(settings.layers(len(columns["cosine_mean"]))):
+        for i, layer in enumerate(settings.layers(len(values["cosine_mean"]))):
             # The last layer has no next one to overlap with.
             cells = {key: row[i] if i < len(row) else math.nan for key, row in values.items()}
             layers.append({"prompt": name, "shuffle": level, "layer": layer, **cells})
-    tables = (prompts, layers, _corpora(observed, settings, device))
+        if geometry.last is not None and level == 0:
+            last.setdefault(corpus, []).append(geometry.last)
+            losses.setdefault(corpus, []).append(numbers["loss"])
+    for corpus in sorted(last) if len(last) >= _MIN_CORPORA else ():
+        dimension = settings.dimension(torch.stack(last[corpus], 1).to(device)).tolist()
+        loss = sum(losses[corpus]) / len(losses[corpus])
+        for layer, row in zip(settings.layers(len(dimension)), dimension, strict=True):
+            named = zip(settings.range_scalings, row, strict=True)
+            cells = {f"dimension n2={n2}": value for n2, value in named}
+            corpora.append({"corpus": corpus, "layer": layer, "loss": loss, **cells})
+    tables = (prompts, layers, corpora)
     frames = (DataFrame(rows).replace([math.inf, -math.inf], math.nan) for rows in tables)
     return TokenProfiles(n_tokens, n_skipped, settings, *frames)
-
-
-def _corpora(
-    observed: Sequence[ObservedPrompt], settings: CloudSettings, device: torch.device
-) -> list[dict[str, object]]:
-    members: dict[str, list[PromptGeometry]] = {}
-    for _, level, _, corpus, geometry in observed:
-        if level == 0:
-            members.setdefault(corpus, []).append(geometry)
-    rows: list[dict[str, object]] = []
-    for corpus, prompts in sorted(members.items()) if len(members) >= _MIN_CORPORA else ():
-        last: list[Tensor] = [prompt.last for prompt in prompts if prompt.last is not None]
-        dimension = settings.dimension(torch.stack(last, 1).to(device))
-        loss = sum(prompt.numbers["loss"] for prompt in prompts) / len(prompts)
-        for layer, values in zip(settings.layers(len(dimension)), dimension.tolist(), strict=True):
-            named = zip(settings.range_scalings, values, strict=True)
-            cells = {f"dimension n2={n2}": value for n2, value in named}
-            rows.append({"corpus": corpus, "layer": layer, "loss": loss, **cells})
-    return rows

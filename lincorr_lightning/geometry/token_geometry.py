@@ -1,7 +1,5 @@
 """Token geometry: the cloud of a prompt's tokens by layer, as written and shuffled."""
 
-from __future__ import annotations
-
 import torch
 
 from lincorr_lightning.data.texts import TokenBatch

@@ -5,8 +5,6 @@ source prompt, the logits of *any* two sets of words are correlated. And where s
 W pairs the labels whose rows of the LM's head are alike, whatever the LM has learned of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple

@@ -3,8 +3,6 @@
 To add a number: a field of `PairScore`, and a function that returns it by pair for `with_numbers`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any

@@ -4,8 +4,6 @@ Maps are kept by source: one `Solution` leads from a source to all of its target
 one eigendecomposition gives them. `FittedMaps` splits them into pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, starmap

@@ -1,7 +1,5 @@
 """The training text of a tiny world: its statements, some of them withheld, and its vocabulary."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

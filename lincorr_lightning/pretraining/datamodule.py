@@ -1,7 +1,5 @@
 """The DataModule of pre-training: statements to learn, and prompts that measure recall."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial

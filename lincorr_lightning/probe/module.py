@@ -1,7 +1,5 @@
 """The linear probe: fit and score ``F_target(X) = W F_source(X) + b`` (paper section 3.2)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """How well linear maps of one LM hold on another one (paper, section 4.2; figures 8, 9, 19-21)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -4,8 +4,6 @@ Beyond the paper, which leaves the question open (appendix B); the statistics ar
 `functional.significance`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median

@@ -1,7 +1,5 @@
 """Load, convert and save SAEs of this package and of other libraries."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

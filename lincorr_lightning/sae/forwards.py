@@ -5,8 +5,6 @@ forward pass and ``d_i`` its decoder row on the LM's scale: what the SAE does no
 and ``r = 1`` changes nothing (Laptev et al., 2025, arXiv 2502.03032).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial

@@ -6,8 +6,6 @@ modules of a layer are taken that add up on a probe (stream after the layer = st
 both outputs); the one with attention in its name is that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial

@@ -1,7 +1,5 @@
 """Train sparse autoencoders of an LM's activations, at all its hook points at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Facts of the tiny world that hold for everybody: places, companies, customs and objects."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

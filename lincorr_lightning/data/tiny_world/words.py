@@ -1,7 +1,5 @@
 """Words of the tiny world: its word-level tokenizer, its plain answers and its invented names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Iterable, Sequence
 
