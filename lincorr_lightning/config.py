@@ -26,8 +26,6 @@ _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # C code that builds deeper values overflows its stack.
 _MAX_DEPTH = 64
 
-# -- YAML --------------------------------------------------------------------------------------
-
 
 def compose_yaml(text: str) -> Any:
     """Return the root node of YAML or JSON, with line numbers; None if there is no value.

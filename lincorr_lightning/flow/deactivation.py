@@ -141,7 +141,6 @@ def _beginnings(texts: Rows, positions: Tensor) -> Rows:
     return [text[: end + 1] for text, end in zip(texts, positions.tolist(), strict=True)]
 
 
-@torch.no_grad()
 def find_cases(
     lm: LanguageModel,
     saes: SAEs,
@@ -181,7 +180,6 @@ def find_cases(
     return Cases(groups.hook_point, texts, positions, features, codes, active)
 
 
-@torch.no_grad()
 def run_cuts(
     lm: LanguageModel,
     saes: SAEs,
@@ -285,7 +283,6 @@ class CutEffect:
     loss_change: float | None = column(format=".1%")
 
 
-@torch.no_grad()
 def measure_deactivation(
     lm: LanguageModel,
     saes: SAEs,

@@ -155,7 +155,6 @@ class FeatureFlow(LMStudy):
         self._n_skipped = 0
         self._statistics: TextStatistics | None = None
 
-    @torch.no_grad()
     def test_step(
         self, batch: TextBlocks | TokenRows, batch_idx: int, dataloader_idx: int = 0
     ) -> None:
@@ -183,7 +182,6 @@ class FeatureFlow(LMStudy):
         if len(self._rows) < n_kept:
             self._rows += rows
 
-    @torch.no_grad()
     def build_results(self) -> Results:
         """Measure what needs all texts or none."""
         if self._statistics is None:

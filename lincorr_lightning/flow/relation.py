@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
 
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.steering import SteeredAnswer
 from lincorr_lightning.functional import labelwise_pearson, moments_of, summarize
 from lincorr_lightning.functional.auroc import class_auroc
 from lincorr_lightning.knowledge import TokenizedRelation
+from lincorr_lightning.linear_map.layout import progress
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
@@ -189,9 +189,7 @@ def measure_relation(
     }
     cuts = [RelationCut("none", False, 0, **score_relation(relation, logits, logits, n_fit))]
     plan = [(name, control) for name in shared if shared[name] for control in (False, True)]
-    for name, control in tqdm(
-        plan, desc=f"Cutting {relation.name}", unit="cut", disable=None, leave=False
-    ):
+    for name, control in progress(plan, f"cutting {relation.name}", unit="cut"):
         removed = sorted(shared[name])
         if control:
             removed = control_features(removed, n_active, generator)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import networkx
 import torch
-from tqdm import tqdm
 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.flow.deactivation import text_losses
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.flow.text_statistics import FeatureActivity
+from lincorr_lightning.linear_map.layout import progress
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with_hooks
@@ -145,9 +145,7 @@ def measure_steering(
     plan = list(product(answers, settings.strategies, settings.strengths))
     loss_before = mean_loss(lm, texts) if plan else 0.0
     points = []
-    for answer, strategy, strength in tqdm(
-        plan, desc="Steering", unit="strength", disable=None, leave=False
-    ):
+    for answer, strategy, strength in progress(plan, "steering", unit="strength"):
         weights = steering_weights(answer.graph, strategy, settings.decay)
         typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
         edits = add_features(saes, {f: strength * weights[f] * typical[f] for f in weights})

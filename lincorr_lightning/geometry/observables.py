@@ -49,7 +49,6 @@ class NearestTokens(NamedTuple):
         return self.first == torch.arange(self.first.shape[-1], device=self.first.device)
 
 
-@torch.no_grad()
 def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     """Find the nearest distinct tokens of each token of each layer.
 
@@ -124,7 +123,6 @@ def _exact_distances(tokens: Tensor, rows: Tensor) -> Tensor:
     return squared
 
 
-@torch.no_grad()
 def token_observables(
     hidden: Tensor, nearest: NearestTokens, range_scalings: Sequence[int], ks: Sequence[int]
 ) -> dict[str, Tensor]:
@@ -151,7 +149,6 @@ def token_observables(
     }
 
 
-@torch.no_grad()
 def intrinsic_dimension(
     nearest: NearestTokens, range_scalings: Sequence[int] = RANGE_SCALINGS
 ) -> Tensor:
@@ -210,7 +207,6 @@ def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tenso
     return high.where(total > 0, torch.inf)
 
 
-@torch.no_grad()
 def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
     """Return the k nearest other tokens of each token, including copies.
 
@@ -245,7 +241,6 @@ def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
     return order.topk(k, dim=1, largest=False).indices
 
 
-@torch.no_grad()
 def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     """Return the fraction of each token's k nearest tokens in one layer that are so in another.
 
@@ -267,7 +262,6 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     return shared / sizes
 
 
-@torch.no_grad()
 def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     """Return the angle at each token between its first and second nearest distinct token.
 
@@ -288,7 +282,6 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     return torch.stack(angles).rad2deg()
 
 
-@torch.no_grad()
 def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation of the cosine similarity over pairs of tokens by layer.
 
@@ -336,7 +329,6 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
     return positions[torch.randperm(n_blocks, generator=generator)].flatten()
 
 
-@torch.no_grad()
 def next_tokens(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return the loss and the entropy of the next token at each token.
 

@@ -23,8 +23,6 @@ from lincorr_lightning.results.table import Mean, Table, columns_of, number, sho
 
 Row = dict[str, Any]
 
-# -- token geometry --------------------------------------------------------------------------------
-
 
 def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""

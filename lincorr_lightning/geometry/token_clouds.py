@@ -106,7 +106,6 @@ class PromptGeometry(NamedTuple):
     """Hidden state of the last token after each layer, ``(n_layers, d)`` float32, if kept."""
 
 
-@torch.no_grad()
 def observe_prompts(
     lm: LanguageModel, tokens: Tensor, prompts: Sequence[str], settings: CloudSettings
 ) -> list[PromptGeometry]:
@@ -192,7 +191,6 @@ def read_layers(
     return hidden, logits
 
 
-@torch.no_grad()
 def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     """Return the hidden states of each prompt's last token, ``(n_prompts, n_layers, d)``."""
     rows = lm.rows(prompts)

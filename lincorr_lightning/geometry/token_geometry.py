@@ -73,7 +73,6 @@ class TokenGeometry(LMStudy):
         """Forget an earlier test."""
         self.profiles, self._observed = None, []
 
-    @torch.no_grad()
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
         """Observe some prompts at all shuffling levels."""
         self._n_tokens, self._n_skipped = batch.tokens.shape[1], batch.n_skipped

@@ -90,7 +90,10 @@ class Catalogue(dict[str, Knowledge]):
         if source.kind == target.kind == KIND:
             return arithmetic_reference(source.name, target.name)
         reference = self._facts_between(source, target)
-        if not reference and _is_translation(source, target):
+        # One prompt in two languages, such as ``city`` and ``city_es``.
+        prompts = {one.name.removesuffix(f"_{one.language}") for one in (source, target)}
+        is_translation = len(prompts) == 1 and source.language != target.language
+        if not reference and is_translation and source.kind == target.kind:
             shared = (name for name in source.canonical if name in target.canonical)
             reference = {identity: frozenset({identity}) for identity in shared}
         return reference or None
@@ -125,16 +128,6 @@ class Catalogue(dict[str, Knowledge]):
             for identity, by_kind in self._facts_of(source).items()
         }
         return {identity: texts for identity, texts in names.items() if texts}
-
-
-def _is_translation(source: Knowledge, target: Knowledge) -> bool:
-    """Return whether the two are one prompt in two languages, such as ``city`` and ``city_es``."""
-    return (
-        source.kind == target.kind
-        and source.language != target.language
-        and source.name.removesuffix(f"_{source.language}")
-        == target.name.removesuffix(f"_{target.language}")
-    )
 
 
 @cache

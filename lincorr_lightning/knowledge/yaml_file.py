@@ -312,10 +312,16 @@ def merge_files(files: Iterable[KnowledgeFile]) -> tuple[list[Knowledge], Entiti
     files = list(files)
     for file in files:
         for kind, members in file.entities.items():
-            known = entities.setdefault(kind, {})
+            merged = entities.setdefault(kind, {})
             for identity, entity in members.items():
-                is_new = identity not in known
-                known[identity] = entity if is_new else _extend(known[identity], entity, kind)
+                known = merged.get(identity, Entity(identity, entity.origin))
+                for key in sorted({*known.names, *known.facts} & {*entity.names, *entity.facts}):
+                    key = f"entities.{kind}.{identity}.{key}"
+                    fail(entity.origin, key, "is already given; a file may add to it, not restate")
+                # Either may be at fault from now on.
+                origins = dict.fromkeys((known.origin, entity.origin))
+                names, facts = {**known.names, **entity.names}, {**known.facts, **entity.facts}
+                merged[identity] = Entity(identity, " and ".join(origins), names, facts)
         for name, entry in file.knowledge.items():
             if name in owners:
                 reason = f"{name!r} is already taken by {owners[name]}; choose another name"
@@ -343,19 +349,6 @@ def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]
         facts = entities[kind][text].facts
         texts = dict.fromkeys([*facts.get(other, ()), *known.get(subject, ())])
         entities[kind][text] = Entity(text, source.origin, facts={**facts, other: tuple(texts)})
-
-
-def _extend(known: Entity, entity: Entity, kind: str) -> Entity:
-    """Add the names and facts that a later file gives to an entity."""
-    if restated := [*(known.names.keys() & entity.names), *(known.facts.keys() & entity.facts)]:
-        key = f"entities.{kind}.{entity.identity}.{min(restated)}"
-        fail(entity.origin, key, "is already given; a file may add to it, not restate")
-    return replace(
-        known,
-        origin=f"{known.origin} and {entity.origin}",  # either may be at fault from now on
-        names={**known.names, **entity.names},
-        facts={**known.facts, **entity.facts},
-    )
 
 
 def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:

@@ -15,13 +15,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, macro_mean
-from lincorr_lightning.functional.precision import (
-    HIT_RANKS,
-    is_hit,
-    neighbor_weights,
-    reference_groups,
-)
+from lincorr_lightning.functional import Moments, macro_mean, precision
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
@@ -90,7 +84,7 @@ def random_words(
             kept = rows if n == compared else rows[:0]
             r[n] = _r_of_draws(fitted, test, source, n, rng, kept)
         at_targets = _r_at_targets(fitted, test, source, rows)
-        for i, target in enumerate(layout.targets(source)):
+        for i, target in enumerate(layout.targets[source]):
             pair = source, target
             for n, drawn in r.items():
                 means = [one[:, i] for one, _ in drawn]
@@ -162,7 +156,7 @@ def _r_at_targets(
     assert fitted.moments is not None
     layout, own = fitted.layout, fitted.maps["y"][source]
     x, y = layout.problems[source]["y"]
-    words = {target: layout.columns(target, "words") for target in layout.targets(source)}
+    words = {target: layout.columns(target, "words") for target in layout.targets[source]}
     to_words = RidgeSolver(fitted.moments, x, **words)
     values, sides = _r_and_influences(test, own, x, y, rows), {}
     for target, labels in solver.split_targets(layout, source, values):
@@ -227,9 +221,13 @@ def vocabulary_baselines(
         reference, numbers[pair] = layout.references.get(pair), {}
         right = None if reference is None else torch.from_numpy(reference)
         if "gaussian_states" in others:
-            numbers[pair]["decomposition"] = _decomposition(
-                weight, others["gaussian_states"], right
-            )
+            rest = weight - others["gaussian_states"]
+            hits = None if right is None else precision.is_hit(rest, right)[0].double().mean()
+            numbers[pair]["decomposition"] = {
+                "cosine": number(weight_cosine(weight, others["gaussian_states"])),
+                "norm_share": number(float(rest.norm() / weight.norm())),
+                "hit_1": None if hits is None else number(float(hits)),
+            }
         if right is None or score.precision is None:
             continue
         counts = right.sum(1)
@@ -237,27 +235,17 @@ def vocabulary_baselines(
         others["constant"] = -order[:, None].double().expand_as(weight)
         if head_rows is not None:
             source, target = (head_rows[layout.columns(name)] for name in pair)
-            others["unembedding"] = neighbor_weights(source, target)
+            others["unembedding"] = precision.neighbor_weights(source, target)
         numbers[pair] |= _hits(weight, others, right, score.precision)
     return numbers
 
 
-def _decomposition(weight: Tensor, other: Tensor, right: Tensor | None) -> dict[str, Any]:
-    rest = weight - other
-    hit = None if right is None else number(float(is_hit(rest, right)[0].double().mean()))
-    return {
-        "cosine": number(weight_cosine(weight, other)),
-        "norm_share": number(float(rest.norm() / weight.norm())),
-        "hit_1": hit,
-    }
-
-
 def _hits(
-    weight: Tensor, others: Mapping[str, Tensor], right: Tensor, precision: Mapping[str, Any]
+    weight: Tensor, others: Mapping[str, Tensor], right: Tensor, rates: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the fields that compare Hit@N of W with that of other weights."""
-    own, groups = is_hit(weight, right).double(), reference_groups(right)
-    hits = {name: is_hit(other, right)[0].double() for name, other in others.items()}
+    own, groups = precision.is_hit(weight, right).double(), precision.reference_groups(right)
+    hits = {name: precision.is_hit(other, right)[0].double() for name, other in others.items()}
     baselines = {
         name: {"1": float(one.mean()), "macro_1": macro_mean(one.tolist(), groups)}
         for name, one in hits.items()
@@ -266,11 +254,12 @@ def _hits(
     difference = own[0] - hits[best]
     low, high = bootstrap_interval(difference)
     macro = {
-        str(n): macro_mean(one, groups) for n, one in zip(HIT_RANKS, own.tolist(), strict=True)
+        str(n): macro_mean(one, groups)
+        for n, one in zip(precision.HIT_RANKS, own.tolist(), strict=True)
     }
     return {
         "precision": {
-            **precision,
+            **rates,
             "macro": {**macro, "n_references": len(set(groups))},
             "baselines": baselines,
         },

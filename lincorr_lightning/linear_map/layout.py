@@ -99,7 +99,7 @@ class JointLayout:
         return {name: len(domain.labels) for name, domain in self.domains.items()}
 
     @cached_property
-    def _targets(self) -> dict[str, list[str]]:
+    def targets(self) -> dict[str, list[str]]:
         """Targets of each source, both in the order of the columns."""
         pairs = set(self.pairs)
         targets = {s: [t for t in self.domains if (s, t) in pairs] for s in self.domains}
@@ -116,7 +116,7 @@ class JointLayout:
             views[View("control", "")] = self._tokens(read)
         views |= {View("words", name): tokens for name, tokens in self.words.items()}
         for source in self.sources if self.words else ():
-            views[View("targets", source)] = self._tokens(self.targets(source))
+            views[View("targets", source)] = self._tokens(self.targets[source])
         return views
 
     def _tokens(self, names: Iterable[str]) -> list[int]:
@@ -172,11 +172,7 @@ class JointLayout:
     @property
     def sources(self) -> list[str]:
         """Names that are the source of some pair, in the order of the columns."""
-        return list(self._targets)
-
-    def targets(self, source: str) -> list[str]:
-        """Return the targets of a source, in the order of the columns."""
-        return self._targets[source]
+        return list(self.targets)
 
     def columns(self, name: str, kind: str = "labels") -> Tensor:
         """Return the columns of one kind of knowledge: its ``labels``, or random ``words``."""
@@ -185,7 +181,7 @@ class JointLayout:
 
     def target_columns(self, source: str) -> Tensor:
         """Return the columns of all targets of a source, side by side."""
-        return torch.cat([self.columns(target) for target in self.targets(source)])
+        return torch.cat([self.columns(target) for target in self.targets[source]])
 
     def control_columns(self, *names: str) -> Tensor:
         """Return the columns of the labels of some kinds of knowledge after the control prompt."""
@@ -201,7 +197,7 @@ class JointLayout:
         between both label sets after the control prompt.
         """
         problems = {}
-        for source, targets in self._targets.items():
+        for source, targets in self.targets.items():
             x, y = self.columns(source), self.target_columns(source)
             columns = problems[source] = {"y": (x, y)}
             if self.permuted:

@@ -33,7 +33,6 @@ from lincorr_lightning.linear_map.scores import (
 from lincorr_lightning.linear_map.solver import (
     AffineMap,
     FittedMaps,
-    Solution,
     choose_ridges,
     fit_layout,
     split_targets,
@@ -158,15 +157,15 @@ class LinearProbe(LMStudy):
         self.maps = self._new_maps(trainable=True)
         _, *nulls = self.layout.problems[self.layout.sources[0]]
         self.null_maps = nn.ModuleDict({null: self._new_maps() for null in nulls})
-        views = _LM, *map(str, layers)
+        views, size = (_LM, *map(str, layers)), (self.layout.n_columns, self.layout.blocks)
         self.moments = nn.ModuleDict(
-            {half: nn.ModuleDict({v: self._new_moments() for v in views}) for half in _HALVES}
+            {half: nn.ModuleDict({v: JointMoments(*size) for v in views}) for half in _HALVES}
         )
         # Separate from the rest of the fit half only where a ridge is chosen on it.
         tuned = ridge == "auto"
-        self.tune_moments = self._new_moments() if tuned else JointMoments(0)
+        self.tune_moments = JointMoments(*size) if tuned else JointMoments(0)
         self.instancewise = nn.ModuleList(
-            InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets(s)])
+            InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets[s]])
             for s in self.layout.sources
         )
         self.ridges = dict.fromkeys(self.layout.pairs, 0.0 if tuned else float(ridge))
@@ -185,11 +184,6 @@ class LinearProbe(LMStudy):
             n_targets = len(self.layout.target_columns(s))
             maps[key] = AffineMap(self.layout.sizes[s], n_targets, trainable)
         return maps
-
-    def _new_moments(self) -> JointMoments:
-        return JointMoments(self.layout.n_columns, self.layout.blocks)
-
-    # -- setup -------------------------------------------------------------------------------
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return gradient descent on all maps, which the closed form steps without gradients."""
@@ -213,9 +207,6 @@ class LinearProbe(LMStudy):
             f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
         )
 
-    # -- reading -----------------------------------------------------------------------------
-
-    @torch.no_grad()
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
         """Return the joint rows of `layout` as they are read, ``(n_subjects, n_read)``."""
         return domain_rows(self.lm, self.layout.reads, subjects)
@@ -240,8 +231,6 @@ class LinearProbe(LMStudy):
             y = rows[:, self.layout.target_columns(source).to(rows.device)]
             yield source, x, y, module
 
-    # -- fitting -----------------------------------------------------------------------------
-
     def on_train_epoch_start(self) -> None:
         """Reset the moments: each epoch is a fit of its own."""
         self._batches["fit"].clear()
@@ -261,7 +250,10 @@ class LinearProbe(LMStudy):
             if batch.is_padding:
                 continue
             if half == "test":
-                self._keep(view, used)
+                kept = self._kept.setdefault(view, [])
+                room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, kept))
+                if room > 0:
+                    kept.append(used[:room, : self.layout.n_kept].float().cpu())
             elif view == _LM and self.ridge == "auto":
                 judge = tuning_rows(len(used), batch.first).to(used.device)
                 self.tune_moments.update(self.layout.with_permuted(used[judge]))
@@ -270,12 +262,6 @@ class LinearProbe(LMStudy):
         if not batch.is_padding:
             self._batches[half].append(batch)
         return rows[_LM]
-
-    def _keep(self, view: str, rows: Tensor) -> None:
-        kept = self._kept.setdefault(view, [])
-        room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, kept))
-        if room > 0:
-            kept.append(rows[:room, : self.layout.n_kept].float().cpu())
 
     def _gather_kept(self, view: str) -> Tensor:
         """Return the kept rows of all ranks, ``(n, n_kept)``; all ranks must call it."""
@@ -368,8 +354,6 @@ class LinearProbe(LMStudy):
             is_weight = group["parameter"] == "weight"
             group["top_lr"] = unit / (curvature[group["source"]] if is_weight else 1.0)
 
-    # -- scoring -----------------------------------------------------------------------------
-
     def _check_fitted(self) -> None:
         doing = self.trainer.state.fn
         if not self.n_fit and doing is not None and doing != "fit":
@@ -439,7 +423,7 @@ class LinearProbe(LMStudy):
         for source, metric in zip(layout.sources, self.instancewise, strict=True):
             # torchmetrics squeezes the result of a source with a single target
             means = cast(InstancewisePearson, metric).compute().reshape(-1).tolist()
-            targets = layout.targets(source)
+            targets = layout.targets[source]
             instance |= {(source, t): r for t, r in zip(targets, means, strict=True)}
         scores = score_maps(fitted, test, instance)
         kept = self._gather_kept(_LM)
@@ -463,8 +447,8 @@ class LinearProbe(LMStudy):
 
     def _fitted_maps(self) -> FittedMaps:
         """Return the maps as plain tensors, with the moments of this run's fit if it had one."""
-        maps = {"y": _solutions(self.maps)}
-        maps |= {null: _solutions(modules) for null, modules in self.null_maps.items()}
+        every = {"y": self.maps, **dict(self.null_maps.items())}
+        maps = {name: {s: m.solution for s, m in _modules(ones)} for name, ones in every.items()}
         if self._fit is not None:
             return replace(self._fit, maps=maps)
         return FittedMaps(self.layout, self.ridges, maps, self.n_fit)
@@ -488,8 +472,6 @@ class LinearProbe(LMStudy):
             "labels": {f"{s}->{t}": self.layout.domains[t].texts for s, t in logits},
         }
 
-    # -- outputs -----------------------------------------------------------------------------
-
     def linear_map(self) -> LinearMap:
         """Return the fitted maps as an artifact of their own."""
         return LinearMap.of(self._fitted_maps(), self.lm)
@@ -510,8 +492,6 @@ class LinearProbe(LMStudy):
             rank_zero_warn(f"nothing was scored, so {folder} holds the maps alone")
             table = subjects_table({"fit": self.fit_subjects})
             Results(self.study, tables=[table]).write_parts(folder)
-
-    # -- checkpoints -------------------------------------------------------------------------
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return what the maps were fitted on."""
@@ -575,7 +555,3 @@ class LinearProbe(LMStudy):
 def _modules(maps: nn.Module) -> Iterator[tuple[str, AffineMap]]:
     for key, module in cast(nn.ModuleDict, maps).items():
         yield key.rstrip(), cast(AffineMap, module)
-
-
-def _solutions(maps: nn.Module) -> dict[str, Solution]:
-    return {source: module.solution for source, module in _modules(maps)}

@@ -172,7 +172,10 @@ class MapResilience(LMStudy):
             self._check_labels(labels, self.before.config.name_or_path)
         ridges: Mapping[str, float] = {}
         if self.stored is not None:
-            self._check_stored(self.stored)
+            used = [name for name in self.stored.knowledge if name in self.layout.domains]
+            labels = {name: self.stored.labels(name) for name in used}
+            self._check_labels(labels, f"the map of {self.stored.lm}")
+            self.stored.check_domains(self.layout.domains.values(), self.lm, same_tokens=False)
             ridges = self.stored.ridge
         self.ridges = {(s, t): ridges.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
         n, blocks = self.layout.n_columns, self.layout.blocks
@@ -192,12 +195,6 @@ class MapResilience(LMStudy):
             )
             config = replace(config, dtype=dtype)
         return self.other_lm(config)
-
-    def _check_stored(self, stored: LinearMap) -> None:
-        """Refuse maps that were fitted on other labels or prompts."""
-        used = [name for name in stored.knowledge if name in self.layout.domains]
-        self._check_labels({name: stored.labels(name) for name in used}, f"the map of {stored.lm}")
-        stored.check_domains(self.layout.domains.values(), self.lm, same_tokens=False)
 
     def _check_labels(self, labels: Mapping[str, list[str]], whose: str) -> None:
         """Refuse other labels; their token ids may differ, because maps are between labels."""
@@ -227,7 +224,6 @@ class MapResilience(LMStudy):
             cast(JointMoments, metric).reset()
         self._fitted_on = set() if self._run is None else read_fit_subjects(self._run)
 
-    @torch.no_grad()
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
         """Add subjects of one half to the moments of both LMs."""
         require_fit_half_first(batch, batch_idx)
@@ -274,7 +270,7 @@ class MapResilience(LMStudy):
     def _stored_maps(self, stored: LinearMap) -> dict[str, Solution]:
         maps = {}
         for source in self.layout.sources:
-            pairs = [f"{source}->{target}" for target in self.layout.targets(source)]
+            pairs = [f"{source}->{target}" for target in self.layout.targets[source]]
             weight, bias = (
                 torch.cat([part(pair) for pair in pairs]).to(self.device)
                 for part in (stored.weight, stored.bias)

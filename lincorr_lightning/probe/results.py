@@ -368,7 +368,9 @@ def _figures(
     shown = findings.notable(_MAX_WEIGHT_FIGURES)
     if "correlation_matrix" in tables:
         r = tables["correlation_matrix"].frame.set_index("source")
-        if _has_clusters(r):
+        # With r of all pairs of enough kinds of knowledge.
+        n_known, n = int(r.notna().to_numpy().sum()), len(r)
+        if list(r.index) == list(r.columns) and n_known == n * (n - 1) >= _MIN_KNOWN:
             caption = (
                 "Label-wise correlation, ordered so that similar kinds of knowledge are neighbours."
             )
@@ -404,9 +406,3 @@ def _figures(
             findings.layout.references.get(score.pair),
         )  # fmt: skip
         yield Figure(f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.", draw)
-
-
-def _has_clusters(r: DataFrame) -> bool:
-    """Return whether there are enough kinds of knowledge, and r of all their pairs."""
-    n_known = int(r.notna().to_numpy().sum())
-    return list(r.index) == list(r.columns) and n_known == len(r) * (len(r) - 1) >= _MIN_KNOWN

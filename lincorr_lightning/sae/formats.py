@@ -213,7 +213,14 @@ def load_saes(
 
     From a folder that holds a folder per SAE, the folder of one SAE, or a list of such folders.
     """
-    folders = _sae_folders(Path(saes)) if isinstance(saes, (str, Path)) else saes
+    folders: Sequence[str | Path] = [saes] if isinstance(saes, (str, Path)) else saes
+    if isinstance(saes, (str, Path)) and (parent := Path(saes)).is_dir():
+        inside = sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
+        known = [any(form.matches(one) for form in FORMATS.values()) for one in (parent, *inside)]
+        # Files beside folders that hold no SAE, such as checkpoints, are one SAE of an unknown
+        # format, which is left to `load_sae`: its refusal lists the files.
+        is_one = not any(known[1:]) and any(path.is_file() for path in parent.iterdir())
+        folders = folders if known[0] or is_one or not inside else inside
     loaded: dict[HookPoint, SparseAutoencoder] = {}
     for folder in folders:
         sae = load_sae(folder, lm=lm)
@@ -223,17 +230,6 @@ def load_saes(
             )
         loaded[sae.hook_point] = sae
     return loaded
-
-
-def _sae_folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return [folder]  # which `load_sae` refuses
-    inside = sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
-    known = [any(form.matches(one) for form in FORMATS.values()) for one in (folder, *inside)]
-    # Files beside folders that hold no SAE, such as checkpoints, are one SAE of an unknown format,
-    # which is left to `load_sae`: its refusal lists the files.
-    is_one = not any(known[1:]) and any(path.is_file() for path in folder.iterdir())
-    return [folder] if known[0] or is_one or not inside else inside
 
 
 def check_fit(saes: Iterable[SparseAutoencoder], lm: LanguageModel) -> None:

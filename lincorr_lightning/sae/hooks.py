@@ -75,12 +75,16 @@ def edited(
     width)``, to their replacement, or to None, which only reads them. In each forward pass inside
     the context each sees the effect of those in earlier layers. Gradients pass through them.
     """
+    shape = [-1, -1, width_of(model)]
+
+    def count_rows(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the number of rows: OPT passes all tokens to its MLP in one row."""
+        shape[0] = len(_stream_into(args, kwargs))
+
     with ExitStack() as stack:
         for hook_point, function in interventions.items():
             module, layer = module_at(model, hook_point), layer_of(model, hook_point)
-            shape = [-1, -1, width_of(model)]
-            count = partial(_count_rows, shape)
-            stack.enter_context(layer.register_forward_pre_hook(count, with_kwargs=True))
+            stack.enter_context(layer.register_forward_pre_hook(count_rows, with_kwargs=True))
             hook = partial(_replace_output, hook_point, function, shape)
             stack.enter_context(module.register_forward_hook(hook))
         yield
@@ -134,13 +138,6 @@ def stop_before(
         return _tensor_in(module(**{**kwargs, "hidden_states": stream}))
 
     return call
-
-
-def _count_rows(
-    shape: list[int], layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> None:
-    """Note the number of rows: OPT passes all tokens to its MLP in one row."""
-    shape[0] = len(_stream_into(args, kwargs))
 
 
 def _replace_output(
@@ -261,7 +258,8 @@ def _outputs_of(
     before, after = streams["before"].float(), streams["after"].float()
     rounding = torch.finfo(streams["after"].dtype).eps * _ROUNDINGS
     names = [name for name, _ in calls]
-    attentions = {name for name in names if _is_attention(layer, name)}
+    called = {name: f"{name} {type(layer.get_submodule(name)).__name__}".lower() for name in names}
+    attentions = {name for name in called if any(word in called[name] for word in _ATTENTION)}
     outputs = [
         (name, value.float().view_as(after))
         for name, value in calls
@@ -278,11 +276,6 @@ def _outputs_of(
             attention, mlp = (other, one) if {one, other} & attentions == {other} else (one, other)
             best = error, {"attention_out": attention, "mlp_out": mlp}
     return best[1]
-
-
-def _is_attention(layer: nn.Module, name: str) -> bool:
-    called = f"{name} {type(layer.get_submodule(name)).__name__}".lower()
-    return any(word in called for word in _ATTENTION)
 
 
 @torch.no_grad()
