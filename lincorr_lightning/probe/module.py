@@ -8,13 +8,14 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import lightning as L
 import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 
-from lincorr_lightning.data.subjects import Half, SubjectBatch
+from lincorr_lightning.data.subjects import Half, SubjectBatch, SubjectsDataModule
 from lincorr_lightning.distributed import data_shard, gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError, require
 from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
@@ -43,6 +44,7 @@ from lincorr_lightning.lm.finder import logit_lens
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
 from lincorr_lightning.metrics import InstancewisePearson, JointMoments
 from lincorr_lightning.probe import significance
+from lincorr_lightning.probe.cost import describe_cost
 from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjects_table
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import FIXED_TRAINING, LMStudy, require_one_pass
@@ -95,6 +97,8 @@ class LinearProbe(LMStudy):
             curvature.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         momentum: Momentum of ``sgd``.
+        dry_run: Whether ``lincorr fit`` ends after it has shown how many tokens will be read, and
+            about how much time and memory that takes; for LMs whose weights are elsewhere, too.
     """
 
     study = "linear_probe"
@@ -123,6 +127,7 @@ class LinearProbe(LMStudy):
         learning_rate: float = 0.5,
         momentum: float = 0.9,
         prefix: str = "",
+        dry_run: bool = False,
     ) -> None:
         if ridge != "auto":
             require("model.ridge", ridge, at_least=0)
@@ -141,7 +146,8 @@ class LinearProbe(LMStudy):
         super().__init__(lm, prefix)
         for layer in layers:
             require("model.layers", layer, at_least=0, below=self.lm.n_layers)
-        self.save_hyperparameters()
+        self.save_hyperparameters(ignore=["dry_run"])
+        self.dry_run = dry_run
         self.ridge, self.ridge_tolerance, self.partial_out = ridge, ridge_tolerance, partial_out
         self.solver, self.learning_rate, self.momentum = solver, learning_rate, momentum
         self.refused_callbacks = FIXED_TRAINING if solver == "closed_form" else (WeightAveraging,)
@@ -196,6 +202,8 @@ class LinearProbe(LMStudy):
 
     def setup(self, stage: str) -> None:
         """Check the run, and log how much memory the statistics will take."""
+        if self.dry_run:
+            raise ConfigError("model.dry_run is an option of `lincorr fit` alone. Leave it out.")
         super().setup(stage)
         if self.solver == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
@@ -206,6 +214,20 @@ class LinearProbe(LMStudy):
             f"{len(self.layout.domains)} prompts, {len(self.layout.pairs)} pairs of them, "
             f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
         )
+
+    def describe_cost(self, trainer: L.Trainer, data: L.LightningDataModule) -> str:
+        """Return in some lines what a fit will take; nothing is read, and no weights are loaded."""
+        if not isinstance(data, SubjectsDataModule):
+            raise ConfigError("model.dry_run counts subjects of SubjectsDataModule. Leave it out.")
+        data.setup("fit")
+        subjects = data.halves["fit"]
+        n_read = sum(map(len, data.halves.values())) * (1 + len(self.layers))
+        if self.solver == "sgd":
+            n_read *= trainer.max_epochs or 1
+        return describe_cost(
+            self.lm, self.layout, [one for one in self.modules() if isinstance(one, JointMoments)],
+            subjects[: data.batch_size], n_read, trainer.strategy.root_device, trainer.world_size,
+        )  # fmt: skip
 
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
         """Return the joint rows of `layout` as they are read, ``(n_subjects, n_read)``."""
