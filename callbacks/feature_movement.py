@@ -1,7 +1,5 @@
 """Movement of sparse-autoencoder features while an LM is fine-tuned."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

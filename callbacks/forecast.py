@@ -1,7 +1,5 @@
 """Forecast of edits before they are trained."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import lightning as L

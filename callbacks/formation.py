@@ -1,7 +1,5 @@
 """Formation of correlations: a probe at set steps of training (paper, appendix B)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Gradient correlation: predicted and measured change of target logits (paper, section 4.1)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """The callbacks of this package in a Hugging Face ``Trainer``."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

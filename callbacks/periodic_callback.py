@@ -1,11 +1,10 @@
 """The base of all callbacks that evaluate an LM every few optimizer steps."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from inspect import formatannotation
 from typing import Any, ClassVar, Self
 
 import lightning as L
@@ -430,5 +429,6 @@ def _check_types(kind: type, arguments: Mapping[str, Any]) -> None:
         inits = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]
         types = [getattr(init, "__annotations__", {}).get(name) for init in inits]
         expected = next(filter(None, types), "of its type")
+        expected = expected if isinstance(expected, str) else formatannotation(expected)
         message = f"{kind.__name__}.{name} is {given[name]!r}; it must be {expected}."
         raise ConfigError(message) from error

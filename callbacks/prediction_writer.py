@@ -1,7 +1,5 @@
 """Writes what `lincorr predict` finds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import lightning as L

@@ -1,7 +1,5 @@
 """The bases of callbacks that evaluate one relation on an LM in training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

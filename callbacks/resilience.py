@@ -1,7 +1,5 @@
 """Resilience: correlation of a map fitted before training, during training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Token geometry of a set of texts while an LM is trained."""
 
-from __future__ import annotations
-
 import math
 from contextlib import nullcontext
 from functools import partial

@@ -1,7 +1,5 @@
 """Checkpoints: written completely or not at all, also at signals; refused in one line."""
 
-from __future__ import annotations
-
 import pickle
 import re
 import zipfile

@@ -1,7 +1,5 @@
 """The program `lincorr`: the Trainer commands of LightningCLI, and a few commands beside them."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import importlib

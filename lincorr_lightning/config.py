@@ -1,7 +1,5 @@
 """Configs: YAML that is safe to load, the packaged configs, and what `--safe` allows in one."""
 
-from __future__ import annotations
-
 import importlib.resources
 import json
 import sys

@@ -4,8 +4,6 @@ The program `lincorr` shows their messages without a traceback. A message names 
 prompt or label, and the way out.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Sequence

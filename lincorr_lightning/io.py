@@ -3,8 +3,6 @@
 All that writes raises `OutputError`, which names the path, the cause and a way out.
 """
 
-from __future__ import annotations
-
 import csv
 import errno
 import json

@@ -1,7 +1,5 @@
 """The LightningCLI of `lincorr`."""
 
-from __future__ import annotations
-
 import logging
 import pkgutil
 import re

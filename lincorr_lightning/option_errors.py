@@ -1,7 +1,5 @@
 """Error messages for wrong options, classes and values, in one line of plain words."""
 
-from __future__ import annotations
-
 import pkgutil
 import re
 from argparse import ArgumentError

@@ -1,7 +1,5 @@
 """Errors of a run that a user can mend, with the way out."""
 
-from __future__ import annotations
-
 import errno
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The base of every study: what it refuses, what its checkpoints hold, where its results go."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass, replace

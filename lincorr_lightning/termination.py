@@ -1,7 +1,5 @@
 """The ends of processes: by SIGTERM and SIGINT, within seconds, and with the first one of a run."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The data of the vocabulary ablation: paired texts of one subject (paper, section 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

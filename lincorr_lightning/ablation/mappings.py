@@ -1,7 +1,5 @@
 """Which target label belongs to which source label: the reference, and controls that break it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

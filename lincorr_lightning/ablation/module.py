@@ -1,7 +1,5 @@
 """Vocabulary ablation: a feed-forward network between frozen embeddings (paper, section 6)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import cached_property
 from typing import Any, cast, get_args

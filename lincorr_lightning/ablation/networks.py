@@ -1,7 +1,5 @@
 """Feed-forward networks side by side, the texts that they read as tensors, and their scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -3,8 +3,6 @@
 Imported at the end of a run only, since it takes pandas and matplotlib.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial

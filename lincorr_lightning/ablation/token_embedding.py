@@ -1,7 +1,5 @@
 """The token embedding of a checkpoint, without the rest of it."""
 
-from __future__ import annotations
-
 import logging
 import re
 import zipfile

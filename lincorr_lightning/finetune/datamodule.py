@@ -1,7 +1,5 @@
 """Edits of an LM's source knowledge: which subject is taught which answer, and in which order."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property

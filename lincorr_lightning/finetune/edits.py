@@ -1,7 +1,5 @@
 """Edits: resolved as a user wrote them, or sampled so that each teaches something new."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Figures of edits: what they did, W of their references, and the risks that were forecast."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """Forecasts of edits, made before training and scored after it (paper, section 4.1)."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence

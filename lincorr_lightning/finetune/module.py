@@ -1,7 +1,5 @@
 """Source fine-tune: teaches an LM source knowledge (paper, sections 4.1 and 5); its forecast."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path

@@ -6,8 +6,6 @@ step along it shows where the edit leads. A step of length s changes the loss by
 gradient's sum of absolute values, to first order. This says how long a step has to be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial

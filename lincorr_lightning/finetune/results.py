@@ -1,7 +1,5 @@
 """Tables, figures and `Results` of edits and of their forecasts."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Figures of token geometry and of knowledge geometry."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

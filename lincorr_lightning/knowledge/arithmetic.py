@@ -1,7 +1,5 @@
 """The math family: prompts ``X+1`` to ``X/4``, whose answers and references are computed."""
 
-from __future__ import annotations
-
 import operator
 from collections.abc import Callable
 from fractions import Fraction

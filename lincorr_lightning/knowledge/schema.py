@@ -1,7 +1,5 @@
 """Kinds of knowledge, their answers, and relations between them."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Adapters of peft, merged in memory into the weights of the LM that they were trained on."""
 
-from __future__ import annotations
-
 import re
 import warnings
 from pathlib import Path

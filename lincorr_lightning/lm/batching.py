@@ -1,7 +1,5 @@
 """Micro-batches: prompts of unequal length in forward passes that fit the memory, on all ranks."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

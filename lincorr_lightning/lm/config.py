@@ -1,7 +1,5 @@
 """Configuration of a language model: where it is, its dtype, and how prompts are read."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, get_args
 

@@ -1,7 +1,5 @@
 """Lightning strategies that studies support, and the one that shards the LM."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import lightning as L

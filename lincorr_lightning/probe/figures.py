@@ -1,7 +1,5 @@
 """The figures of a probe: correlations beside their nulls, W, the ridge path, and rankings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Whether the numbers of LMs agree with the paper's."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any

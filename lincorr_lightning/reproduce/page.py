@@ -1,7 +1,5 @@
 """The page of a reproduction: tables and figures of the paper beside those of LMs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial

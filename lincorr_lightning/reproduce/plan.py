@@ -1,7 +1,5 @@
 """The runs of a reproduction: its settings, and ``plan.yaml`` on the vocabulary of an LM."""
 
-from __future__ import annotations
-
 import json
 from argparse import ArgumentError
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The command ``lincorr compare``: two finished runs of one study side by side."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence

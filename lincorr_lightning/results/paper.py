@@ -4,8 +4,6 @@ The paper is "Linear Correlation in LM's Compositional Generalization and Halluc
 2502.04520). ``paper.yaml`` has its numbers, and the path of each quantity in ``results.json``.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,5 @@
 """The command ``lincorr report``: one page of finished runs, and their tables for papers."""
 
-from __future__ import annotations
-
 import argparse
 import base64
 import math

@@ -1,7 +1,5 @@
 """Edits made elsewhere: what they did to an LM, from the LM before and after them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain

@@ -1,7 +1,5 @@
 """Results of edits that were made elsewhere: outcomes, and what else the edits reach."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Examples of a repair, the edits that are measured before and after it, and their batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial

@@ -1,7 +1,5 @@
 """Repair: fine-tunes an LM briefly, so that edits of a source generalize to the target."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Tables, figure and `Results` of a repair."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
