@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
@@ -129,17 +130,36 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
 
 
 def _import(name: str) -> Any:
-    """Import a module with garbage collection off, which makes importing Lightning faster."""
+    """Import a module without what makes importing Lightning slow.
+
+    That is garbage collection, and scipy.signal, of which torchmetrics looks for one name.
+    """
     if name in sys.modules:
         return sys.modules[name]
     gc.disable()
+    signal = sys.modules.setdefault("scipy.signal", _Later("scipy.signal"))
     try:
         module = importlib.import_module(name)
         # What is imported stays: later collections need not search it.
         gc.freeze()
     finally:
         gc.enable()
+        if sys.modules["scipy.signal"] is signal and isinstance(signal, _Later):
+            del sys.modules["scipy.signal"]
     return module
+
+
+class _Later(ModuleType):
+    """A module that is imported once a name of it is needed, but for those here."""
+
+    hamming = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` asks all modules for some
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
 
 
 class _Stream(io.FileIO):

@@ -7,7 +7,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linear_sum_assignment
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import ConfigError, DomainError, SubjectsError
@@ -141,6 +140,8 @@ def map_labels(
 
 def _permutation(labels: PairedLabels, seed: int) -> list[int]:
     """Return for each source another one, whose target is wrong for the first."""
+    from scipy.optimize import linear_sum_assignment
+
     n = len(labels)
     cost = np.random.default_rng([seed, 2]).random((n, n))
     columns = [labels.target_domain.index(target) for target in labels.targets]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from lincorr_lightning import functional
@@ -127,6 +126,8 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     }
     p = None
     if all(reference.values()):
+        from scipy.stats import mannwhitneyu
+
         p = number(mannwhitneyu(*reference.values(), alternative="two-sided").pvalue)
     summary = {
         outcome: {"n": len(weights), "median": number(median(weights)) if weights else None}

@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import networkx
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
@@ -155,6 +154,8 @@ class FlowGraph:
 
     def write_graphml(self, path: str | Path) -> None:
         """Write the graph as GraphML, for Gephi, Cytoscape, yEd or networkx."""
+        import networkx
+
         content, graph = self.as_dict(), networkx.DiGraph(id=self.start.id)
         for node in content["nodes"]:
             known = {key: value for key, value in node.items() if value is not None}

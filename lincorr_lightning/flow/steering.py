@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from itertools import product
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
-import networkx
 import torch
 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
@@ -75,6 +74,8 @@ def steering_weights(
     """
     if strategy == "single":
         return {graph.start: 1.0}
+    import networkx
+
     network = networkx.Graph([(edge.source, edge.target) for edge in graph.edges])
     network.add_node(graph.start)
     steps = networkx.single_source_shortest_path_length(network, graph.start)

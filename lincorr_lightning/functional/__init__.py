@@ -8,7 +8,6 @@ from lincorr_lightning.functional.correlation import (
     segmented_pearson,
     summarize,
 )
-from lincorr_lightning.functional.differences import Difference, difference_of_means
 from lincorr_lightning.functional.least_squares import HALF_DECADES, LeastSquares, strongest_within
 from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
 from lincorr_lightning.functional.outcomes import (
@@ -25,9 +24,9 @@ from lincorr_lightning.functional.outcomes import (
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
 
 __all__ = [
-    "HALF_DECADES", "Cause", "CorrelationSummary", "Difference", "LeastSquares", "Moments",
+    "HALF_DECADES", "Cause", "CorrelationSummary", "LeastSquares", "Moments",
     "Outcome", "attribute_causes", "auroc", "auroc_within", "class_auroc", "counted_auroc",
-    "difference_of_means", "forecast_from_map", "hit_rates", "labelwise_pearson",
+    "forecast_from_map", "hit_rates", "labelwise_pearson",
     "labelwise_pearson_from_moments", "macro_mean", "merge_moments", "moments_of", "no_moments",
     "outcome_codes", "outcome_shares", "random_hit_rates", "reference_scores", "risk",
     "segmented_pearson", "strongest_within", "summarize",

@@ -7,6 +7,7 @@ no evidence: the logits of any two prompts of an LM are correlated.
 import math
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -72,13 +73,13 @@ def adjust_for_many(p: Tensor) -> Tensor:
         >>> adjust_for_many(torch.tensor([0.01, 0.04, float("nan")]).double()).round(decimals=9)
         tensor([0.0300, 0.0600,    nan], dtype=torch.float64)
     """
-    from scipy.stats import false_discovery_control
-
-    tested = ~p.isnan()
     adjusted = torch.full_like(p, torch.nan, dtype=torch.float64)
-    if tested.any():
-        values = false_discovery_control(p[tested].double().cpu().numpy(), method="by")
-        adjusted[tested] = torch.from_numpy(values).to(adjusted)
+    values = p[~p.isnan()].double().cpu().numpy()
+    order, rank = values.argsort(), np.arange(1, len(values) + 1)
+    at_ranks = values[order] * (len(values) / rank) * (1 / rank).sum()
+    # No test has a higher value than one with a higher p.
+    values[order] = np.minimum.accumulate(at_ranks[::-1])[::-1].clip(max=1)
+    adjusted[~p.isnan()] = torch.from_numpy(values).to(adjusted)
     return adjusted
 
 

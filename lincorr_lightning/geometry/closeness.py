@@ -8,7 +8,6 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import pearsonr, rankdata, spearmanr
 
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.results.table import column
@@ -54,6 +53,8 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest:
         >>> correlation_test([1, 1, 1, 1], [1, 2, 4, 3]).pearson is None
         True
     """
+    from scipy.stats import pearsonr, spearmanr
+
     points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)])
     points = points[:, np.isfinite(points).all(0)]
     if points.shape[1] < _MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
@@ -167,6 +168,8 @@ def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Float
 
 def _centred_ranks(values: Floats) -> Floats:
     """Return ranks minus their mean along the last axis; 0 for NaN."""
+    from scipy.stats import rankdata
+
     ranks: Floats = rankdata(values, axis=-1, nan_policy="omit")
     known = np.isfinite(ranks)
     n = np.maximum(known.sum(-1, keepdims=True), 1)

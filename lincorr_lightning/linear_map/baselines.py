@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy import stats
+from scipy.special import stdtrit
 from torch import Tensor
 
 from lincorr_lightning.functional import Moments, macro_mean, precision
@@ -194,7 +194,7 @@ def _difference(a: _Sample, b: _Sample, n_subjects: Tensor) -> dict[str, float |
     parts = [(one.var(ddof=1) / n, len(one) - 1) for one, n in samples if len(one) > 1]
     variance = sum(part for part, _ in parts)
     freedom = variance**2 / sum(part**2 / n for part, n in parts) if variance > 0 else 1.0
-    half = stats.t.ppf(0.975, freedom) * variance**0.5
+    half = float(stdtrit(freedom, 0.975)) * variance**0.5
     return {"mean": number(mean), "low": number(mean - half), "high": number(mean + half)}
 
 

@@ -11,14 +11,14 @@ HEAVY = {"torch", "lightning", "transformers", "torchmetrics", "scipy", "peft", 
 
 
 def imported(*command: str) -> set[str]:
-    """Top-level packages and modules that a Python process imports."""
+    """Modules that a Python process imports, and their top-level packages."""
     done = subprocess.run(
         [sys.executable, "-X", "importtime", *command], capture_output=True, text=True, check=False
     )
     lines = [line for line in done.stderr.splitlines() if line.startswith("import time:")]
-    found = {line.rpartition("|")[2].strip().partition(".")[0] for line in lines}
+    found = {line.rpartition("|")[2].strip() for line in lines}
     assert "lincorr_lightning" in found, done.stderr
-    return found
+    return found | {name.partition(".")[0] for name in found}
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,21 @@ def test_commands_that_need_no_lm_import_no_torch(arguments: str) -> None:
 )  # fmt: skip
 def test_packages_without_tensors_import_no_torch(names: str) -> None:
     assert not imported("-c", f"import {names}") & HEAVY
+
+
+def test_two_runs_are_compared_without_torch() -> None:
+    found = imported("-m", "lincorr_lightning", "compare", "nowhere", "nowhere")
+    assert "lincorr_lightning.results.differences" in found
+    assert not found & (HEAVY - {"scipy"} | {"scipy.stats"})
+
+
+def test_a_run_imports_no_more_of_other_libraries_than_lightning_needs() -> None:
+    found = imported("-m", "lincorr_lightning", "fit", "--config", "nowhere.yaml")
+    assert "lightning.pytorch" in found
+    assert not found & {"scipy.signal", "scipy.stats", "networkx"}
+    then = "import scipy.signal; assert scipy.signal.windows.hamming(1) == 1"
+    start = "from lincorr_lightning.cli import _import; _import('lincorr_lightning.lightning_cli')"
+    assert "scipy.signal.windows" in imported("-c", f"{start}; {then}")
 
 
 def test_help_of_settings_is_complete(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 
 from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame
-from scipy.stats import binomtest
 
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
@@ -140,6 +139,8 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
 
 def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
     """Return the 95 % interval of the share of hallucinated edits, over edits (Wilson 1927)."""
+    from scipy.stats import binomtest
+
     n = summary["n"]
     interval = binomtest(round(summary["hallucinated"] * n), n).proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)

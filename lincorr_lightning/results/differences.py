@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import norm, t
+from scipy.special import ndtri, stdtrit
 
 _FLOATS = npt.NDArray[np.float64]
 # Two more units, one right in the first sample only and one in the second only.
@@ -37,10 +37,10 @@ def difference_of_means(sums: _FLOATS, counts: _FLOATS, shares: bool = False) ->
         return Difference(value, math.nan, math.nan, math.nan)
     error = float(np.linalg.norm((parts * np.sqrt(n / (n - 1))) @ (-1, 1)))
     if not shares:
-        half = float(t.ppf(0.975, n.min() - 1)) * error
+        half = float(stdtrit(n.min() - 1, 0.975)) * error
         return Difference(value, error, value - half, value + half)
     center, parts = _deviations(np.vstack([sums, _ADDED]), np.vstack([counts, _ADDED**0]))
-    half = float(norm.ppf(0.975) * np.linalg.norm(parts @ (-1, 1)))
+    half = float(ndtri(0.975) * np.linalg.norm(parts @ (-1, 1)))
     return Difference(value, error, max(center - half, -1.0), min(center + half, 1.0))
 
 

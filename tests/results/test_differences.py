@@ -5,7 +5,7 @@ import numpy.typing as npt
 import pytest
 from scipy.stats import ttest_ind, ttest_rel
 
-from lincorr_lightning.functional import difference_of_means
+from lincorr_lightning.results.differences import difference_of_means
 
 FLOATS = npt.NDArray[np.float64]
 
