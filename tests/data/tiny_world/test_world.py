@@ -5,10 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lincorr_lightning.data.tiny_world.facts import CUSTOMS, PROPERTIES
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
 from lincorr_lightning.data.tiny_world.world import (
+    CUSTOMS,
     GROUP_SIZES,
+    PROPERTIES,
     World,
     WorldConfig,
     world_documents,

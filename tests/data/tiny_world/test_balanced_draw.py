@@ -4,7 +4,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from lincorr_lightning.data.tiny_world.facts import BalancedDraw
+from lincorr_lightning.data.tiny_world.world import BalancedDraw
 
 
 def test_every_option_is_drawn_equally_often_for_every_fact():
