@@ -30,6 +30,10 @@ COMMANDS = {
         "lincorr_lightning.results.compare",
         "Show two finished runs of one study side by side, with errors of the differences.",
     ),
+    "cache": (
+        "lincorr_lightning.state_folder",
+        "Show or clear the states of LMs that model.lm.state_cache keeps.",
+    ),
     "reproduce": (
         "lincorr_lightning.reproduce",
         "Write one page of all tables and figures of the paper on your LM.",
@@ -122,7 +126,7 @@ def _run_command(name: str, args: Sequence[str]) -> Any:
     from lincorr_lightning.option_errors import explain
 
     parser = ArgumentParser(prog=f"lincorr {name}", exit_on_error=False)
-    parser.add_function_arguments(command)
+    parser.add_function_arguments(command, as_positional=True)
     try:
         return command(**parser.parse_args(args).as_dict())
     except ArgumentError as error:

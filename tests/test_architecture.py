@@ -16,7 +16,7 @@ LAYERS = [
     ["version", "errors"],
     ["config", "io", "termination"],
     ["functional"],
-    ["distributed"],
+    ["distributed", "state_folder"],
     ["lm"],
     ["knowledge"],
     ["metrics", "linear_map"],

@@ -45,6 +45,11 @@ class LMConfig:
     share_prefixes: bool | Literal["auto"] = "auto"
     """Whether the common prefix of a subject's prompts is computed once; auto where it saves time
     and gives the same logits, true to fail where the LM does not support it, false for never."""
+    state_cache: str | None = None
+    """Folder that keeps the states which the head of a frozen LM reads after prompts, so that later
+    runs do not read these prompts again; null for none."""
+    state_cache_gib: float = 20.0
+    """Size of that folder in GiB, above which what was not used for longest is removed."""
     compile: bool = False
     """Whether to run torch.compile on the LM's layers; minutes at the start, faster on a GPU."""
     trust_remote_code: bool = False
@@ -55,7 +60,7 @@ class LMConfig:
     """Whether a hub id is looked up among earlier downloads only."""
 
     def __post_init__(self) -> None:
-        for name in ("name_or_path", "tokenizer", "adapter"):
+        for name in ("name_or_path", "tokenizer", "adapter", "state_cache"):
             if not self.name_or_path or getattr(self, name) == "":
                 raise LanguageModelError(f"lm.{name} is empty. Pass a folder, a file or a hub id.")
         if self.chat_template and self.add_bos is not None:
@@ -68,3 +73,4 @@ class LMConfig:
         require_one_of("lm.share_prefixes", shared, ("auto", "true", "false"))
         if self.tokens_per_forward is not None:
             require("lm.tokens_per_forward", self.tokens_per_forward, at_least=1)
+        require("lm.state_cache_gib", self.state_cache_gib, above=0)

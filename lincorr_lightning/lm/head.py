@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
@@ -32,6 +32,7 @@ _log = logging.getLogger(__name__)
 
 _N_PROBE_TOKENS = 16
 _MAX_REASON = 200  # characters
+_BLOCK = 256  # states that are multiplied at once, in float64 copies
 # In units of the differences of logits between prompts. A wrong position or attention to a later
 # token changes logits about as much as another prompt does; half precision by a few percent.
 _TOLERANCE, _HALF_TOLERANCE = 1e-3, 0.1
@@ -84,8 +85,13 @@ def read_logits(
     rows = torch.arange(len(last), device=last.device)
     length = input_ids.shape[1]
     if by_rows:
-        blocks = [(rows * length + last, token_ids)]
-        return read_positions(model, input_ids, blocks, attention_mask=attention_mask)[0]
+        ends = rows * length + last
+
+        def product(head: nn.Linear, states: Tensor) -> Tensor:
+            return _rows_product(head, _at(ends, states), token_ids).view(1, 1, -1)
+
+        logits = _with_head(model, product, input_ids, attention_mask=attention_mask)
+        return logits.view(len(last), len(token_ids)).double()
     keep = {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         keep["logits_to_keep"] = length - int(last.min())
@@ -95,44 +101,118 @@ def read_logits(
     return logits[:, token_ids.to(logits.device)].double()
 
 
-def read_positions(
-    model: PreTrainedModel, input_ids: Tensor, blocks: Sequence[tuple[Tensor, Tensor]],
+def _with_head(
+    model: PreTrainedModel, read: Callable[[nn.Linear, Tensor], Tensor], input_ids: Tensor,
     **more: Tensor | None,
-) -> list[Tensor]:  # fmt: skip
-    """Return logits of different tokens at different positions, from rows of the head.
+) -> Tensor:  # fmt: skip
+    """Run an LM whose head returns what `read` makes of it and of the flattened rows' states.
 
-    A block is a pair of positions in the flattened rows, ``(n_positions,)``, and of tokens to read
-    there, ``(n_tokens,)``; its logits are ``(n_positions, n_tokens)``, float64.
+    That is ``(1, 1, n)``, as are the logits: what the LM makes of it.
     """
     head = head_of(model)
-    if head is None or not is_plain(head):
+    if not is_plain(head):
         raise UnusableHeadError
+    n = 0
 
     def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        nonlocal n
         del args, kwargs
         if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
             raise UnusableHeadError
-        states = hidden.flatten(0, 1)
-        products = [
-            _rows_product(
-                head, states.index_select(0, positions.to(states.device)), tokens.to(states.device)
-            ).flatten()
-            for positions, tokens in blocks
-        ]
-        return torch.cat(products).view(1, 1, -1)
+        output = read(head, hidden.flatten(0, 1))
+        n = output.numel()
+        return output
 
     head.__dict__["forward"] = read_head  # the head's hooks still run
     try:
-        logits = call_model(model, input_ids, None, **more).logits
+        logits: Tensor = call_model(model, input_ids, None, **more).logits
     finally:
         del head.__dict__["forward"]
-    sizes = [len(positions) * len(tokens) for positions, tokens in blocks]
-    if logits.shape != (1, 1, sum(sizes)):
+    if logits.shape != (1, 1, n):
         raise UnusableHeadError
-    return [
-        part.view(len(positions), len(tokens)).double()
-        for part, (positions, tokens) in zip(logits[0, 0].split(sizes), blocks, strict=True)
-    ]
+    return logits
+
+
+def read_states(
+    model: PreTrainedModel, input_ids: Tensor, ends: Tensor, **more: Tensor | None
+) -> Tensor:
+    """Return what the head reads at positions of the flattened rows, ``(n_ends, hidden_size)``."""
+    read: list[Tensor] = []
+
+    def keep(head: nn.Linear, states: Tensor) -> Tensor:
+        read.append(_at(ends, states))
+        return states.new_zeros(1, 1, 1)
+
+    _with_head(model, keep, input_ids, **more)
+    return read[-1]
+
+
+class States:
+    """States after prompts, ``(n_prompts, hidden_size)``, some of which may be `known`."""
+
+    def __init__(self, n: int, device: torch.device, known: Tensor | None = None) -> None:
+        self.n, self.device = n, device
+        #: Of no width before the first are known.
+        self.all = torch.empty(n, 0) if known is None else known.to(device)
+
+    def keep(self, indices: Sequence[int], states: Tensor) -> None:
+        """Take the states after some prompts."""
+        if not self.all.shape[1]:
+            shape = self.n, states.shape[1]
+            self.all = torch.empty(shape, dtype=states.dtype, device=self.device)
+        self.all[to_device(torch.tensor(indices), self.device)] = states.to(self.device)
+
+
+@torch.no_grad()
+def logits_of_states(
+    model: PreTrainedModel, domains: Sequence[tuple[Tensor, Tensor]], is_product: bool
+) -> Tensor:
+    """Return the logits of domains side by side, ``(n_subjects, n_labels of all)``, float64.
+
+    A domain is a pair of states, ``(n_subjects, hidden_size)``, and of tokens. Where logits are
+    more than the product with the head's rows, or the head is sharded, the LM makes them, in one
+    forward pass of one token. The bits do not depend on how the states were read.
+    """
+    sizes, device = [len(tokens) for _, tokens in domains], model.device
+    shape = len(domains[0][0]), sum(sizes)
+    logits = torch.empty(shape, dtype=torch.float64, device=device)
+    columns = torch.split(logits, sizes, dim=1)
+    if not len(logits):
+        return logits
+    if is_product:
+        head = head_of(model)
+        assert is_plain(head)
+        for (states, tokens), column in zip(domains, columns, strict=True):
+            for i in range(0, len(states), _BLOCK):
+                block = states[i : i + _BLOCK].to(head.weight.device)
+                column[i : i + _BLOCK] = _rows_product(head, block, tokens).to(device)
+        return logits
+
+    def products(head: nn.Linear, _: Tensor) -> Tensor:
+        parts = [_rows_product(head, states, tokens).flatten() for states, tokens in domains]
+        return torch.cat(parts).view(1, 1, -1)
+
+    made = _with_head(model, products, torch.zeros(1, 1, dtype=torch.long, device=device))
+    parts = torch.split(made[0, 0], [len(logits) * size for size in sizes])
+    for column, part in zip(columns, parts, strict=True):
+        column.copy_(part.view(column.shape))
+    return logits
+
+
+def is_product(model: PreTrainedModel, probe: Sequence[int], vocab_size: int) -> bool:
+    """Return whether logits are the product with the head, bit for bit, and no function of it."""
+    tokens, products = probe_tokens(vocab_size), []
+
+    def product(head: nn.Linear, states: Tensor) -> Tensor:
+        products.append(_rows_product(head, states, tokens).view(1, 1, -1))
+        return products[-1].clone()  # a function may write to it
+
+    logits = _with_head(model, product, torch.tensor([list(probe)], device=model.device))
+    return logits.dtype == torch.float64 and torch.equal(logits, products[-1])
+
+
+def _at(places: Tensor, states: Tensor) -> Tensor:
+    return states.index_select(0, places.to(states.device))
 
 
 def probe_tokens(vocab_size: int) -> Tensor:
@@ -240,6 +320,7 @@ def is_plain(head: nn.Module | None) -> TypeGuard[nn.Linear]:
 
 
 def _rows_product(head: nn.Linear, hidden: Tensor, token_ids: Tensor) -> Tensor:
+    token_ids = token_ids.to(hidden.device)
     weight = head.weight.index_select(0, token_ids).double()
     bias = None if head.bias is None else head.bias.index_select(0, token_ids).double()
     with torch.autocast(hidden.device.type, enabled=False):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -14,12 +15,14 @@ from torch.distributed.tensor import DTensor
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
-from lincorr_lightning.lm import loading, modes, shared_prefixes
+from lincorr_lightning.lm import loading, modes, products, shared_prefixes, state_cache
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
 from lincorr_lightning.lm.loading import Checkpoint
 from lincorr_lightning.lm.sharding import shard, splits_matrices
+from lincorr_lightning.lm.shared_prefixes import PromptTree
+from lincorr_lightning.lm.state_cache import StateCache
 
 if TYPE_CHECKING:
     import transformers as hf
@@ -36,6 +39,7 @@ class _Support(NamedTuple):
     by_rows: bool  # rows of its head alone
     sharing_error: str | None  # why prefixes cannot be shared
     skips_head: bool  # its head may stay in half precision where the rest computes in float32
+    is_product: bool  # logits are the product of states and rows of the head, and nothing more
 
 
 class LanguageModel(nn.Module):
@@ -57,7 +61,7 @@ class LanguageModel(nn.Module):
     """The Hugging Face module, after `load`."""
     checkpoint: Checkpoint | None = None  # where it is stored; None of one that was in memory
     reads_prompts: str | None = None
-    """How `joint_logits` reads the prompts of a subject, in words; None before the first call."""
+    """How prompts of one subject were read last, in words; None if they were not."""
 
     def __init__(self, config: LMConfig | Mapping[str, Any], prefix: str = "") -> None:
         super().__init__()
@@ -88,6 +92,9 @@ class LanguageModel(nn.Module):
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
+        self._tokenizer_print = ""  # made once, for the cache of states
+        folder, gib = self.config.state_cache, self.config.state_cache_gib
+        self._state_cache = None if folder is None else StateCache(folder, gib)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str = TINY_WORLD, **options: Any) -> LanguageModel:
@@ -132,6 +139,7 @@ class LanguageModel(nn.Module):
         """Load the weights, frozen and in eval mode, unless they are loaded; return this object."""
         if not self.is_loaded:
             assert self.checkpoint is not None
+            products.use_fastest()
             model = loading.load_model(self.checkpoint, self._model_config)
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]
@@ -279,22 +287,28 @@ class LanguageModel(nn.Module):
         `rows` are those that the method `rows` returns; a forward pass runs in the `context` of its
         rows, such as that of their adapters.
         """
-        device = self.model.device
-        tokens = heads.to_device(self._checked(token_ids), device)
-        logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=device)
-        by_rows = self._test().by_rows
+        if self._test().by_rows:
+            whole = [range(len(rows))]
+            states = self._last_states(rows, whole, (), context)
+            return self._logits(rows, whole, [token_ids], states)
+        tokens = heads.to_device(self._checked(token_ids), self.model.device)
+        logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=tokens.device)
 
         def forward(batch: list[int]) -> None:
             ids, _ = self._encoder.pad([rows[i] for i in batch])
-            last = heads.to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), device)
+            last = heads.to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), tokens.device)
             with context(batch) if context is not None else nullcontext():
                 part = heads.read_logits(
-                    self.model, heads.to_device(ids, device), None, last, tokens, by_rows
+                    self.model, heads.to_device(ids, tokens.device), None, last, tokens, False
                 )
-            logits[heads.to_device(torch.tensor(batch), device)] = part.to(device)
+            logits[heads.to_device(torch.tensor(batch), tokens.device)] = part.to(tokens.device)
 
         with self._reading():
             self.in_batches([len(row) for row in rows], forward)
+        self._require_finite(logits, rows)
+        return logits
+
+    def _require_finite(self, logits: Tensor, rows: Sequence[Sequence[int]]) -> None:
         finite = logits.isfinite().all(dim=1)
         if not finite.all():
             index = int((~finite).nonzero()[0])
@@ -304,7 +318,6 @@ class LanguageModel(nn.Module):
                 f"{index} ({prompt!r}) in {modes.dtype_name(self.model.dtype)}. With float16, set "
                 "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
             )
-        return logits
 
     def token_probabilities(self, prompts: Sequence[str], token_ids: Tensor) -> Tensor:
         """Return the probabilities of tokens, ``(n_prompts, k)``, each row after its own prompt.
@@ -335,19 +348,18 @@ class LanguageModel(nn.Module):
         read in one context. An LM in half precision computes in float32, unless it is sharded or
         compiled, or its half-precision weights are trained.
         """
-        members: dict[Hashable, dict[int, Sequence[int]]] = {}
-        for index, (row, group) in enumerate(zip(rows, groups, strict=True)):
-            members.setdefault(group, {})[index] = row
-        if self.model.dtype == torch.float32 and not self.is_sharded:
-            logits, _ = self._share_prefixes(list(members.values()), [token_ids], context)
-            if logits is not None:
-                return logits
-        if not self._may_widen:
-            return self.logits_of_rows(rows, token_ids, context)
-        with modes.float32_forward(
-            self.model, heads.head_of(self.model) if self._test().skips_head else None
-        ):
-            return self.logits_of_rows(rows, token_ids, context)
+        members: dict[Hashable, list[int]] = {}
+        for index, group in enumerate(groups):
+            members.setdefault(group, []).append(index)
+        can = self._test()
+        shares = self.model.dtype == torch.float32 and not self.is_sharded
+        skipped = heads.head_of(self.model) if can.skips_head else None
+        with modes.float32_forward(self.model, skipped) if self._may_widen else nullcontext():
+            if not can.by_rows:
+                return self.logits_of_rows(rows, token_ids, context)
+            whole = [range(len(rows))]
+            states = self._last_states(rows, whole, members.values() if shares else (), context)
+            return self._logits(rows, whole, [token_ids], states)
 
     def head_rows(self, token_ids: Sequence[int]) -> Tensor | None:
         """Return the rows of the output head for some tokens, ``(n_labels, hidden_size)``.
@@ -370,6 +382,11 @@ class LanguageModel(nn.Module):
         The values are those of `domain_logits` for each domain; the common prefix of a subject's
         prompts is computed once, if `LMConfig.share_prefixes` allows.
 
+        With `LMConfig.state_cache`, prompts whose states are known are not read again. Where an
+        earlier call had the same prompts, logits are the same bit for bit. Where only some are
+        known, the others are read without them, which is the same up to the rounding of the LM's
+        dtype, like any other choice of what is read together.
+
         Args:
             prompts: For each domain, one prompt per subject, in the same order of subjects.
             token_ids: Tokens of each domain.
@@ -380,46 +397,106 @@ class LanguageModel(nn.Module):
         Raises:
             LanguageModelError: Prefix sharing is required and not supported; or as `domain_logits`.
         """
-        flat = self.rows(list(chain.from_iterable(prompts)))
-        n, n_subjects = len(prompts), len(prompts[0])
-        rows = [flat[domain * n_subjects :][:n_subjects] for domain in range(n)]
-        of_subjects = enumerate(zip(*rows, strict=True))  # the prompts of each subject
-        groups = [dict(enumerate(each, subject * n)) for subject, each in of_subjects]
-        logits, self.reads_prompts = self._share_prefixes(groups, token_ids)
-        if logits is not None:
-            return logits
-        domains = zip(rows, token_ids, strict=True)
-        return torch.cat([self.logits_of_rows(*domain) for domain in domains], dim=1)
+        rows, n = self.rows(list(chain.from_iterable(prompts))), len(prompts[0])
+        domains = [range(i * n, (i + 1) * n) for i in range(len(prompts))]
+        subjects = list(zip(*domains, strict=True))
+        if not self._test().by_rows:
+            _, self.reads_prompts = self._plan(rows, subjects)
+            own = zip(domains, token_ids, strict=True)
+            parts = [self.logits_of_rows([rows[i] for i in each], ids) for each, ids in own]
+            return torch.cat(parts, dim=1)
+        return self._logits(rows, domains, token_ids, self._last_states(rows, domains, subjects))
 
-    def _share_prefixes(
-        self, groups: Sequence[Mapping[int, Sequence[int]]],
-        token_ids: Sequence[Sequence[int] | Tensor], context: RowsContext | None = None,
-    ) -> tuple[Tensor | None, str]:  # fmt: skip
-        """Return the logits of all domains, or None if each prompt is to be read on its own.
-
-        Row i of the groups is the prompt of subject ``i // n`` and domain ``i % n``, of n domains.
-        Also returned is how the prompts are read, in words.
-        """
-        error = self._test().sharing_error
-        trees, why = shared_prefixes.plan_reading(
-            self.model, groups, self.config.share_prefixes, self._batches.fixed, error
-        )
-        if self._batches.max_over_ranks(not trees) and trees:
-            trees, why = [], "one by one, as another rank must"
-        if not trees:
-            return None, why
+    def _logits(
+        self, rows: Sequence[Sequence[int]], domains: Sequence[range],
+        token_ids: Sequence[Sequence[int] | Tensor], states: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Return the logits of domains side by side from the states of their rows."""
+        head = heads.head_of(self.model)
+        assert head is not None
+        alone = self._test().is_product and not (self.is_sharded or head._forward_hooks)
         tokens = [heads.to_device(self._checked(ids), self.model.device) for ids in token_ids]
-        firsts = [tree.ends[0][0] for tree in trees]  # all of a tree have one context
-        context_of_trees = context and (lambda chosen: context([firsts[i] for i in chosen]))
-        n_subjects = sum(len(group) for group in groups) // len(token_ids)
+        own = [states[domain.start : domain.stop] for domain in domains]
         with self._reading():
-            logits = shared_prefixes.logits_of_trees(
-                self.model, trees, n_subjects, tokens, self._batches, context_of_trees
-            )
-        if self._batches.max_over_ranks(not logits.isfinite().all()):
-            # NaN spreads through a tree despite the mask: find the prompt that it comes from.
-            return None, why
-        return logits, why
+            parts = list(zip(own, tokens, strict=True))
+            logits = heads.logits_of_states(self.model, parts, alone)
+        columns = torch.split(logits, [len(ids) for ids in tokens], dim=1)
+        for domain, column in zip(domains, columns, strict=True):
+            self._require_finite(column, [rows[i] for i in domain])
+        return logits
+
+    def _last_states(
+        self, rows: Sequence[Sequence[int]], domains: Sequence[range],
+        groups: Collection[Sequence[int]], context: RowsContext | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Return the states that the head reads after each row, ``(n_rows, hidden_size)``.
+
+        Rows of a domain are read together, those of a group with shared prefixes where it pays.
+        """
+        cache = self._cache() if context is None else None
+        known, missing = cache.find(rows) if cache else (None, range(len(rows)))
+        states, wanted = heads.States(len(rows), self.model.device, known), set(missing)
+        new = [[i for i in own if i in wanted] for own in domains]
+        trees: list[PromptTree] = []
+        if groups:
+            of_groups = [[i for i in group if i in wanted] for group in groups]
+            trees, self.reads_prompts = self._plan(rows, [group for group in of_groups if group])
+        self._read(rows, new, trees, states, context)
+        for own in new if cache else ():
+            found = states.all[own]
+            if cache and found.isfinite().all():
+                cache.store([rows[i] for i in own], found)
+        return states.all
+
+    def _plan(
+        self, rows: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
+    ) -> tuple[list[PromptTree], str]:
+        """Return trees of the rows of groups, none if they are read one by one; and why."""
+        trees, why = shared_prefixes.plan_reading(
+            self.model, [{i: rows[i] for i in group} for group in groups],
+            self.config.share_prefixes, self._batches.fixed, self._test().sharing_error,
+        )  # fmt: skip
+        if self._batches.max_over_ranks(not trees) and trees:
+            return [], "one by one, as another rank must"
+        return trees, why
+
+    def _read(
+        self, rows: Sequence[Sequence[int]], domains: Sequence[Sequence[int]],
+        trees: Sequence[PromptTree], states: heads.States, context: RowsContext | None,
+    ) -> None:  # fmt: skip
+        """Read the states after the rows of domains, which are those of the trees, if any."""
+        firsts = [tree.ends[0][0] for tree in trees]  # all of a tree have one context
+        of_trees = context and (lambda chosen: context([firsts[i] for i in chosen]))
+
+        def forward(own: Sequence[int], batch: list[int]) -> None:
+            chosen = [own[i] for i in batch]
+            ids, mask = self._encoder.pad([rows[i] for i in chosen])
+            last = mask.sum(1) - 1 + torch.arange(len(ids)) * ids.shape[1]
+            ids, last = (heads.to_device(part, states.device) for part in (ids, last))
+            with context(chosen) if context is not None else nullcontext():
+                states.keep(chosen, heads.read_states(self.model, ids, last))
+
+        with self._reading():
+            if trees:
+                shared_prefixes.read_trees(self.model, trees, self._batches, states.keep, of_trees)
+                # NaN spreads through a tree despite the mask: find the prompt that it comes from.
+                if not self._batches.max_over_ranks(not states.all.isfinite().all()):
+                    return
+            for own in domains:
+                self.in_batches([len(rows[i]) for i in own], partial(forward, own))
+
+    def _cache(self) -> StateCache | None:
+        """Return the cache of states, turned to the LM as it is now; None if it is not frozen."""
+        if self._state_cache is None or state_cache.obstacle(self.model) or self.is_sharded:
+            return None
+        # Every bit of the weights, each time: whoever writes to them need not say so.
+        weights = prints.fingerprint_weights(self.model)
+        self._tokenizer_print = self._tokenizer_print or self.fingerprint["tokenizer"]
+        own, config = self._fingerprint(self._tokenizer_print, weights), self.config
+        settings = config.share_prefixes, config.compile, config.tokens_per_forward
+        info = {"name_or_path": config.name_or_path, "dtype": own["dtype"]}
+        self._state_cache.open(info, state_cache.state_key(self.model, own, settings))
+        return self._state_cache
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -455,8 +532,9 @@ class LanguageModel(nn.Module):
                 error = shared_prefixes.prefix_sharing_error(
                     self.model, by_rows, probe, size, dtype
                 )
+                alone = by_rows and heads.is_product(self.model, probe, size)
             skips = by_rows and not (widens and self._casts_to_head(probe))
-            self._tested[kind] = _Support(by_rows, error, skips)
+            self._tested[kind] = _Support(by_rows, error, skips, alone)
         return self._tested[kind]
 
     def _casts_to_head(self, probe: Sequence[int]) -> bool:
@@ -506,9 +584,13 @@ class LanguageModel(nn.Module):
         # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
         if cached is None or not is_frozen or not (self.is_sharded or cached[0] == state):
             cached = self._weights_print = (state, prints.fingerprint_weights(self.model))
+        tokenizer = prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in)
+        return self._fingerprint(tokenizer, cached[1])
+
+    def _fingerprint(self, tokenizer: str, weights: str) -> dict[str, str]:
         return {
-            "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
+            "tokenizer": tokenizer,
             "config": prints.fingerprint_config(self.model.config),
             "dtype": modes.dtype_name(self.model.dtype),
-            "weights": cached[1],
+            "weights": weights,
         }

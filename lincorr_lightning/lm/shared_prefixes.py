@@ -9,7 +9,7 @@ several roots. `prefix_sharing_error` tests whether an LM respects such masks an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -149,36 +149,30 @@ def plan_reading(
     return [], f"one by one: {reason}"
 
 
-def logits_of_trees(
-    model: PreTrainedModel, trees: Sequence[PromptTree], n_subjects: int, tokens: Sequence[Tensor],
-    batches: MicroBatches, context: RowsContext | None = None, dtype: torch.dtype | None = None,
-) -> Tensor:  # fmt: skip
-    """Return the logits of all domains, ``(n_subjects, n_labels of all domains)``, float64.
+def read_trees(
+    model: PreTrainedModel, trees: Sequence[PromptTree], batches: MicroBatches,
+    keep: Callable[[Sequence[int], Tensor], None], context: RowsContext | None = None,
+    dtype: torch.dtype | None = None,
+) -> None:  # fmt: skip
+    """Call `keep` with indices of prompts and the states after them, ``(n_prompts, hidden_size)``.
 
-    With n domains, prompt i of the trees is that of subject ``i // n`` and domain ``i % n``. The
-    forward pass of some trees is in the `context` of their indices; `dtype` is that of its states,
-    None for the LM's own.
+    The forward pass of some trees is in the `context` of their indices; `dtype` is that of its
+    states, None for the LM's own.
     """
-    device, n, sizes = model.device, len(tokens), [len(ids) for ids in tokens]
-    logits = torch.empty(n_subjects, sum(sizes), dtype=torch.float64, device=device)
-    columns = torch.split(logits, sizes, dim=1)
 
     def forward(chosen: list[int]) -> None:
-        batch = pack_trees([trees[i] for i in chosen], dtype or model.dtype, device)
+        batch = pack_trees([trees[i] for i in chosen], dtype or model.dtype, model.device)
         length = batch["input_ids"].shape[1]
-        ends: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        prompts: list[int] = []
+        ends: list[int] = []
         for row, i in enumerate(chosen):
-            for prompt, node in trees[i].ends:
-                ends[prompt % n].append((prompt // n, row * length + node))
-        parts = [heads.to_device(torch.tensor(part).long().view(-1, 2), device) for part in ends]
-        blocks = [(part[:, 1], ids) for part, ids in zip(parts, tokens, strict=True)]
+            prompts += [prompt for prompt, _ in trees[i].ends]
+            ends += [row * length + node for _, node in trees[i].ends]
         with context(chosen) if context is not None else nullcontext():
-            read = heads.read_positions(model, blocks=blocks, **batch)
-        for column, part, values in zip(columns, parts, read, strict=True):
-            column[part[:, 0]] = values.to(device)
+            places = heads.to_device(torch.tensor(ends), model.device)
+            keep(prompts, heads.read_states(model, ends=places, **batch))
 
-    batches.run([len(tree.token_ids) for tree in trees], device.type, forward)
-    return logits
+    batches.run([len(tree.token_ids) for tree in trees], model.device.type, forward)
 
 
 def prefix_sharing_error(
@@ -206,7 +200,9 @@ def prefix_sharing_error(
     tokens = heads.probe_tokens(vocab_size)
     plain = heads.read_alone(model, rows, tokens, by_rows=True)
     try:
-        shared = logits_of_trees(model, trees, len(rows), [tokens], MicroBatches(), dtype=dtype)
+        states = heads.States(len(rows), model.device)
+        read_trees(model, trees, MicroBatches(), states.keep, dtype=dtype)
+        shared = heads.logits_of_states(model, [(states.all, tokens)], is_product=False)
     except (heads.UnusableHeadError, *heads.FAILURES) as error:
         return f"its forward does not take custom masks ({type(error).__name__})"
     if not heads.are_same(shared, plain, dtype):

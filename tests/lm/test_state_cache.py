@@ -1,0 +1,319 @@
+"""States kept on disk: the same numbers without reading, and never those of another LM."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from safetensors import safe_open
+from safetensors.torch import load_file
+
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LanguageModelError, OutputError
+from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.state_folder import drop_oldest
+from tests.lm.small_lms import SPECIAL, WORDS, Folder, word_ids
+from tests.toys import word_tokenizer
+
+INPUTS = ["Paris", "Lima", "old house", "Oslo and Tokyo", "red", "London"]
+TEMPLATES = ["{} lives in the city of", "{} lives in the country of", "One day {} saw a"]
+DOMAINS = [[5, 30, 4], [17, 22, 9, 2], [6]]
+NEW = "{} speaks the language"
+
+
+def prompts(templates: list[str] = TEMPLATES) -> list[list[str]]:
+    return [[template.format(x) for x in INPUTS] for template in templates]
+
+
+Loader = Callable[..., LanguageModel]
+
+
+@pytest.fixture
+def load(lm_folder: Folder, tmp_path: Path) -> Loader:
+    """Return an LM whose states are kept in the test's folder, or not."""
+
+    def load(name: str = "llama", kept: bool = True, **options: Any) -> LanguageModel:
+        folder = {"state_cache": str(tmp_path / "states")} if kept else {}
+        where = name if "/" in name else str(lm_folder(name))
+        lm = LanguageModel.from_pretrained(where, **folder | options)
+        lm.domain_logits([], DOMAINS[0])  # how it can be read is tested once
+        return lm
+
+    return load
+
+
+@pytest.fixture
+def read_tokens(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Numbers of tokens of the forward passes of a transformers model."""
+    sizes: list[int] = []
+    call = hf.PreTrainedModel.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if {"return_dict", "input_ids"} <= {*kwargs}:  # not of one model within another
+            sizes.append(kwargs["input_ids"].numel())
+        return call(self, *args, **kwargs)
+
+    monkeypatch.setattr(hf.PreTrainedModel, "__call__", counted)
+    yield sizes
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "states").glob("*/*.safetensors"))
+
+
+def test_the_same_bits_without_reading(
+    architecture: str, load: Loader, read_tokens: list[int]
+) -> None:
+    tokens = [4, 9, 30, 5]
+    alone = load(architecture, kept=False)
+    expected = alone.joint_logits(prompts(), DOMAINS), alone.domain_logits(INPUTS, tokens)
+    for is_known in (False, True):
+        lm = load(architecture)
+        del read_tokens[:]
+        ours = lm.joint_logits(prompts(), DOMAINS), lm.domain_logits(INPUTS, tokens)
+        assert all(map(torch.equal, ours, expected))
+        # The LM's own function of the product takes a forward pass of one token.
+        assert (max(read_tokens, default=0) <= 1) == is_known
+    # Labels are not part of what is kept.
+    others = [[7, 8], [11, 12, 13], [20]]
+    assert torch.equal(lm.joint_logits(prompts(), others), alone.joint_logits(prompts(), others))
+    assert max(read_tokens, default=0) > 1  # those of the LM without the folder
+
+
+def test_states_are_those_of_transformers(load: Loader, tmp_path: Path) -> None:
+    lm = load()
+    lm.joint_logits(prompts(), DOMAINS)
+    kept: dict[bytes, torch.Tensor] = {}
+    assert len(files(tmp_path)) == len(TEMPLATES)
+    for path in files(tmp_path):
+        content = load_file(path)
+        assert content["states"].dtype == torch.float32
+        kept |= zip(map(bytes, content["keys"].numpy()), content["states"], strict=True)
+    assert len(kept) == len(TEMPLATES) * len(INPUTS)
+    for prompt in itertools.chain(*prompts()):
+        ids = word_ids(prompt)
+        with torch.no_grad():
+            state = lm.model.model(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
+        key = hashlib.blake2b(struct.pack(f"<{len(ids)}q", *ids), digest_size=16).digest()
+        torch.testing.assert_close(kept[key], state, atol=1e-5, rtol=0)
+
+
+def test_a_prompt_that_is_new_is_read_alone(load: Loader, read_tokens: list[int]) -> None:
+    load().joint_logits(prompts(), DOMAINS)
+    lm, more = load(), [*TEMPLATES[:1], NEW, *TEMPLATES[1:]]
+    labels = [DOMAINS[0], [10, 11], *DOMAINS[1:]]
+    del read_tokens[:]
+    ours = lm.joint_logits(prompts(more), labels)
+    assert sum(read_tokens) <= len(INPUTS) * max(len(word_ids(p)) for p in prompts([NEW])[0])
+    expected = load(kept=False).joint_logits(prompts(more), labels)
+    torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    del read_tokens[:]
+    assert torch.equal(lm.joint_logits(prompts(more), labels), ours)
+    assert not read_tokens
+
+
+def _one_ulp(lm: LanguageModel) -> None:
+    weight = lm.model.model.layers[0].mlp.up_proj.weight
+    version = weight._version
+    weight.data[0, 0] = torch.nextafter(weight.data[0, 0], torch.tensor(torch.inf))
+    assert weight._version == version  # nobody is told
+
+
+def _rope(lm: LanguageModel) -> None:
+    lm.model.model.rotary_emb.inv_freq *= 1.5
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"dtype": "bfloat16"},
+        {"attn_implementation": "eager"},
+        {"share_prefixes": False},
+        {"tokens_per_forward": 9},
+        {"add_bos": False},
+    ],
+    ids=str,
+)
+def test_another_way_to_read_never_hits(
+    options: dict[str, Any], load: Loader, tmp_path: Path
+) -> None:
+    load().joint_logits(prompts(), DOMAINS)
+    ours = load(**options).joint_logits(prompts(), DOMAINS)
+    assert torch.equal(ours, load(kept=False, **options).joint_logits(prompts(), DOMAINS))
+    assert len({path.parent for path in files(tmp_path)}) == 2
+
+
+@pytest.mark.parametrize("change", [_one_ulp, _rope])
+def test_a_changed_lm_never_hits(
+    change: Callable[[LanguageModel], None], load: Loader, tmp_path: Path
+) -> None:
+    lm, alone = load(), load(kept=False)
+    before = lm.joint_logits(prompts(), DOMAINS)
+    for one in (lm, alone):
+        change(one)
+    ours = lm.joint_logits(prompts(), DOMAINS)
+    assert not torch.equal(ours, before)
+    assert torch.equal(ours, alone.joint_logits(prompts(), DOMAINS))
+    assert len({path.parent for path in files(tmp_path)}) == 2
+
+
+def test_another_tokenizer_or_prefix_never_hits(
+    lm_folder: Folder, load: Loader, tmp_path: Path
+) -> None:
+    load().joint_logits(prompts(), DOMAINS)
+    changed = shutil.copytree(lm_folder("llama"), tmp_path / "changed")
+    word_tokenizer(WORDS[::-1], SPECIAL, "<s> $A").save_pretrained(changed)
+    load(str(changed)).joint_logits(prompts(), DOMAINS)
+    assert len({path.parent for path in files(tmp_path)}) == 2
+    options = {"name_or_path": str(changed), "state_cache": str(tmp_path / "states")}
+    LanguageModel(options, prefix="One day").load().joint_logits(prompts(), DOMAINS)
+    assert len({path.parent for path in files(tmp_path)}) == 3
+
+
+def test_only_a_frozen_lm_without_hooks(load: Loader, tmp_path: Path) -> None:
+    lm = load()
+    handle = lm.model.model.layers[0].register_forward_hook(lambda _, args, output: output)
+    lm.joint_logits(prompts(), DOMAINS)
+    handle.remove()
+    lm.model.get_input_embeddings().weight.requires_grad_(True)
+    lm.joint_logits(prompts(), DOMAINS)
+    assert not files(tmp_path)
+    lm.model.requires_grad_(False)
+    lm.joint_logits(prompts(), DOMAINS)
+    assert files(tmp_path)
+
+
+def _cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    with safe_open(path, "pt") as file:
+        state = file.get_tensor("states")[2, 3].numpy().tobytes()
+    content[content.index(state)] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [_cut, _flip_a_bit, lambda path: path.write_bytes(b"")])
+def test_a_damaged_file_is_read_anew(
+    damage: Callable[[Path], None], load: Loader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = load().joint_logits(prompts(), DOMAINS)
+    whole = files(tmp_path)
+    content = [path.read_bytes() for path in whole]
+    for path in whole:
+        damage(path)
+    assert [path.read_bytes() for path in whole] != content
+    assert torch.equal(load().joint_logits(prompts(), DOMAINS), expected)
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("Reading prompts anew" in line for line in lines) == len(whole)
+    assert [path.read_bytes() for path in whole] == content
+
+
+def test_the_folder_is_bounded_and_the_oldest_goes_first(load: Loader, tmp_path: Path) -> None:
+    lm = load()
+    lm.joint_logits(prompts(), DOMAINS)
+    first, second, third = files(tmp_path)
+    for age, path in enumerate((second, third, first), 1):  # first was used longest ago
+        os.utime(path, (age * 1000, age * 1000))
+    with safe_open(second, "pt") as opened:
+        size = sum(path.stat().st_size for path in files(tmp_path))
+        drop_oldest(tmp_path / "states", size)
+        assert len(files(tmp_path)) == 3
+        drop_oldest(tmp_path / "states", size - 1)
+        assert files(tmp_path) == sorted([first, third])
+        assert opened.get_tensor("states").isfinite().all()
+    # A run that knew the file reads its prompts again.
+    expected = load(kept=False).joint_logits(prompts(), DOMAINS)
+    torch.testing.assert_close(lm.joint_logits(prompts(), DOMAINS), expected, atol=1e-5, rtol=0)
+    assert len(files(tmp_path)) == 3
+    small = load(state_cache_gib=1e-9)
+    small.joint_logits(prompts([NEW]), DOMAINS[:1])
+    assert not files(tmp_path)
+
+
+def test_a_file_in_use_is_kept_longer(load: Loader, tmp_path: Path) -> None:
+    load().joint_logits(prompts(), DOMAINS)
+    for path in files(tmp_path):
+        os.utime(path, (1000, 1000))
+    load().domain_logits(prompts()[0], DOMAINS[0])
+    assert sorted(path.stat().st_mtime > 2000 for path in files(tmp_path)) == [False, False, True]
+
+
+def test_a_folder_that_cannot_be_written(
+    load: Loader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="cannot write"):
+        load(state_cache=str(tmp_path / "file"))
+    with pytest.raises(LanguageModelError, match=r"lm\.state_cache is empty"):
+        load(state_cache="")
+    with pytest.raises(ConfigError, match=r"lm\.state_cache_gib is 0; it must be above 0"):
+        load(state_cache_gib=0)
+    lm = load()
+    (tmp_path / "states").rmdir()
+    (tmp_path / "states").touch()  # as after a disk has failed
+    expected = load(kept=False).joint_logits(prompts(), DOMAINS)
+    for _ in range(2):
+        assert torch.equal(lm.joint_logits(prompts(), DOMAINS), expected)
+    assert sum("No more states" in record.getMessage() for record in caplog.records) == 1
+
+
+_RUN = """
+import sys, torch
+from lincorr_lightning.lm.language_model import LanguageModel
+from tests.lm.test_state_cache import DOMAINS, prompts
+lm = LanguageModel.from_pretrained(sys.argv[1], state_cache=sys.argv[2])
+sys.stdin.readline()
+print(lm.joint_logits(prompts(), DOMAINS).numpy().tobytes().hex())
+"""
+
+
+def test_two_processes_at_once(load: Loader, lm_folder: Folder, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _RUN, str(lm_folder("llama")), str(tmp_path / "states")]
+    pipe = subprocess.PIPE
+    runs = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    for run in runs:
+        assert run.stdin is not None
+        run.stdin.write("go\n")
+        run.stdin.flush()
+    outputs = [run.communicate()[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert outputs[0] == outputs[1]
+    assert len(files(tmp_path)) == len(TEMPLATES)
+    load().joint_logits(prompts(), DOMAINS)
+    assert len(files(tmp_path)) == len(TEMPLATES)
+
+
+def test_the_command(
+    load: Loader, tmp_path: Path, capsys: pytest.CaptureFixture[str], lm_folder: Folder
+) -> None:
+    load().joint_logits(prompts(), DOMAINS)
+    load("gpt2").joint_logits(prompts()[:2], DOMAINS[:2])
+    folder = tmp_path / "states"
+    own = files(tmp_path)[0].with_name("notes.txt")
+    own.touch()
+    (folder / "mine.safetensors").touch()
+    main(["cache", str(folder)])
+    head, *lines, end = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["LM", "dtype", "prompts", "MiB"]
+    lines.append(end)
+    shown = {Path(line.split()[0]): line.split()[1:3] for line in lines}
+    assert shown == {lm_folder("llama"): ["float32", "18"], lm_folder("gpt2"): ["float32", "12"]}
+    main(["cache", str(folder), "--clear", "true"])
+    left = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert left == sorted([own, folder / "mine.safetensors"])
+    with pytest.raises(ConfigError, match="there is no folder"):
+        main(["cache", str(tmp_path / "nowhere")])
