@@ -14,7 +14,6 @@ from traceback import walk_tb
 from typing import Any, Literal
 
 import lightning as L
-import torch
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -42,6 +41,7 @@ from lincorr_lightning.config import (
 )
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
 from lincorr_lightning.io import atomic_write, check_writable, refuse_url
+from lincorr_lightning.lm import products
 from lincorr_lightning.option_errors import explain, one_line, subclasses
 from lincorr_lightning.results.run_folder import RunLogger, is_dry_run, run_folder, study_name
 from lincorr_lightning.results.saved_run import describe_run
@@ -144,7 +144,7 @@ class LincorrCLI(LightningCLI):
             default=None,
             help="Precision of products of float32 matrices: highest, high (TensorFloat-32 on "
             "GPUs) or medium (bfloat16 factors, on GPUs and CPUs that have them); null leaves "
-            "torch's own, highest.",
+            "torch's own, highest, computed by what is fastest.",
         )
         for argument, (attribute, default) in _FROM_STUDY.items():
             parser.link_arguments(
@@ -181,7 +181,7 @@ class LincorrCLI(LightningCLI):
         if config.weights_only is None:
             config.weights_only = True
         if config.matmul_precision is not None:
-            torch.set_float32_matmul_precision(config.matmul_precision)
+            products.set_precision(config.matmul_precision)
         for name in _POSITIVE:
             if isinstance(config.trainer.get(name), (int, float)):
                 require(f"trainer.{name}", config.trainer.get(name), above=0)
@@ -288,12 +288,11 @@ def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
     if SAFE in args:
         allow_known_classes_only()
     hook, threading.excepthook = threading.excepthook, _report_thread
-    precision = torch.get_float32_matmul_precision()
     try:
-        return LincorrCLI(prepare_args(args))
+        with products.fastest():
+            return LincorrCLI(prepare_args(args))
     finally:
         threading.excepthook = hook
-        torch.set_float32_matmul_precision(precision)
 
 
 def _report_thread(args: threading.ExceptHookArgs) -> None:

@@ -17,6 +17,7 @@ from torch import nn
 
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import CheckpointError, ConfigError, require
+from lincorr_lightning.lm import products
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_data
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -275,7 +276,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         settings |= {f"trainer.{name}": str(getattr(trainer, name)) for name in _TRAINER_SETTINGS}
         algorithm = trainer.gradient_clip_algorithm
         settings["trainer.gradient_clip_algorithm"] = algorithm and algorithm.value
-        settings["matmul_precision"] = torch.get_float32_matmul_precision()
+        settings["matmul_precision"] = products.precision()
         settings["data"] = type(getattr(trainer, "datamodule", None)).__qualname__
         if (seed := os.environ.get("PL_GLOBAL_SEED")) is not None:  # of `seed_everything`
             settings["seed_everything"] = seed

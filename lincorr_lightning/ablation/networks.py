@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerBase
 from lincorr_lightning.ablation.datamodule import PairedCorpus
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.errors import require
-from lincorr_lightning.lm import products
 
 Candidates = Literal["vocabulary", "texts"]
 Activation = Literal["gelu", "relu", "silu", "tanh"]
@@ -50,7 +49,6 @@ class StackedNetworks(nn.Module):
 
     def __init__(self, n_networks: int, d: int, settings: NetworkSettings) -> None:
         super().__init__()
-        products.use_fastest()
         width = settings.width or 4 * d
         self.settings = settings
         self.weight_in = nn.Parameter(torch.empty(n_networks, d, width))

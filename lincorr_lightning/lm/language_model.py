@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from lincorr_lightning.errors import ConfigError, LanguageModelError, NonFiniteError
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import head as heads
-from lincorr_lightning.lm import loading, modes, products, shared_prefixes, state_cache
+from lincorr_lightning.lm import loading, modes, shared_prefixes, state_cache
 from lincorr_lightning.lm.batching import MicroBatches, RowsContext
 from lincorr_lightning.lm.config import TINY_WORLD, LMConfig
 from lincorr_lightning.lm.encoding import PromptEncoder, chat_lead_in
@@ -139,7 +139,6 @@ class LanguageModel(nn.Module):
         """Load the weights, frozen and in eval mode, unless they are loaded; return this object."""
         if not self.is_loaded:
             assert self.checkpoint is not None
-            products.use_fastest()
             model = loading.load_model(self.checkpoint, self._model_config)
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]

@@ -1,103 +1,76 @@
-"""Matrix products in float32 by oneDNN, where it is more than twice as fast as MKL.
+"""Products of float32 matrices by oneDNN, where it is more than twice as fast as MKL.
 
 On a CPU, torch computes these products by MKL, which leaves the AVX-512 of AMD's processors unused.
-oneDNN, which torch contains too, uses it. Both round to float32, in another order. With the
-environment variable ``LINCORR_PRODUCTS=mkl``, torch stays as it is.
+oneDNN, which torch contains too, uses it. Both round to float32, in another order. torch takes
+oneDNN where rounding to bfloat16 is allowed, which oneDNN does on processors with AMX alone.
 """
 
-from __future__ import annotations
-
 import os
-import warnings
-from functools import cache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from torch import Tensor
 
-_LEAST = 2**20  # multiplications, below which the call takes longer than it saves
-_MAX_MATRICES = 16  # of a batch of products, whose matrices are multiplied one by one
+_HIGHEST, _ALLOWED = "highest", "medium"
+_LARGEST_ERROR = 1e-6  # of a product; that of bfloat16 is 2e-3, that of float32 4e-7
+_is_fast = False
 
 
 def name() -> str:
-    """Return by what large products in float32 are computed on this CPU: ``mkl`` or ``onednn``."""
-    return "onednn" if _is_faster() else "mkl"
+    """Return by what products of float32 matrices are computed: ``onednn``, or torch's own way."""
+    return "onednn" if _is_fast else "torch"
 
 
-@cache
-def use_fastest() -> None:
-    """Let torch compute large products in float32 by what is fastest, in this process.
+def precision() -> str:
+    """Return ``torch.get_float32_matmul_precision()`` as it was set, whatever `fastest` does."""
+    return _HIGHEST if _is_fast else torch.get_float32_matmul_precision()
 
-    It holds for ``mm``, ``addmm``, ``bmm`` and ``baddbmm`` on the CPU, also of gradients, while
-    ``torch.get_float32_matmul_precision()`` is ``highest``. Nothing changes but on AMD's processors
-    with AVX-512, and only the order in which products are summed.
+
+def set_precision(wanted: str) -> None:
+    """Set torch's precision of products, which `fastest` then leaves alone."""
+    global _is_fast
+    _is_fast = False
+    torch.set_float32_matmul_precision(wanted)
+
+
+@contextmanager
+def fastest() -> Iterator[None]:
+    """Let torch take what is fastest at the same precision inside a ``with`` block.
+
+    Nothing changes but on AMD's processors with AVX-512, and where a product shows that it is one
+    of float32; also not beside a GPU, to which torch's setting would apply too, with
+    ``LINCORR_PRODUCTS=mkl`` in the environment, or where another precision is set.
     """
-    if not _is_faster():
-        return
-    library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Oo]verrid", category=UserWarning)
-        for product in (mm, addmm, bmm, baddbmm):
-            library.impl(product.__name__, product, "CPU")
-    _libraries.append(library)  # which holds as long as the object lives
-
-
-_libraries: list[Any] = []
-
-
-def _is_faster() -> bool:
-    backends: Any = torch.backends
-    if os.environ.get("LINCORR_PRODUCTS") == "mkl" or not (
-        backends.mkl.is_available()
-        and backends.mkldnn.is_available()
-        and backends.cpu.get_cpu_capability() == "AVX512"
-    ):
-        return False
+    global _is_fast
+    before, was_fast = torch.get_float32_matmul_precision(), _is_fast
     try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:  # another system than Linux
-        return False
+        if before == _HIGHEST and _may_be_faster():
+            torch.set_float32_matmul_precision(_ALLOWED)
+            _is_fast = _error() < _LARGEST_ERROR
+            if not _is_fast:
+                torch.set_float32_matmul_precision(before)
+        yield
+    finally:
+        _is_fast = was_fast
+        torch.set_float32_matmul_precision(before)
 
 
-def _is_large(a: Tensor, b: Tensor) -> bool:
-    """Return whether a product of matrices is computed by oneDNN."""
+def _may_be_faster() -> bool:
+    cpus = Path("/proc/cpuinfo")
     return (
-        a.dtype == b.dtype == torch.float32
-        and a.shape[-2] * a.shape[-1] * b.shape[-1] >= _LEAST
-        and torch.get_float32_matmul_precision() == "highest"
+        os.environ.get("LINCORR_PRODUCTS") != "mkl"
+        and not torch.cuda.is_available()
+        and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+        and torch.backends.cpu.get_cpu_capability() == "AVX512"
+        and cpus.is_file()
+        and "AuthenticAMD" in cpus.read_text(encoding="utf-8")
     )
 
 
-def _product(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(a, b.mT, bias, "none", [], "")
-    return product
-
-
-def mm(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a b``, as torch does."""
-    # With `out`, it is another operator, which stays torch's own.
-    return _product(a, b) if _is_large(a, b) else torch.mm(a, b, out=a.new_empty(0))
-
-
-def addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return ``beta bias + alpha a b``, as torch does."""
-    if beta == alpha == 1 and bias.shape == b.shape[1:] and _is_large(a, b):
-        return _product(a, b, bias)
-    return torch.addmm(bias, a, b, beta=beta, alpha=alpha, out=a.new_empty(0))
-
-
-def bmm(a: Tensor, b: Tensor) -> Tensor:
-    """Return ``a b`` of each pair of matrices, as torch does."""
-    if 0 < len(a) <= _MAX_MATRICES and _is_large(a, b):
-        return torch.stack([_product(*pair) for pair in zip(a, b, strict=True)])
-    return torch.bmm(a, b, out=a.new_empty(0))
-
-
-def baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
-    """Return ``beta bias + alpha a b`` of each pair of matrices, as torch does."""
-    rows = len(a), 1, b.shape[-1]
-    if beta == alpha == 1 and bias.shape == rows and len(a) <= _MAX_MATRICES and _is_large(a, b):
-        parts = zip(a, b, bias[:, 0], strict=True)
-        return torch.stack([_product(*part) for part in parts])
-    return torch.baddbmm(bias, a, b, beta=beta, alpha=alpha, out=a.new_empty(0))
+def _error() -> float:
+    """Return the relative error of a product of float32 matrices."""
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(size, generator=rng) for size in ((128, 576), (576, 1536)))
+    exact = a.double() @ b.double()
+    return float((a @ b - exact).norm() / exact.norm())

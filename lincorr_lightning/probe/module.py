@@ -220,13 +220,12 @@ class LinearProbe(LMStudy):
         if not isinstance(data, SubjectsDataModule):
             raise ConfigError("model.dry_run counts subjects of SubjectsDataModule. Leave it out.")
         data.setup("fit")
-        subjects = data.halves["fit"]
-        n_read = sum(map(len, data.halves.values())) * (1 + len(self.layers))
-        if self.solver == "sgd":
-            n_read *= trainer.max_epochs or 1
+        epochs = 1 if self.solver == "closed_form" else trainer.max_epochs or 1
+        n_read = sum(map(len, data.halves.values())) * (1 + len(self.layers)) * epochs
+        scatters = [one.products for one in self.modules() if isinstance(one, JointMoments)]
         return describe_cost(
-            self.lm, self.layout, [one for one in self.modules() if isinstance(one, JointMoments)],
-            subjects[: data.batch_size], n_read, trainer.strategy.root_device, trainer.world_size,
+            self.lm, self.layout, scatters, data.halves["fit"][: data.batch_size], n_read,
+            trainer.strategy.root_device, trainer.world_size,
         )  # fmt: skip
 
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:

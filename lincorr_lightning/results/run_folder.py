@@ -16,6 +16,7 @@ from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import as_output_error, atomic_write, check_writable, new_version
+from lincorr_lightning.lm import products
 from lincorr_lightning.results.results import Figure, Results, set_earlier_results_aside
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ def study_name(module: object) -> str:
 def run_settings(trainer: L.Trainer) -> dict[str, Any]:
     """Return a run's hyper-parameters, those of its data under ``data``, and its precision."""
     own, data = map(_hparams, (trainer.lightning_module, getattr(trainer, "datamodule", None)))
-    return {**own, "data": data, "matmul_precision": torch.get_float32_matmul_precision()}
+    return {**own, "data": data, "matmul_precision": products.precision()}
 
 
 def _hparams(holder: Any) -> dict[str, Any]:
