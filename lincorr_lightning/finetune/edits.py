@@ -13,6 +13,7 @@ from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune.edit_files import RawEdit, nfc
 from lincorr_lightning.knowledge import TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
+from lincorr_lightning.linear_map.layout import relation_logits
 from lincorr_lightning.lm.encoding import LONE_SURROGATE
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
@@ -97,7 +98,7 @@ def sample_edits(
     n_rounds = 0
     for first in range(0, len(pool), n):  # in chunks, so that few more prompts run than needed
         part = pool[first : first + n]
-        leading = (logits.argmax(1).tolist() for logits in edit_logits(relation, lm, part))
+        leading = (logits.argmax(1).tolist() for logits in relation_logits(lm, relation, part))
         for subject, source, target in zip(part, *leading, strict=True):
             answer = _take_new(kept, source, target)
             if answer is None:
@@ -143,15 +144,6 @@ def sample_candidates(
     return [subject for subject in pool if subject not in unknown]
 
 
-def edit_logits(
-    relation: TokenizedRelation, lm: LanguageModel, subjects: Sequence[str]
-) -> tuple[Tensor, Tensor]:
-    """Return the source and target logits of each subject, ``(n, n_labels)``, on the CPU."""
-    source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
-    target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
-    return source.cpu(), target.cpu()
-
-
 # -- resolving -------------------------------------------------------------------------------------
 
 
@@ -185,7 +177,7 @@ def resolve_edits(
             f"{several[0]!r}. In one LM, these contradict each other."
         )
     kept = [row for row, _ in labelled]
-    leading = edit_logits(relation, lm, [row.subject for row in kept])
+    leading = relation_logits(lm, relation, [row.subject for row in kept])
     pairs = zip(labelled, *(logits.argmax(1).tolist() for logits in leading), strict=True)
     edits = [Edit(row.subject, *answer, *labels) for (row, answer), *labels in pairs]
     return ResolvedEdits(edits, kept, skipped)

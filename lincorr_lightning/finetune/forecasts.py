@@ -14,7 +14,7 @@ from torch.nn.functional import one_hot, pad
 
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edit_files import SEPARATOR
-from lincorr_lightning.finetune.edits import Edit, edit_logits, prompts_in_context, reference_mask
+from lincorr_lightning.finetune.edits import Edit, prompts_in_context, reference_mask
 from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import (
@@ -33,7 +33,7 @@ from lincorr_lightning.linear_map.artifact import (
     sample_fitted_subjects,
     warn_of_fit_subjects,
 )
-from lincorr_lightning.linear_map.layout import RowReader
+from lincorr_lightning.linear_map.layout import RowReader, relation_logits
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import number
 
@@ -154,7 +154,7 @@ def forecast_edits(
     that others have read.
     """
     subjects = [edit.subject for edit in edits]
-    source, target = edit_logits(relation, lm, subjects)
+    source, target = relation_logits(lm, relation, subjects)
     labels = torch.tensor([edit.label for edit in edits])
     mask, texts = reference_mask(edits, target.shape[1]), relation.target.texts
     maps: dict[str, LinearMap] = {}

@@ -13,7 +13,7 @@ from lincorr_lightning.flow.steering import SteeredAnswer
 from lincorr_lightning.functional import labelwise_pearson, moments_of, summarize
 from lincorr_lightning.functional.auroc import class_auroc
 from lincorr_lightning.knowledge import TokenizedRelation
-from lincorr_lightning.linear_map.layout import progress
+from lincorr_lightning.linear_map.layout import RelationLogits, progress, relation_logits
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
@@ -27,13 +27,6 @@ MIN_SUBJECTS = 3
 MIN_AUROC = 0.9
 """Minimum AUROC of a feature that carries an answer to steer towards."""
 _N_NEAREST = 20
-
-
-class RelationLogits(NamedTuple):
-    """Domain logits of source and target for the same subjects, ``(n_subjects, n_labels)``."""
-
-    source: Tensor
-    target: Tensor
 
 
 @dataclass(frozen=True)
@@ -198,15 +191,6 @@ def measure_relation(
         scores = score_relation(relation, logits, after, n_fit)
         cuts.append(RelationCut(name, control, len(removed), **scores))
     return RelationFlow(relation, subjects, n_fit, logits, by_side, matcher.last, pairs, cuts)
-
-
-def relation_logits(
-    lm: LanguageModel, relation: TokenizedRelation, subjects: Sequence[str]
-) -> RelationLogits:
-    """Return the domain logits of a relation's prompts."""
-    source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
-    target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
-    return RelationLogits(source.cpu(), target.cpu())
 
 
 def control_features(

@@ -248,6 +248,22 @@ def domain_rows(lm: LanguageModel, reads: Sequence[Read], subjects: Sequence[str
     return logits[:, [column[template, token] for template, tokens in reads for token in tokens]]
 
 
+class RelationLogits(NamedTuple):
+    """Domain logits of source and target for the same subjects, ``(n_subjects, n_labels)``."""
+
+    source: Tensor
+    target: Tensor
+
+
+def relation_logits(
+    lm: LanguageModel, relation: TokenizedRelation, subjects: Sequence[str]
+) -> RelationLogits:
+    """Return the domain logits of a relation's prompts, on the CPU."""
+    source = lm.domain_logits(relation.source_prompts(subjects), relation.source.token_ids)
+    target = lm.domain_logits(relation.target_prompts(subjects), relation.target.token_ids)
+    return RelationLogits(source.cpu(), target.cpu())
+
+
 class RowReader:
     """Reads joint rows, each prompt once: make a new reader when the LM's weights have changed.
 

@@ -183,7 +183,6 @@ class MapResilience(LMStudy):
         self.moments_before = nn.ModuleDict(
             {half: JointMoments(n, blocks) for half in _HALVES if self.before is not None}
         )
-        self._scores: list[PairResilience] | None = None
         self._fitted_on: set[str] = set()
 
     def _language_model_before(self, config: LMConfig, same_dtype: bool) -> LanguageModel:
@@ -238,13 +237,12 @@ class MapResilience(LMStudy):
             if not batch.is_padding:
                 cast(JointMoments, moments[batch.half]).update(rows)
 
-    def on_test_epoch_end(self) -> None:
+    def build_results(self) -> Results:
         """Score all pairs."""
         now, then = (
             {half: cast(JointMoments, metric).gather() for half, metric in moments.items()}
             for moments in (self.moments, self.moments_before)
         )
-        self._n = {f"n_{half}": int(moments.n) for half, moments in now.items()}
         fits = [
             fit_layout(moments["fit"], self.layout, self.ridges)
             for moments in (now, then)
@@ -258,10 +256,12 @@ class MapResilience(LMStudy):
             scores = score_maps(old, then["test"])
             before = {score.pair: score.label_mean for score in scores}
         after, refitted = (self._score(each, now["test"]) for each in (old, fits[0]))
-        self._scores = [
+        pairs = [
             _compare(one, other, before.get(one.pair))
             for one, other in zip(after, refitted, strict=True)
         ]
+        about = self._about() | {f"n_{half}": int(moments.n) for half, moments in now.items()}
+        return resilience_results(pairs, about, self.lm.config.name_or_path)
 
     def _score(self, fitted: FittedMaps, test: Moments) -> list[PairScore]:
         words, _ = random_words(fitted, test, self.random_labels, ())
@@ -278,16 +278,13 @@ class MapResilience(LMStudy):
             maps[source] = Solution(weight, torch.zeros_like(weight[0]), bias)
         return maps
 
-    def build_results(self) -> Results | None:
-        """Return the scores of the last test."""
-        if self._scores is None:
-            return None
-        lm, dtype = "", ""
+    def _about(self) -> dict[str, Any]:
+        """Return what holds for all pairs."""
+        lm, old, new = "", "", dtype_name(self.lm.dtype)
         if self.before is not None:
-            lm, dtype = self.before.config.name_or_path, dtype_name(self.before.dtype)
+            lm, old = self.before.config.name_or_path, dtype_name(self.before.dtype)
         if self.stored is not None:
-            lm, dtype = lm or self.stored.lm, self.stored.fingerprint["dtype"]
-        old, new = dtype, dtype_name(self.lm.dtype)
+            lm, old = lm or self.stored.lm, self.stored.fingerprint["dtype"]
         warning = None
         if old != new:
             warning = (
@@ -295,12 +292,10 @@ class MapResilience(LMStudy):
                 f"the change in r is due to precision. Set model.lm.dtype to {old}."
             )
             rank_zero_warn(warning)
-        without = None if self.layout.words else _WITHOUT_WORDS
-        about = {
+        return {
             "lm_before": lm, "dtypes": {"before": old, "after": new}, "warning": warning,
-            "without_random_words": without, **self._n,
+            "without_random_words": None if self.layout.words else _WITHOUT_WORDS,
         }  # fmt: skip
-        return resilience_results(self._scores, about, self.lm.config.name_or_path)
 
 
 def _compare(old: PairScore, refitted: PairScore, before: float | None) -> PairResilience:

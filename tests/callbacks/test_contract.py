@@ -327,7 +327,7 @@ def test_no_count_is_too_small(kind):
     """Every argument that is a whole number, but seeds; some counts may be 0."""
     made = {"saes": "a"} if kind is FeatureMovement else {}
     parts = [inspect.signature(one.__init__).parameters for one in kind.__mro__]
-    names = {name for part in parts for name, one in part.items() if one.annotation == "int"}
+    names = {name for part in parts for name, one in part.items() if one.annotation in (int, "int")}
     assert names
     for name in names - {"seed"}:
         for value in (-1, 0) if name not in ("n_neighbours", "random_labels") else (-1,):

@@ -10,15 +10,14 @@ from sklearn.metrics import roc_auc_score
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.relation import (
     AnswerFeature,
-    RelationLogits,
     answer_members,
     compare_answers,
     control_features,
     find_answer_features,
-    relation_logits,
     score_relation,
 )
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map.layout import RelationLogits, relation_logits
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae.forwards import remove_features
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
