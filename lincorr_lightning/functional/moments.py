@@ -57,12 +57,13 @@ class Moments(NamedTuple):
         A KeyError if they are in no block that is kept.
         """
         x, y = x.to(self.mean.device), y.to(self.mean.device)
+        x_ends, y_ends = _ends(x), _ends(y)
         ends = accumulate((_size(block) for block in self.blocks), initial=0)
         for (rows, columns), (start, end) in zip(self.blocks, pairwise(ends), strict=True):
             block = self.products[start:end].view(rows.stop - rows.start, -1)
-            if _holds(rows, x) and _holds(columns, y):
+            if _holds(rows, x_ends) and _holds(columns, y_ends):
                 return block[x - rows.start][:, y - columns.start]
-            if _holds(rows, y) and _holds(columns, x):
+            if _holds(rows, y_ends) and _holds(columns, x_ends):
                 return block[y - rows.start][:, x - columns.start].T
         raise KeyError("no block of the scatter has these columns")
 
@@ -71,8 +72,12 @@ def _size(block: Block) -> int:
     return (block[0].stop - block[0].start) * (block[1].stop - block[1].start)
 
 
-def _holds(part: slice, columns: Tensor) -> bool:
-    return len(columns) == 0 or bool(part.start <= columns.min() and columns.max() < part.stop)
+def _ends(columns: Tensor) -> list[int]:
+    return torch.stack(columns.aminmax()).tolist() if len(columns) else []
+
+
+def _holds(part: slice, ends: list[int]) -> bool:
+    return not ends or (part.start <= ends[0] and ends[1] < part.stop)
 
 
 def _blocks(blocks: Sequence[Block], n_columns: int) -> tuple[Block, ...]:

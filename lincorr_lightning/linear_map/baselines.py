@@ -143,6 +143,8 @@ def _r_and_influences(
 ) -> Tensor:
     """Return r of each label, and below it each row's influence, ``(1 + n_rows, n_target)``."""
     r = solver.label_r(test, solution.weight, x, y)
+    if len(rows) == 0:
+        return r[None].cpu()
     return torch.vstack([r, solver.r_influences(solution, x, y, test, rows)]).cpu()
 
 
