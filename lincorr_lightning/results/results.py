@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
@@ -13,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, write_json
 from lincorr_lightning.results.table import Table
+from lincorr_lightning.termination import exit_with_parent
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
@@ -22,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_MAX_PROCESSES = 8
 SCHEMA = 2
 """Version of the layout of ``results.json``."""
 
@@ -136,7 +144,9 @@ class Results:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
         drawn = []
-        for figure in tqdm(self.figures, "drawing figures", delay=2, leave=False, disable=None):
+        figures = _drawn_side_by_side(self.figures)
+        n = len(self.figures)
+        for figure in tqdm(figures, "drawing figures", n, delay=2, leave=False, disable=None):
             try:
                 png = figure.png
             except MemoryError as error:
@@ -153,6 +163,48 @@ class Results:
         earlier = folder / EARLIER_FILE
         with as_output_error(earlier):
             earlier.unlink(missing_ok=True)
+
+
+def _drawn_side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
+    """Yield figures that forked processes, one per core, have drawn; Linux alone forks safely.
+
+    What fails there is left to be drawn here, where its error is seen.
+    """
+    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
+    n_processes = min(n_cores, len(figures) // 2, _MAX_PROCESSES)
+    if n_processes < 2 or multiprocessing.current_process().daemon:  # these may have no children
+        yield from figures
+        return
+    from lincorr_lightning.results import plots  # noqa: F401  # imported once for all of them
+
+    fork = multiprocessing.get_context("fork")
+    processes = ProcessPoolExecutor(n_processes, fork, _begin, (figures,))
+    pngs: list[Future[bytes]] = []
+    try:
+        with suppress(OSError):  # no process can be started
+            pngs += (processes.submit(_png_of, i) for i in range(len(figures)))
+        for i, figure in enumerate(figures):
+            with suppress(Exception):
+                vars(figure)["png"] = pngs[i].result()
+            yield figure
+    finally:
+        processes.shutdown(cancel_futures=True)
+
+
+_to_draw: Sequence[Figure] = ()  # in a process that draws
+
+
+def _begin(figures: Sequence[Figure]) -> None:
+    global _to_draw
+    _to_draw = figures
+    exit_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the parent handles
+    if torch := sys.modules.get("torch"):
+        torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+
+
+def _png_of(i: int) -> bytes:
+    return _to_draw[i].png
 
 
 def _find(name: str, parts: Iterable[Any]) -> Any:

@@ -1,7 +1,14 @@
 """Results as plain data, and as files of a run's folder."""
 
 import csv
+import errno
 import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -161,3 +168,57 @@ def test_other_errors_of_a_figure_are_not_hidden(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError, match="a mistake"):
         Results("x", figures=[Figure("wrong", "Wrong.", fail)]).write(tmp_path)
+
+
+def _drawn_by(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, draw: Callable[[int], bytes], n: int = 6
+) -> list[int]:
+    """Write n figures, whose bytes are the id of a process, with two cores; return the ids."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1}, raising=False)
+    monkeypatch.setattr(sys, "platform", "linux")
+    figures = [Figure(f"f{i}", "", partial(draw, i)) for i in range(n)]
+    Results("x", figures=figures).write(folder)
+    return [int((folder / "figures" / f"f{i}.png").read_bytes()) for i in range(n)]
+
+
+def _process() -> bytes:
+    return str(os.getpid()).encode()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork safely")
+def test_figures_are_drawn_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    met = multiprocessing.get_context("fork").Barrier(2, timeout=60)
+
+    def draw(i: int) -> bytes:
+        if i < 2:
+            met.wait()  # for the other process
+        return _process()
+
+    drawn = _drawn_by(tmp_path, monkeypatch, draw)
+    assert len(set(drawn)) == 2 and os.getpid() not in drawn
+    # A few are drawn here.
+    assert set(_drawn_by(tmp_path / "few", monkeypatch, lambda i: _process(), 3)) == {os.getpid()}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not fork safely")
+@pytest.mark.parametrize("failure", ["killed", "raises", "no process"])
+def test_what_other_processes_do_not_draw_is_drawn_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: str
+) -> None:
+    here = os.getpid()
+
+    def draw(i: int) -> bytes:
+        if i == 1 and os.getpid() != here:
+            if failure == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise MemoryError("Unable to allocate 9 GiB")
+        return _process()
+
+    def refuse() -> int:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    if failure == "no process":
+        monkeypatch.setattr(os, "fork", refuse)
+    drawn = _drawn_by(tmp_path, monkeypatch, draw)
+    assert drawn[1] == here
+    assert (set(drawn) == {here}) == (failure == "no process") or failure == "killed"
