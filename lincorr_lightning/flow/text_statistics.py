@@ -219,11 +219,6 @@ def carried_features(features: Tensor, indices: Tensor) -> Iterator[Tensor]:
     That is ``f T`` with ``T = indicator(top-k of W_dec(source)ᵀ W_dec(target))``: a target is the
     sum of its k most similar sources. `features` are ``(n, n_sources)`` and `indices` the sources
     of each target, ``(n_targets, k)``, -1 for none; the result, ``(n, n_targets)``, can be decoded.
-
-    Example:
-        >>> indices = torch.tensor([[1, 0], [1, -1]])
-        >>> [one.tolist() for one in carried_features(torch.tensor([[3.0, 4.0]]), indices)]
-        [[[4.0, 4.0]], [[7.0, 4.0]]]
     """
     carried = features.new_zeros(len(features), len(indices))
     for source in indices.T:

@@ -56,12 +56,6 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     `ValueError` if a layer is not finite. `max_rank` is the number of neighbors: the largest n2 of
     GRIDE or k of overlaps. The distances of one layer, ``(n_tokens, n_tokens)`` in float64, are in
     memory at a time. Tokens at exactly the same distance come in any order.
-
-    Example:
-        >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
-        >>> nearest = nearest_tokens(line, max_rank=2)
-        >>> nearest.indices.tolist(), nearest.first.tolist()
-        ([[[1, 2], [0, 2], [1, 0], [0, 2]]], [[0, 1, 2, 1]])
     """
     layers = zip(*(_nearest(tokens, max_rank) for tokens in hidden), strict=True)
     distances, indices, first = map(torch.stack, layers)
@@ -165,11 +159,6 @@ def intrinsic_dimension(
         ``(n_layers, n_scalings)``, float64; inf if each token has its n1-th and n2-th neighbor at
         the same distance, like the corners of a simplex; NaN if a layer has fewer than n2 + 1
         distinct tokens.
-
-    Example:
-        >>> plane = torch.rand(1, 500, 2, generator=torch.Generator().manual_seed(0))
-        >>> intrinsic_dimension(nearest_tokens(plane, max_rank=16), (2, 16)).round().tolist()
-        [[2.0, 2.0]]
     """
     outer = torch.tensor(range_scalings, device=nearest.distances.device)
     near = nearest.distances[..., outer // 2 - 1]
@@ -213,11 +202,6 @@ def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
     A token's own copies come first, and the copies of a neighbor right after it, in the order of
     the text. Without copies these are the first k of ``nearest.indices``. As positions,
     ``(n_layers, n_tokens, k)``, int64.
-
-    Example:
-        >>> line = torch.tensor([[[0.0], [1.0], [3.0], [1.0]]])
-        >>> neighborhoods(nearest_tokens(line, max_rank=2), k=2).tolist()
-        [[[1, 3], [3, 0], [1, 3], [1, 0]]]
     """
     parts = nearest.distances[..., :k], nearest.indices[..., :k], nearest.first, nearest.distinct
     return torch.stack([
@@ -246,11 +230,6 @@ def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
 
     ``|kNN_a ∩ kNN_b| / k``, ``(n_layers, n_tokens, n_ks)`` float64, of two `neighborhoods`; its
     mean over tokens is the paper's neighborhood overlap. Copies are tokens like all others here.
-
-    Example:
-        >>> a, b = torch.tensor([[[1, 2], [0, 2], [1, 0]], [[2, 1], [0, 2], [0, 1]]])[:, None]
-        >>> neighborhood_overlap(a, b, ks=(1, 2)).tolist()
-        [[[0.0, 1.0], [1.0, 1.0], [0.0, 1.0]]]
     """
     sizes = torch.tensor(list(ks), device=a.device)
     shared = a.new_empty(*a.shape[:2], len(sizes), dtype=torch.float64)
@@ -267,11 +246,6 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
 
     Of hidden states, ``(n_layers, n_tokens, d)``, and their `nearest_tokens`, two at least; in
     degrees from 0 to 180, ``(n_layers, n_tokens)``, float64.
-
-    Example:
-        >>> corner = torch.tensor([[[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]]])
-        >>> neighbor_angles(corner, nearest_tokens(corner, max_rank=2)).round().tolist()
-        [[90.0, 63.0, 27.0]]
     """
     angles = []
     for tokens, near in zip(hidden, nearest.indices[..., :2], strict=True):
@@ -287,11 +261,6 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
 
     Of hidden states, ``(n_layers, n_tokens, d)``, none of them zero; the population's standard
     deviation, ``(n_layers,)`` each, float64.
-
-    Example:
-        >>> found = cosine_statistics(torch.tensor([[[1.0, 0.0], [2.0, 0.0], [0.0, 1.0]]]))
-        >>> [part.round(decimals=3).tolist() for part in found]
-        [[0.333], [0.471]]
     """
     n_pairs = hidden.shape[1] * (hidden.shape[1] - 1)
     statistics = []
@@ -312,10 +281,6 @@ def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:
     At level S the prompt is cut into ``4^S`` blocks of equal length, whose order is shuffled; the
     order within a block stays. Level 0 leaves the prompt as it is. `seed` has integers below 2^32,
     such as a run's seed and a prompt's number; equal ones give the same order on any machine.
-
-    Example:
-        >>> shuffle_blocks(8, 1, seed=[0]).tolist()
-        [2, 3, 6, 7, 4, 5, 0, 1]
     """
     n_blocks = 4**level
     positions = torch.arange(n_tokens).view(n_blocks, -1)
@@ -334,11 +299,6 @@ def next_tokens(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
 
     From logits, ``(..., n_tokens, n_vocabulary)``: the cross-entropy, ``(..., n_tokens - 1)``, and
     the entropy of the distribution (contextual entropy), ``(..., n_tokens)``; float64, in nats.
-
-    Example:
-        >>> found = next_tokens(torch.zeros(1, 3, 2), torch.tensor([[0, 1, 1]]))
-        >>> [part.round(decimals=3).tolist() for part in found]
-        [[[0.693, 0.693]], [[0.693, 0.693, 0.693]]]
     """
     log_p = logits.float().log_softmax(-1)
     loss = -log_p[..., :-1, :].gather(-1, tokens[..., 1:, None].to(log_p.device))[..., 0]

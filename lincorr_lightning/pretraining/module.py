@@ -358,10 +358,6 @@ def one_cycle(step: int, n_steps: int, warmup: float) -> float:
     """Return the learning rate of torch's `OneCycleLR`, relative to its highest.
 
     `warmup` is the share of the steps before the highest learning rate.
-
-    Example:
-        >>> [round(one_cycle(step, 11, 0.5), 2) for step in (0, 4, 5, 10)]
-        [0.04, 0.97, 0.98, 0.0]
     """
     low, lowest = 1 / 25, 1 / 250_000
     top, last = warmup * n_steps - 1, n_steps - 1
