@@ -248,7 +248,15 @@ class CorpusDataModule(StudyData):
         )  # fmt: skip
         longest = max(len(statement.tokens) for statement in corpus.encoded)
         require("data.row_length", self.row_length, at_least=longest)  # a statement
-        self._repeats = _repeats(self.repeats, corpus.knowledge, self._catalogue)
+        self._repeats = [1] * len(corpus.knowledge)
+        for name, n in self.repeats.items():
+            chosen = {kind.name for kind in self._catalogue.select([name])}
+            if chosen.isdisjoint(corpus.knowledge):
+                raise ConfigError(
+                    f"data.repeats names {name!r}, which is not stated; add it to data.knowledge."
+                )
+            pairs = zip(corpus.knowledge, self._repeats, strict=True)
+            self._repeats = [n if knowledge in chosen else before for knowledge, before in pairs]
         self.corpus = corpus
         self.keep_contents(knowledge_files=[statement.tokens for statement in corpus.encoded])
 
@@ -265,17 +273,3 @@ class CorpusDataModule(StudyData):
         """Return the prompts, one kind of knowledge per batch."""
         assert self.corpus is not None, "setup generates it"
         return DataLoader(recall_prompts(self.corpus), batch_size=None)  # type: ignore[arg-type]
-
-
-def _repeats(repeats: dict[str, int], stated: tuple[str, ...], catalogue: Catalogue) -> list[int]:
-    """Return how often each stated kind of knowledge is repeated."""
-    times = [1] * len(stated)
-    for name, n in repeats.items():
-        chosen = [kind.name for kind in catalogue.select([name]) if kind.name in stated]
-        if not chosen:
-            raise ConfigError(
-                f"data.repeats names {name!r}, which is not stated; add it to data.knowledge."
-            )
-        for knowledge in chosen:
-            times[stated.index(knowledge)] = n
-    return times
