@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -197,6 +198,7 @@ _to_draw: Sequence[Figure] = ()  # in a process that draws
 def _begin(figures: Sequence[Figure]) -> None:
     global _to_draw
     _to_draw = figures
+    gc.freeze()  # what the parent has made is not searched, and so not copied
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the parent handles
     if torch := sys.modules.get("torch"):

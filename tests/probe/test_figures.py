@@ -115,7 +115,7 @@ def test_the_highest_weights_are_legible_and_those_of_the_reference_framed(
     rows = [targets.index(label.get_text()) for label in axes.get_yticklabels()]
     columns = [shown.index(label.get_text()) for label in axes.get_xticklabels()]
     cut = np.ix_(rows, columns)
-    (image,) = axes.get_images()
+    (image,) = axes.collections
     np.testing.assert_array_equal(np.asarray(image.get_array()), weight[cut])
     assert np.abs(weight[cut]).max() == image.get_clim()[1] == -image.get_clim()[0]
     assert weight.max() in weight[cut]

@@ -47,7 +47,7 @@ def test_heatmap_is_legible_at_every_size(shape: tuple[int, int]) -> None:
 def test_colours_mean_the_same_in_every_figure() -> None:
     matrix = np.array([[0.2, -0.2, 0.0], [np.nan, 0.1, 0.2]])
     figure = correlation_heatmap(DataFrame(matrix, list("ab"), list("xyz")), "title")
-    (image,) = figure.axes[0].get_images()
+    (image,) = figure.axes[0].collections
     assert image.get_clim() == (-1, 1)
     positive, negative, zero = (colour_at(figure, 0.35, i + 0.35) for i in range(3))
     assert positive[0] > positive[2] + 0.05, "positive r is red"
