@@ -3,7 +3,8 @@
     python -m benchmarks.speed.gpu --lm path/to/checkpoint
     python -m benchmarks.speed.gpu --device cpu --seconds 200    # tries the script
 
-Each part is a process of its own. Its tables and seconds go to
+It covers each code path that differs by device (docs/many_gpus.md), the cache of states and an
+edited LM among them. Each part is a process of its own. Its tables and seconds go to
 ``benchmarks/results/gpu.json`` as soon as it ends; what fails, or does not end in the time that is
 left, is a row that says so. Runs of `lincorr fit` are compared with the same run on the CPU.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -28,6 +30,7 @@ from benchmarks.common import QUIET, RESULTS, ROOT, markdown_table, read_numbers
 
 PROBE = ("fit", "--config", "configs/linear_probe.yaml", QUIET)
 LORA = ("fit", "--config", "configs/source_finetune_lora.yaml", QUIET)
+EDITED = ("test", "--config", "configs/edited_lm.yaml", QUIET)
 
 
 class Part(NamedTuple):
@@ -56,8 +59,10 @@ def parts(lm: str, device: str, folder: Path) -> Iterator[Part]:
          "[1,64]" if on_gpu else "[1,8]", "--n_edits", "64" if on_gpu else "8"),
     )  # fmt: skip
     probe = (*PROBE, "--model.knowledge=attribute", "--data.n_subjects=2000")
-    yield from _runs("probe", probe, lm, device, folder)
-    yield from _runs("LoRA edits, callbacks", (*LORA, "--data.n_edits=32"), lm, device, folder)
+    lora = (*LORA, "--data.n_edits=32", f"--model.lm.name_or_path={lm}")
+    yield from _runs("probe", (*probe, f"--model.lm.name_or_path={lm}"), device, folder)
+    yield from _runs("LoRA edits, callbacks", lora, device, folder)
+    yield from _runs("edited LM (tiny world)", EDITED, device, folder)
     yield Part(
         "the whole paper",
         ("-m", "lincorr_lightning", "reproduce", "--lm", lm, "--size",
@@ -66,28 +71,29 @@ def parts(lm: str, device: str, folder: Path) -> Iterator[Part]:
     )  # fmt: skip
 
 
-def _runs(
-    name: str, command: tuple[str, ...], lm: str, device: str, folder: Path
-) -> Iterator[Part]:
+def _runs(name: str, command: tuple[str, ...], device: str, folder: Path) -> Iterator[Part]:
     """Yield one study with several strategies, that on the CPU first."""
     strategies: dict[str, tuple[str, ...]] = {"CPU": ()}
+    own: tuple[str, ...] = ()
     if device == "cuda":
+        own = ("--config", "configs/trainer/gpu.yaml")
+        strategies["one GPU"] = own
+    if device == "cuda" and command[0] == "fit":
         strategies |= {
-            "one GPU": ("--config", "configs/trainer/gpu.yaml"),
-            "one GPU, torch.compile": (
-                "--config", "configs/trainer/gpu.yaml", "--model.lm.compile=true",
-            ),
+            "one GPU, torch.compile": (*own, "--model.lm.compile=true"),
             "ddp": ("--config", "configs/trainer/ddp.yaml"),
             "fsdp": ("--config", "configs/trainer/fsdp.yaml"),
-        }  # fmt: skip
+        }
+    if name == "probe":
+        states = (*own, f"--model.lm.state_cache={folder / 'states'}")
+        strategies |= {f"{device}, states written": states, f"{device}, states read": states}
     for strategy, options in strategies.items():
-        where = folder / f"{name}_{strategy}".replace(" ", "_").replace(",", "")
+        where = folder / re.sub(r"\W+", "_", f"{name} {strategy}")
         yield Part(
             f"{name}: {strategy}",
-            ("-m", "lincorr_lightning", *command, *options, f"--model.lm.name_or_path={lm}",
-             f"--trainer.default_root_dir={where}"),
+            ("-m", "lincorr_lightning", *command, *options, f"--trainer.default_root_dir={where}"),
             where,
-        )  # fmt: skip
+        )
 
 
 def execute(part: Part, seconds: float) -> dict[str, Any]:

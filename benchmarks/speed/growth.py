@@ -1,197 +1,260 @@
-"""How the cost of a probe grows with prompts, subjects, labels, layers and parameters.
+"""How time and memory of a probe grow, and what its dry run says of both before.
 
     python -m benchmarks.speed.growth
+    python -m benchmarks.speed.growth --only "[labels]" --n 3
+    python -m benchmarks.speed.growth --only "[LM]" --lms "[FOLDER, OTHER]"
+    python -m benchmarks.speed.growth --only "[large]" --tokenizer FOLDER
+    python -m benchmarks.speed.growth --only "[studies]"
 
-Each of these is doubled three times while the others stay; the table has the exponent of the time
-of three parts: reading the prompts, adding up the second moments, and solving all maps. LMs have
-the shape of Llama and random weights. Times are those of the processor on one thread, the least of
-some repeats, so that other programs matter little.
+Each row is a `lincorr fit` in a process of its own on one thread: processor seconds, peak memory,
+and those that ``model.dry_run`` estimates. Subjects, labels and kinds of knowledge grow on the tiny
+world; parameters in LMs with random weights, of Llama's shape and the tiny world's words. Exponents
+are those of ``constant + factor * size ** exponent``. The large LMs are computed and not measured:
+tokens are those of a dry run with a tokenizer, and the time is that of the matrix products at 45 %
+of an H200's peak. The studies are the shipped configs (`CUT` shortens some, not their peak).
 
-A second table says what follows for 10,000 subjects, all prompts of the paper and LMs of 8B and 70B
-parameters, from the cost per token and parameter of the largest shape measured. A GPU is not
-measured here: its times are those of the products at 45 % of an H200's peak.
+Numbers are kept in ``benchmarks/results/growth.json``, from which the documents' tables are made.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import transformers as hf
 from jsonargparse import auto_cli
+from scipy.optimize import nnls
 
-from benchmarks.common import markdown_table, place_tables
+from benchmarks.common import (
+    QUIET,
+    RESULTS,
+    ROOT,
+    cost_of,
+    markdown_table,
+    place_tables,
+    read_numbers,
+    two,
+    write_numbers,
+)
 from lincorr_lightning import Catalogue, LanguageModel
-from lincorr_lightning.functional import LeastSquares
-from lincorr_lightning.lm import LMConfig, sample_up_to
-from lincorr_lightning.metrics import JointMoments
+from lincorr_lightning.lm import usable_strings
+from lincorr_lightning.results.saved_run import config_verb
 
-PARTS = ("reading", "second moments", "solving")
-LARGE = {"8B": 8.0e9, "70B": 70.6e9}
-# The mean of the paper's attributes.
-N_LABELS = 60
-N_SUBJECTS = 10_000
-_PEAK = 7.9e14  # operations per second of an H200's bfloat16 products
-_PEAK_SHARE = 0.45
-
-
-@dataclass(frozen=True)
-class Size:
-    """Size of a probe and of its LM."""
-
-    prompts: int = 8
-    subjects: int = 128
-    labels: int = 40
-    layers: int = 4
-    width: int = 256
-
-
-@dataclass(frozen=True)
-class Cost:
-    """Processor seconds of `PARTS`, and what was read."""
-
-    seconds: tuple[float, ...]
-    tokens: int
-    parameters: int
+Rows = Iterator[tuple[str, tuple[str, ...]]]
+RESULT = RESULTS / "growth.json"
+ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
+LINCORR = (sys.executable, "-m", "lincorr_lightning")
+PROBE = ("fit", "--config=linear_probe.yaml", "--model.require_reference=[]", QUIET)
+TWO = "--model.knowledge=[city, country]"
+SHAPES = {"15M": (320, 9), "135M": (768, 14), "500M": (1280, 19), "1.5B": (2048, 22)}
+"""Width and number of layers."""
+LARGE = {"8B": 8.03e9, "70B": 70.6e9}
+_PEAK, _PEAK_SHARE = 7.9e14, 0.45  # operations per second of an H200's bfloat16 products
+_GPU_BYTES = 1.41e11
+STUDIES = (
+    "linear_probe", "correlation_matrix", "resilience", "source_finetune", "source_finetune_lora",
+    "forecast", "vocabulary_ablation", "token_geometry", "knowledge_geometry", "pretraining",
+    "formation", "sparse_autoencoders", "feature_flow",
+)  # fmt: skip
+CUT = {
+    "pretraining": ("--trainer.max_steps=100", "--trainer.limit_val_batches=2"),
+    "formation": ("--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"),
+}
 
 
-def make_lm(size: Size) -> LanguageModel:
-    """Return an LM with random weights and the tiny world's tokenizer."""
-    words = LanguageModel.from_pretrained().tokenizer
-    shape = hf.LlamaConfig(
-        vocab_size=len(words), hidden_size=size.width, intermediate_size=3 * size.width,
-        num_hidden_layers=size.layers, num_attention_heads=size.width // 64,
-        num_key_value_heads=size.width // 64,
+def sweep(name: str, folder: Path, lms: Sequence[str]) -> Rows:
+    """Yield the sizes of a sweep, each with the options of its run."""
+    if name == "subjects":
+        for n in (1000, 2000, 5000, 10_000):
+            yield f"{n:,}", (TWO, f"--data.n_subjects={n}", "--data.words_per_subject=2")
+    elif name == "labels":
+        words = usable_strings(LanguageModel({}).tokenizer, whole_words=True)
+        for n in (20, 60, 180, 500, 1000):
+            path = folder / f"{n}.yaml"
+            path.write_text(knowledge_of(words[:n]), encoding="utf-8")
+            yield f"{n:,}", (
+                f"--model.knowledge_files=[{path}]", "--model.knowledge=[first, second]",
+                "--data.n_subjects=2200",
+            )  # fmt: skip
+    elif name == "kinds":
+        names = list(Catalogue.load().select(["attribute"]))
+        for n in (2, 5, 10, 23, 67):
+            chosen = ", ".join(kind.name for kind in names[:n]) if n < 67 else "all"
+            yield f"{n}", (f"--model.knowledge=[{chosen}]", "--data.n_subjects=400")
+    elif name == "LM":
+        for lm in lms:
+            yield Path(lm).name, (f"--model.lm.name_or_path={lm}", "--data.n_subjects=200")
+        for shape in () if lms else SHAPES:
+            lm = str(stored_lm(shape, folder))
+            yield shape, (TWO, f"--model.lm.name_or_path={lm}", "--data.n_subjects=100")
+    else:
+        raise SystemExit(f"{name} does not grow; --only has subjects, labels, kinds, LM, large")
+
+
+def knowledge_of(words: Sequence[str]) -> str:
+    """Return a file with two kinds of knowledge whose answers are these words."""
+    places = {"city": "first", "country": "second"}
+    kinds = {
+        name: {"family": "attribute", "language": "en", "answers": "word",
+               "template": f"{{}} lives in the {place} of"}
+        for place, name in places.items()
+    }  # fmt: skip
+    entities = {"word": {word: {} for word in words}}
+    return json.dumps(
+        {"version": 1, "source": "vocabulary", "entities": entities, "knowledge": kinds}
+    )
+
+
+def stored_lm(shape: str, folder: Path) -> Path:
+    """Return the folder of an LM with random weights and the tiny world's tokenizer."""
+    tokenizer, (width, n_layers) = LanguageModel({}).tokenizer, SHAPES[shape]
+    config = hf.LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width,
+        num_hidden_layers=n_layers, num_attention_heads=width // 64,
     )  # fmt: skip
-    torch.manual_seed(0)
-    return LanguageModel.from_module(hf.AutoModelForCausalLM.from_config(shape).eval(), words)
+    model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / shape)
+    return folder / shape
 
 
-def prompts_of(n: int, subjects: Sequence[str]) -> list[list[str]]:
-    """Return prompts of different kinds of knowledge, each for all subjects."""
-    kinds = Catalogue.load().select(["attribute"])
-    return [[kinds[i % len(kinds)].prompt(x) for x in subjects] for i in range(n)]
-
-
-def n_read(lm: LanguageModel, prompts: Sequence[Sequence[str]]) -> int:
-    """Return the number of tokens that must be read if common beginnings are read once."""
-    rows = [lm.rows(about) for about in prompts]
-    return sum(
-        len({tuple(row[: i + 1]) for row in about_x for i in range(len(row))})
-        for about_x in zip(*rows, strict=True)
+def dry_run(options: Sequence[str], folder: Path) -> dict[str, float]:
+    """Return the numbers that a dry run prints first in each line."""
+    command = [*LINCORR, *PROBE, *options, "--model.dry_run=true"]
+    done = subprocess.run(
+        command, cwd=folder, env=ONE_THREAD, stdout=subprocess.PIPE, text=True, check=True
     )
+    patterns = {"LM": r"([\d,]+) parameters", "statistics": r"statistics ([\d,]+)"}
+    patterns |= {name: rf"{name}: ([\d,]+)" for name in ("prompts", "tokens", "time", "memory")}
+    found = {name: re.findall(pattern, done.stdout) for name, pattern in patterns.items()}
+    return {name: float(numbers[0].replace(",", "")) for name, numbers in found.items()}
 
 
-@torch.no_grad()
-def measure(size: Size, repeats: int) -> Cost:
-    """Return what a probe of this size takes."""
-    lm = make_lm(size)
-    prompts = prompts_of(size.prompts, sample_up_to(lm.tokenizer, size.subjects, seed=0))
-    labels = [list(range(100, 100 + size.labels))] * size.prompts
-    n_columns = size.prompts * size.labels
-    rows = torch.randn(size.subjects, n_columns, dtype=torch.float64)
-    moments = JointMoments(n_columns)
-    scatter = rows.T @ rows + torch.eye(n_columns, dtype=torch.float64)
-
-    def solve() -> None:
-        for start in range(0, n_columns, size.labels):
-            own = slice(start, start + size.labels)
-            LeastSquares(scatter[own, own], scatter[own]).weight(0.0)
-
-    tasks = (lambda: lm.joint_logits(prompts, labels), lambda: moments.update(rows), solve)
-    parameters = sum(
-        p.numel() for p in lm.model.parameters() if p is not lm.model.get_input_embeddings().weight
-    )
-    seconds = tuple(_least(work, repeats) for work in tasks)
-    return Cost(seconds, n_read(lm, prompts), parameters)
+def measure(name: str, lms: Sequence[str], repeats: int) -> dict[str, dict[str, float]]:
+    """Return what each size of a sweep takes: the least of some runs, and what was estimated."""
+    found = {}
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        for size, options in sweep(name, folder, lms):
+            said = dry_run(options, folder)
+            command = [*LINCORR, *PROBE, *options, f"--trainer.default_root_dir={folder / 'runs'}"]
+            runs = [cost_of(command, cwd=folder, env=ONE_THREAD) for _ in range(repeats)]
+            found[size] = {
+                "size": said["LM"] if name == "LM" else float(size.replace(",", "")),
+                "seconds": min(run.processor for run in runs), "estimated seconds": said["time"],
+                "MiB": min(run.peak_mib for run in runs), "estimated MiB": said["memory"],
+            }  # fmt: skip
+    return found
 
 
-def _least(work: Callable[[], object], repeats: int) -> float:
-    """Return the least processor time of some calls; short ones are called many times."""
-    work()
-    seconds = []
-    for _ in range(repeats):
-        start, calls = time.process_time(), 0
-        while calls == 0 or time.process_time() - start < 0.05:
-            work()
-            calls += 1
-        seconds.append((time.process_time() - start) / calls)
-    return min(seconds)
-
-
-def exponent(sizes: Sequence[float], seconds: Sequence[float]) -> float:
-    """Return the slope of the logarithms, by least squares.
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+    """Return the exponent of ``constant + factor * size ** exponent``, by relative least squares.
 
     Example:
-        >>> round(exponent([1, 2, 4], [3, 12, 48]), 6)
+        >>> exponent([1, 2, 4, 8], [5 + 3 * n**2 for n in (1, 2, 4, 8)])
         2.0
     """
-    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+    x, y = np.array(sizes) / max(sizes), np.array(costs)
+
+    def misfit(power: float) -> float:
+        parts = np.stack([np.ones_like(x), x**power], 1) / y[:, None]
+        return float(nnls(parts, np.ones_like(y))[1])
+
+    return min((round(0.05 * i, 2) for i in range(2, 61)), key=misfit)
 
 
-def growth_table(base: Size, repeats: int) -> tuple[str, Cost]:
-    """Return the table of exponents, and the cost of the widest LM."""
-    rows, widest = [], None
-    for name, start in asdict(base).items():
-        values = [start * 2**i for i in range(4)] if name != "width" else [128, 256, 512, 1024]
-        costs = [measure(replace(base, **{name: value}), repeats) for value in values]
-        grown = [c.parameters for c in costs] if name == "width" else values
-        shown = "parameters (by width)" if name == "width" else name
-        slopes = [exponent(grown, [c.seconds[i] for c in costs]) for i in range(len(PARTS))]
-        constant = name in ("layers", "width")  # statistics do not depend on the LM
-        rows.append(
-            [shown, f"{grown[0]:,} to {grown[-1]:,}", f"{slopes[0]:.2f}",
-             *("" if constant else f"{slope:.2f}" for slope in slopes[1:])]
-        )  # fmt: skip
-        widest = costs[-1]
-    assert widest is not None
-    return markdown_table(["grows", "from", *PARTS], rows), widest
-
-
-def large_table(widest: Cost, base: Size, repeats: int, tokenizer: str) -> str:
-    """Return what follows for the paper's largest runs."""
-    lm = LanguageModel(LMConfig(tokenizer))
-    kinds = list(Catalogue.load().values())
-    subjects = sample_up_to(lm.tokenizer, 100, seed=0)
-    prompts = [[kind.prompt(x) for x in subjects] for kind in kinds]
-    tokens = n_read(lm, prompts) / len(subjects) * N_SUBJECTS
-    per_token = widest.seconds[0] / widest.tokens / widest.parameters
-    statistics = measure(replace(base, labels=N_LABELS), repeats).seconds
-    columns = base.prompts * N_LABELS
-    wanted = len(kinds) * N_LABELS
-    update = statistics[1] * (wanted / columns) ** 2 * N_SUBJECTS / base.subjects
-    # A source's factorization, and its product with the targets of all others.
-    solve = statistics[2] * (wanted / columns) ** 2
-    rows = [
-        [name, str(len(kinds)), f"{tokens / 1e6:.1f} M", f"{per_token * tokens * n / 3600:,.0f} h",
-         f"{2 * tokens * n / (_PEAK_SHARE * _PEAK) / 60:,.1f} min", f"{update + solve:,.0f} s"]
-        for name, n in LARGE.items()
-    ]  # fmt: skip
+def growth_table(content: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Return all sweeps, and the exponents of each in its first row."""
+    rows = []
+    for name, sizes in content.items():
+        x = [one["size"] for one in sizes.values()]
+        for size, one in sizes.items():
+            is_first = one is next(iter(sizes.values()))
+            slopes = [exponent(x, [each[key] for each in sizes.values()]) if is_first else None
+                      for key in ("seconds", "MiB")]  # fmt: skip
+            rows.append(
+                [name, size, *(f"{one[key]:,.0f}" for key in ("seconds", "estimated seconds")),
+                 two(slopes[0]), *(f"{one[key]:,.0f}" for key in ("MiB", "estimated MiB")),
+                 two(slopes[1])]
+            )  # fmt: skip
     return markdown_table(
-        ["LM", "prompts", "tokens", "one CPU thread, float32", f"GPU of {_PEAK / 1e12:.0f} TFLOP/s",
-         "statistics, one CPU thread"],
-        rows,
+        ["grows", "size", "processor, s", "dry run", "exponent", "peak, MiB", "dry run",
+         "exponent"], rows
     )  # fmt: skip
 
 
-def main(repeats: int = 3, tokenizer: str = "tiny-world", place: bool = False) -> None:
-    """Measure, and print both tables.
+def large_table(tokenizer: str) -> str:
+    """Return what follows for all of the paper's prompts and 10,000 subjects."""
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        lm = stored_lm("15M", folder)
+        options = (f"--model.lm.name_or_path={lm}", f"--model.lm.tokenizer={tokenizer}",
+                   "--model.knowledge=all", "--data.n_subjects=10000")  # fmt: skip
+        said = dry_run(options, folder)
+    rows = []
+    for name, n in LARGE.items():
+        seconds = 2 * said["tokens"] * n / (_PEAK_SHARE * _PEAK)
+        mib = 2 * n / 2**20 + said["statistics"]
+        rows.append([name, f"{said['prompts'] / 1e6:.1f} M", f"{said['tokens'] / 1e6:.1f} M",
+                     f"{seconds / 60:,.1f} min", f"{mib / 1024:,.0f} GiB",
+                     "yes" if mib * 2**20 < _GPU_BYTES else "no"])  # fmt: skip
+    return markdown_table(
+        ["LM, computed", "prompts", "tokens", "products on one H200", "memory, bfloat16",
+         "fits 141 GB"], rows
+    )  # fmt: skip
+
+
+def studies_table() -> str:
+    """Return the peak memory of each study as it ships."""
+    libraries = cost_of([sys.executable, "-c", "import lincorr_lightning.lightning_cli"])
+    rows = [["(libraries alone)", f"{libraries.peak_mib:.0f} MiB", f"{libraries.wall:.0f}"]]
+    for study in STUDIES:
+        text = (ROOT / "configs" / f"{study}.yaml").read_text(encoding="utf-8")
+        with tempfile.TemporaryDirectory() as folder:
+            command = [*LINCORR, config_verb(text), f"--config={study}.yaml", QUIET]
+            where = f"--trainer.default_root_dir={folder}"
+            cost = cost_of([*command, where, *CUT.get(study, ())])
+        name = f"{study} (cut short)" if study in CUT else study
+        rows.append([name, f"{cost.peak_mib:.0f} MiB", f"{cost.wall:.0f}"])
+    return markdown_table(("study", "peak memory", "seconds"), rows)
+
+
+def main(
+    n: int = 1,
+    only: tuple[str, ...] = ("subjects", "labels", "kinds", "LM"),
+    lms: tuple[str, ...] = (),
+    tokenizer: str = "tiny-world",
+) -> None:
+    """Measure, and put the tables into the documents.
 
     Args:
-        repeats: Number of runs of each size.
-        tokenizer: Tokenizer that the tokens are counted with: a folder, hub id or tiny-world.
-        place: Whether to put the tables into the documents.
+        n: Runs of each size, of which the least counts.
+        only: What grows, large for the table of large LMs, or studies, which is printed alone.
+        lms: Folders of LMs that are measured in place of the shapes.
+        tokenizer: Tokenizer of the large LMs: a folder or hub id.
     """
-    torch.set_num_threads(1)
-    base = Size()
-    growth, widest = growth_table(base, repeats)
-    large = large_table(widest, base, repeats, tokenizer)
-    print(f"{growth}\n\n{large}")
-    if place:
-        place_tables({"growth": growth, "large": large})
+    tables = {}
+    for name in only:
+        if name == "studies":
+            print(studies_table())
+        elif name == "large":
+            tables["large"] = large_table(tokenizer)
+        else:
+            known: dict[str, Any] = read_numbers(RESULT) if RESULT.exists() else {}
+            key = "real LM" if lms else name
+            write_numbers(RESULT, known | {key: measure(name, lms, n)})
+            tables["growth"] = growth_table(read_numbers(RESULT))
+    print("\n\n".join(tables.values()))
+    place_tables(tables)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,14 @@
-"""How long commands take, most of them to start: processor and wall time, in fresh processes.
+"""How long commands take, and how much memory: processor and wall time, in fresh processes.
 
     python -m benchmarks.speed.startup
     python -m benchmarks.speed.startup --before ../other-checkout
-    python -m benchmarks.speed.startup --lm FOLDER --only '["32 LoRA edits"]'
+    python -m benchmarks.speed.startup --lm FOLDER --only '["32 LoRA edits", "reproduce"]'
 
 runs each command several times, the commands in turn, and puts the table of medians into
-docs/benchmarks.md. The main job, `lincorr fit --config configs/linear_probe.yaml`, is stopped at
-its first batch. Importing torch and Lightning alone is measured, too. With the folder of another
-checkout, each of its commands runs in turn with ours. 32 LoRA edits with all callbacks and
-forecasts need the folder of an LM, and are measured only if they are named.
+docs/benchmarks.md. The wall time of a run ends with its results.json, and that of a page with its
+process. Importing torch and Lightning alone is measured, too. With the folder of another checkout,
+each of its commands runs in turn with ours. Commands of an LM, such as 32 LoRA edits with all
+callbacks and forecasts, need its folder, and are measured only if they are named.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -37,27 +38,33 @@ from benchmarks.common import (
 )
 
 RESULT = RESULTS / "startup.json"
-EDITS = "32 LoRA edits"
-KINDS = ("processor", "wall")
+KINDS = {"processor": "s", "wall": "s", "peak_mib": "MiB"}
+LINCORR = ("-m", "lincorr_lightning")
+FIT = (*LINCORR, "fit", "--trainer.default_root_dir={runs}", "--config")
+PAGE = (*LINCORR, "reproduce", "--size=quick", "--output={runs}/page")
 # What the process of a command runs; `{runs}` is a folder for its runs, `{lm}` the LM.
 COMMANDS = {
     **{
-        f"lincorr {command}": ("-m", "lincorr_lightning", *command.split())
-        for command in ("--version", "--help", "report --help", "audit --help", "audit",
-                        "fit --help")
+        f"lincorr {command}": (*LINCORR, *command.split())
+        for command in ("--version", "--help", "report --help", "audit --help", "compare --help",
+                        "audit", "fit --help")
     },
     "main job, to its first batch": (
-        "-m", "lincorr_lightning", "fit", "--config", "configs/linear_probe.yaml",
+        *FIT, "configs/linear_probe.yaml",
         "--trainer.callbacks+=benchmarks.speed.startup.StopAtFirstBatch",
-        "--trainer.default_root_dir={runs}",
     ),
-    EDITS: (
-        "-m", "lincorr_lightning", "fit", "--config", "configs/source_finetune_lora.yaml",
-        "--data.n_edits=32", "--model.lm.name_or_path={lm}", "--trainer.default_root_dir={runs}",
-    ),
+    "main job": (*FIT, "configs/linear_probe.yaml"),
     "import torch": ("-c", "import torch"),
     "import lightning": ("-c", "import lightning"),
+    "reproduce, tiny world": PAGE,
+    "reproduce": (*PAGE, "--lm={lm}"),
+    "32 LoRA edits": (
+        *FIT, "configs/source_finetune_lora.yaml", "--data.n_edits=32",
+        "--model.lm.name_or_path={lm}",
+    ),
+    "repair": (*FIT, "configs/repair.yaml", "--model.lm.name_or_path={lm}"),
 }  # fmt: skip
+ALL = tuple(name for name, command in COMMANDS.items() if "{lm}" not in " ".join(command))
 
 
 class StopAtFirstBatch(L.Callback):
@@ -76,23 +83,27 @@ def times_of(command: Sequence[str], checkout: Path, lm: str) -> Cost:
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, ROOT)))
     with tempfile.TemporaryDirectory() as runs:
         arguments = [argument.replace("{runs}", runs).replace("{lm}", lm) for argument in command]
-        return cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
+        start = time.time()
+        cost = cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
+        ends = [path.stat().st_mtime for path in Path(runs).rglob("results.json")]
+        return cost._replace(wall=ends[0] - start) if len(ends) == 1 else cost
 
 
 def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> str:
     """Return the table of medians; its columns are those of the checkouts that were measured."""
     checkouts = list(next(iter(measured.values())))
-    columns = [f"{kind}, {checkout}" for checkout in checkouts for kind in KINDS]
+    columns = [f"{kind.replace('_mib', '')}, {where}" for where in checkouts for kind in KINDS]
     rows = []
     for command, times in measured.items():
-        seconds = [times[checkout][kind] for checkout in checkouts for kind in KINDS]
-        row = [command, *(f"{statistics.median(runs):.2f} s" for runs in seconds)]
-        if len(checkouts) > 1:
-            before, after = (times[checkout]["processor"] for checkout in checkouts)
+        each = [(times[where][kind], unit) for where in checkouts for kind, unit in KINDS.items()]
+        row = [command, *(f"{statistics.median(runs):.{(unit == 's') * 2}f} {unit}"
+                          for runs, unit in each)]  # fmt: skip
+        for kind in ("processor", "wall") if len(checkouts) > 1 else ():
+            before, after = (times[where][kind] for where in checkouts)
             ratios = [b / a for a, b in zip(before, after, strict=True)]
             row.append(f"{statistics.median(ratios):.2f}")
         rows.append(row)
-    ratio = ["processor, after / before"] if len(checkouts) > 1 else []
+    ratio = ["processor, after / before", "wall, after / before"] if len(checkouts) > 1 else []
     return markdown_table(["command", *columns, *ratio], rows)
 
 
@@ -109,15 +120,15 @@ def main(
         n: Number of runs of each command that count.
         before: Folder of another checkout, such as a git worktree, whose commands run in turn with
             ours.
-        lm: Folder of the LM that is edited.
+        lm: Folder of the LM of the commands that need one.
         warm_up: Whether a run that does not count comes first.
-        only: Names of commands; empty takes all but the edits. Numbers of others are kept.
+        only: Names of commands; empty takes all that need no LM. Numbers of others are kept.
     """
     checkouts = {"before": Path(before).resolve()} if before else {}
     checkouts["after" if before else "now"] = ROOT
-    names = only or tuple(name for name in COMMANDS if name != EDITS)
-    if EDITS in names and not lm:
-        raise SystemExit(f"{EDITS} need an LM: pass --lm FOLDER")
+    names = only or ALL
+    if not lm and (lacking := [name for name in names if name not in ALL]):
+        raise SystemExit(f"{lacking[0]}: no such command, or it needs an LM: pass --lm FOLDER")
     numbers: dict[str, Any] = {
         name: {where: {kind: [] for kind in KINDS} for where in checkouts} for name in names
     }

@@ -21,7 +21,7 @@ _READ_BY = "add_bos", "chat_template", "tokens_per_forward", "share_prefixes"
 _LEAST_SECONDS = 0.3  # of a reading that is timed
 # Measured for docs/benchmarks.md: seconds of the scores of a pair and its nulls, and of figures.
 _PER_PAIR, _PER_FIGURE_PAIR, _MOST_OF_FIGURES = 0.012, 0.05, 12.0
-_COPIES = 4  # of moments while those of a batch are added to them
+_COPIES = 7  # of the largest moments, while they are merged and scored
 _MIB_OF_FIGURES = 150  # and of what the libraries load when they are first used
 
 
@@ -45,9 +45,7 @@ def estimate_reading(
     A `LanguageModelError` if the configuration does not say how many layers the LM has.
     """
     if lm.n_layers is None:
-        raise LanguageModelError(
-            f"{lm.location} has no num_hidden_layers. Leave out model.dry_run."
-        )
+        raise LanguageModelError(f"{lm.location} has no num_hidden_layers: omit model.dry_run.")
     with torch.device("meta"):
         weights = list(_build(lm, lm.n_layers).parameters())
     options = {name: getattr(lm.config, name) for name in _READ_BY}
@@ -103,7 +101,7 @@ def describe_cost(
 ) -> str:  # fmt: skip
     """Return in some lines what a probe takes, from a batch of subjects and how many are read.
 
-    `moments` are the scatters that it keeps; the processes share the subjects.
+    `moments` are the scatters that it keeps, of which there is room; processes share subjects.
     """
     seconds = {"start-up": time.process_time()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes, or elsewhere in KiB
@@ -112,8 +110,8 @@ def describe_cost(
     seconds["reading"] = n_read * cost.seconds / n_processes
     seconds["scores"] = _PER_PAIR * len(layout.pairs)
     seconds["figures"] = min(_PER_FIGURE_PAIR * len(layout.pairs), _MOST_OF_FIGURES)
-    sizes = [one.nbytes / 2**20 for one in moments]
-    statistics, prompts = sum(sizes) + _COPIES * max(sizes), len(dict(layout.reads))
+    statistics = _COPIES * max(one.nbytes for one in moments) / 2**20
+    prompts = len(dict(layout.reads))
     return (
         f"LM: {lm.config.name_or_path}, {cost.n_parameters:,} parameters\n"
         f"prompts: {prompts * n_read:,}, {prompts} of a subject, {cost.how}\n"
@@ -121,5 +119,5 @@ def describe_cost(
         f"time: {sum(seconds.values()):,.0f} s ("
         + ", ".join(f"{name} {each:,.0f}" for name, each in seconds.items())
         + f")\nmemory: {cost.mib + statistics + libraries:,.0f} MiB (LM {cost.mib:,.0f}, "
-        f"statistics {statistics:,.0f}, libraries {libraries:,.0f})\n"
+        f"statistics {statistics:,.0f}, libraries and study {libraries:,.0f})\n"
     )

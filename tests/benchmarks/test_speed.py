@@ -1,11 +1,12 @@
 """The modules that measure time and memory, on sizes that take seconds."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
-from benchmarks.speed import growth, half_precision, published_method, reading, stacked_edits
-from lincorr_lightning.lm import sample_up_to
+from benchmarks.speed import growth, half_precision, reading, second_runs, stacked_edits
+from lincorr_lightning import Catalogue, LanguageModel
 
 Rows = Callable[[str], list[list[str]]]
 
@@ -17,33 +18,46 @@ def test_stacked_edits(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
     assert all(float(row[4]) < 1e-3 for row in table[1:])
 
 
-def test_maps_of_two_ways_and_of_half_precision_agree(
-    capsys: pytest.CaptureFixture[str], rows: Rows
-) -> None:
-    published_method.main(n_subjects=300)
-    text = capsys.readouterr().out
-    assert [row[0] for row in rows(text)] == ["logits", "fit", "total"]
-    assert float(text.split("differ by ")[1].split()[0]) < 1e-4
+def test_maps_of_half_precision_agree(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
     half_precision.main(pairs=("city->country", "city->pet"), n_subjects=300)
     for pair, precision, far, _, _, moved, hits in rows(capsys.readouterr().out):
         assert (float(far) == float(moved) == 0) is (precision == "float32")
         assert float(far) < 0.02 and (hits == "") is pair.endswith("pet")
 
 
-def test_growth() -> None:
-    size = growth.Size(prompts=2, subjects=6, labels=5, layers=1, width=64)
-    cost = growth.measure(size, repeats=1)
-    lm = growth.make_lm(size)
-    prompts = growth.prompts_of(2, sample_up_to(lm.tokenizer, 6, seed=0))
-    # What two prompts of a subject have in common is read once.
-    expected = 0
-    for one, other in zip(*map(lm.rows, prompts), strict=True):
-        shared = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b))
-        expected += len(one) + len(other) - shared
-    assert cost.tokens == expected
-    head = size.width * len(lm.tokenizer)
-    layers = 4 * size.width**2 + 3 * size.width * 3 * size.width + 2 * size.width
-    assert cost.parameters == head + layers + size.width
+def test_growth(rows: Rows, tmp_path: Path) -> None:
+    """Exponents of known laws, and what the runs of a sweep are given."""
+    sizes = {str(n): {"size": n, "seconds": 5 + 3 * n**2, "estimated seconds": 7, "MiB": 400 + n,
+                      "estimated MiB": 8} for n in (1.0, 2.0, 5.0, 10.0)}  # fmt: skip
+    table = rows(growth.growth_table({"labels": sizes}))
+    assert [row[:3] for row in table[:2]] == [["labels", "1.0", "8"], ["labels", "2.0", "17"]]
+    assert (table[0][4], table[0][7], table[1][4]) == ("2.00", "1.00", "")
+    (tmp_path / "words.yaml").write_text(growth.knowledge_of(["Paris", "Rome"]), encoding="utf-8")
+    catalogue = Catalogue.load(str(tmp_path / "words.yaml"))
+    for kind in ("first", "second"):
+        assert [answer.text for answer in catalogue[kind].answers] == ["Paris", "Rome"]
+    lm = LanguageModel.from_pretrained(str(growth.stored_lm("15M", tmp_path)))
+    width, layers = growth.SHAPES["15M"]
+    words = 2 * width * len(lm.tokenizer)
+    assert lm.model.num_parameters() == layers * (16 * width**2 + 2 * width) + width + words
+    assert 14e6 < lm.model.num_parameters() < 17e6
+
+
+def test_a_dry_run_is_read(tmp_path: Path) -> None:
+    said = growth.dry_run((growth.TWO, "--data.n_subjects=60"), tmp_path)
+    assert said["LM"] == LanguageModel.from_pretrained().model.num_parameters()
+    assert said["prompts"] == 3 * 60 and said["tokens"] > said["prompts"]
+    assert 0 < said["statistics"] < said["memory"] and said["time"] > 0
+
+
+@pytest.mark.nightly
+def test_second_runs(
+    capsys: pytest.CaptureFixture[str], rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ends with an error if the cache changes a number."""
+    monkeypatch.setattr(second_runs, "place_tables", lambda tables: None)
+    second_runs.main(n_subjects=100, n=1)
+    assert [row[0] for row in rows(capsys.readouterr().out)] == [*second_runs.RUNS]
 
 
 def test_bare_products_are_those_of_the_linear_layers() -> None:

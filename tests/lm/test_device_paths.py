@@ -1,0 +1,64 @@
+"""Code that differs by device (docs/many_gpus.md has the list), as far as a CPU can run it."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from benchmarks.common import ROOT
+from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.lm.shared_prefixes import grow_trees, pack_trees
+from lincorr_lightning.probe.module import LinearProbe
+
+
+@pytest.mark.parametrize(("device", "most"), [("cpu", 4096), ("cuda", 32768), ("xpu", 32768)])
+def test_an_accelerator_gets_large_batches(device: str, most: int) -> None:
+    sizes: list[int] = []
+    MicroBatches(width=64).run([8] * 10_000, device, lambda rows: sizes.append(len(rows)))
+    assert sum(sizes) == 10_000
+    assert max(sizes) * 8 == most
+
+
+def test_memory_that_ran_out_on_a_gpu_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    read: list[int] = []
+
+    def forward(rows: list[int]) -> None:
+        if len(rows) > 100:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        read.extend(rows)
+
+    MicroBatches().run([8] * 300, "cuda", forward)
+    assert sorted(read) == list(range(300))
+    assert emptied
+
+
+@pytest.mark.parametrize(("device", "length"), [("cpu", 5), ("meta", 8)])
+def test_masks_on_an_accelerator_are_aligned(device: str, length: int) -> None:
+    trees = list(grow_trees({0: [1, 2, 3], 1: [1, 2, 4, 5]}))
+    batch = pack_trees(trees, torch.float32, torch.device(device))
+    assert batch["attention_mask"].shape == (1, 1, length, length)
+    assert batch["input_ids"].device.type == device
+
+
+def test_a_device_without_float64_is_refused(small_lm: str) -> None:
+    probe = LinearProbe({"name_or_path": small_lm}, ["city", "color"])  # type: ignore[arg-type]
+    strategy = SimpleNamespace(root_device=torch.device("mps"))
+    probe._trainer = SimpleNamespace(precision="32-true", strategy=strategy)  # type: ignore
+    with pytest.raises(ConfigError, match="mps has no float64"):
+        probe.setup("fit")
+
+
+def test_the_list_names_files_and_tests_that_are_there() -> None:
+    text = (ROOT / "docs" / "many_gpus.md").read_text(encoding="utf-8")
+    rows = text.split("<!-- devices: begin -->")[1].split("<!-- devices: end -->")[0].splitlines()
+    names = [name for row in rows for name in row.split("`")[1::2]]
+    files = [name for name in names if name.endswith(".py")]
+    assert len(files) >= 16
+    assert [name for name in files if not Path(ROOT / name).is_file()] == []
+    functions = [name for name in names if name.startswith("test_")]
+    sources = "".join(Path(ROOT / name).read_text() for name in files if name.startswith("tests/"))
+    assert [name for name in functions if f"def {name}(" not in sources] == []
