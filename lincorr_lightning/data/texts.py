@@ -261,8 +261,9 @@ class TextsDataModule(StudyData):
         if not texts:
             return []
         encoded = lm.tokenizer(
-            list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False
-        )["input_ids"]
+            list(texts), add_special_tokens=False, return_attention_mask=False,
+            return_token_type_ids=False, verbose=False,
+        )["input_ids"]  # fmt: skip
         return [
             lm.prefix + ids[start : start + n] for ids in encoded for start in range(0, len(ids), n)
         ]

@@ -11,7 +11,8 @@ from lincorr_lightning.cli import console
 PROBE = "fit --config linear_probe.yaml --data.n_subjects 40 --model.knowledge [city,country]"
 FINETUNE = "fit --config source_finetune.yaml --data.n_edits 2"
 ABLATION = "fit --config vocabulary_ablation.yaml"
-SAES = "fit --config sparse_autoencoders.yaml --data.n_tokens 60000"
+SAES = ("fit --config sparse_autoencoders.yaml --data.n_tokens 33000 --data.n_held_out 9 "
+        "--data.knowledge=[city,color]")  # fmt: skip
 
 # Internal words of jsonargparse, Python and this package, which mean nothing to users.
 JARGON = ("<class", "Namespace(", "NestedArg", "Parser key", "typing.", "Expected a <", "Subtypes",

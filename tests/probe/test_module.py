@@ -51,7 +51,8 @@ def run_probe(
     options = {"knowledge": ["city", "country", "color"], **options}
     lm = LMConfig(name_or_path=lm) if isinstance(lm, str) else lm
     probe = LinearProbe(lm=lm, **options)
-    trainer = quiet_trainer(folder, max_epochs=epochs)
+    # Scored once, after the last epoch.
+    trainer = quiet_trainer(folder, max_epochs=epochs, check_val_every_n_epoch=epochs)
     options = {"n_subjects": 300, "batch_size": 64, **(data or {})}
     trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, **options))
     return probe, trainer, Path(trainer.log_dir or "")

@@ -210,15 +210,19 @@ def test_a_world_has_several_languages(catalogue):
     knowledge = catalogue.select(stated)
     tokenizer = build_tokenizer(*world.words(knowledge))
     assert {"París", "巴黎", "住"} <= set(world.people)
-    for statement in world.statements(knowledge):
-        tokens = tokenizer.tokenize(f"{statement.text}.")
+    statements = list(world.statements(knowledge))
+    texts = [f"{statement.text}." for statement in statements]
+    whole, prompts = (  # all at once: one by one they take ten times as long
+        [encoding.tokens for encoding in tokenizer.backend_tokenizer.encode_batch(each)]
+        for each in (texts, [statement.prompt for statement in statements])
+    )
+    for statement, tokens, prompt in zip(statements, whole, prompts, strict=True):
         attribute = statement.knowledge.name.removesuffix(f"_{statement.knowledge.language}")
         assert statement.answer.identity == world.people[statement.subject][attribute]
         # The subject is one token, and so is the answer that the text ends on.
         assert tokens[0] == statement.subject or not statement.prompt.startswith(statement.subject)
-        n_prompt = len(tokenizer.tokenize(statement.prompt))
-        assert len(tokens) == n_prompt + 2
-        assert statement.answer.text.startswith(tokens[n_prompt])
+        assert len(tokens) == len(prompt) + 2
+        assert statement.answer.text.startswith(tokens[len(prompt)])
     for name in ("job", "company", "language", "gender"):
         for language in LANGUAGES:
             knowledge = catalogue[f"{name}_{language}"]
