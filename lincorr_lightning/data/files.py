@@ -50,16 +50,17 @@ def _filled_lines(path: Path, what: str) -> Iterator[tuple[str, str]]:
             yield f"{path}, line {number}", line.strip()
 
 
-def read_subjects(path: str | Path) -> list[str]:
-    """Return the subjects of a text file, one per line, or of a ``.json`` relation of LRE."""
+def read_subjects(path: str | Path, setting: str = "data.subjects_file") -> list[str]:
+    """Return the subjects of a text file, one per line, or of a ``.json`` relation of LRE.
+
+    The file is named by a `setting`.
+    """
     if Path(path).suffix.lower() == ".json":
         return list(dict.fromkeys(subject for subject, _ in read_knowledge_file(path).samples))
     subjects: dict[str, None] = {}
-    for where, subject in _filled_lines(Path(path), "subjects of data.subjects_file"):
+    for where, subject in _filled_lines(Path(path), f"subjects of {setting}"):
         if subject in subjects:
-            raise SubjectsError(
-                f"data.subjects_file {where}: {subject!r} is there twice. Remove one."
-            )
+            raise SubjectsError(f"{setting} {where}: {subject!r} is there twice. Remove one.")
         subjects[subject] = None
     return list(subjects)
 

@@ -9,6 +9,7 @@ from typing import Any, get_args
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch.utils.data import DataLoader
 
+from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.data.loaders import ResumableLoader, own_steps
 from lincorr_lightning.distributed import data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
@@ -40,7 +41,8 @@ class EditsDataModule(StudyData):
         max_edits_per_reference: Largest number of edits with the same reference, such as two of
             each country, so that no frequent one dominates the outcomes; of a file, the first. null
             sets no limit.
-        subjects: Subjects of sampled edits, each used at most once; null samples some.
+        subjects: Subjects of sampled edits, each used at most once, or a text file with one a line;
+            null samples some.
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
         edits_file: File of edits, your own or of a benchmark, see docs/edits.md. Rows that are no
@@ -67,7 +69,7 @@ class EditsDataModule(StudyData):
     def __init__(
         self, lm: LanguageModel | None = None, relation: str = "city->country",
         n_edits: int | None = 150, max_edits_per_reference: int | None = None,
-        subjects: list[str] | None = None, subject_kind: SubjectKind = "any",
+        subjects: list[str] | str | None = None, subject_kind: SubjectKind = "any",
         edits_file: str | None = None, batch_size: int = 8, subwords: bool = False,
         knowledge_files: list[str] | None = None, seed: int = 0, max_risk: float | None = None,
         training: EditTraining | None = None, subject_key: str = "subject",
@@ -97,6 +99,8 @@ class EditsDataModule(StudyData):
             raise ConfigError(
                 "data.subjects and data.edits_file both name subjects. Leave one of them null."
             )
+        if isinstance(subjects, str):
+            subjects = read_subjects(subjects, "data.subjects")
         for subject, n in Counter(subjects or ()).items():
             if n > 1:
                 raise SubjectsError(f"data.subjects names {subject!r} twice. Remove one.")

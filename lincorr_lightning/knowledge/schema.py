@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 LANGUAGES = ("en", "es", "fr", "de", "zh", "ja")
 """Languages in which entities may be named; each is a key of a knowledge file."""
@@ -25,7 +26,7 @@ class Answer:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Knowledge:
     """A kind of knowledge: a prompt about a subject, and its possible answers (paper, section 2).
 
@@ -64,7 +65,7 @@ class Knowledge:
         """All wordings that the probe reads, `template` first."""
         return (self.template, *self.more_templates)
 
-    @property
+    @cached_property
     def canonical(self) -> dict[str, Answer]:
         """The first answer of each identity."""
         first: dict[str, Answer] = {}

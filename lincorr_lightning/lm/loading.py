@@ -339,6 +339,9 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     )
     if checkpoint.gguf_file is not None:
         way_out = "Pass the folder or hub id of the LM's tokenizer as lm.tokenizer."
+    kept = _kept_tokenizers.get()
+    if kept is not None and checkpoint in kept:
+        return kept[checkpoint]
     with explained(checkpoint, "the tokenizer", way_out):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             checkpoint.location, **checkpoint.options
@@ -347,6 +350,8 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise LanguageModelError(f"{checkpoint} has no vocabulary of a tokenizer. {way_out}")
+    if kept is not None:
+        kept[checkpoint] = tokenizer
     return tokenizer
 
 
@@ -355,16 +360,23 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 _kept: ContextVar[dict[LMConfig, tuple[PreTrainedModel, object]] | None] = ContextVar(
     "kept", default=None
 )
+_kept_tokenizers: ContextVar[dict[Checkpoint, PreTrainedTokenizerBase] | None] = ContextVar(
+    "kept_tokenizers", default=None
+)
 
 
 @contextmanager
 def weights_read_once() -> Iterator[None]:
-    """Keep the last LM in memory inside a ``with`` block, for `load_model`, until it is changed."""
-    token = _kept.set({})
+    """Keep the last LM in memory inside a ``with`` block, for `load_model`, until it is changed.
+
+    Tokenizers are kept, too, and with them what is known of their vocabulary.
+    """
+    token, tokenizers = _kept.set({}), _kept_tokenizers.set({})
     try:
         yield
     finally:
         _kept.reset(token)
+        _kept_tokenizers.reset(tokenizers)
 
 
 def load_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:

@@ -312,7 +312,10 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
     if run.probe is not None:
         subjects = _held_out_subjects(run.probe)
         if not run.answers:
-            command.append(f"--data.subjects={json.dumps(subjects, ensure_ascii=False)}")
+            candidates = run.folder.with_suffix(".txt")
+            with files.atomic_write(candidates) as part:
+                part.write_text("\n".join(subjects), encoding="utf-8")
+            command.append(f"--data.subjects={candidates}")
         elif len(subjects) < len(run.answers):
             raise ReportError(
                 f"{run.name} needs {len(run.answers)} subjects that its maps were not fitted on, "

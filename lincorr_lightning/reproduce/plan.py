@@ -355,8 +355,10 @@ def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> Plan
     maps = folder.parent / probe / VERSION
     has_control = _CONTROL in plan.labels and _CONTROL not in relation
     values = {
-        "pairs": pairs, "relation": relation, "controls": [_CONTROL] if has_control else [],
-        "knowledge": list(dict.fromkeys(name for pair in pairs for name in pair.split("->"))),
+        # Texts: of a list of n, jsonargparse makes n copies whenever it looks at it.
+        "pairs": ",".join(pairs),
+        "knowledge": ",".join(dict.fromkeys(name for pair in pairs for name in pair.split("->"))),
+        "relation": relation, "controls": [_CONTROL] if has_control else [],
         "n_subjects": min(_wanted_subjects(settings, study), plan.n_subjects),
         "maps": str(maps / LINEAR_MAP) if probe else None,
     }  # fmt: skip

@@ -19,6 +19,7 @@ import yaml
 from scipy import stats
 
 from lincorr_lightning.cli import main
+from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.errors import ConfigError, LanguageModelError, ReportError
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map import LinearMap
@@ -421,7 +422,7 @@ def test_a_page_of_nothing_is_an_error(reproduce):
 
 
 def test_subjects_that_are_emoji(monkeypatch, tmp_path):
-    """jsonargparse reads options as YAML, where JSON's escapes of emoji are lone surrogates."""
+    """They are read from a file, as texts of UTF-8."""
     commands = []
     cli = SimpleNamespace(model=torch.nn.Module())
     monkeypatch.setattr(command, "_held_out_subjects", lambda probe: ["🙂", "Zoë"])
@@ -429,7 +430,7 @@ def test_subjects_that_are_emoji(monkeypatch, tmp_path):
     run = PlannedRun("edits_city->country", tmp_path / "run", "edits", ("fit",), tmp_path)
     command._make(run, LMRuns("lm", "lm"))
     (option,) = [one for one in commands[0] if one.startswith("--data.subjects=")]
-    assert yaml.safe_load(option.partition("=")[2]) == ["🙂", "Zoë"]
+    assert read_subjects(option.partition("=")[2]) == ["🙂", "Zoë"]
 
 
 def test_influences_of_all_pairs(found):
