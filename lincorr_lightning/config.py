@@ -16,7 +16,7 @@ from lincorr_lightning.errors import ConfigError
 SAFE = "--safe"
 WRITTEN = frozenset({
     "default_root_dir", "save_dir", "dirpath", "filename", "sub_dir", "name", "version",
-    "cache_dir",
+    "cache_dir", "state_cache",
 })  # fmt: skip
 """Names of settings that say where a run writes."""
 # In C if PyYAML was built with libyaml.

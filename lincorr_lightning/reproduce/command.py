@@ -43,6 +43,7 @@ from lincorr_lightning.version import __version__
 CONFIG, STATE = "reproduce.yaml", "reproduction.json"
 # Settings that name folders which a run writes, and its LM, which is known by its fingerprint.
 _NOT_READ = {*WRITTEN, "name_or_path", "class_path"}
+_STATE_CACHE = "model.lm.state_cache"
 
 
 def reproduce(args: Sequence[str]) -> Path | None:
@@ -61,6 +62,8 @@ def reproduce(args: Sequence[str]) -> Path | None:
     settings = planning.read_settings(config, changed, options)
     files.refuse_url(settings.output, "--output")
     chosen, folder = planning.select_items(settings.only), Path(settings.output)
+    if not only_plan:
+        settings.options.setdefault(_STATE_CACHE, str(folder / "states"))
     state = State(folder)
     # Tables of earlier calls stay on the page, and need their runs.
     items = [
@@ -230,6 +233,8 @@ def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
     inputs |= {f"{part} of the LM": value for part, value in prints.items()}
     for argument in run.arguments:
         key, equals, value = argument.partition("=")
+        if key == f"--{_STATE_CACHE}":  # without which the numbers are the same
+            continue
         name = key if equals else f"argument {argument}"
         inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved
     for path in dict.fromkeys(_read_paths(run)):

@@ -119,6 +119,23 @@ def test_every_table_and_figure_with_numbers_is_there():
     assert [item.places[0] for item in chosen] == ["Figure 3", "Table 5"]
 
 
+def test_prompts_that_an_earlier_run_read_are_known_and_change_no_number(found, reproduce):
+    """The probe of beginnings of words reads prompts of the first probe only."""
+    option = "--option=model.lm.state_cache=null"
+    uncached = reproduce("--only=figure3,table18", option, output="uncached")
+    assert list((found / "states").rglob("*.safetensors"))
+    assert not (uncached / "states").exists()
+    assert (
+        numbers(found, "probe_attribute")["pairs"] == numbers(uncached, "probe_attribute")["pairs"]
+    )
+    one, other = (numbers(each, "probe_subwords")["pairs"][0] for each in (found, uncached))
+    # States that were read beside those of other prompts differ by rounding.
+    assert one["label_mean"] == pytest.approx(other["label_mean"], abs=1e-5)
+    assert one["precision"] == other["precision"]
+    runs = json.loads((found / command.STATE).read_text("utf-8"))["runs"].values()
+    assert not [key for run in runs for key in run["inputs"] if "state" in key]
+
+
 def test_the_page_names_each_place(found):
     page = (found / "report.html").read_text("utf-8")
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
