@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import multiprocessing
 import os
 import signal
 import sys
@@ -14,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.metadata import version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_MAX_PROCESSES = 8
 SCHEMA = 2
 """Version of the layout of ``results.json``."""
 
@@ -145,8 +144,7 @@ class Results:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
         drawn = []
-        figures = _drawn_side_by_side(self.figures)
-        n = len(self.figures)
+        figures, n = _side_by_side(self.figures), len(self.figures)
         for figure in tqdm(figures, "drawing figures", n, delay=2, leave=False, disable=None):
             try:
                 png = figure.png
@@ -166,23 +164,21 @@ class Results:
             earlier.unlink(missing_ok=True)
 
 
-def _drawn_side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """Yield figures that forked processes, one per core, have drawn; Linux alone forks safely.
+_in_process: list[Figure] = []  # the figures, in a process that draws some of them
 
-    What fails there is left to be drawn here, where its error is seen.
-    """
-    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1
-    n_processes = min(n_cores, len(figures) // 2, _MAX_PROCESSES)
-    if n_processes < 2 or multiprocessing.current_process().daemon:  # these may have no children
+
+def _side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
+    """Yield figures, drawn by a forked process per core; what fails there is yet to be drawn."""
+    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1  # forks safely
+    if (n_processes := min(n_cores, len(figures) // 2, 8)) < 2:
         yield from figures
         return
     from lincorr_lightning.results import plots  # noqa: F401  # imported once for all of them
 
-    fork = multiprocessing.get_context("fork")
-    processes = ProcessPoolExecutor(n_processes, fork, _begin, (figures,))
+    processes = ProcessPoolExecutor(n_processes, get_context("fork"), _begin, (figures,))
     pngs: list[Future[bytes]] = []
     try:
-        with suppress(OSError):  # no process can be started
+        with suppress(OSError, AssertionError):  # there can be no process
             pngs += (processes.submit(_png_of, i) for i in range(len(figures)))
         for i, figure in enumerate(figures):
             with suppress(Exception):
@@ -192,12 +188,8 @@ def _drawn_side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
         processes.shutdown(cancel_futures=True)
 
 
-_to_draw: Sequence[Figure] = ()  # in a process that draws
-
-
 def _begin(figures: Sequence[Figure]) -> None:
-    global _to_draw
-    _to_draw = figures
+    _in_process.extend(figures)
     gc.freeze()  # what the parent has made is not searched, and so not copied
     exit_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # which the parent handles
@@ -206,7 +198,7 @@ def _begin(figures: Sequence[Figure]) -> None:
 
 
 def _png_of(i: int) -> bytes:
-    return _to_draw[i].png
+    return _in_process[i].png
 
 
 def _find(name: str, parts: Iterable[Any]) -> Any:
