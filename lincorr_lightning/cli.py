@@ -16,28 +16,15 @@ from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrErr
 from lincorr_lightning.termination import exit_at_signals, tell
 from lincorr_lightning.version import __version__
 
-# Commands that are no Trainer method: name -> (module of the function of that name, help).
+# Commands that are no Trainer method, each a function of that name in a module, and their help.
+_MODULES = {"audit": "knowledge.audit", "report": "results.report", "compare": "results.compare",
+            "cache": "state_folder", "reproduce": "reproduce"}  # fmt: skip
 COMMANDS = {
-    "audit": (
-        "lincorr_lightning.knowledge.audit",
-        "Show which answers are labels of an LM's tokenizer, and why others are not.",
-    ),
-    "report": (
-        "lincorr_lightning.results.report",
-        "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
-    ),
-    "compare": (
-        "lincorr_lightning.results.compare",
-        "Show two finished runs of one study side by side, with errors of the differences.",
-    ),
-    "cache": (
-        "lincorr_lightning.state_folder",
-        "Show or clear the states of LMs that model.lm.state_cache keeps.",
-    ),
-    "reproduce": (
-        "lincorr_lightning.reproduce",
-        "Write one page of all tables and figures of the paper on your LM.",
-    ),
+    "audit": "Show which answers are labels of an LM's tokenizer, and why others are not.",
+    "report": "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
+    "compare": "Show two finished runs of one study side by side, with errors of the differences.",
+    "cache": "Show or clear the states of LMs that model.lm.state_cache keeps.",
+    "reproduce": "Write one page of all tables and figures of the paper on your LM.",
 }
 TRAINER_COMMANDS = {
     "fit": "Run a study: read the LM, fit, score the held-out half, write tables and figures.",
@@ -82,7 +69,7 @@ def main(args: Sequence[str] | None = None) -> Any:
 
 def overview() -> str:
     """Return the text of ``lincorr --help``: the commands, and a command for each study."""
-    commands = TRAINER_COMMANDS | {name: text for name, (_, text) in COMMANDS.items()}
+    commands = TRAINER_COMMANDS | COMMANDS
     lines = [
         "usage: lincorr COMMAND [options]",
         "",
@@ -117,7 +104,7 @@ def study_commands() -> list[str]:
 
 
 def _run_command(name: str, args: Sequence[str]) -> Any:
-    command = getattr(_import(COMMANDS[name][0]), name)
+    command = getattr(_import(f"lincorr_lightning.{_MODULES[name]}"), name)
     if name in ("report", "compare", "reproduce"):  # with parsers of their own
         return command(args)
     # Imported here: jsonargparse takes a while to import.

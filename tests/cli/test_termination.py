@@ -39,7 +39,7 @@ CLASSES = {
     "ablation": "lincorr_lightning.ablation.module:VocabularyAblation",
     "probe": "lincorr_lightning.probe.module:LinearProbe",
 }
-AUDIT = f"{cli.COMMANDS['audit'][0]}:audit"
+AUDIT = "lincorr_lightning.knowledge.audit:audit"
 # Ends with the process only: a mutex that is locked twice, without Python's own lock.
 _MUTEX = ctypes.create_string_buffer(64)
 
