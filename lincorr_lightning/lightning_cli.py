@@ -228,7 +228,8 @@ class LincorrCLI(LightningCLI):
         """Log to TensorBoard in a new folder, unless the config names a logger."""
         config = self._get(self.config_init, "trainer")
         root = Path(kwargs.get("default_root_dir") or config["default_root_dir"])
-        if not self._is_planned:
+        self.is_planned = self.subcommand == "fit" and getattr(self.model, "dry_run", False)
+        if not self.is_planned:
             check_writable(root)
         name = self._get(self.config_init, "name") or study_name(self.model)
         if config["logger"] is None or config["logger"] is True:
@@ -238,17 +239,13 @@ class LincorrCLI(LightningCLI):
         vars(trainer)["run_name"] = name
         return trainer
 
-    @property
-    def _is_planned(self) -> bool:
-        return self.subcommand == "fit" and getattr(self.model, "dry_run", False)
-
     def _run_subcommand(self, subcommand: str) -> None:
         """Run the study, and describe its folder; errors say what the user can do."""
         is_first = self.trainer.global_rank == 0
         if not is_first:
             exit_with_parent()
         try:
-            if self._is_planned:
+            if self.is_planned:
                 if is_first:
                     sys.stdout.write(self.model.describe_cost(self.trainer, self.datamodule))
                 return

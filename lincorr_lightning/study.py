@@ -137,7 +137,15 @@ class Study(PlainHyperparameters, L.LightningModule):
         if stage == "fit":
             self._batches_per_step = frozenset()
             self._require_steps_of_equal_size()
-            self._refuse_callbacks()
+            for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, (*_REFUSED, *self.refused_callbacks)):
+                    name = type(callback).__name__
+                    option = ", or trainer.max_time" if name == "Timer" else ""
+                    raise ConfigError(
+                        f"{type(self).__name__} cannot be trained with the callback {name}: its "
+                        "results would be of other weights or steps. Remove it from "
+                        f"trainer.callbacks{option}."
+                    )
         loops = {"validate": "limit_val_batches", "test": "limit_test_batches"}
         if stage in loops and not getattr(self.trainer, loops[stage]):
             raise ConfigError(f"trainer.{loops[stage]} is 0: nothing would be read. Raise it.")
@@ -150,18 +158,6 @@ class Study(PlainHyperparameters, L.LightningModule):
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Refuse steps of more batches than the first, whatever callback makes them so."""
         self._require_steps_of_equal_size()
-
-    def _refuse_callbacks(self) -> None:
-        """Refuse callbacks with which the results would be none, or of other weights or steps."""
-        for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, (*_REFUSED, *self.refused_callbacks)):
-                name = type(callback).__name__
-                option = ", or trainer.max_time" if name == "Timer" else ""
-                raise ConfigError(
-                    f"{type(self).__name__} cannot be trained with the callback {name}: its "
-                    "results would be of other weights or steps. Remove it from "
-                    f"trainer.callbacks{option}."
-                )
 
     def _require_steps_of_equal_size(self) -> None:
         trainer: Any = self.trainer
@@ -227,9 +223,7 @@ class Study(PlainHyperparameters, L.LightningModule):
         """Finish the run."""
         self.finish()
 
-    def on_predict_end(self) -> None:
-        """Finish the run."""
-        self.finish()
+    on_predict_end = on_test_end
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps beside parameters and settings, as plain data."""

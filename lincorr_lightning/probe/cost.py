@@ -19,8 +19,9 @@ from lincorr_lightning.lm.language_model import LanguageModel
 
 _READ_BY = "add_bos", "chat_template", "tokens_per_forward", "share_prefixes"
 _LEAST_SECONDS = 0.3  # of a reading that is timed
-# Measured for docs/benchmarks.md: seconds of the scores of a pair and its nulls, and of figures.
-_PER_PAIR, _PER_FIGURE_PAIR, _MOST_OF_FIGURES = 0.012, 0.05, 12.0
+# Seconds measured for docs/benchmarks.md: maps and scores of a pair, with its nulls, and for each
+# entry of W; and the end of a run, with figures of a pair that it draws for a number of pairs.
+_PER_PAIR, _PER_ENTRY, _END, _PER_FIGURE, _N_FIGURES = 0.008, 1.25e-5, 2.8, 0.035, 200
 _COPIES = 7  # of the largest moments, while they are merged and scored
 _MIB_OF_FIGURES = 150  # and of what the libraries load when they are first used
 
@@ -99,17 +100,15 @@ def describe_cost(
     lm: LanguageModel, layout: JointLayout, moments: Sequence[torch.Tensor],
     subjects: Sequence[str], n_read: int, device: torch.device, n_processes: int,
 ) -> str:  # fmt: skip
-    """Return in some lines what a probe takes, from a batch of subjects and how many are read.
-
-    `moments` are the scatters that it keeps, of which there is room; processes share subjects.
-    """
+    """Return in lines what a probe takes, from a batch of subjects and scatters of its moments."""
     seconds = {"start-up": time.process_time()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes, or elsewhere in KiB
     libraries = peak / (2**20 if sys.platform == "darwin" else 2**10) + _MIB_OF_FIGURES
     cost = estimate_reading(lm, lambda cut, x: domain_rows(cut, layout.reads, x), subjects, device)
     seconds["reading"] = n_read * cost.seconds / n_processes
-    seconds["scores"] = _PER_PAIR * len(layout.pairs)
-    seconds["figures"] = min(_PER_FIGURE_PAIR * len(layout.pairs), _MOST_OF_FIGURES)
+    n_entries = sum(layout.sizes[source] * layout.sizes[target] for source, target in layout.pairs)
+    seconds["scores"] = _PER_PAIR * len(layout.pairs) + _PER_ENTRY * n_entries
+    seconds["figures"] = _END + _PER_FIGURE * min(len(layout.pairs), _N_FIGURES)
     statistics = _COPIES * max(one.nbytes for one in moments) / 2**20
     prompts = len(dict(layout.reads))
     return (

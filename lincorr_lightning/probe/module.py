@@ -97,8 +97,8 @@ class LinearProbe(LMStudy):
             curvature.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         momentum: Momentum of ``sgd``.
-        dry_run: Whether ``lincorr fit`` ends after it has shown how many tokens will be read, and
-            about how much time and memory that takes; for LMs whose weights are elsewhere, too.
+        dry_run: Whether ``lincorr fit`` ends when it has shown the tokens that would be read, and
+            about what time and memory that takes; an LM's weights are not needed.
     """
 
     study = "linear_probe"
@@ -215,10 +215,8 @@ class LinearProbe(LMStudy):
             f"{self.layout.n_labels} labels; statistics of {n * 8 / 2**30:.2f} GiB"
         )
 
-    def describe_cost(self, trainer: L.Trainer, data: L.LightningDataModule) -> str:
+    def describe_cost(self, trainer: L.Trainer, data: SubjectsDataModule) -> str:
         """Return in some lines what a fit will take; nothing is read, and no weights are loaded."""
-        if not isinstance(data, SubjectsDataModule):
-            raise ConfigError("model.dry_run counts subjects of SubjectsDataModule. Leave it out.")
         data.setup("fit")
         epochs = 1 if self.solver == "closed_form" else trainer.max_epochs or 1
         n_read = sum(map(len, data.halves.values())) * (1 + len(self.layers)) * epochs
