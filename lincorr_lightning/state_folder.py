@@ -1,11 +1,8 @@
 """The folder of a state cache: its files, its bound, and the command ``lincorr cache``.
 
 Each LM has a folder in it, with an ``lm.json`` that describes the LM, and files of states whose
-names begin with their number of prompts. Nothing else there is touched. torch is not imported, so
-that the command answers at once.
+names begin with their number of prompts. Nothing else there is touched. torch is not imported.
 """
-
-from __future__ import annotations
 
 import re
 import sys
@@ -18,21 +15,16 @@ from lincorr_lightning.io import read_json
 
 GIB = 2**30
 LM_FILE = "lm.json"
-# Also those that a run which was killed has left behind.
+# Also what a run that was killed has left behind.
 _NAME = re.compile(r"((?P<n_prompts>\d+)-[0-9a-f]{32}|\.part-[0-9a-f]{8})\.safetensors")
-_FOLDER = re.compile("[0-9a-f]{32}")
 
 
-def lm_folders(folder: Path) -> list[Path]:
-    """Return the folders of LMs in a state cache."""
-    return [path for path in folder.iterdir() if _FOLDER.fullmatch(path.name) and path.is_dir()]
+def _folders(folder: Path) -> list[Path]:
+    return [one for one in sorted(folder.iterdir()) if re.fullmatch("[0-9a-f]{32}", one.name)]
 
 
 def state_files(folder: Path) -> dict[str, int]:
-    """Return the number of prompts of each file of states in the folder of an LM, by its name.
-
-    0 for one that is not complete.
-    """
+    """Return the number of prompts in each file of an LM's folder; 0 for one not complete."""
     found = {path.name: _NAME.fullmatch(path.name) for path in folder.iterdir()}
     return {name: int(match["n_prompts"] or 0) for name, match in found.items() if match}
 
@@ -43,7 +35,7 @@ def drop_oldest(folder: Path, most: float) -> None:
     A process that reads one of them goes on to do so.
     """
     used = []
-    for path in (lm / name for lm in lm_folders(folder) for name in state_files(lm)):
+    for path in (lm / name for lm in _folders(folder) for name in state_files(lm)):
         with suppress(FileNotFoundError):  # another run has removed it
             used.append((path.stat().st_mtime, path.stat().st_size, path))
     size = sum(one for _, one, _ in used)
@@ -55,7 +47,7 @@ def drop_oldest(folder: Path, most: float) -> None:
 
 
 def cache(folder: str, clear: bool = False) -> None:
-    """Show the LMs of a state cache, with dtype, prompts, size and last use; or remove its states.
+    """Show the LMs of a state cache, with dtype, prompts, size and last use; or remove all of it.
 
     Args:
         folder: The folder that runs name as model.lm.state_cache.
@@ -63,27 +55,23 @@ def cache(folder: str, clear: bool = False) -> None:
     """
     root = Path(folder).expanduser()
     if not root.is_dir():
-        raise ConfigError(
-            f"there is no folder {root}. Name the one that was --model.lm.state_cache of a run."
-        )
-    lms = [lm for lm in sorted(lm_folders(root)) if (lm / LM_FILE).is_file()]
+        raise ConfigError(f"there is no folder {root}. Name the --model.lm.state_cache of a run.")
     lines = [("LM", "dtype", "prompts", "MiB", "last use", "folder")]
-    for lm in lms:
+    for lm in (one for one in _folders(root) if (one / LM_FILE).is_file()):
         info, files = read_json(lm / LM_FILE, ConfigError, "Remove its folder."), state_files(lm)
-        stats = [path.stat() for path in map(lm.joinpath, files) if path.exists()]
-        size = sum(one.st_size for one in stats) / 2**20
-        used = max((one.st_mtime for one in stats), default=lm.stat().st_mtime)
-        when = datetime.fromtimestamp(used).strftime("%Y-%m-%d %H:%M")
-        name, dtype = (str(info.get(key)) for key in ("name_or_path", "dtype"))
-        lines.append((name, dtype, f"{sum(files.values()):,}", f"{size:,.1f}", when, lm.name))
+        stats = [path.stat() for path in (lm / LM_FILE, *map(lm.joinpath, files)) if path.exists()]
+        size = f"{sum(one.st_size for one in stats) / 2**20:,.1f}"
+        used = f"{datetime.fromtimestamp(max(one.st_mtime for one in stats)):%Y-%m-%d %H:%M}"
+        name, dtype, n = str(info["name_or_path"]), str(info["dtype"]), f"{sum(files.values()):,}"
+        lines.append((name, dtype, n, size, used, lm.name))
+        if clear:
+            for file in [*files, LM_FILE]:
+                (lm / file).unlink(missing_ok=True)
+            with suppress(OSError):  # it holds what is not of the cache
+                lm.rmdir()
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
     if clear:
-        for lm in lms:
-            for name in [*state_files(lm), LM_FILE]:
-                (lm / name).unlink(missing_ok=True)
-            with suppress(OSError):  # it holds what is not of the cache
-                lm.rmdir()
-        sys.stdout.write(f"removed the states of {len(lms)} LMs\n")
+        sys.stdout.write(f"removed the states of {len(lines) - 1} LMs\n")

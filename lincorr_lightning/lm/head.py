@@ -82,17 +82,15 @@ def read_logits(
     it. `input_ids` are padded on the right; without an `attention_mask` the LM uses a causal mask
     alone, which is the same for true tokens, and faster.
     """
-    rows = torch.arange(len(last), device=last.device)
-    length = input_ids.shape[1]
     if by_rows:
-        ends = rows * length + last
+        ends = flat_ends(input_ids, last)
 
         def product(head: nn.Linear, states: Tensor) -> Tensor:
             return _rows_product(head, _at(ends, states), token_ids).view(1, 1, -1)
 
         logits = _with_head(model, product, input_ids, attention_mask=attention_mask)
         return logits.view(len(last), len(token_ids)).double()
-    keep = {}
+    rows, length, keep = torch.arange(len(last)), input_ids.shape[1], {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         keep["logits_to_keep"] = length - int(last.min())
     logits = call_model(model, input_ids, keep, attention_mask=attention_mask).logits
@@ -105,9 +103,9 @@ def _with_head(
     model: PreTrainedModel, read: Callable[[nn.Linear, Tensor], Tensor], input_ids: Tensor,
     **more: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Run an LM whose head returns what `read` makes of it and of the flattened rows' states.
+    """Run an LM whose head returns what `read` makes of the head and of the flattened states.
 
-    That is ``(1, 1, n)``, as are the logits: what the LM makes of it.
+    That is ``(1, 1, n)``; so is what the LM makes of it, which is returned.
     """
     head = head_of(model)
     if not is_plain(head):
@@ -151,16 +149,15 @@ class States:
     """States after prompts, ``(n_prompts, hidden_size)``, some of which may be `known`."""
 
     def __init__(self, n: int, device: torch.device, known: Tensor | None = None) -> None:
-        self.n, self.device = n, device
-        #: Of no width before the first are known.
-        self.all = torch.empty(n, 0) if known is None else known.to(device)
+        # Without width before the first are known.
+        self.all = torch.empty(n, 0, device=device) if known is None else known.to(device)
 
     def keep(self, indices: Sequence[int], states: Tensor) -> None:
         """Take the states after some prompts."""
+        n, device = len(self.all), self.all.device
         if not self.all.shape[1]:
-            shape = self.n, states.shape[1]
-            self.all = torch.empty(shape, dtype=states.dtype, device=self.device)
-        self.all[to_device(torch.tensor(indices), self.device)] = states.to(self.device)
+            self.all = torch.empty(n, states.shape[1], dtype=states.dtype, device=device)
+        self.all[to_device(torch.tensor(indices), device)] = states.to(device)
 
 
 @torch.no_grad()
@@ -173,17 +170,14 @@ def logits_of_states(
     more than the product with the head's rows, or the head is sharded, the LM makes them, in one
     forward pass of one token. The bits do not depend on how the states were read.
     """
-    sizes, device = [len(tokens) for _, tokens in domains], model.device
-    shape = len(domains[0][0]), sum(sizes)
-    logits = torch.empty(shape, dtype=torch.float64, device=device)
+    sizes, device, n = [len(tokens) for _, tokens in domains], model.device, len(domains[0][0])
+    logits = torch.empty(n, sum(sizes), dtype=torch.float64, device=device)
     columns = torch.split(logits, sizes, dim=1)
-    if not len(logits):
-        return logits
-    if is_product:
-        head = head_of(model)
-        assert is_plain(head)
+    head = head_of(model)
+    assert is_plain(head)
+    if is_product or not n:
         for (states, tokens), column in zip(domains, columns, strict=True):
-            for i in range(0, len(states), _BLOCK):
+            for i in range(0, n, _BLOCK):
                 block = states[i : i + _BLOCK].to(head.weight.device)
                 column[i : i + _BLOCK] = _rows_product(head, block, tokens).to(device)
         return logits
@@ -193,22 +187,14 @@ def logits_of_states(
         return torch.cat(parts).view(1, 1, -1)
 
     made = _with_head(model, products, torch.zeros(1, 1, dtype=torch.long, device=device))
-    parts = torch.split(made[0, 0], [len(logits) * size for size in sizes])
-    for column, part in zip(columns, parts, strict=True):
-        column.copy_(part.view(column.shape))
+    for column, part in zip(columns, torch.split(made[0, 0], [n * k for k in sizes]), strict=True):
+        column.copy_(part.view(n, -1))
     return logits
 
 
-def is_product(model: PreTrainedModel, probe: Sequence[int], vocab_size: int) -> bool:
-    """Return whether logits are the product with the head, bit for bit, and no function of it."""
-    tokens, products = probe_tokens(vocab_size), []
-
-    def product(head: nn.Linear, states: Tensor) -> Tensor:
-        products.append(_rows_product(head, states, tokens).view(1, 1, -1))
-        return products[-1].clone()  # a function may write to it
-
-    logits = _with_head(model, product, torch.tensor([list(probe)], device=model.device))
-    return logits.dtype == torch.float64 and torch.equal(logits, products[-1])
+def flat_ends(input_ids: Tensor, last: Tensor) -> Tensor:
+    """Return the positions `last` of each row, counted in the flattened rows."""
+    return torch.arange(len(last), device=last.device) * input_ids.shape[1] + last
 
 
 def _at(places: Tensor, states: Tensor) -> Tensor:

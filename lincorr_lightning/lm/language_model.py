@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import transformers as hf
     from torch.distributed.device_mesh import DeviceMesh
 
+
+_log = logging.getLogger(__name__)
 
 # The number of positions, as configurations of different types name it.
 _POSITIONS = ("max_position_embeddings", "max_target_positions", "max_seq_len")
@@ -92,7 +95,7 @@ class LanguageModel(nn.Module):
         width = getattr(text, "hidden_size", None)
         self._batches = MicroBatches(self.config.tokens_per_forward, width)
         self._weights_print: tuple[object, str] | None = None
-        self._tokenizer_print = ""  # made once, for the cache of states
+        self._printed: dict[str, str] = {}  # the first fingerprint, for the cache of states
         folder, gib = self.config.state_cache, self.config.state_cache_gib
         self._state_cache = None if folder is None else StateCache(folder, gib)
 
@@ -198,6 +201,8 @@ class LanguageModel(nn.Module):
                 "model.lm.compile is true, which tensor parallelism does not support. Set it to "
                 "false, or use configs/trainer/fsdp.yaml."
             )
+        if self._state_cache is not None:
+            _log.warning("lm.state_cache is not used: the LM is sharded.")
         whole = self.fingerprint["weights"]
         shard(self.model, mesh)
         self._batches.shared_on = mesh.device_type
@@ -286,26 +291,15 @@ class LanguageModel(nn.Module):
         `rows` are those that the method `rows` returns; a forward pass runs in the `context` of its
         rows, such as that of their adapters.
         """
+        whole = [range(len(rows))]
         if self._test().by_rows:
-            whole = [range(len(rows))]
             states = self._last_states(rows, whole, (), context)
             return self._logits(rows, whole, [token_ids], states)
         tokens = heads.to_device(self._checked(token_ids), self.model.device)
-        logits = torch.empty(len(rows), len(tokens), dtype=torch.float64, device=tokens.device)
-
-        def forward(batch: list[int]) -> None:
-            ids, _ = self._encoder.pad([rows[i] for i in batch])
-            last = heads.to_device(torch.tensor([len(rows[i]) - 1 for i in batch]), tokens.device)
-            with context(batch) if context is not None else nullcontext():
-                part = heads.read_logits(
-                    self.model, heads.to_device(ids, tokens.device), None, last, tokens, False
-                )
-            logits[heads.to_device(torch.tensor(batch), tokens.device)] = part.to(tokens.device)
-
-        with self._reading():
-            self.in_batches([len(row) for row in rows], forward)
-        self._require_finite(logits, rows)
-        return logits
+        logits = heads.States(len(rows), self.model.device)
+        self._read(rows, whole, [], logits, context, tokens)
+        self._require_finite(logits.all, rows)
+        return logits.all.view(len(rows), len(tokens)).double()
 
     def _require_finite(self, logits: Tensor, rows: Sequence[Sequence[int]]) -> None:
         finite = logits.isfinite().all(dim=1)
@@ -411,14 +405,13 @@ class LanguageModel(nn.Module):
         token_ids: Sequence[Sequence[int] | Tensor], states: Tensor,
     ) -> Tensor:  # fmt: skip
         """Return the logits of domains side by side from the states of their rows."""
-        head = heads.head_of(self.model)
-        assert head is not None
+        head: Any = heads.head_of(self.model)
         alone = self._test().is_product and not (self.is_sharded or head._forward_hooks)
         tokens = [heads.to_device(self._checked(ids), self.model.device) for ids in token_ids]
-        own = [states[domain.start : domain.stop] for domain in domains]
+        parts = [states[domain.start : domain.stop] for domain in domains]
         with self._reading():
-            parts = list(zip(own, tokens, strict=True))
-            logits = heads.logits_of_states(self.model, parts, alone)
+            pairs = list(zip(parts, tokens, strict=True))
+            logits = heads.logits_of_states(self.model, pairs, alone)
         columns = torch.split(logits, [len(ids) for ids in tokens], dim=1)
         for domain, column in zip(domains, columns, strict=True):
             self._require_finite(column, [rows[i] for i in domain])
@@ -443,7 +436,7 @@ class LanguageModel(nn.Module):
         self._read(rows, new, trees, states, context)
         for own in new if cache else ():
             found = states.all[own]
-            if cache and found.isfinite().all():
+            if cache is not None and found.isfinite().all():
                 cache.store([rows[i] for i in own], found)
         return states.all
 
@@ -462,22 +455,29 @@ class LanguageModel(nn.Module):
     def _read(
         self, rows: Sequence[Sequence[int]], domains: Sequence[Sequence[int]],
         trees: Sequence[PromptTree], states: heads.States, context: RowsContext | None,
+        tokens: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Read the states after the rows of domains, which are those of the trees, if any."""
-        firsts = [tree.ends[0][0] for tree in trees]  # all of a tree have one context
-        of_trees = context and (lambda chosen: context([firsts[i] for i in chosen]))
+        """Read the states after the rows of domains, which are those of the trees, if any.
+
+        With `tokens`, it is their logits, from those of the whole vocabulary.
+        """
 
         def forward(own: Sequence[int], batch: list[int]) -> None:
             chosen = [own[i] for i in batch]
             ids, mask = self._encoder.pad([rows[i] for i in chosen])
-            last = mask.sum(1) - 1 + torch.arange(len(ids)) * ids.shape[1]
-            ids, last = (heads.to_device(part, states.device) for part in (ids, last))
+            ids, last = (
+                heads.to_device(part, states.all.device) for part in (ids, mask.sum(1) - 1)
+            )
             with context(chosen) if context is not None else nullcontext():
-                states.keep(chosen, heads.read_states(self.model, ids, last))
+                if tokens is None:
+                    part = heads.read_states(self.model, ids, heads.flat_ends(ids, last))
+                else:
+                    part = heads.read_logits(self.model, ids, None, last, tokens, by_rows=False)
+                states.keep(chosen, part)
 
         with self._reading():
             if trees:
-                shared_prefixes.read_trees(self.model, trees, self._batches, states.keep, of_trees)
+                shared_prefixes.read_trees(self.model, trees, self._batches, states.keep, context)
                 # NaN spreads through a tree despite the mask: find the prompt that it comes from.
                 if not self._batches.max_over_ranks(not states.all.isfinite().all()):
                     return
@@ -486,15 +486,12 @@ class LanguageModel(nn.Module):
 
     def _cache(self) -> StateCache | None:
         """Return the cache of states, turned to the LM as it is now; None if it is not frozen."""
-        if self._state_cache is None or state_cache.obstacle(self.model) or self.is_sharded:
+        if self._state_cache is None or self.is_sharded or not state_cache.is_known(self.model):
             return None
-        # Every bit of the weights, each time: whoever writes to them need not say so.
-        weights = prints.fingerprint_weights(self.model)
-        self._tokenizer_print = self._tokenizer_print or self.fingerprint["tokenizer"]
-        own, config = self._fingerprint(self._tokenizer_print, weights), self.config
-        settings = config.share_prefixes, config.compile, config.tokens_per_forward
-        info = {"name_or_path": config.name_or_path, "dtype": own["dtype"]}
-        self._state_cache.open(info, state_cache.state_key(self.model, own, settings))
+        own, self._printed = self.config, self._printed or self.fingerprint
+        settings = own.share_prefixes, own.compile, own.tokens_per_forward
+        key = state_cache.state_key(self.model, self._printed, settings)
+        self._state_cache.open(own.name_or_path, key)
         return self._state_cache
 
     @contextmanager
@@ -531,10 +528,19 @@ class LanguageModel(nn.Module):
                 error = shared_prefixes.prefix_sharing_error(
                     self.model, by_rows, probe, size, dtype
                 )
-                alone = by_rows and heads.is_product(self.model, probe, size)
+                alone = by_rows and self._is_product(probe)
             skips = by_rows and not (widens and self._casts_to_head(probe))
+            if not by_rows and self._state_cache is not None:
+                _log.warning("lm.state_cache is not used: the head is not a plain linear layer.")
             self._tested[kind] = _Support(by_rows, error, skips, alone)
         return self._tested[kind]
+
+    def _is_product(self, probe: Sequence[int]) -> bool:
+        """Return whether logits are the product with the head, bit for bit, and no more."""
+        ids, model = torch.tensor([list(probe)], device=self.model.device), self.model
+        states = heads.read_states(model, ids, torch.arange(len(probe)))
+        parts = [(states, heads.probe_tokens(self.vocab_size))]
+        return torch.equal(*(heads.logits_of_states(model, parts, way) for way in (True, False)))
 
     def _casts_to_head(self, probe: Sequence[int]) -> bool:
         """Return whether the LM rounds states to the dtype of its head."""
@@ -583,13 +589,9 @@ class LanguageModel(nn.Module):
         # Sharded weights move in memory during a forward pass, and one rank cannot hash them alone.
         if cached is None or not is_frozen or not (self.is_sharded or cached[0] == state):
             cached = self._weights_print = (state, prints.fingerprint_weights(self.model))
-        tokenizer = prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in)
-        return self._fingerprint(tokenizer, cached[1])
-
-    def _fingerprint(self, tokenizer: str, weights: str) -> dict[str, str]:
         return {
-            "tokenizer": tokenizer,
+            "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),
             "dtype": modes.dtype_name(self.model.dtype),
-            "weights": weights,
+            "weights": cached[1],
         }

@@ -156,20 +156,21 @@ def read_trees(
 ) -> None:  # fmt: skip
     """Call `keep` with indices of prompts and the states after them, ``(n_prompts, hidden_size)``.
 
-    The forward pass of some trees is in the `context` of their indices; `dtype` is that of its
-    states, None for the LM's own.
+    The forward pass of some trees is in the `context` of their first prompts; `dtype` is that of
+    its states, None for the LM's own.
     """
 
     def forward(chosen: list[int]) -> None:
         batch = pack_trees([trees[i] for i in chosen], dtype or model.dtype, model.device)
         length = batch["input_ids"].shape[1]
-        prompts: list[int] = []
-        ends: list[int] = []
-        for row, i in enumerate(chosen):
-            prompts += [prompt for prompt, _ in trees[i].ends]
-            ends += [row * length + node for _, node in trees[i].ends]
-        with context(chosen) if context is not None else nullcontext():
-            places = heads.to_device(torch.tensor(ends), model.device)
+        ends = [
+            (prompt, row * length + node)
+            for row, i in enumerate(chosen) for prompt, node in trees[i].ends
+        ]  # fmt: skip
+        prompts, nodes = zip(*ends, strict=True)
+        rows = [trees[i].ends[0][0] for i in chosen]  # all prompts of a tree have one context
+        with context(rows) if context is not None else nullcontext():
+            places = heads.to_device(torch.tensor(nodes), model.device)
             keep(prompts, heads.read_states(model, ends=places, **batch))
 
     batches.run([len(tree.token_ids) for tree in trees], model.device.type, forward)

@@ -10,22 +10,20 @@ Files are written completely or not at all and never changed, so that runs can s
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import os
 import sys
 from array import array
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lincorr_lightning.errors import OutputError
@@ -42,7 +40,7 @@ _log = logging.getLogger(__name__)
 
 _FORMAT = 1  # raise it where the same prompts would be read in another way
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-_DAMAGES = (SafetensorError, OSError, KeyError, ValueError, IndexError, RuntimeError)
+_DAMAGES = (SafetensorError, OSError, KeyError, ValueError, RuntimeError)
 
 
 class StateCache:
@@ -57,19 +55,17 @@ class StateCache:
     """
 
     def __init__(self, folder: str, gib: float) -> None:
-        self.folder, self._most = Path(folder).expanduser().absolute(), gib * GIB
-        check_writable(self.folder)
-        self._lm = self.folder
-        self._info: Mapping[str, Any] = {}
+        self._lm = self.folder = Path(folder).expanduser().absolute()
+        self._most, self._can_write = gib * GIB, True
+        self._info: dict[str, Any] = {}
         self._keys: dict[str, NDArray[np.int64]] = {}  # of each file of the LM
-        self._used: set[Path] = set()
-        self._can_write = True
+        check_writable(self.folder)
 
-    def open(self, info: Mapping[str, Any], key: Mapping[str, Any]) -> None:
-        """Turn to an LM by its `state_key`; `info` describes it for people."""
-        lm = self.folder / prints.fingerprint_data(dict(key))
+    def open(self, name: str, key: Mapping[str, Any]) -> None:
+        """Turn to the LM of a `state_key`, which has this name for people."""
+        lm = self.folder / prints.fingerprint_data(key)
         if lm != self._lm:
-            self._lm, self._info, self._keys = lm, {**info, "key": dict(key)}, {}
+            self._lm, self._info, self._keys = lm, {"name_or_path": name, **key}, {}
 
     def find(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor | None, list[int]]:
         """Return the states after prompts, and the indices of those that are not known.
@@ -77,25 +73,22 @@ class StateCache:
         `rows` are token ids. The states are ``(n_rows, hidden_size)``, on the CPU, with anything
         in the rows that are not known; None if none is.
         """
-        self._list_files()
-        missing = np.ones(len(rows), dtype=bool)
         states: Tensor | None = None
+        missing = np.ones(len(rows), dtype=bool)
+        self._list_files()
         if not self._keys or not rows:
-            return None, list(range(len(rows)))
-        wanted, names = _keys_of(rows), list(self._keys)
-        known = np.concatenate(list(self._keys.values()))
-        starts = np.cumsum([0, *map(len, self._keys.values())])
-        order = np.argsort(known[:, 0], kind="stable")
-        places = np.searchsorted(known[order, 0], wanted[:, 0]).clip(max=len(known) - 1)
-        found = order[places]
+            return states, list(range(len(rows)))
+        names, known, wanted = [*self._keys], np.concatenate([*self._keys.values()]), _keys_of(rows)
+        order = np.argsort(known[:, 0])
+        found = order[np.searchsorted(known[order, 0], wanted[:, 0]).clip(max=len(known) - 1)]
         hits = np.flatnonzero((known[found] == wanted).all(1))
+        starts = np.cumsum([0, *map(len, self._keys.values())])
         files = np.searchsorted(starts, found[hits], side="right") - 1
         for file in np.unique(files):
             own = hits[files == file]
             part = self._read(names[file], found[own] - starts[file], wanted[own])
             if part is not None:
-                if states is None:
-                    states = part.new_empty(len(rows), part.shape[1])
+                states = part.new_empty(len(rows), part.shape[1]) if states is None else states
                 states[torch.from_numpy(own)] = part
                 missing[own] = False
         return states, np.flatnonzero(missing).tolist()
@@ -120,48 +113,41 @@ class StateCache:
     def _list_files(self) -> None:
         """Read the keys of files that are new since the last call, and forget those removed."""
         names = state_files(self._lm) if self._lm.is_dir() else {}
-        complete = sorted(name for name, n_prompts in names.items() if n_prompts)
-        if complete != list(self._keys):
-            old = self._keys
-            self._keys = {}
-            for name in complete:
-                keys = old[name] if name in old else self._read_keys(name)
-                if keys is not None:
-                    self._keys[name] = keys
+        old, self._keys = self._keys, {}
+        for name in sorted(name for name, n_prompts in names.items() if n_prompts):
+            content = self._load(name) if name not in old else None
+            if name in old or content is not None:
+                self._keys[name] = old[name] if content is None else content["keys"].numpy().copy()
 
-    def _read_keys(self, name: str) -> NDArray[np.int64] | None:
+    def _load(self, name: str) -> dict[str, Tensor] | None:
+        """Map a file into memory; return None if it is damaged, or if another run removed it."""
         try:
-            with safe_open(regular_file(self._lm / name), framework="np") as file:
-                keys: NDArray[np.int64] = file.get_tensor("keys")
-            return keys.reshape(-1, 2)
+            content = load_file(regular_file(self._lm / name))
+            if content["keys"].shape != (len(content["states"]), 2):
+                raise ValueError("other shapes")
+        except FileNotFoundError:
+            return None
         except _DAMAGES as error:
             self._drop(name, error)
             return None
+        return content
 
     def _read(self, name: str, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Tensor | None:
         """Return the states of some rows of a file, ``(n_rows, hidden_size)``, None if damaged."""
-        path = self._lm / name
-        try:
-            chosen = torch.from_numpy(rows)
-            with safe_open(regular_file(path), framework="pt") as file:  # mapped into memory
-                states = file.get_tensor("states").index_select(0, chosen)
-                sums = file.get_tensor("sums")[chosen]
-            if not torch.equal(sums, _sums(keys, states)):
-                raise ValueError("its states are not those that were written")
-            if path not in self._used:
-                os.utime(path)
-                self._used.add(path)
-        except _DAMAGES as error:
-            self._drop(name, error)
+        content = self._load(name)
+        if content is None:
             return None
+        states, sums = (content[part][torch.from_numpy(rows)] for part in ("states", "sums"))
+        if not torch.equal(sums, _sums(keys, states)):
+            self._drop(name, "its states are not those that were written")
+            return None
+        with suppress(OSError):
+            os.utime(self._lm / name)
         return states
 
-    def _drop(self, name: str, error: Exception) -> None:
-        if isinstance(error, FileNotFoundError):  # another run has made room
-            return
+    def _drop(self, name: str, reason: object) -> None:
         with suppress(OSError):
-            (self._lm / name).unlink(missing_ok=True)
-        reason = " ".join(str(error).split())
+            (self._lm / name).unlink()
         _log.warning("Reading prompts anew: %s is damaged (%s).", self._lm / name, reason)
 
 
@@ -175,46 +161,44 @@ def _sums(keys: NDArray[np.int64], states: Tensor) -> Tensor:
     return bits.sum(1, dtype=torch.int64) + torch.from_numpy(keys.sum(1))
 
 
-def obstacle(model: PreTrainedModel) -> str | None:
-    """Return why the states of an LM are not kept, or None: its key must say all about them."""
-    if any(parameter.requires_grad for parameter in model.parameters()):
-        return "the LM is trained"
-    for part in model.modules():
-        # Of peft; what adapters do depends on which are active.
-        if isinstance(getattr(part, "scaling", None), dict):
-            return "the LM has adapters"
-        if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
-            return f"hooks change what {type(part).__name__} returns"
-    if None in _code_of(model).values():
-        return "the code of the LM is in no file"
-    return None
+def is_known(model: PreTrainedModel) -> bool:
+    """Return whether the key of an LM says all about its states.
+
+    It does not while the LM is trained, or hooks or adapters change what its layers return.
+    """
+    changed = any(
+        part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
+        or isinstance(getattr(part, "scaling", None), dict)  # of peft: which are active?
+        for part in model.modules()
+    )  # fmt: skip
+    trained = any(parameter.requires_grad for parameter in model.parameters())
+    return not (changed or trained or None in _code_files(model))
 
 
-def _code_of(model: PreTrainedModel) -> dict[str, str | None]:
-    """Return hashes of the modules that an LM's code is in, beyond those of known versions."""
-    names = {type(part).__module__ for part in model.modules()}
-    own = sorted(name for name in names if name.split(".")[0] not in ("torch", "transformers"))
-    return {name: _source_hash(name) for name in own}
-
-
-@lru_cache(maxsize=256)
-def _source_hash(module: str) -> str | None:
-    try:
-        return prints.fingerprint_data(inspect.getsource(sys.modules[module]))
-    except (OSError, TypeError):
-        return None
+def _code_files(model: PreTrainedModel) -> list[str | None]:
+    """Return the files of an LM's code that is neither torch's nor transformers'."""
+    names = sorted({type(part).__module__ for part in model.modules()})
+    own = [name for name in names if name.split(".")[0] not in ("torch", "transformers")]
+    return [getattr(sys.modules[name], "__file__", None) for name in own]
 
 
 def state_key(
     model: PreTrainedModel, fingerprint: Mapping[str, str], settings: Sequence[Any]
 ) -> dict[str, Any]:
-    """Return all that may change the bits of a state, but for its prompt."""
+    """Return all that may change the bits of a state, but for its prompt.
+
+    Of a `fingerprint`, which may be older, only what does not change is kept.
+    """
     device, is_cuda = model.device, model.device.type == "cuda"
     backends: Any = torch.backends.mkldnn, torch.backends.cuda
+    code = [Path(name).read_text(encoding="utf-8") for name in _code_files(model) if name]
     return {
         **fingerprint,
+        "config": prints.fingerprint_config(model.config),
+        # Every bit, each time: whoever writes to weights need not say so.
+        "weights": prints.fingerprint_weights(model),
         "buffers": prints.fingerprint_data(prints.bit_sums(model.buffers()).tolist()),
-        "code": _code_of(model),
+        "code": prints.fingerprint_data(code),
         "attention": getattr(model.config.get_text_config(), "_attn_implementation", None),
         "settings": list(settings),
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,

@@ -18,12 +18,23 @@ import torch
 import transformers as hf
 from safetensors import safe_open
 from safetensors.torch import load_file
+from torch import nn
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError, OutputError
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.state_folder import drop_oldest
-from tests.lm.small_lms import SPECIAL, WORDS, Folder, word_ids
+from tests.lm.small_lms import (
+    SPECIAL,
+    VOCAB,
+    WORDS,
+    Folder,
+    config_of,
+    naive_logits,
+    random_model,
+    small_tokenizer,
+    word_ids,
+)
 from tests.toys import word_tokenizer
 
 INPUTS = ["Paris", "Lima", "old house", "Oslo and Tokyo", "red", "London"]
@@ -192,6 +203,28 @@ def test_only_a_frozen_lm_without_hooks(load: Loader, tmp_path: Path) -> None:
     lm.model.requires_grad_(False)
     lm.joint_logits(prompts(), DOMAINS)
     assert files(tmp_path)
+
+
+class Scaled(nn.Linear):
+    """A head of another kind."""
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden * 2)
+
+
+def test_other_heads_are_read_each_time_with_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = random_model(config_of("llama")).requires_grad_(False)
+    model.lm_head = Scaled(16, VOCAB).requires_grad_(False)
+    lm = LanguageModel.from_module(model, small_tokenizer(), state_cache=str(tmp_path / "states"))
+    for _ in range(2):
+        expected = naive_logits(model, prompts()[0], DOMAINS[0])
+        ours = lm.domain_logits(prompts()[0], DOMAINS[0])
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=0)
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("lm.state_cache is not used: the head is not" in line for line in lines) == 1
+    assert not files(tmp_path)
 
 
 def _cut(path: Path) -> None:
