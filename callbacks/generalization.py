@@ -1,7 +1,5 @@
 """Outcomes of edits: generalized, hallucinated or unchanged (paper, section 5)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -141,7 +139,7 @@ class Generalization(MapCallback):
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
 
-    def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
+    def measured_subjects(self, tokenizer: "PreTrainedTokenizerBase", has_edits: bool) -> list[str]:
         """Return the subjects of the given edits; without any edits, sampled ones."""
         neighbours = self._sample_neighbours(tokenizer)
         if self.edits is not None:
@@ -149,7 +147,7 @@ class Generalization(MapCallback):
         sampled = [] if has_edits else sample_up_to(tokenizer, self.n_watch, seed=self.seed)
         return sampled + neighbours
 
-    def _sample_neighbours(self, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    def _sample_neighbours(self, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
         n = self.n_neighbours
         return sample_up_to(tokenizer, n, seed=self.seed + 1) if n else []
 

@@ -1,7 +1,5 @@
 """Measure, watch and explain the linear correlation between kinds of knowledge in an LM."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING, Any

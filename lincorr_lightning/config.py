@@ -116,7 +116,13 @@ def prepare_args(args: Sequence[str]) -> list[str]:
         elif name == "prefix":  # else a colon would make it a mapping
             key, value = group, json.dumps({"init_args": {name: value}})
         elif group == "--model" and value.endswith((".yaml", ".yml")):
-            value = json.dumps(_lm_of(value))
+            try:
+                lm = dict(read_config(find_config(value))["model"]["init_args"]["lm"])
+            except (KeyError, TypeError, ValueError):
+                raise ConfigError(
+                    f"{value} has no model.init_args.lm, as in configs/lm/."
+                ) from None
+            value = json.dumps(lm)
         elif group != "--model" and value == "null":  # which jsonargparse takes for a text
             key, value = group, json.dumps({name: None})
         passed.append(f"{key}={value}")
@@ -146,13 +152,6 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from leaves(each, prefix)
     else:
         yield prefix.removeprefix("."), config
-
-
-def _lm_of(value: str) -> Mapping[str, Any]:
-    try:
-        return dict(read_config(find_config(value))["model"]["init_args"]["lm"])
-    except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{value} has no model.init_args.lm, as in configs/lm/.") from None
 
 
 _PACKAGES = ("lincorr_lightning.", "lightning.pytorch.", "lightning.fabric.", "torch.nn.",

@@ -1,7 +1,5 @@
 """What is trained of an LM: all weights, or an adapter in it (LoRA with peft)."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -120,7 +118,7 @@ class TrainedLMStudy(LMStudy):
                 state["state"] = {by_number[number]: one for number, one in state["state"].items()}
 
 
-def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
+def add_adapter(model: "PreTrainedModel", settings: AdapterSettings) -> None:
     """Add an adapter to an LM, in place, and freeze all other weights."""
     from peft import LoraConfig, inject_adapter_in_model
     from transformers.pytorch_utils import Conv1D
@@ -156,7 +154,7 @@ def add_adapter(model: PreTrainedModel, settings: AdapterSettings) -> None:
 
 
 @contextmanager
-def without_adapter(model: PreTrainedModel) -> Iterator[None]:
+def without_adapter(model: "PreTrainedModel") -> Iterator[None]:
     """Disable the adapters of `add_adapter` inside a ``with`` block."""
     layers = adapter_layers(model).values()
     for layer in layers:

@@ -6,8 +6,6 @@ interact in an LM, so an adapter's gradient is that of its own rows, and an elem
 (SGD, Adam, AdamW) does to a stack of n adapters what n optimizers do to one each.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -70,7 +68,7 @@ class StackedLoRA(nn.Module):
         torch.Size([4, 3, 2418])
     """
 
-    def __init__(self, model: PreTrainedModel, n: int, settings: AdapterSettings) -> None:
+    def __init__(self, model: "PreTrainedModel", n: int, settings: "AdapterSettings") -> None:
         super().__init__()
         require("StackedLoRA.n", n, at_least=1)
         self.n, self.scaling, rank = n, settings.alpha / settings.rank, settings.rank

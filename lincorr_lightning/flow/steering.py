@@ -4,8 +4,6 @@ In the paper (arXiv 2502.03032, figures 9 to 11, 16 and 17) a judge LM rates beh
 coherence; here both are probabilities of the steered LM itself.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -163,7 +161,7 @@ def measure_steering(
     return points
 
 
-def mean_steering(points: DataFrame) -> DataFrame:
+def mean_steering(points: "DataFrame") -> "DataFrame":
     """Return the means over the answers, a row for each strategy and strength."""
     groups = points.groupby(["strategy", "strength"], sort=False)
     names = ["behaviour", "coherence", "score"]

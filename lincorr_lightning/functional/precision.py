@@ -24,30 +24,19 @@ class HitRates(NamedTuple):
         return {**dict(zip(map(str, HIT_RANKS), rates, strict=True)), "n": self.n}
 
 
-def _is_hit(weight: Tensor, right: Tensor) -> Tensor:
-    """Return which rows that have a right entry have one among their N highest."""
-    judged = right.any(-1)
-    weight, right = weight[..., judged, :], right[judged]
-    best = weight.masked_fill(~right, -torch.inf).amax(-1, keepdim=True)
-    # A wrong entry equal to the best right one counts as ahead: a row of zeros is no hit.
-    ahead = ((weight >= best) & ~right).sum(-1)
-    return torch.stack([ahead < n for n in HIT_RANKS])
-
-
-def _hit_rates(weight: Tensor, right: Tensor) -> HitRates:
-    """Return the fraction of rows that have a right entry among their N highest."""
-    return HitRates(
-        _is_hit(weight, right).double().mean(-1).movedim(0, -1), int(right.any(-1).sum())
-    )
-
-
 def is_hit(weight: Tensor, reference_mask: Tensor) -> Tensor:
     """Return for which source labels a right target label is among those with the highest weight.
 
-    Of a map, and which target labels are right for each source label, ``(n_target, n_source)``
-    each: ``(n_ranks, n_judged)`` bool, of the source labels with a reference, for N = 1, 3 and 5.
+    Of maps, ``(..., n_target, n_source)``, and which target labels are right for each source label,
+    ``(n_target, n_source)``: ``(n_ranks, ..., n_judged)`` bool, of the source labels with a
+    reference, for N = 1, 3 and 5.
     """
-    return _is_hit(weight.T, reference_mask.T)
+    judged = reference_mask.any(0)
+    weight, right = weight[..., judged], reference_mask[:, judged]
+    best = weight.masked_fill(~right, -torch.inf).amax(-2, keepdim=True)
+    # A wrong entry equal to the best right one counts as ahead: a column of zeros is no hit.
+    ahead = ((weight >= best) & ~right).sum(-2)
+    return torch.stack([ahead < n for n in HIT_RANKS])
 
 
 def reference_groups(reference_mask: Tensor) -> list[int]:
@@ -115,4 +104,9 @@ def hit_rates(weight: Tensor, reference_mask: Tensor) -> tuple[HitRates, HitRate
         >>> influenced.rates.tolist(), influencing.rates.tolist()
         ([0.5, 1.0, 1.0], [1.0, 1.0, 1.0])
     """
-    return _hit_rates(weight.mT, reference_mask.T), _hit_rates(weight, reference_mask)
+    both = (weight, reference_mask), (weight.mT, reference_mask.T)
+    influenced, influencing = (
+        HitRates(is_hit(*one).double().mean(-1).movedim(0, -1), int(one[1].any(0).sum()))
+        for one in both
+    )
+    return influenced, influencing

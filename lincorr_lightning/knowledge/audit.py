@@ -4,8 +4,6 @@ jsonargparse runs the imports under `TYPE_CHECKING` of a command's module; here,
 that ``lincorr audit --help`` does not import transformers.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any

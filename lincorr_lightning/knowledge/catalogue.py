@@ -1,7 +1,5 @@
 """All kinds of knowledge: the built-in ones and those of users' files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -31,7 +29,7 @@ class Catalogue(dict[str, Knowledge]):
         self._entities = entities
 
     @classmethod
-    def load(cls, *extra_files: str | Path) -> Catalogue:
+    def load(cls, *extra_files: str | Path) -> "Catalogue":
         """Read the built-in knowledge and any number of users' files, family by family.
 
         Extra files have the schema of the built-in ones, or are relation files of LRE. They may add
@@ -138,11 +136,11 @@ def built_in_files() -> Mapping[str, KnowledgeFile]:
 
 
 @cache
-def _built_in_catalogue() -> Catalogue:
+def _built_in_catalogue() -> "Catalogue":
     return _catalogue(built_in_files().values())
 
 
-def _catalogue(knowledge_files: Iterable[KnowledgeFile]) -> Catalogue:
+def _catalogue(knowledge_files: Iterable[KnowledgeFile]) -> "Catalogue":
     knowledge, entities = yaml_file.merge_files(knowledge_files)
     return Catalogue(sorted(knowledge, key=lambda each: FAMILIES.index(each.family)), entities)
 

@@ -1,7 +1,5 @@
 """The artifact of fitted maps: one folder, readable without the LM. And fitting one in memory."""
 
-from __future__ import annotations
-
 import csv
 import hashlib
 import importlib.metadata
@@ -78,7 +76,7 @@ class LinearMap:
         self._check()
 
     @classmethod
-    def of(cls, fitted: solver.FittedMaps, lm: LanguageModel) -> LinearMap:
+    def of(cls, fitted: solver.FittedMaps, lm: LanguageModel) -> "LinearMap":
         """Return fitted maps, those of the first wording of each prompt, as an artifact."""
         layout, weights = fitted.layout, fitted.weights()
         biases = {
@@ -240,7 +238,7 @@ class LinearMap:
     @classmethod
     def from_pretrained(
         cls, folder: str | Path, language_model: LanguageModel | None = None
-    ) -> LinearMap:
+    ) -> "LinearMap":
         """Read an artifact that `save` wrote, such as ``linear_map/`` of a probe's run.
 
         A `LinearMapError` if a file is missing, damaged or of an unknown format, config and tensors
@@ -306,7 +304,7 @@ def fit_linear_maps(
     ridges: Sequence[float | str] = (0.0,),
     tolerance: float = 0.02,
     reader: RowReader | None = None,
-) -> list[LinearMap]:
+) -> "list[LinearMap]":
     """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
 
     The maps, one for each ridge strength, are those of ``lincorr fit`` on the same subjects (paper,

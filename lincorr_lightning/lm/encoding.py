@@ -1,7 +1,5 @@
 """Encoding of prompts: token ids with one rule for leading special tokens, and no trailing ones."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -41,7 +39,7 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, vocab_size: int | None = None,
+        self, tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None = None,
         max_length: int | None = None, add_bos: bool | None = None, lead_in: str = "",
         is_chat: bool = False,
     ) -> None:  # fmt: skip
@@ -118,7 +116,7 @@ class PromptEncoder:
         return ids[: self.max_length]
 
 
-def chat_lead_in(tokenizer: PreTrainedTokenizerBase, prefix: str) -> str:
+def chat_lead_in(tokenizer: "PreTrainedTokenizerBase", prefix: str) -> str:
     """Return what a chat has before the assistant's text, after the `prefix` as the user's turn.
 
     A `LanguageModelError` if there is no template, or it fails, or changes the assistant's text.
@@ -149,7 +147,7 @@ def chat_lead_in(tokenizer: PreTrainedTokenizerBase, prefix: str) -> str:
     return starts.pop()
 
 
-def _own_prefix(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def _own_prefix(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
     """Return the ids that the tokenizer puts before a text, from an encoded text."""
     plain = tokenizer(_PLAIN_TEXT, add_special_tokens=False)["input_ids"]
     full = tokenizer(_PLAIN_TEXT)["input_ids"]

@@ -1,7 +1,5 @@
 """Fingerprints of LMs: hashes that are the same on every machine and differ after any change."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -47,7 +45,7 @@ def fingerprint_data(value: Any) -> str:
 
 
 def fingerprint_tokenizer(
-    tokenizer: PreTrainedTokenizerBase, prefix: Sequence[int], lead_in: str = ""
+    tokenizer: "PreTrainedTokenizerBase", prefix: Sequence[int], lead_in: str = ""
 ) -> str:
     """Return a hash of the vocabulary, of how some texts are split, and of what precedes prompts.
 
@@ -59,7 +57,7 @@ def fingerprint_tokenizer(
     return _digest(_json(tokenizer.get_vocab()), _json(splits), _json(before))
 
 
-def fingerprint_config(config: PreTrainedConfig) -> str:
+def fingerprint_config(config: "PreTrainedConfig") -> str:
     """Hash of all in an LM's configuration that may change logits, such as its rope_theta."""
     # Of the class's defaults, of which a new version of transformers may have more, differences.
     return _digest(_json(_without_ignored(config.to_diff_dict())))

@@ -1,7 +1,5 @@
 """Temporary modes of an LM: eval mode, and forward passes in float32."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -60,7 +58,7 @@ def trained_in_half_precision(model: nn.Module) -> list[nn.Parameter]:
 
 
 @contextmanager
-def float32_forward(model: PreTrainedModel, skip: nn.Module | None = None) -> Iterator[None]:
+def float32_forward(model: "PreTrainedModel", skip: nn.Module | None = None) -> Iterator[None]:
     """Run forward passes of a half-precision model in float32 inside a ``with`` block.
 
     The weights of a block are float32 copies while its forward runs, one block at a time. Half

@@ -1,7 +1,5 @@
 """The results of a linear probe: what ``results.json``, tables, figures and loggers get."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import partial
@@ -172,7 +170,9 @@ def pair_matrices(
             )
 
 
-def _draw(frame: DataFrame, title: str, note: str, about: Mapping[str, Any]) -> MatplotlibFigure:
+def _draw(
+    frame: "DataFrame", title: str, note: str, about: Mapping[str, Any]
+) -> "MatplotlibFigure":
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.results.plots import correlation_heatmap
 

@@ -1,7 +1,5 @@
 """Reading the folder of a finished run."""
 
-from __future__ import annotations
-
 import io
 import re
 import shlex
@@ -51,7 +49,7 @@ class SavedRun(Results):
     config: str = ""
 
     @classmethod
-    def read(cls, folder: str | Path) -> SavedRun:
+    def read(cls, folder: str | Path) -> "SavedRun":
         """Read the folder of a run, or its ``results.json``.
 
         Raises ReportError if the folder is missing or not a run's, the run did not finish, another
@@ -169,7 +167,7 @@ def _read_tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> list[Tab
     return tables
 
 
-def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> DataFrame:
+def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> "DataFrame":
     """Return a table with the dtypes that ``results.json`` has for its columns."""
     from pandas import read_csv
     from pandas.errors import ParserWarning
@@ -236,7 +234,7 @@ def table_text(tables: Iterable[Table]) -> str:
     return out.getvalue()
 
 
-def _print_table(console: Console, table: Table) -> None:
+def _print_table(console: "Console", table: Table) -> None:
     from rich.table import Table as RichTable
     from rich.text import Text
 

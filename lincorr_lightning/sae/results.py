@@ -1,7 +1,5 @@
 """Results of `SparseAutoencoders`: how well each SAE reconstructs held-out activations."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -112,7 +110,7 @@ def sae_results(
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
 
 
-def quality_figure(scores: DataFrame, subtitle: str) -> Drawing:
+def quality_figure(scores: "DataFrame", subtitle: str) -> Drawing:
     """Draw the scores of SAEs by layer, a panel per score; the rows are `SAEScore`."""
     points = scores.melt(["kind", "layer"], list(_TITLES), "score")
     points = points.assign(
@@ -121,7 +119,7 @@ def quality_figure(scores: DataFrame, subtitle: str) -> Drawing:
         score=points["score"].map(_TITLES),
     )
 
-    def limit(axes: Axes, score: str, rows: DataFrame) -> None:
+    def limit(axes: Axes, score: str, rows: "DataFrame") -> None:
         low, high = rows["value"].min(), rows["value"].max()
         whole = score != _TITLES["l0"]
         axes.set_ylim(min(0.0, low) - 0.02, max(1.02, 1.02 * high) if whole else 1.15 * high)

@@ -1,7 +1,5 @@
 """A sparse autoencoder and its folder on disk."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 from collections.abc import Mapping
@@ -183,7 +181,7 @@ class SparseAutoencoder(nn.Module):
         return self.decode(self.encode(x))
 
     @torch.no_grad()
-    def folded(self) -> SparseAutoencoder:
+    def folded(self) -> "SparseAutoencoder":
         """Return an equivalent SAE whose scales and norms are folded into E, D and the biases.
 
         Its `input_scale` is 1, its encoder reads the LM's activations without subtraction, and
@@ -213,7 +211,7 @@ class SparseAutoencoder(nn.Module):
             input_scale=1.0, subtract_decoder_bias=False,
         ).eval()  # fmt: skip
 
-    def replaced(self, **changes: Any) -> SparseAutoencoder:
+    def replaced(self, **changes: Any) -> "SparseAutoencoder":
         """Return a new SAE with some arguments of the constructor changed."""
         return SparseAutoencoder(**{name: getattr(self, name) for name in _ARGUMENTS} | changes)
 
@@ -236,7 +234,7 @@ class SparseAutoencoder(nn.Module):
             write_json(new / CONFIG_FILE, config)
 
     @classmethod
-    def from_pretrained(cls, folder: str | Path) -> SparseAutoencoder:
+    def from_pretrained(cls, folder: str | Path) -> "SparseAutoencoder":
         """Load an SAE that `save` wrote; `load_sae` also loads other formats."""
         folder = Path(folder)
         config = read_config(folder / CONFIG_FILE)

@@ -1,7 +1,5 @@
 """Train the SAEs of all hook points at once, as tensors with a leading hook point dimension."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -163,7 +161,9 @@ class StackedAutoencoders(nn.Module):
             total, unexplained.detach(), active.sum(1) / inputs.shape[1], active, least
         )
 
-    def _features(self, inputs: Tensor, before: Tensor, chosen: Tensor) -> tuple[Tensor, _Entries]:
+    def _features(
+        self, inputs: Tensor, before: Tensor, chosen: Tensor
+    ) -> "tuple[Tensor, _Entries]":
         """Return the features at the chosen entries of the pre-activations, with gradients."""
         hook_point, row, feature = chosen.nonzero(as_tuple=True)
         n_hook_points, n, n_features = chosen.shape
@@ -328,7 +328,7 @@ class _KnownPreActivations(torch.autograd.Function):
         bias: Tensor,
         center: Tensor,
         values: Tensor,
-        entries: _Entries,
+        entries: "_Entries",
     ) -> Tensor:
         """Return the values."""
         del bias
@@ -357,7 +357,7 @@ class _KnownPreActivations(torch.autograd.Function):
         return None, to_encoder, sums[:, 0], to_center, None, None
 
 
-def _decode(features: Tensor, decoder: Tensor, entries: _Entries) -> Tensor:
+def _decode(features: Tensor, decoder: Tensor, entries: "_Entries") -> Tensor:
     """Return sums of decoder rows, ``(n_hook_points, n, width)``, weighted by the features."""
     n_hook_points, _, width = decoder.shape
     rows = embedding_bag(

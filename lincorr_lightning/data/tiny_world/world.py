@@ -16,8 +16,6 @@ subjects too, and their answer is themselves, except for customs and towns: Pari
 France in one of its cities. Words that belong together therefore get similar embeddings.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -349,7 +347,7 @@ class World:
         config: WorldConfig,
         catalogue: Catalogue,
         stated: Sequence[str] = ("attribute", "math"),
-    ) -> World:
+    ) -> "World":
         """Generate the world of a seed from the facts of a catalogue.
 
         `stated` are kinds of knowledge or families that texts will state. Their words are
@@ -435,7 +433,7 @@ class World:
         path.write_text(json.dumps(content, ensure_ascii=False), encoding="utf-8")
 
     @classmethod
-    def load(cls, path: Path) -> World:
+    def load(cls, path: Path) -> "World":
         """Read a file that `save` wrote; `ConfigError` if it is missing, or is not a world."""
         content = read_json(path, ConfigError, "Pre-train the LM again to have its world.")
         try:
