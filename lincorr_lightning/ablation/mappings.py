@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import ConfigError, DomainError, SubjectsError
@@ -140,14 +141,12 @@ def map_labels(
 
 def _permutation(labels: PairedLabels, seed: int) -> list[int]:
     """Return for each source another one, whose target is wrong for the first."""
-    from scipy.optimize import linear_sum_assignment
-
     n = len(labels)
     cost = np.random.default_rng([seed, 2]).random((n, n))
     columns = [labels.target_domain.index(target) for target in labels.targets]
     forbidden = labels.reference[:, columns]
     cost[forbidden] = 2.0 * n  # more than all the others together
-    _, order = linear_sum_assignment(cost)
+    _, order = scipy.optimize.linear_sum_assignment(cost)
     if forbidden[np.arange(n), order].any():
         raise ConfigError(
             f"the targets of {labels.relation.name} cannot be permuted so that each is wrong: one "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import scipy
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
@@ -126,9 +127,7 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     }
     p = None
     if all(reference.values()):
-        from scipy.stats import mannwhitneyu
-
-        p = number(mannwhitneyu(*reference.values(), alternative="two-sided").pvalue)
+        p = number(scipy.stats.mannwhitneyu(*reference.values(), alternative="two-sided").pvalue)
     summary = {
         outcome: {"n": len(weights), "median": number(median(weights)) if weights else None}
         for outcome, weights in reference.items()

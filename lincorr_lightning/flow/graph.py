@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import scipy
 import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
@@ -94,12 +95,11 @@ def assign_features(targets: Tensor, sources: Tensor) -> Matches:
         >>> assign_features(torch.eye(2).flip(0), torch.tensor([[2.0, 1], [0, 3]])).indices.tolist()
         [[1], [0]]
     """
-    from scipy.optimize import linear_sum_assignment
-
     target_kept = targets.float().norm(dim=1).nonzero()[:, 0]
     source_kept = sources.float().norm(dim=1).nonzero()[:, 0]
     cosines = normalize(targets[target_kept].float()) @ normalize(sources[source_kept].float()).T
-    rows, columns = linear_sum_assignment(cosines.double().cpu().numpy(), maximize=True)
+    both = cosines.double().cpu().numpy()
+    rows, columns = scipy.optimize.linear_sum_assignment(both, maximize=True)
     matches = Matches(
         targets.new_full((len(targets), 1), -1, dtype=torch.int64),
         targets.new_full((len(targets), 1), torch.nan, dtype=torch.float32),

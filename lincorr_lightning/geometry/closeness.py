@@ -8,6 +8,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.results.table import column
@@ -45,13 +46,11 @@ class CorrelationTest:
 
 def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest:
     """Correlate the points of which both numbers are finite; four at least."""
-    from scipy.stats import pearsonr, spearmanr
-
     points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)])
     points = points[:, np.isfinite(points).all(0)]
     if points.shape[1] < _MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
         return CorrelationTest()
-    linear, ranked = pearsonr(*points), spearmanr(*points)
+    linear, ranked = scipy.stats.pearsonr(*points), scipy.stats.spearmanr(*points)
     interval = linear.confidence_interval()
     test = CorrelationTest(
         pearson=float(linear.statistic),
@@ -160,9 +159,7 @@ def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Float
 
 def _centred_ranks(values: Floats) -> Floats:
     """Return ranks minus their mean along the last axis; 0 for NaN."""
-    from scipy.stats import rankdata
-
-    ranks: Floats = rankdata(values, axis=-1, nan_policy="omit")
+    ranks: Floats = scipy.stats.rankdata(values, axis=-1, nan_policy="omit")
     known = np.isfinite(ranks)
     n = np.maximum(known.sum(-1, keepdims=True), 1)
     return np.where(known, ranks - np.where(known, ranks, 0.0).sum(-1, keepdims=True) / n, 0.0)

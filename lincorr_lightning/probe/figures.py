@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import scipy
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -29,14 +30,12 @@ def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
     order in which no branches cross and neighbours are as similar as the tree allows, and the tree
     of `scipy.cluster.hierarchy.linkage`, ``(n - 1, 4)``.
     """
-    from scipy.cluster.hierarchy import leaves_list, linkage
-    from scipy.spatial.distance import squareform
-
     r = np.nan_to_num(np.asarray(matrix, dtype=float), nan=0.0)
     distance = 1.0 - (r + r.T) / 2
     np.fill_diagonal(distance, 0.0)
-    links = linkage(squareform(distance, checks=False), "average", optimal_ordering=True)
-    return [int(leaf) for leaf in leaves_list(links)], links
+    flat, trees = scipy.spatial.distance.squareform(distance, checks=False), scipy.cluster.hierarchy
+    links = trees.linkage(flat, "average", optimal_ordering=True)
+    return [int(leaf) for leaf in trees.leaves_list(links)], links
 
 
 def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:

@@ -173,8 +173,6 @@ def _side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
     if (n_processes := min(n_cores, len(figures) // 2, 8)) < 2:
         yield from figures
         return
-    from lincorr_lightning.results import plots  # noqa: F401  # imported once for all of them
-
     processes = ProcessPoolExecutor(n_processes, get_context("fork"), _begin, (figures,))
     pngs: list[Future[bytes]] = []
     try:

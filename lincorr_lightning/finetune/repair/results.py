@@ -6,6 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+import scipy
 from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame
 
@@ -139,10 +140,9 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
 
 def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
     """Return the 95 % interval of the share of hallucinated edits, over edits (Wilson 1927)."""
-    from scipy.stats import binomtest
-
     n = summary["n"]
-    interval = binomtest(round(summary["hallucinated"] * n), n).proportion_ci(method="wilson")
+    test = scipy.stats.binomtest(round(summary["hallucinated"] * n), n)
+    interval = test.proportion_ci(method="wilson")
     return float(interval.low), float(interval.high)
 
 
