@@ -4,13 +4,11 @@ A case is a feature at a token: its predecessors are rescaled at that token alon
 the LM reads the rest of the text with that (arXiv 2502.03032, figures 6 to 8).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +25,6 @@ from lincorr_lightning.sae.forwards import Forward, Intervention, Rows
 from lincorr_lightning.sae.hook_points import HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 METHODS = ("top-1", "top-5", "one-to-one")
 EFFECTS = ("success", "activation_change", "loss_change")
@@ -322,31 +317,3 @@ def measure_deactivation(
         for i, label in enumerate(cuts, 1)
         for group, mask in masks.items()
     ]
-
-
-def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
-    """Return the mean effects at the lowest r, where 0 removes, beside those of random controls.
-
-    A row per combination of values in the columns `by` has r, the number n of cases,
-    ``matched_success``, ``random_success`` and so on.
-    """
-    every = cuts[cuts["sources"] == "all"]
-    lowest = every[every["r"] == every["r"].min()]
-    means = case_means(lowest, [*by, "cut"]).set_index([*by])
-    matched, random = (
-        means[means["cut"] == cut].rename(columns={name: f"{cut}_{name}" for name in EFFECTS})
-        for cut in ("matched", "random")
-    )
-    both = matched.join(random.filter(like="random_")).drop(columns="cut")
-    return both.assign(r=lowest["r"].min()).reset_index()
-
-
-def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
-    """Return the means of the effects over the cases of rows that are equal in some columns."""
-    effects = cuts[list(EFFECTS)].astype(float)
-    weights = effects.notna().mul(cuts["n"], axis=0)
-    keys = [cuts[name] for name in by]
-    sums = (effects * weights).groupby(keys, sort=False).sum()
-    totals = weights.groupby(keys, sort=False).sum()
-    n = cuts.groupby(list(by), sort=False)["n"].sum()
-    return (sums / totals).assign(n=n).reset_index()

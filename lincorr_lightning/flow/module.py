@@ -11,7 +11,6 @@ from lincorr_lightning.errors import ConfigError, DomainError, SparseAutoencoder
 from lincorr_lightning.flow.deactivation import DeactivationSettings, measure_deactivation
 from lincorr_lightning.flow.graph import DecoderMatcher, thresholds_by_kind
 from lincorr_lightning.flow.relation import RelationFlow, measure_relation
-from lincorr_lightning.flow.results import feature_flow_results, write_graphs
 from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings, measure_steering
 from lincorr_lightning.flow.text_statistics import TextStatistics, measure_transitions
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -184,6 +183,8 @@ class FeatureFlow(LMStudy):
 
     def build_results(self) -> Results:
         """Measure what needs all texts or none."""
+        from lincorr_lightning.flow.results import feature_flow_results
+
         if self._statistics is None:
             raise ConfigError("the data has no batches of TokenRows. Pass --data TextsDataModule.")
         lm, saes, matcher, statistics = self.lm, self.saes, self._matcher, self._statistics
@@ -225,5 +226,7 @@ class FeatureFlow(LMStudy):
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the flow graphs, and the SAEs if they were trained here."""
+        from lincorr_lightning.flow.results import write_graphs
+
         write_graphs(self._flows, folder / "graphs")
         save_saes(self._trained, folder)

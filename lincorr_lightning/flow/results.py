@@ -1,6 +1,7 @@
-"""Results of the feature-flow study as values, tables and figures."""
+"""Results of the feature-flow study as values, tables and figures.
 
-from __future__ import annotations
+Imported at the end of a run only, since it takes pandas and matplotlib.
+"""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -9,12 +10,16 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from lincorr_lightning.flow.deactivation import CutEffect, case_means, compare_cuts
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as MatplotlibFigure
+from pandas import DataFrame, concat
+
+from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.relation import RelationCut, RelationFlow
-from lincorr_lightning.flow.steering import SteeringPoint, mean_steering
+from lincorr_lightning.flow.steering import SteeringPoint
 from lincorr_lightning.flow.text_statistics import TextStatistics, Transition
 from lincorr_lightning.io import safe_names, write_json
 from lincorr_lightning.results import plots
@@ -22,11 +27,6 @@ from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
 from lincorr_lightning.sae.hook_points import KIND_NAMES, KINDS, Feature, HookKind, HookPoint
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure as MatplotlibFigure
-    from pandas import DataFrame
 
 Flows = Mapping[str, Sequence[FlowGraph]]
 """The flow graphs of a feature by its id, or of the features of two answers, as ``Rome->Italy``."""
@@ -104,10 +104,46 @@ def summarize_cuts(cuts: DataFrame, *by: str) -> DataFrame:
     return effects.assign(times_random=effects["matched_success"] / random.where(random > 0))
 
 
+def compare_cuts(cuts: DataFrame, *by: str) -> DataFrame:
+    """Return the mean effects at the lowest r, where 0 removes, beside those of random controls.
+
+    A row per combination of values in the columns `by` has r, the number n of cases,
+    ``matched_success``, ``random_success`` and so on.
+    """
+    every = cuts[cuts["sources"] == "all"]
+    lowest = every[every["r"] == every["r"].min()]
+    means = case_means(lowest, [*by, "cut"]).set_index([*by])
+    matched, random = (
+        means[means["cut"] == cut].rename(columns={name: f"{cut}_{name}" for name in EFFECTS})
+        for cut in ("matched", "random")
+    )
+    both = matched.join(random.filter(like="random_")).drop(columns="cut")
+    return both.assign(r=lowest["r"].min()).reset_index()
+
+
+def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
+    """Return the means of the effects over the cases of rows that are equal in some columns."""
+    effects = cuts[list(EFFECTS)].astype(float)
+    weights = effects.notna().mul(cuts["n"], axis=0)
+    keys = [cuts[name] for name in by]
+    sums = (effects * weights).groupby(keys, sort=False).sum()
+    totals = weights.groupby(keys, sort=False).sum()
+    n = cuts.groupby(list(by), sort=False)["n"].sum()
+    return (sums / totals).assign(n=n).reset_index()
+
+
+def mean_steering(points: DataFrame) -> DataFrame:
+    """Return the means over the answers, a row for each strategy and strength."""
+    groups = points.groupby(["strategy", "strength"], sort=False)
+    names = ["behaviour", "coherence", "score"]
+    return groups[names].mean().assign(n_answers=groups.size()).reset_index()
+
+
 def best_steering(points: DataFrame) -> DataFrame:
     """Return the strength with the highest mean score over the answers, a row per strategy."""
     means = mean_steering(points)
-    return means.loc[means.groupby("strategy", sort=False)["score"].idxmax(), _STEERING_COLUMNS]
+    best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()]
+    return best[["strategy", "strength", "n_answers", "behaviour", "coherence", "score"]]
 
 
 def _plain(frame: DataFrame) -> DataFrame:
@@ -154,7 +190,6 @@ def _scalars(
     return {key: value for key, value in scalars.items() if value is not None}
 
 
-_STEERING_COLUMNS = ["strategy", "strength", "n_answers", "behaviour", "coherence", "score"]
 _SUMMARY = {
     "r": ("r", ".2f"), "n": ("cases", ","), "matched_success": ("switched off", ".1%"),
     "random_success": ("random control", ".1%"), "times_random": ("times random", ".1f"),
@@ -292,8 +327,6 @@ def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> MatplotlibFigure
 
 def transitions_figure(transitions: DataFrame, lm: str) -> MatplotlibFigure:
     """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
-    from pandas import concat
-
     keys = ["kind", "k", "compared"]
     means = transitions.groupby(keys, sort=False)[["explained_variance", "own"]].mean()
     means = means.reset_index()

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -23,9 +23,6 @@ from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with
 from lincorr_lightning.sae.hook_points import Feature, HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 Strategy = Literal["single", "constant", "linear", "exponential"]
 STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
@@ -159,10 +156,3 @@ def measure_steering(
             )
         )  # fmt: skip
     return points
-
-
-def mean_steering(points: "DataFrame") -> "DataFrame":
-    """Return the means over the answers, a row for each strategy and strength."""
-    groups = points.groupby(["strategy", "strength"], sort=False)
-    names = ["behaviour", "coherence", "score"]
-    return groups[names].mean().assign(n_answers=groups.size()).reset_index()

@@ -1,7 +1,5 @@
 """Tokenize answers in running text, and grade how much of an answer its first token says."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
@@ -34,7 +32,7 @@ WHOLE_WORDS = (Completeness.WHOLE, Completeness.PHRASE)
 
 
 def answer_tokens(
-    knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase
+    knowledge: Knowledge, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[list[int] | None]:
     """Tokenize the answers of a prompt in running text.
 
@@ -67,7 +65,7 @@ def answer_tokens(
 
 
 def _tokens_alone(
-    head: list[int], text: str, tokenizer: PreTrainedTokenizerBase
+    head: list[int], text: str, tokenizer: "PreTrainedTokenizerBase"
 ) -> list[int] | None:
     """Return the tokens of an answer by itself, if they continue the prompt without a space."""
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -88,7 +86,7 @@ def _tokens_after(
     return None
 
 
-def unknown_words(knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase) -> list[str]:
+def unknown_words(knowledge: Knowledge, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
     """Return the words of a prompt that a tokenizer has no token for.
 
     Only tokenizers with a token for unknown words (word-level, WordPiece) have any. An LM cannot
@@ -105,7 +103,7 @@ def unknown_words(knowledge: Knowledge, tokenizer: PreTrainedTokenizerBase) -> l
 class TokenReader:
     """Decodes single tokens, and grades what they say of an answer; to be made once."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.tokenizer = tokenizer
         self._special = frozenset(tokenizer.all_special_ids) | {
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
@@ -165,7 +163,7 @@ class TokenReader:
         ]
 
 
-def _normalizer(tokenizer: PreTrainedTokenizerBase) -> Callable[[str], str]:
+def _normalizer(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], str]:
     """Return what the tokenizer applies to a text before its lookup, such as lower-casing."""
     normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     if normalizer is None:

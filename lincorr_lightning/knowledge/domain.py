@@ -8,8 +8,6 @@ word is, that is a token of whole characters. Appendix K (table 18) compares lab
 completely they say their answer.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,7 +88,7 @@ class Domain:
 
 def build_domain(
     knowledge: Knowledge,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: "PreTrainedTokenizerBase",
     keep: Collection[Completeness] = WHOLE_WORDS,
 ) -> Domain:
     """Return the domain of a kind of knowledge; a `DomainError` if it has no label."""
@@ -165,7 +163,7 @@ def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.
 
 
 def ambiguous_matrix(
-    relation: Relation, source: Domain, target: Domain, tokenizer: PreTrainedTokenizerBase
+    relation: Relation, source: Domain, target: Domain, tokenizer: "PreTrainedTokenizerBase"
 ) -> npt.NDArray[np.bool_]:
     """Return which target labels may stand for another fact about a source label, like W.
 
@@ -217,9 +215,9 @@ class TokenizedRelation:
         cls,
         name: str,
         catalogue: Catalogue,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: "PreTrainedTokenizerBase",
         subwords: bool = False,
-    ) -> TokenizedRelation:
+    ) -> "TokenizedRelation":
         """Look up a relation, such as ``city->country``, and tokenize its answers.
 
         With `subwords`, beginnings of words are labels of the target, too.

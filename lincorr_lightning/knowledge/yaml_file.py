@@ -3,8 +3,6 @@
 A file is accepted or refused as a whole. Every message has the form `file: key: reason`.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
@@ -156,7 +154,7 @@ class _Value:
 
     def mapping(
         self, reason: str, known: _Keys = (), needed: _Keys = (), *, names: bool = False
-    ) -> dict[str, _Value]:
+    ) -> "dict[str, _Value]":
         """Return the values of a mapping, none for null; else fail for the reason."""
         if self.is_empty and self.key:
             return {}
@@ -208,7 +206,7 @@ class _Value:
         return text
 
 
-def _entities(kind: str, value: _Value) -> dict[str, Entity]:
+def _entities(kind: str, value: "_Value") -> dict[str, Entity]:
     if kind in (*LANGUAGES, KIND):
         value.fail("is the name of a language or of a computed kind; choose another name")
     if value.is_empty:
@@ -225,7 +223,7 @@ def _entities(kind: str, value: _Value) -> dict[str, Entity]:
     return entities
 
 
-def _prompts(value: _Value, *, strip: bool = False) -> tuple[str, ...]:
+def _prompts(value: "_Value", *, strip: bool = False) -> tuple[str, ...]:
     """Return prompts with one placeholder each; a text counts as a list of one."""
     for item in value.node.value if value.kind == "list" else [value.node]:
         if str(item.value).endswith(" ") and not strip:
@@ -237,7 +235,7 @@ def _prompts(value: _Value, *, strip: bool = False) -> tuple[str, ...]:
     return prompts
 
 
-def _entry(name: str, value: _Value) -> Knowledge:
+def _entry(name: str, value: "_Value") -> Knowledge:
     if name in (*FAMILIES, "all"):
         value.fail("is the name of a family and cannot name a kind of knowledge")
     reason = f"must be a mapping with template, {', '.join(_REQUIRED_KEYS)}"
@@ -277,7 +275,7 @@ def _entry(name: str, value: _Value) -> Knowledge:
     )
 
 
-def _relation(root: _Value) -> KnowledgeFile:
+def _relation(root: "_Value") -> KnowledgeFile:
     """Return a relation of LRE (Hernandez et al., 2024) as knowledge, with objects as answers."""
     reason = f"must be a mapping with the keys {', '.join(_RELATION_KEYS)}"
     parts = root.mapping(reason, _RELATION_KEYS, ("name", "samples"))

@@ -1,7 +1,5 @@
 """Pre-training of a tiny Llama from random weights: how the embedded tiny world was made."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -133,12 +131,12 @@ class Pretraining(Study):
         self._recall: dict[str, float] = {}
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> "PreTrainedTokenizerBase":
         """The tokenizer of the LM, for callbacks that evaluate prompts."""
         return self._ready[1].tokenizer
 
     @property
-    def _ready(self) -> tuple[LlamaForCausalLM, Corpus]:
+    def _ready(self) -> "tuple[LlamaForCausalLM, Corpus]":
         assert self.lm is not None and self.corpus is not None, "configure_model builds it"
         return self.lm, self.corpus
 
@@ -314,7 +312,7 @@ class Pretraining(Study):
             setattr(self._loss, name, value.to(self.device))
 
 
-def build_llama(size: LlamaSize, tokenizer: PreTrainedTokenizerBase) -> LlamaForCausalLM:
+def build_llama(size: LlamaSize, tokenizer: "PreTrainedTokenizerBase") -> "LlamaForCausalLM":
     """Build a Llama with random weights and a tied head."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -341,7 +339,7 @@ def build_llama(size: LlamaSize, tokenizer: PreTrainedTokenizerBase) -> LlamaFor
     return lm
 
 
-def save_llama(lm: LlamaForCausalLM, corpus: Corpus, dtype: str, folder: Path) -> None:
+def save_llama(lm: "LlamaForCausalLM", corpus: Corpus, dtype: str, folder: Path) -> None:
     """Write an LM with its tokenizer and its world, whole or not at all."""
     stored = getattr(torch, dtype)
     weights = {name: value.to(stored) for name, value in lm.state_dict().items()}
