@@ -8,8 +8,6 @@ cities, one at a time, and measures how many countries follow. It prints the tab
 docs/formation.md shows.
 """
 
-from __future__ import annotations
-
 import tempfile
 from typing import Any
 

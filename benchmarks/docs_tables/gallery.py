@@ -6,8 +6,6 @@ runs the commands below in a temporary folder and writes what they draw, at most
 to benchmarks/figures/gallery/. `--only TEXT` runs those whose command holds the text.
 """
 
-from __future__ import annotations
-
 import contextlib
 import shlex
 import tempfile

@@ -8,8 +8,6 @@ r"""The numbers in docs/geometry.md of the geometry of the tiny world, from the 
 prints the tables, and puts the figure of closeness into benchmarks/figures.
 """
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -165,6 +165,17 @@ def test_another_way_to_read_never_hits(
     assert len({path.parent for path in files(tmp_path)}) == 2
 
 
+def test_states_of_another_number_of_threads_are_not_taken(load: Loader, tmp_path: Path) -> None:
+    load().joint_logits(prompts(), DOMAINS)
+    n = torch.get_num_threads()
+    torch.set_num_threads(n + 1)
+    try:
+        load().joint_logits(prompts(), DOMAINS)
+    finally:
+        torch.set_num_threads(n)
+    assert len({path.parent for path in files(tmp_path)}) == 2
+
+
 @pytest.mark.parametrize("change", [_one_ulp, _rope])
 def test_a_changed_lm_never_hits(
     change: Callable[[LanguageModel], None], load: Loader, tmp_path: Path
