@@ -46,7 +46,7 @@ from benchmarks.common import (
     write_numbers,
 )
 from lincorr_lightning import Catalogue, LanguageModel
-from lincorr_lightning.lm import usable_strings
+from lincorr_lightning.lm import LMConfig, usable_strings
 from lincorr_lightning.results.saved_run import config_verb
 
 Rows = Iterator[tuple[str, tuple[str, ...]]]
@@ -77,7 +77,7 @@ def sweep(name: str, folder: Path, lms: Sequence[str]) -> Rows:
         for n in (1000, 2000, 5000, 10_000):
             yield f"{n:,}", (TWO, f"--data.n_subjects={n}", "--data.words_per_subject=2")
     elif name == "labels":
-        words = usable_strings(LanguageModel({}).tokenizer, whole_words=True)
+        words = usable_strings(LanguageModel(LMConfig()).tokenizer, whole_words=True)
         for n in (20, 60, 180, 500, 1000):
             path = folder / f"{n}.yaml"
             path.write_text(knowledge_of(words[:n]), encoding="utf-8")
@@ -114,9 +114,9 @@ def knowledge_of(words: Sequence[str]) -> str:
     )
 
 
-def stored_lm(shape: str, folder: Path) -> Path:
-    """Return the folder of an LM with random weights and the tiny world's tokenizer."""
-    tokenizer, (width, n_layers) = LanguageModel({}).tokenizer, SHAPES[shape]
+def stored_lm(shape: str, folder: Path, lm: str = "tiny-world") -> Path:
+    """Return the folder of an LM with random weights and the tokenizer of another LM."""
+    tokenizer, (width, n_layers) = LanguageModel(LMConfig(lm)).tokenizer, SHAPES[shape]
     config = hf.LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width,
         num_hidden_layers=n_layers, num_attention_heads=width // 64,
@@ -196,10 +196,9 @@ def large_table(tokenizer: str) -> str:
     """Return what follows for all of the paper's prompts and 10,000 subjects."""
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        lm = stored_lm("15M", folder)
-        options = (f"--model.lm.name_or_path={lm}", f"--model.lm.tokenizer={tokenizer}",
-                   "--model.knowledge=all", "--data.n_subjects=10000")  # fmt: skip
-        said = dry_run(options, folder)
+        lm = stored_lm("15M", folder, tokenizer)
+        options = ("--model.knowledge=all", "--data.n_subjects=10000")
+        said = dry_run((*options, f"--model.lm.name_or_path={lm}"), folder)
     rows = []
     for name, n in LARGE.items():
         seconds = 2 * said["tokens"] * n / (_PEAK_SHARE * _PEAK)
@@ -240,7 +239,7 @@ def main(
         n: Runs of each size, of which the least counts.
         only: What grows, large for the table of large LMs, or studies, which is printed alone.
         lms: Folders of LMs that are measured in place of the shapes.
-        tokenizer: Tokenizer of the large LMs: a folder or hub id.
+        tokenizer: LM whose tokenizer the large LMs have: a folder or hub id.
     """
     tables = {}
     for name in only:

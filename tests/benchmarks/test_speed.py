@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed import growth, half_precision, reading, second_runs, stacked_edits
+from benchmarks.speed import gpu, growth, half_precision, reading, second_runs, stacked_edits
 from lincorr_lightning import Catalogue, LanguageModel
 
 Rows = Callable[[str], list[list[str]]]
@@ -48,6 +48,26 @@ def test_a_dry_run_is_read(tmp_path: Path) -> None:
     assert said["LM"] == LanguageModel.from_pretrained().model.num_parameters()
     assert said["prompts"] == 3 * 60 and said["tokens"] > said["prompts"]
     assert 0 < said["statistics"] < said["memory"] and said["time"] > 0
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_each_study_on_a_gpu_is_compared_with_the_cpu(device: str, tmp_path: Path) -> None:
+    parts = [*gpu.parts("some-lm", device, tmp_path)]
+    runs = [part for part in parts if part.run is not None]
+    assert len({part.run for part in runs}) == len(runs) < len({part.name for part in parts})
+    studies = [part.name.partition(":")[0] for part in runs]
+    for study in ("probe", "LoRA edits, callbacks", "edited LM (tiny world)"):
+        own = runs[studies.index(study)]
+        assert own.name == f"{study}: CPU"
+        assert not any("gpu.yaml" in word or "cuda" in word for word in own.command)
+    kept = [part for part in runs if "states" in part.name]
+    assert [part.name.rpartition(" ")[2] for part in kept] == ["written", "read"]
+    options = [{w for w in part.command if "default_root_dir" not in w} for part in kept]
+    assert options[0] == options[1] and any("state_cache" in word for word in options[0])
+    for part in parts:
+        assert ("some-lm" in " ".join(part.command)) is not (
+            part.name.startswith(("edited", "reading"))
+        )
 
 
 @pytest.mark.nightly
