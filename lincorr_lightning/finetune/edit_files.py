@@ -1,7 +1,5 @@
 """Rows of edits: a user's own, and records of CounterFact, zsRE, MQuAKE, RippleEdits, KnowEdit."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -56,7 +54,7 @@ class RawEdit(NamedTuple):
     id: str = ""  #: Name of the row in its file, or its number from 0; empty for a run's own edits.
     prompts: tuple[str, ...] = ()  #: Complete prompts of the source.
     questions: tuple[Question, ...] = ()  #: Of what follows from the edit, the target or not.
-    rewrites: tuple[RawEdit, ...] = ()
+    rewrites: tuple["RawEdit", ...] = ()
     problem: str = ""  #: Why subject or answer are none, if so; these are then what was found.
 
 

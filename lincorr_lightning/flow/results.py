@@ -59,10 +59,17 @@ def feature_flow_results(
         _summary_table("layers", ["layer", "method"], "Features of each layer", by_layer),
         effects,
         *(() if relation is None else _relation_tables(relation)),
-        _steering_table(best),
+        Table(
+            "steering_summary", best,
+            "Strength with the highest mean score of each steering strategy.",
+            "Behaviour: probability of the answer; coherence: perplexity of other texts without "
+            "steering by that with steering; score: their product.",
+            headline=True, headings={"n_answers": "answers"},
+            formats=dict.fromkeys(("behaviour", "coherence", "score"), ".2f"),
+        ),
         points,
         Table.of("transitions", transitions, Transition, explained),
-    ]
+    ]  # fmt: skip
     lm = short_name(lm_name)
     frames = {table.name: table.frame for table in tables}
     return Results(
@@ -220,17 +227,6 @@ def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFra
         f"{features} switched off when their predecessors are rescaled by r.",
         headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
         formats={key: form for key, (_, form) in _SUMMARY.items()},
-    )  # fmt: skip
-
-
-def _steering_table(best: DataFrame) -> Table:
-    return Table(
-        "steering_summary", best,
-        "Strength with the highest mean score of each steering strategy.",
-        "Behaviour: probability of the answer; coherence: perplexity of other texts without "
-        "steering by that with steering; score: their product.",
-        headline=True, headings={"n_answers": "answers"},
-        formats=dict.fromkeys(("behaviour", "coherence", "score"), ".2f"),
     )  # fmt: skip
 
 

@@ -1,11 +1,9 @@
 """Clouds of tokens in the layers of a causal LM, and tables of what is observed of them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -43,7 +41,7 @@ class CloudSettings:
         ks: Sequence[int] | None,
         embedding_layer: bool,
         owner: str,
-    ) -> CloudSettings:
+    ) -> Self:
         """Check settings and fill in defaults for clouds of n tokens.
 
         Range scalings are 2, 4, 8, ... up to a quarter of the tokens, at most 256; k is 1 to 31, or
@@ -223,13 +221,13 @@ class TokenProfiles:
     n_skipped: int
     """Number of texts that were too short."""
     settings: CloudSettings
-    prompts: DataFrame
+    prompts: "DataFrame"
     """A row per prompt and level: ``prompt``, ``corpus``, ``shuffle``, mean ``loss`` and
     ``entropy`` in nats, and ``logits_dimension`` at each scaling."""
-    layers: DataFrame
+    layers: "DataFrame"
     """A row per prompt, level and layer: ``prompt``, ``shuffle``, ``layer``, and the
     `token_observables`."""
-    corpora: DataFrame
+    corpora: "DataFrame"
     """A row per corpus and layer: ``corpus``, ``layer``, mean ``loss`` of its unshuffled prompts,
     and ``dimension`` of the cloud of their last tokens; empty if there are too few corpora."""
 

@@ -1,13 +1,11 @@
 """Joint rows: the domain logits of all kinds of knowledge side by side, and the pairs to fit."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
@@ -85,7 +83,7 @@ class JointLayout:
     words: dict[str, list[int]] = field(default_factory=dict)
 
     @classmethod
-    def of_relation(cls, relation: TokenizedRelation) -> JointLayout:
+    def of_relation(cls, relation: TokenizedRelation) -> Self:
         """Return the layout of one relation's source and target."""
         source, target = relation.source, relation.target
         pair = source.knowledge.name, target.knowledge.name

@@ -1,11 +1,9 @@
 """Hook points of a transformer: where SAEs read and write, and the features of an SAE there."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeVar, get_args
+from typing import Literal, Self, TypeVar, get_args
 
 from lincorr_lightning.errors import SparseAutoencoderError
 
@@ -46,7 +44,7 @@ class HookPoint:
         return f"{self.kind}.{self.layer}"
 
     @classmethod
-    def named(cls, text: str) -> HookPoint | None:
+    def named(cls, text: str) -> Self | None:
         """Return the hook point that has this `id`, or None if the text is no such id."""
         match = re.fullmatch(r"(\w+)\.(\d+)", text)
         if match is None or match[1] not in KINDS:
@@ -70,7 +68,7 @@ class Feature:
         return f"{self.hook_point.id}.{self.index}"
 
     @classmethod
-    def named(cls, text: str) -> Feature:
+    def named(cls, text: str) -> Self:
         """Return the feature that has this `id`."""
         name, _, index = text.strip().rpartition(".")
         hook_point = HookPoint.named(name)
