@@ -260,7 +260,8 @@ def _read_paths(run: PlannedRun) -> Iterator[str]:
             with suppress(ValueError, yaml.YAMLError):
                 content = {key: load_yaml(text)}
         for key, value in leaves(content):
-            if isinstance(value, str) and key.rpartition(".")[2] not in _NOT_READ:
+            # An empty text is no path, though it would be that of the working directory.
+            if value and isinstance(value, str) and key.rpartition(".")[2] not in _NOT_READ:
                 yield value
 
 

@@ -136,6 +136,13 @@ def test_prompts_that_an_earlier_run_read_are_known_and_change_no_number(found, 
     assert not [key for run in runs for key in run["inputs"] if "state" in key]
 
 
+def test_settings_without_a_text_do_not_name_the_working_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "elsewhere.txt").write_text("of another project")
+    run = PlannedRun("probe_math", Path("/nowhere/run"), "probe", ("fit", "--model.prefix="))
+    assert not [name for name in command.run_inputs(run, LMRuns("lm", "lm")) if "content" in name]
+
+
 def test_the_page_names_each_place(found):
     page = (found / "report.html").read_text("utf-8")
     headings = re.findall(r"<h2[^>]*>(.*?)</h2>", page)
