@@ -35,7 +35,9 @@ def _lines(path: Path, what: str) -> Iterator[str]:
     """Yield lines; not `str.splitlines`, which also splits at characters that a text may hold."""
     try:
         with regular_file(path).open("rb") as binary:
-            encoding = json.detect_encoding(binary.read(4))
+            start = binary.read(2)
+        encoding = {0: "utf-16-be", 1: "utf-16-le"}.get(start.find(b"\0"), "utf-8-sig")
+        encoding = "utf-16" if start in (b"\xff\xfe", b"\xfe\xff") else encoding
         with path.open(encoding=encoding) as file:
             yield from file
     except (OSError, UnicodeDecodeError) as error:
