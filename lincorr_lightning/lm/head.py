@@ -86,7 +86,8 @@ def read_logits(
         ends = flat_ends(input_ids, last)
 
         def product(head: nn.Linear, states: Tensor) -> Tensor:
-            return _rows_product(head, _at(ends, states), token_ids).view(1, 1, -1)
+            states = states.index_select(0, ends.to(states.device))
+            return _rows_product(head, states, token_ids).view(1, 1, -1)
 
         logits = _with_head(model, product, input_ids, attention_mask=attention_mask)
         return logits.view(len(last), len(token_ids)).double()
@@ -105,30 +106,24 @@ def _with_head(
 ) -> Tensor:  # fmt: skip
     """Run an LM whose head returns what `read` makes of the head and of the flattened states.
 
-    That is ``(1, 1, n)``; so is what the LM makes of it, which is returned.
+    That is ``(1, 1, n)``; what the LM makes of it is returned, ``(n,)``.
     """
     head = head_of(model)
     if not is_plain(head):
         raise UnusableHeadError
-    n = 0
 
     def read_head(hidden: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        nonlocal n
         del args, kwargs
         if hidden.dim() != 3 or hidden.shape[:2] != input_ids.shape:
             raise UnusableHeadError
-        output = read(head, hidden.flatten(0, 1))
-        n = output.numel()
-        return output
+        return read(head, hidden.flatten(0, 1))
 
     head.__dict__["forward"] = read_head  # the head's hooks still run
     try:
         logits: Tensor = call_model(model, input_ids, None, **more).logits
     finally:
         del head.__dict__["forward"]
-    if logits.shape != (1, 1, n):
-        raise UnusableHeadError
-    return logits
+    return logits.flatten()
 
 
 def read_states(
@@ -138,7 +133,7 @@ def read_states(
     read: list[Tensor] = []
 
     def keep(head: nn.Linear, states: Tensor) -> Tensor:
-        read.append(_at(ends, states))
+        read.append(states.index_select(0, ends.to(states.device)))
         return states.new_zeros(1, 1, 1)
 
     _with_head(model, keep, input_ids, **more)
@@ -187,7 +182,7 @@ def logits_of_states(
         return torch.cat(parts).view(1, 1, -1)
 
     made = _with_head(model, products, torch.zeros(1, 1, dtype=torch.long, device=device))
-    for column, part in zip(columns, torch.split(made[0, 0], [n * k for k in sizes]), strict=True):
+    for column, part in zip(columns, torch.split(made, [n * k for k in sizes]), strict=True):
         column.copy_(part.view(n, -1))
     return logits
 
@@ -195,10 +190,6 @@ def logits_of_states(
 def flat_ends(input_ids: Tensor, last: Tensor) -> Tensor:
     """Return the positions `last` of each row, counted in the flattened rows."""
     return torch.arange(len(last), device=last.device) * input_ids.shape[1] + last
-
-
-def _at(places: Tensor, states: Tensor) -> Tensor:
-    return states.index_select(0, places.to(states.device))
 
 
 def probe_tokens(vocab_size: int) -> Tensor:

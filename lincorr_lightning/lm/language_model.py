@@ -488,10 +488,9 @@ class LanguageModel(nn.Module):
         """Return the cache of states, turned to the LM as it is now; None if it is not frozen."""
         if self._state_cache is None or self.is_sharded or not state_cache.is_known(self.model):
             return None
-        own, self._printed = self.config, self._printed or self.fingerprint
-        settings = own.share_prefixes, own.compile, own.tokens_per_forward
-        key = state_cache.state_key(self.model, self._printed, settings)
-        self._state_cache.open(own.name_or_path, key)
+        self._printed = self._printed or self.fingerprint
+        key = state_cache.state_key(self.model, self._printed, self.config)
+        self._state_cache.open(self.config.name_or_path, key)
         return self._state_cache
 
     @contextmanager

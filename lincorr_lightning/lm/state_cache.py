@@ -30,6 +30,7 @@ from lincorr_lightning.errors import OutputError
 from lincorr_lightning.io import atomic_write, check_writable, regular_file, write_json
 from lincorr_lightning.lm import fingerprint as prints
 from lincorr_lightning.lm import products
+from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.state_folder import GIB, LM_FILE, drop_oldest, state_files
 from lincorr_lightning.version import __version__
 
@@ -44,14 +45,9 @@ _DAMAGES = (SafetensorError, OSError, KeyError, ValueError, RuntimeError)
 
 
 class StateCache:
-    """The folder of states, for one LM at a time.
+    """The folder of states, of at most some GiB, for one LM at a time.
 
-    Args:
-        folder: Where the states are kept; it is made.
-        gib: Its size in GiB, above which the states that were not used for longest are removed.
-
-    Raises:
-        OutputError: The folder cannot be written to.
+    An `OutputError` if it cannot be written to.
     """
 
     def __init__(self, folder: str, gib: float) -> None:
@@ -86,8 +82,8 @@ class StateCache:
         files = np.searchsorted(starts, found[hits], side="right") - 1
         for file in np.unique(files):
             own = hits[files == file]
-            part = self._read(names[file], found[own] - starts[file], wanted[own])
-            if part is not None:
+            if content := self._load(names[file], found[own] - starts[file], wanted[own]):
+                part = content["states"]
                 states = part.new_empty(len(rows), part.shape[1]) if states is None else states
                 states[torch.from_numpy(own)] = part
                 missing[own] = False
@@ -115,40 +111,36 @@ class StateCache:
         names = state_files(self._lm) if self._lm.is_dir() else {}
         old, self._keys = self._keys, {}
         for name in sorted(name for name, n_prompts in names.items() if n_prompts):
-            content = self._load(name) if name not in old else None
-            if name in old or content is not None:
-                self._keys[name] = old[name] if content is None else content["keys"].numpy().copy()
+            if name in old:
+                self._keys[name] = old[name]
+            elif content := self._load(name):
+                self._keys[name] = content["keys"].numpy().copy()
 
-    def _load(self, name: str) -> dict[str, Tensor] | None:
-        """Map a file into memory; return None if it is damaged, or if another run removed it."""
+    def _load(
+        self, name: str, rows: NDArray[np.intp] | None = None, keys: NDArray[np.int64] | None = None
+    ) -> dict[str, Tensor]:
+        """Return a file that is mapped into memory, or rows of it, which must have these keys.
+
+        Nothing is returned, and the prompts are read again, if it is damaged or was removed.
+        """
+        path = self._lm / name
         try:
-            content = load_file(regular_file(self._lm / name))
+            content = load_file(regular_file(path))
             if content["keys"].shape != (len(content["states"]), 2):
-                raise ValueError("other shapes")
-        except FileNotFoundError:
-            return None
+                raise ValueError("its keys are not those of its states")
+            if rows is not None and keys is not None:
+                content = {part: tensor[torch.from_numpy(rows)] for part, tensor in content.items()}
+                if not torch.equal(content["sums"], _sums(keys, content["states"])):
+                    raise ValueError("its states are not those that were written")
+                os.utime(path)
+        except FileNotFoundError:  # another run has made room
+            return {}
         except _DAMAGES as error:
-            self._drop(name, error)
-            return None
+            with suppress(OSError):
+                path.unlink()
+            _log.warning("Reading prompts anew: %s is damaged (%s).", path, error)
+            return {}
         return content
-
-    def _read(self, name: str, rows: NDArray[np.intp], keys: NDArray[np.int64]) -> Tensor | None:
-        """Return the states of some rows of a file, ``(n_rows, hidden_size)``, None if damaged."""
-        content = self._load(name)
-        if content is None:
-            return None
-        states, sums = (content[part][torch.from_numpy(rows)] for part in ("states", "sums"))
-        if not torch.equal(sums, _sums(keys, states)):
-            self._drop(name, "its states are not those that were written")
-            return None
-        with suppress(OSError):
-            os.utime(self._lm / name)
-        return states
-
-    def _drop(self, name: str, reason: object) -> None:
-        with suppress(OSError):
-            (self._lm / name).unlink()
-        _log.warning("Reading prompts anew: %s is damaged (%s).", self._lm / name, reason)
 
 
 def _keys_of(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
@@ -183,7 +175,7 @@ def _code_files(model: PreTrainedModel) -> list[str | None]:
 
 
 def state_key(
-    model: PreTrainedModel, fingerprint: Mapping[str, str], settings: Sequence[Any]
+    model: PreTrainedModel, fingerprint: Mapping[str, str], config: LMConfig
 ) -> dict[str, Any]:
     """Return all that may change the bits of a state, but for its prompt.
 
@@ -200,7 +192,7 @@ def state_key(
         "buffers": prints.fingerprint_data(prints.bit_sums(model.buffers()).tolist()),
         "code": prints.fingerprint_data(code),
         "attention": getattr(model.config.get_text_config(), "_attn_implementation", None),
-        "settings": list(settings),
+        "batches": [config.share_prefixes, config.compile, config.tokens_per_forward],
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": None if is_cuda else torch.get_num_threads(),  # which divide sums

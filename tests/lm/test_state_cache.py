@@ -335,10 +335,14 @@ def test_two_processes_at_once(load: Loader, lm_folder: Folder, tmp_path: Path) 
         run.stdin.flush()
     outputs = [run.communicate()[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
-    assert outputs[0] == outputs[1]
-    assert len(files(tmp_path)) == len(TEMPLATES)
+    # A run that begins later may find some of the states, and reads the others without them.
+    expected = load(kept=False).joint_logits(prompts(), DOMAINS)
+    for output in outputs:
+        logits = torch.frombuffer(bytearray.fromhex(output), dtype=torch.float64)
+        torch.testing.assert_close(logits.view_as(expected), expected, atol=1e-5, rtol=0)
+    n_files = len(files(tmp_path))
     load().joint_logits(prompts(), DOMAINS)
-    assert len(files(tmp_path)) == len(TEMPLATES)
+    assert len(files(tmp_path)) == n_files >= len(TEMPLATES)
 
 
 def test_the_command(
