@@ -11,17 +11,8 @@ from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional import Cause, Outcome, outcome_shares, reference_scores
-from lincorr_lightning.results.plots import (
-    BLUE,
-    INK,
-    ORANGE,
-    PALE,
-    bars,
-    curves,
-    new_figure,
-    p_text,
-    plain_axes,
-)
+from lincorr_lightning.results import plots
+from lincorr_lightning.results.plots import BLUE, INK, ORANGE, PALE
 
 _FORECASTERS = {
     "map": "W", "in_context": "new answer stated before", "optimizer_step": "one optimizer step",
@@ -39,9 +30,9 @@ def reference_weights_figure(
         f"line: median; box: middle half; hollow: {Cause.LOW_PRIOR}",
     ]
     if numbers["rank_test_p"] is not None:
-        notes.append(f"Mann-Whitney test, two-sided: {p_text(numbers['rank_test_p'])}")
+        notes.append(f"Mann-Whitney test, two-sided: {plots.p_text(numbers['rank_test_p'])}")
     title = f"W of the reference in edits of {relation}"
-    figure = new_figure(7.5, 2.6, title, "; ".join(notes))
+    figure = plots.new_figure(7.5, 2.6, title, "; ".join(notes))
     axes = figure.add_subplot()
     rows = ((Outcome.GENERALIZED, BLUE), (Outcome.HALLUCINATED, ORANGE))
     for y, (outcome, colour) in enumerate(rows):
@@ -56,7 +47,7 @@ def reference_weights_figure(
             axes.scatter(weights, heights, 16, faces, edgecolor=colour, linewidth=0.8, alpha=0.8,
                          zorder=3)  # fmt: skip
     axes.axvline(0, color=PALE, linewidth=1, zorder=0)
-    plain_axes(axes, "", "W of the reference", "")
+    plots.plain_axes(axes, "", "W of the reference", "")
     axes.set_yticks(range(2), [f"{one}\nn = {numbers[one]['n']}" for one, _ in rows], fontsize=9.5)
     axes.set_ylim(1.5, -0.5)
     return figure
@@ -89,7 +80,7 @@ def outcomes_figure(
     if taught and cases:
         rows.append({"what": "source not learned", "share": outcomes.count("") / len(cases)})
     listed = ", ".join(f"{cause} ({causes[cause]})" for cause in Cause if causes[cause])
-    return bars(
+    return plots.bars(
         DataFrame(rows).astype({"share": float, **dict.fromkeys(marks, float)}),
         "what", "share",
         title=f"Outcomes of {len(cases)} {'edits' if taught else 'watched subjects'} of {relation}",
@@ -108,7 +99,7 @@ def risk_figure(forecasts: Forecasts) -> Figure:
         at_most = np.arange(1, len(risks) + 1) / max(len(risks), 1)
         label = f"{_FORECASTERS.get(name, name.replace('map_', 'W, ridge '))}: {share:.0%} wrong"
         parts += [(label, x, y) for x, y in zip(risks, at_most, strict=True) if np.isfinite(x)]
-    return curves(
+    return plots.curves(
         DataFrame(parts, columns=["forecaster", "risk", "share"]), "risk", "share", "forecaster",
         title=f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}",
         subtitle="risk: how far the best wrong target label is predicted ahead of the reference; "

@@ -172,10 +172,8 @@ def curves(
     if ticks:
         frame = frame.assign(**{x: frame[x].map(ticks.index)})
     names = list(frame["_panel"].unique()) or [""]
-    colour_of, n_columns = (
-        _colours_of([*frame["_line"].unique()], colours),
-        min(len(names), per_row),
-    )
+    n_columns = min(len(names), per_row)
+    colour_of = _colours_of([*frame["_line"].unique()], colours)
     width, height = size[0] * n_columns, size[1] * math.ceil(len(names) / n_columns)
     n_legend = math.ceil(len(colour_of) / _legend_columns(list(colour_of), width)) if hue else 0
     figure = new_figure(max(width + 0.2, 5.0), height + 0.2 * n_legend, title, subtitle)
