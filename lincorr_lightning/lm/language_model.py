@@ -527,7 +527,7 @@ class LanguageModel(nn.Module):
                 error = shared_prefixes.prefix_sharing_error(
                     self.model, by_rows, probe, size, dtype
                 )
-                alone = by_rows and self._is_product(probe)
+                alone = by_rows and not self.is_sharded and self._is_product(probe)
             skips = by_rows and not (widens and self._casts_to_head(probe))
             if not by_rows and self._state_cache is not None:
                 _log.warning("lm.state_cache is not used: the head is not a plain linear layer.")
