@@ -68,12 +68,7 @@ def _refuse(problem: str, where: Any) -> NoReturn:
 
 
 def find_config(name: str) -> str:
-    """Return the path of a config, of the packaged one if there is no such file here.
-
-    Example:
-        >>> find_config("configs/linear_probe.yaml").endswith("configs/linear_probe.yaml")
-        True
-    """
+    """Return the path of a config, of the packaged one if there is no such file here."""
     folder = importlib.resources.files("lincorr_lightning.configs")
     packaged = Path(str(folder), name.removeprefix("configs/"))
     return str(packaged) if packaged.is_file() and not Path(name).exists() else name

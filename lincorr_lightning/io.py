@@ -208,12 +208,7 @@ _SPELLED = {"->": "-", "+": "plus", "*": "times", "/": "over"}
 
 
 def safe_names(names: Iterable[str]) -> dict[str, str]:
-    """Return names that file systems and TensorBoard accept, each different from the others.
-
-    Example:
-        >>> safe_names(["city->country", "X+2->X/2", "a b", "a_b"])
-        {'city->country': 'city-country', 'X+2->X/2': 'Xplus2-Xover2', 'a b': 'a_b', 'a_b': 'a_b_2'}
-    """
+    """Return names that file systems and TensorBoard accept, each different from the others."""
     safe_of: dict[str, str] = {}
     taken: set[str] = set()
     for name in dict.fromkeys(names):

@@ -23,13 +23,6 @@ class InstancewisePearson(Metric):
     ``r`` lies in [-1, 1], higher is better. The intercept dominates it, so that unrelated pairs
     score high, too; the label-wise r is the main result. Instances whose logits are all equal are
     left out. `sizes` are the numbers of labels of the targets, which lie side by side in the rows.
-
-    Example:
-        >>> metric = InstancewisePearson([3])
-        >>> t = torch.tensor([[1.0, 2.0, 3.0], [3.0, 2.0, 1.0]])
-        >>> metric.update(torch.tensor([[1.0, 2.0, 3.0], [1.0, 2.0, 3.0]]), t)
-        >>> metric.compute().item()
-        0.0
     """
 
     is_differentiable = False

@@ -55,17 +55,6 @@ class StackedLoRA(nn.Module):
         model: The LM.
         n: Number of adapters.
         settings: Rank, alpha and target modules of each; its seed is left to `reset`.
-
-    Example:
-        >>> from lincorr_lightning import LanguageModel
-        >>> from lincorr_lightning.finetune.adapters import AdapterSettings
-        >>> lm = LanguageModel.from_pretrained("tiny-world")
-        >>> adapters = StackedLoRA(lm.model, 2, AdapterSettings(4, 8.0, ["q_proj"]))
-        >>> adapters.targets[0]
-        'model.layers.0.self_attn.q_proj'
-        >>> with adapters.rows([0, 1, 1, -1]):  # -1: the LM itself
-        ...     lm.model(input_ids=torch.ones(4, 3, dtype=torch.long)).logits.shape
-        torch.Size([4, 3, 2418])
     """
 
     def __init__(self, model: "PreTrainedModel", n: int, settings: "AdapterSettings") -> None:

@@ -54,11 +54,6 @@ def match_features(targets: Tensor, sources: Tensor, k: int = 1) -> Matches:
 
     Both are decoders, ``(n_features, width)``. Cosines are computed in float32 for a tile of
     targets at a time: the whole matrix is a gibibyte for 16k features against 16k.
-
-    Example:
-        >>> matches = match_features(torch.tensor([[2.0, 0.0]]), torch.tensor([[0.0, 1], [3, 3]]))
-        >>> matches.indices.tolist(), matches.cosines.round(decimals=3).tolist()
-        ([[1]], [[0.7070000171661377]])
     """
     if targets.ndim != 2 or sources.ndim != 2 or targets.shape[1] != sources.shape[1]:
         raise ValueError(
@@ -90,10 +85,6 @@ def assign_features(targets: Tensor, sources: Tensor) -> Matches:
 
     Both are decoders, ``(n_features, width)``. A target has at most one source, and a source at
     most one target. All cosines are held in float64: 2 GiB for 16k features against 16k.
-
-    Example:
-        >>> assign_features(torch.eye(2).flip(0), torch.tensor([[2.0, 1], [0, 3]])).indices.tolist()
-        [[1], [0]]
     """
     target_kept = targets.float().norm(dim=1).nonzero()[:, 0]
     source_kept = sources.float().norm(dim=1).nonzero()[:, 0]
@@ -167,16 +158,7 @@ class FlowGraph:
 
 
 class DecoderMatcher:
-    """Matches features of neighboring hook points by the cosine of their rows in the decoders.
-
-    Example:
-        >>> import torch
-        >>> below, above = HookPoint(0, "residual"), HookPoint(1, "residual")
-        >>> matcher = DecoderMatcher({below: torch.eye(3), above: torch.eye(3).flip(0)})
-        >>> graph = matcher.follow(Feature(above, 0), direction="backward")
-        >>> [edge.source.id for edge in graph.edges]
-        ['residual.0.2']
-    """
+    """Matches features of neighboring hook points by the cosine of their rows in the decoders."""
 
     def __init__(self, decoders: Mapping[HookPoint, Tensor]) -> None:
         if not decoders:

@@ -132,14 +132,6 @@ class FeatureGroups:
 
     There are eight counts per feature. Of the matches in each predecessor, see
     `DecoderMatcher.match`, only the best is used.
-
-    Example:
-        >>> from lincorr_lightning.flow.graph import match_features
-        >>> here, mlp = HookPoint(0, "residual"), HookPoint(0, "mlp_out")
-        >>> groups = FeatureGroups(here, {mlp: match_features(torch.eye(2), torch.eye(2))})
-        >>> groups.update({here: torch.tensor([[1.0, 2.0]]), mlp: torch.tensor([[3.0, 0.0]])})
-        >>> groups.shares()["From MLP"], groups.shares()["From nowhere"]
-        (0.5, 0.5)
     """
 
     def __init__(self, hook_point: HookPoint, matches: Mapping[HookPoint, Matches]) -> None:

@@ -30,11 +30,6 @@ def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
     Of scores ``(n, n_scores)``, and which cases are `members` of each class, ``(n, n_classes)``
     bool: ``(n_classes, n_scores)`` float64; ties count half, and a class that contains no case or
     every case has NaN.
-
-    Example:
-        >>> members = torch.tensor([[True], [False], [False]])
-        >>> class_auroc(torch.tensor([[3.0, 0.0], [1.0, 0.0], [2.0, 5.0]]), members).tolist()
-        [[1.0, 0.25]]
     """
     of_columns = scipy.stats.rankdata(scores.cpu().double().numpy(), axis=0)
     ranks = torch.from_numpy(of_columns).to(scores.device)
@@ -66,10 +61,6 @@ def counted_auroc(values: Tensor, positive: Tensor, negative: Tensor) -> float:
 
     `values` are scores in any order, of which NaN is left out; `positive` and `negative` are the
     numbers of cases with each value, ``(n_values,)`` all three.
-
-    Example:
-        >>> counted_auroc(torch.tensor([0.1, 0.9]), torch.tensor([1, 3]), torch.tensor([4, 0]))
-        0.875
     """
     known = ~values.isnan()
     levels, level_of = torch.unique(values[known].double(), return_inverse=True)

@@ -10,10 +10,6 @@ def geometric_median(points: Tensor, n_steps: int = 50, tolerance: float = 1e-6)
 
     Unlike the mean, it is robust to outliers. Of points ``(..., n, d)``: ``(..., d)``. Iterations,
     `n_steps` at most, end when it moves by less than the `tolerance`, a fraction of that distance.
-
-    Example:
-        >>> geometric_median(torch.tensor([[0.0], [0.1], [0.2], [100.0], [0.1]])).round(decimals=2)
-        tensor([0.1000])
     """
     median = points.mean(-2)
     for _ in range(n_steps):

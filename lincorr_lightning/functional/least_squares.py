@@ -55,10 +55,6 @@ def strongest_within(scores: Sequence[float], tolerance: float) -> int:
 
     With ridge strengths in increasing order, it is the strongest one that costs at most
     `tolerance`. The index is 0 if all scores are NaN.
-
-    Example:
-        >>> strongest_within([0.98, 0.985, 0.97, 0.90], tolerance=0.02)
-        2
     """
     finite = [score for score in scores if score == score]
     if not finite:

@@ -109,11 +109,6 @@ def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
     """Return the moments of one batch of rows, ``(n_rows, n_columns)``, of any floating type.
 
     `blocks` are those of the scatter that are kept; without any, all of it is.
-
-    Example:
-        >>> m = moments_of(torch.tensor([[1.0, 2.0], [3.0, 6.0]]))
-        >>> m.mean.tolist(), m.scatter.tolist()
-        ([2.0, 4.0], [[2.0, 4.0], [4.0, 8.0]])
     """
     if len(rows) == 0:
         return no_moments(rows.shape[1], blocks, rows.device)
@@ -133,14 +128,7 @@ def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Return the moments of the rows of `a` and `b` together, which have the same blocks.
-
-    Example:
-        >>> rows = torch.arange(12.0).reshape(6, 2) ** 2
-        >>> both = merge_moments(moments_of(rows[:2]), moments_of(rows[2:]))
-        >>> torch.allclose(both.scatter, moments_of(rows).scatter)
-        True
-    """
+    """Return the moments of the rows of `a` and `b` together, which have the same blocks."""
     n = a.n + b.n
     share = b.n / n.clamp(min=1)
     step = b.mean - a.mean

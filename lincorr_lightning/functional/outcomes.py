@@ -38,12 +38,7 @@ def outcome_shares(outcomes: Sequence[str]) -> dict[str, float | None]:
 
 
 def macro_mean(values: Sequence[float], groups: Sequence[Hashable]) -> float:
-    """Return the mean over distinct groups of the mean of their values; NaN without any.
-
-    Example:
-        >>> macro_mean([1, 1, 1, 0], ["France", "France", "France", "Peru"])
-        0.5
-    """
+    """Return the mean over distinct groups of the mean of their values; NaN without any."""
     by_group: dict[Hashable, list[float]] = defaultdict(list)
     for value, group in zip(values, groups, strict=True):
         by_group[group].append(value)
@@ -59,10 +54,6 @@ def reference_scores(
     of the edits for which the best constant target label is right, and ``macro_generalized`` and
     ``macro_hallucinated``, means over distinct references, but not an empty one, of the share of
     their edits; NaN without edits.
-
-    Example:
-        >>> reference_scores(["generalized", "unchanged", "generalized"], [{1}, {1}, {2}])
-        {'constant': 0.6666666666666666, 'macro_generalized': 0.75, 'macro_hallucinated': 0.0}
     """
     counts = Counter(label for reference in references for label in set(reference))
     scores = {"constant": max(counts.values(), default=0) / len(outcomes) if outcomes else nan}
@@ -90,11 +81,6 @@ def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tens
     target labels are right for the new source answer, ``(n, n_target)`` bool. Returns positions in
     `Outcome`, ``(n,)``: generalized if the label after the edit is right; else unchanged if it is
     the same as before, and hallucinated if it differs.
-
-    Example:
-        >>> mask = torch.tensor([[True, False, False]] * 3)
-        >>> outcome_codes(torch.tensor([2, 2, 2]), torch.tensor([0, 1, 2]), mask).tolist()
-        [0, 1, 2]
     """
     generalized = reference_mask.gather(1, after[:, None]).squeeze(1)
     moved = torch.where(after == before, 2, 1)

@@ -69,13 +69,7 @@ def neighbor_weights(source_rows: Tensor, target_rows: Tensor) -> Tensor:
 
 
 def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:
-    """Return the Hit@N expected of weights in random order, a null for `hit_rates`.
-
-    Example:
-        >>> influenced, _ = random_hit_rates(torch.eye(10, dtype=torch.bool))
-        >>> influenced.rates.round(decimals=9).tolist()
-        [0.1, 0.3, 0.5]
-    """
+    """Return the Hit@N expected of weights in random order, a null for `hit_rates`."""
     return _random_rates(reference_mask.T), _random_rates(reference_mask)
 
 

@@ -52,12 +52,7 @@ def mean_r_error(prediction: Tensor, target: Tensor) -> float:
 
 
 def one_sided_p(z: float) -> float:
-    """Return the one-sided p-value of a z-score.
-
-    Example:
-        >>> round(one_sided_p(1.6449), 4)
-        0.05
-    """
+    """Return the one-sided p-value of a z-score."""
     return 0.5 * math.erfc(z / math.sqrt(2)) if math.isfinite(z) else math.nan
 
 
@@ -68,10 +63,6 @@ def adjust_for_many(p: Tensor) -> Tensor:
     is at most q, for any dependence between the tests. Pairs depend on one another through shared
     knowledge and shared subjects. Of p-values ``(n,)``, NaN where there was no test: the same,
     adjusted, in float64.
-
-    Example:
-        >>> adjust_for_many(torch.tensor([0.01, 0.04, float("nan")]).double()).round(decimals=9)
-        tensor([0.0300, 0.0600,    nan], dtype=torch.float64)
     """
     adjusted = torch.full_like(p, torch.nan, dtype=torch.float64)
     values = p[~p.isnan()].double().cpu().numpy()
@@ -146,11 +137,6 @@ def _residual(moments: Moments, free: Tensor, removed: Tensor, known: Tensor) ->
 
 
 def weight_cosine(a: Tensor, b: Tensor) -> float:
-    """Return the cosine between two maps as vectors.
-
-    Example:
-        >>> round(weight_cosine(torch.eye(2), 3 * torch.eye(2)), 9)
-        1.0
-    """
+    """Return the cosine between two maps as vectors."""
     a, b = a.double(), b.double()
     return float((a * b).sum() / (a.norm() * b.norm()))
