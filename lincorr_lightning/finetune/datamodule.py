@@ -100,6 +100,8 @@ class EditsDataModule(StudyData):
                 "data.subjects and data.edits_file both name subjects. Leave one of them null."
             )
         if isinstance(subjects, str):
+            if not Path(subjects).is_file():
+                raise ConfigError(f"data.subjects is {subjects}, no file or list such as [a, b].")
             subjects = read_subjects(subjects, "data.subjects")
         for subject, n in Counter(subjects or ()).items():
             if n > 1:

@@ -71,7 +71,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--model.ridge abc", "model.ridge is abc; it must be a number or auto."),
     (PROBE, "--model.lm.dtype float8", "model.lm.dtype is float8; it must be auto, float32"),
     (PROBE, "--trainer.precision 7", "trainer.precision is 7; it must be 64, 32, 16 or"),
-    (FINETUNE, "--data.subjects Ada", "data.subjects is Ada; it must be a list, such as [a, b]"),
+    (FINETUNE, "--data.subjects Ada", "data.subjects is Ada, no file or list such as [a, b]."),
     (PROBE, "--model.lm 3", "model.lm: Unable to load config"),
     (PROBE, "--model.lm.name_or_path null", "lm.name_or_path is empty. Pass a folder"),
     (PROBE, "--model.lm null", "a group of settings, such as model.lm, is null. Leave it out"),

@@ -328,7 +328,11 @@ print(lm.joint_logits(prompts(), DOMAINS).numpy().tobytes().hex())
 def test_two_processes_at_once(load: Loader, lm_folder: Folder, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _RUN, str(lm_folder("llama")), str(tmp_path / "states")]
     pipe = subprocess.PIPE
-    runs = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(2)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    runs = [
+        subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+        for _ in range(2)
+    ]
     for run in runs:
         assert run.stdin is not None
         run.stdin.write("go\n")
