@@ -98,7 +98,7 @@ def commands() -> str:
     """Return a table of the commands of `lincorr`, and the command of each study."""
     from lincorr_lightning.cli import COMMANDS, TRAINER_COMMANDS, study_commands
 
-    texts = TRAINER_COMMANDS | {name: text for name, (_, text) in COMMANDS.items()}
+    texts = TRAINER_COMMANDS | COMMANDS
     rows = ["| command | what it does |", "| --- | --- |"]
     rows += [f"| `lincorr {name}` | {text} |" for name, text in texts.items()]
     return "\n".join([*rows, "", "```bash", *study_commands(), "```"])
