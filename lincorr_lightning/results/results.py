@@ -169,7 +169,8 @@ _in_process: list[Figure] = []  # the figures, in a process that draws some of t
 
 def _side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
     """Yield figures, drawn by a forked process per core; what fails there is yet to be drawn."""
-    n_cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else 1  # forks safely
+    forks = sys.platform == "linux" and "ipykernel" not in sys.modules  # which has many threads
+    n_cores = len(os.sched_getaffinity(0)) if forks else 1
     if (n_processes := min(n_cores, len(figures) // 2, 8)) < 2:
         yield from figures
         return
