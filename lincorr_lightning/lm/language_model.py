@@ -434,10 +434,9 @@ class LanguageModel(nn.Module):
             of_groups = [[i for i in group if i in wanted] for group in groups]
             trees, self.reads_prompts = self._plan(rows, [group for group in of_groups if group])
         self._read(rows, new, trees, states, context)
-        for own in new if cache else ():
-            found = states.all[own]
-            if cache is not None and found.isfinite().all():
-                cache.store([rows[i] for i in own], found)
+        if cache and missing:
+            found = [([rows[i] for i in own], states.all[own]) for own in new if own]
+            cache.store([each for each in found if each[1].isfinite().all()])
         return states.all
 
     def _plan(

@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,19 +89,20 @@ class StateCache:
                 missing[own] = False
         return states, np.flatnonzero(missing).tolist()
 
-    def store(self, rows: Sequence[Sequence[int]], states: Tensor) -> None:
-        """Keep the states after prompts, ``(n_rows, hidden_size)``, in one file."""
-        if not self._can_write or not rows:
+    def store(self, domains: Iterable[tuple[Sequence[Sequence[int]], Tensor]]) -> None:
+        """Keep the rows of each domain and the states after them in a file, and hold the bound."""
+        if not self._can_write:
             return
-        keys, states = _keys_of(rows), states.cpu().contiguous()
-        name = hashlib.blake2b(keys.tobytes(), digest_size=16).hexdigest()
-        tensors = {"keys": torch.from_numpy(keys), "states": states, "sums": _sums(keys, states)}
         try:
-            if not (self._lm / LM_FILE).exists():
-                write_json(self._lm / LM_FILE, self._info)
-            with atomic_write(self._lm / f"{len(rows)}-{name}.safetensors") as part:
-                save_file(tensors, part)
-            drop_oldest(self.folder, self._most)
+            for rows, states in domains:
+                keys, states = _keys_of(rows), states.cpu().contiguous()
+                name = f"{len(rows)}-{hashlib.blake2b(keys.tobytes(), digest_size=16).hexdigest()}"
+                content = {"keys": torch.from_numpy(keys), "states": states}
+                if not (self._lm / LM_FILE).exists():
+                    write_json(self._lm / LM_FILE, self._info)
+                with atomic_write(self._lm / f"{name}.safetensors") as part:
+                    save_file(content | {"sums": _sums(keys, states)}, part)
+            drop_oldest(self.folder, self._most)  # once, as it looks at all files
         except (OutputError, OSError) as error:
             self._can_write = False
             _log.warning("No more states are kept in lm.state_cache: %s", error)
