@@ -184,6 +184,7 @@ def state_key(
     """
     device, is_cuda = model.device, model.device.type == "cuda"
     backends: Any = torch.backends.mkldnn, torch.backends.cuda
+    rounding = [one.matmul.fp32_precision for one in backends]  # "none", as none was set, is ieee
     code = [Path(name).read_text(encoding="utf-8") for name in _code_files(model) if name]
     return {
         **fingerprint,
@@ -197,7 +198,7 @@ def state_key(
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "threads": None if is_cuda else torch.get_num_threads(),  # which divide sums
-        "products": [products.name(), *(one.matmul.fp32_precision for one in backends)],
+        "products": [products.name(), *(name.replace("none", "ieee") for name in rounding)],
         "versions": [__version__, torch.__version__, sys.modules["transformers"].__version__],
         "format": _FORMAT,
     }

@@ -349,6 +349,18 @@ def test_two_processes_at_once(load: Loader, lm_folder: Folder, tmp_path: Path) 
     assert len(files(tmp_path)) == n_files >= len(TEMPLATES)
 
 
+def test_saying_how_torch_rounds_by_default_changes_nothing(load: Loader, tmp_path: Path) -> None:
+    matmul: Any = torch.backends.mkldnn.matmul
+    before = matmul.fp32_precision
+    try:
+        for precision in ("none", "ieee"):
+            matmul.fp32_precision = precision
+            load().joint_logits(prompts(), DOMAINS)
+            assert len(files(tmp_path)) == len(TEMPLATES)
+    finally:
+        matmul.fp32_precision = before
+
+
 def test_the_command(
     load: Loader, tmp_path: Path, capsys: pytest.CaptureFixture[str], lm_folder: Folder
 ) -> None:
