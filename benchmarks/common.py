@@ -45,15 +45,9 @@ class Cost(NamedTuple):
 
 
 def cost_of(command: Sequence[str], errors: Path | None = None, **options: Any) -> Cost:
-    """Run a process and return what it took.
+    """Run a process, with options of `subprocess.Popen`, and return what it took.
 
-    Args:
-        command: The command.
-        errors: File of its standard error; None drops it.
-        options: Options of `subprocess.Popen`.
-
-    Raises:
-        SystemExit: It failed.
+    Its standard error goes to a file, or nowhere; a `SystemExit` if it fails.
     """
     with Path(errors or os.devnull).open("w") as stderr:
         start = time.perf_counter()
@@ -169,11 +163,7 @@ def placed(text: str, tables: Mapping[str, str]) -> str:
 
 
 def place_tables(tables: Mapping[str, str]) -> None:
-    """Put tables between their markers in whichever documents have them.
-
-    Raises:
-        ValueError: No document has the markers of a table.
-    """
+    """Put tables between their markers in whichever documents have them; ValueError if none has."""
     text = all_text()
     lacking = [name for name in tables if f"<!-- {name}: begin -->" not in text]
     if lacking:

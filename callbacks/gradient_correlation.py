@@ -10,11 +10,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning.callbacks.relation_callback import (
-    MIN_SUBJECTS,
-    MapCallback,
-    check_subjects,
-)
+from lincorr_lightning.callbacks.relation_callback import MIN_SUBJECTS, MapCallback, check_subjects
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.finetune.cases import DomainLogits
 from lincorr_lightning.functional import labelwise_pearson, summarize

@@ -1,11 +1,9 @@
-r"""The numbers in docs/geometry.md of the geometry of the tiny world, from the folders of two runs.
+"""The table of closeness in docs/geometry.md, of the tiny world, from the folder of a run.
 
-    lincorr test --config configs/token_geometry.yaml
     lincorr test --config configs/knowledge_geometry.yaml
-    python -m benchmarks.docs_tables.geometry runs/token_geometry/version_0 \
-        runs/knowledge_geometry/version_0
+    python -m benchmarks.docs_tables.geometry runs/knowledge_geometry/version_0
 
-prints the tables, and puts the figure of closeness into benchmarks/figures.
+prints it, and puts the figure of closeness into benchmarks/figures.
 """
 
 import shutil
@@ -27,30 +25,6 @@ def _short(text: str) -> str:
     return sign + (digits[1:] if digits.startswith("0.") else digits)
 
 
-def levels(results: dict[str, Any]) -> str:
-    """Return the table of shuffling levels: ID by layer, last overlap and cosine."""
-    rows = []
-    for level in results["shuffles"]:
-        blocks = f"{4 ** level['shuffle']} blocks" if level["shuffle"] else "unshuffled"
-        dimensions = " / ".join(map(two, level["dimension"]["2"]))
-        last = map(two, (level["overlap"]["2"][-1], level["cosine_mean"][-1]))
-        loss, entropy = two(level["loss"]), two(level["entropy"])
-        rows.append([level["shuffle"], blocks, loss, entropy, dimensions, *last])
-    columns = ("S", "", "loss", "entropy", "ID (2NN) by layer", "overlap (k = 2)", "cosine")
-    return markdown_table(columns, rows)
-
-
-def dimension_and_loss(results: dict[str, Any]) -> str:
-    """Return the table of log ID and log loss in the last layer, unshuffled."""
-    rows = [
-        [entry["n2"], two(entry["pearson"]), f"{two(entry['low'])} to {two(entry['high'])}",
-         _short(f"{entry['pearson_p']:.3f}")]
-        for entry in results["dimension_loss"]
-        if entry["shuffle"] == 0 and entry["layer"] == results["layers"][-1]
-    ]  # fmt: skip
-    return markdown_table(("n2", "r of log ID and log loss", "95%", "p"), rows)
-
-
 def closeness(results: dict[str, Any]) -> str:
     """Return the table of closeness against r and Hit@1, over pairs."""
     names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID",
@@ -70,17 +44,14 @@ def closeness(results: dict[str, Any]) -> str:
     return markdown_table(columns, rows)
 
 
-def main(token_geometry: str, knowledge_geometry: str) -> None:
-    """Print the tables and copy the figure.
+def main(run: Path) -> None:
+    """Print the table and copy the figure.
 
     Args:
-        token_geometry: Folder of a run of TokenGeometry.
-        knowledge_geometry: Folder of a run of KnowledgeGeometry.
+        run: Folder of a run of KnowledgeGeometry.
     """
-    folders = Path(token_geometry), Path(knowledge_geometry)
-    tokens, knowledge = (read_numbers(folder / "results.json") for folder in folders)
-    print(levels(tokens), dimension_and_loss(tokens), closeness(knowledge), sep="\n\n")
-    shutil.copy(folders[1] / "figures" / "closeness.png", FIGURES / "knowledge_geometry.png")
+    print(closeness(read_numbers(run / "results.json")))
+    shutil.copy(run / "figures" / "closeness.png", FIGURES / "knowledge_geometry.png")
 
 
 if __name__ == "__main__":

@@ -18,13 +18,7 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.common import ROOT, markdown_table, placed, write_text
-from lincorr_lightning.knowledge import (
-    FAMILIES,
-    Catalogue,
-    Completeness,
-    Domain,
-    Knowledge,
-)
+from lincorr_lightning.knowledge import FAMILIES, Catalogue, Completeness, Domain, Knowledge
 from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.knowledge.catalogue import built_in_files
 from lincorr_lightning.lm import LanguageModel, LMConfig
@@ -47,13 +41,9 @@ ORIGINS = {
 """Sources of the committed card's tokenizers, by their names in it."""
 
 LANGUAGE_NAMES = {
-    "en": "English",
-    "es": "Spanish",
-    "fr": "French",
-    "de": "German",
-    "zh": "Chinese",
+    "en": "English", "es": "Spanish", "fr": "French", "de": "German", "zh": "Chinese",
     "ja": "Japanese",
-}
+}  # fmt: skip
 COMPUTED = "computed"
 COMPUTED_SOURCE = (COMPUTED, "Arithmetic, on the numbers from 0 to 10.")
 
@@ -188,11 +178,6 @@ def audit_table(kinds: Sequence[Knowledge], audits: Audits) -> str:
     return markdown_table(["knowledge", *audits], rows)
 
 
-def spaced(family: str) -> str:
-    """Return the name of a family with hyphens."""
-    return family.replace("_", "-")
-
-
 def by_language(kinds: Iterable[Knowledge]) -> dict[str, list[Knowledge]]:
     """Group kinds of knowledge by the name of their language."""
     groups: dict[str, list[Knowledge]] = {}
@@ -218,17 +203,12 @@ def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Know
 def tables(
     catalogue: Catalogue, tokenizers: Mapping[str, PreTrainedTokenizerBase]
 ) -> dict[str, str]:
-    """Return what stands between the card's markers.
-
-    Args:
-        catalogue: The built-in knowledge.
-        tokenizers: Tokenizers by their names in the card.
-    """
+    """Return what stands between the card's markers, for tokenizers by their names in the card."""
     audits = {
         name: dict(zip(catalogue, audit_domains(catalogue.values(), tokenizer), strict=True))
         for name, tokenizer in tokenizers.items()
     }
-    families = {spaced(family): catalogue.select([family]) for family in FAMILIES}
+    families = {family.replace("_", "-"): catalogue.select([family]) for family in FAMILIES}
     files = built_in_files().items()
     sources = [(Path(name).stem, " ".join(file.source.split())) for name, file in files]
     prompts = [

@@ -30,11 +30,7 @@ COLUMNS = ("knowledge", "kinds", "facts", "recalled", "least recalled")
 
 
 def shipped_corpus(names: Sequence[str]) -> Corpus:
-    """Return the statements about the shipped world, in the words of the shipped tokenizer.
-
-    Args:
-        names: Kinds of knowledge or families that are stated.
-    """
+    """Return the statements about the shipped world, in the words of the shipped tokenizer."""
     knowledge = Catalogue.load().select(list(names))
     world = World.load(FOLDER / WORLD_FILE)
     tokenizer: Any = LanguageModel.from_pretrained("tiny-world").tokenizer

@@ -89,13 +89,12 @@ class TrainingTime(L.Callback):
         self.seconds = time.process_time() - self.start
 
 
-def measure_costs(folder: Path, method: str, relation: str = "city->country") -> dict[str, float]:
+def measure_costs(folder: Path, method: str) -> dict[str, float]:
     """Return the processor time of forecasts and of the training of a few edits, in one process.
 
-    Returns:
-        ``n_edits``; ``training``, without callbacks; and the seconds of forecasters and baselines.
+    ``training``, without callbacks, of ``n_edits``; and the seconds of forecasters and baselines.
     """
-    n = 32 if method == "lora" else 8
+    n, relation = 32 if method == "lora" else 8, "city->country"
     options = {"dtype": "float32", "attn_implementation": "eager"}
     lm = LanguageModel.from_pretrained(str(folder), **options)
     tokenized = TokenizedRelation.of(relation, Catalogue.load(), lm.tokenizer)
@@ -140,12 +139,7 @@ def save(arrays: dict[str, Any], file: Path) -> None:
     part.replace(file)
 
 
-def main(
-    folder: str,
-    only: tuple[str, ...] = (),
-    fit: bool = False,
-    costs: bool = False,
-) -> None:
+def main(folder: str, only: tuple[str, ...] = (), fit: bool = False, costs: bool = False) -> None:
     """Forecast the edits that have been trained.
 
     Args:

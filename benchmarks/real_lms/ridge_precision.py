@@ -63,12 +63,7 @@ def read_logits(
 
 
 def solve(x: Tensor, y: Tensor) -> list[Tensor]:
-    """Return W, ``(n_target, n_source)``, for each of `HALF_DECADES`.
-
-    Args:
-        x: Source logits of the subjects to fit on, ``(n, n_source)``.
-        y: Target logits, ``(n, n_target)``.
-    """
+    """Return W, ``(n_target, n_source)``, for each of `HALF_DECADES`, of logits ``(n, n_...)``."""
     x, y = (each.double() - each.double().mean(0) for each in (x, y))
     squares = LeastSquares(x.T @ x, x.T @ y)
     return [squares.weight(ridge) for ridge in HALF_DECADES]

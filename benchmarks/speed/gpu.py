@@ -126,12 +126,9 @@ def numbers_in(value: Any) -> Iterator[float]:
 
 
 def difference(run: Path, reference: Path) -> float:
-    """Return the largest difference of a run's numbers from those of another.
+    """Return how far a run's numbers are from another's; ValueError if they are not the same ones.
 
     Those that do not depend on the machine are compared.
-
-    Raises:
-        ValueError: They do not have the same numbers.
     """
     contents = (read_numbers(next(folder.rglob("results.json"))) for folder in (run, reference))
     keys = ("pairs", "gradients", "generalized", "hallucinated")

@@ -181,32 +181,25 @@ def plain_batches(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
 
 
 class LlamaCpp:
-    """An LM in llama.cpp: prompts side by side, logits of the last position.
+    """An LM of a GGUF file in llama.cpp: prompts side by side, logits of the last position."""
 
-    Args:
-        file: GGUF file.
-        n_threads: Number of threads.
-        n_tokens: Most tokens per batch.
-        n_prompts: Most prompts per batch.
-    """
+    n_tokens, n_prompts = 2048, 64  # of a batch, at most
 
-    def __init__(
-        self, file: str, n_threads: int, n_tokens: int = 2048, n_prompts: int = 64
-    ) -> None:
+    def __init__(self, file: str, n_threads: int) -> None:
         import llama_cpp as api
 
-        self.api, self.n_tokens, self.n_prompts = api, n_tokens, n_prompts
+        self.api = api
         api.llama_backend_init()
         self._silent = api.llama_log_callback(lambda level, text, data: None)
         api.llama_log_set(self._silent, ctypes.c_void_p(0))
         self.model = api.llama_model_load_from_file(file.encode(), api.llama_model_default_params())
         options = api.llama_context_default_params()
-        options.n_ctx = options.n_batch = options.n_ubatch = n_tokens
-        options.n_seq_max, options.kv_unified = n_prompts, True
+        options.n_ctx = options.n_batch = options.n_ubatch = self.n_tokens
+        options.n_seq_max, options.kv_unified = self.n_prompts, True
         options.n_threads = options.n_threads_batch = n_threads
         self.context = api.llama_init_from_model(self.model, options)
         self.width = api.llama_vocab_n_tokens(api.llama_model_get_vocab(self.model))
-        self.batch = api.llama_batch_init(n_tokens, 0, 1)
+        self.batch = api.llama_batch_init(self.n_tokens, 0, 1)
 
     def read(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Return the logits after each row of tokens, ``(n_rows, n_tokens)``."""

@@ -2,9 +2,8 @@
 
 DADApy (0.3.4 is the newest) needs numpy < 2, this package numpy >= 2, so that the two cannot be
 installed together. Its estimates of clouds from numpy's `RandomState`, which never changes, are
-recorded below; `python -m benchmarks.speed.token_geometry` compares with it live. Clouds of
-hidden states are checked against its recipe, `naive_dimension`, after that has met the record
-itself.
+recorded below. Clouds of hidden states are checked against its recipe, `naive_dimension`, after
+that has met the record itself.
 """
 
 from pathlib import Path
