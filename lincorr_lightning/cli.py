@@ -6,9 +6,11 @@ import importlib
 import importlib.resources
 import io
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import wrap
 from types import ModuleType
 from typing import Any
 
@@ -20,17 +22,17 @@ from lincorr_lightning.version import __version__
 _MODULES = {"audit": "knowledge.audit", "report": "results.report", "compare": "results.compare",
             "cache": "state_folder", "reproduce": "reproduce"}  # fmt: skip
 COMMANDS = {
-    "audit": "Show which answers are labels of an LM's tokenizer, and why others are not.",
-    "report": "Write one HTML page of finished runs, with LaTeX and Markdown tables.",
-    "compare": "Show two finished runs of one study side by side, with errors of the differences.",
+    "audit": "Show which answers are labels of an LM, and why others are not.",
+    "report": "Write an HTML page of finished runs, and LaTeX and Markdown tables.",
+    "compare": "Show two finished runs of one study side by side, with errors.",
     "cache": "Show or clear the states of LMs that model.lm.state_cache keeps.",
     "reproduce": "Write one page of all tables and figures of the paper on your LM.",
 }
 TRAINER_COMMANDS = {
-    "fit": "Run a study: read the LM, fit, score the held-out half, write tables and figures.",
-    "validate": "Score a checkpoint again.",
-    "test": "Run a study that trains nothing, or score a checkpoint again.",
-    "predict": "Predict with a checkpoint, or forecast edits.",
+    "fit": "Run a study that fits maps or trains; writes tables and figures.",
+    "validate": "Score a checkpoint of fit on the subjects that were held out.",
+    "test": "Run a study that only reads LMs, or score a checkpoint of fit.",
+    "predict": "Write what a checkpoint of fit predicts, or a forecast of edits.",
 }
 
 _LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
@@ -73,34 +75,39 @@ def overview() -> str:
     lines = [
         "usage: lincorr COMMAND [options]",
         "",
-        "Measure, watch and explain the linear correlation between pieces of knowledge in a",
-        "language model.",
+        "Measure, watch and explain the linear correlation between pieces of knowledge",
+        "in a language model.",
         "",
         "commands:",
         *(f"  {name:<9} {text}" for name, text in commands.items()),
         "",
         "studies (copy and change the configs, or override them with options):",
-        *(f"  {command}" for command in study_commands()),
+    ]
+    for command, about in study_commands().items():
+        lines += [f"  {command}", *(f"      {line}" for line in wrap(about, 74))]
+    lines += [
         "",
         "examples:",
-        "  lincorr fit --config configs/linear_probe.yaml --model.lm.name_or_path MY/CHECKPOINT",
+        "  lincorr fit --config configs/linear_probe.yaml --model.lm.name_or_path MY/LM",
         "  lincorr fit --model.help LinearProbe",
         "",
-        "`lincorr COMMAND --help` lists the options, `lincorr --version` shows the version.",
+        "`lincorr COMMAND --help` lists the options, `lincorr --version` the version.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def study_commands() -> list[str]:
-    """Return the command for each packaged config, as the comment at its head has it."""
+def study_commands() -> dict[str, str]:
+    """Return the command of each packaged config and what it does, from the comment at its head."""
     from lincorr_lightning.results.saved_run import config_verb
 
     configs = importlib.resources.files("lincorr_lightning.configs").iterdir()
     texts = {one.name: one.read_text("utf-8") for one in configs if one.name.endswith(".yaml")}
-    return [
-        f"lincorr {config_verb(text):<9} --config configs/{name}"
-        for name, text in sorted(texts.items())
-    ]
+    commands = {}
+    for name, text in sorted(texts.items()):
+        head = text.partition("\n#\n")[0].removeprefix("# ").replace("\n# ", " ")
+        command = f"lincorr {config_verb(text)} --config configs/{name}"
+        commands[command] = re.split(r"(?<=[.?]) ", head)[0]
+    return commands
 
 
 def _run_command(name: str, args: Sequence[str]) -> Any:

@@ -17,6 +17,7 @@ import lightning as L
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from transformers.utils.logging import disable_progress_bar
 
 # Imported, so that their classes can be named without a module path.
 from lincorr_lightning import (  # noqa: F401
@@ -68,6 +69,7 @@ yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _E_NUMBER, list
 _STEPS = {"fit": "training", "validate": "validation", "test": "test", "predict": "predict"}
 # Trainer settings that must not be 0 or less, which Lightning does not check.
 _POSITIVE = ("accumulate_grad_batches", "check_val_every_n_epoch", "val_check_interval")
+_NOISE = re.compile("Tip:|[GT]PU available: False")
 _CONFIGS_ARE_CODE = (
     f"A config is code: the classes that it names are imported and instantiated. Pass {SAFE} with "
     "a config that you do not trust; it allows only classes of this package, Lightning and torch, "
@@ -299,7 +301,8 @@ def _report_thread(args: threading.ExceptHookArgs) -> None:
 
 
 def _silence_expected_warnings() -> None:
-    """Silence expected warnings and Lightning's tips."""
+    """Silence what nobody can act on: expected warnings, Lightning's tips, and absent devices."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     for message in (
         # The LM is frozen and read in eval mode on purpose.
         r"Found \d+ module\(s\) in eval mode",
@@ -315,4 +318,4 @@ def _silence_expected_warnings() -> None:
     ):
         warnings.filterwarnings("ignore", message)
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):
-        logging.getLogger(name).addFilter(lambda record: "Tip:" not in record.getMessage())
+        logging.getLogger(name).addFilter(lambda record: not _NOISE.search(record.getMessage()))

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -28,6 +28,12 @@ _CORRELATIONS = {
     "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
 }  # fmt: skip
 _OUTCOMES = [outcome.value for outcome in Outcome]
+_FORECASTERS = {
+    "map": "the given W", "in_context": "new answer stated before",
+    "optimizer_step": "one optimizer step", "same_reference": "edits with the same reference*",
+    "minus_reference_weight": "W of the reference*", "answer_before": "answer before training*",
+    "most_frequent": "most frequent answer*",
+}  # fmt: skip
 BY_REFERENCE = {
     "macro_generalized": "generalized, by reference",
     "macro_hallucinated": "hallucinated, by reference", "constant": "best constant",
@@ -142,7 +148,8 @@ def forecast_results(
     rows: list[dict[str, Any]] = [{"forecaster": name, **row} for name, row in shares.items()]
     every = forecast_table(forecasts, max_risk=max_risk)
     tables = [every, *skipped_tables(skipped)]
-    note = f"Expected answers are those of {forecasts.default}. "
+    words = _words(shares)
+    note = f"Expected answers: {words.get(forecasts.default, forecasts.default)}. "
     expected = n_above = None
     if forecasts.probabilities is None:
         note += "There are no probabilities: they need model.optimizer_step true."
@@ -159,6 +166,7 @@ def forecast_results(
         f"Predicted outcomes of {n} edits of {forecasts.relation}, by forecaster.", note,
         headline=True, formats=dict.fromkeys(_OUTCOMES, ".1%"),
     )  # fmt: skip
+    outcomes = replace(outcomes, words=words)
     values = {
         "relation": forecasts.relation,
         "n_edits": n,
@@ -338,18 +346,24 @@ def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
 
 def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts) -> Table:
     origin = forecasts.probabilities_from
-    return Table.of(
+    table = Table.of(
         "forecast_scores", [{"forecaster": name, **row} for name, row in scores.items()],
         ["forecaster", "auroc", "auroc_within", "accuracy", "brier"],
         f"Scores of the forecasts of {len(forecasts.subjects)} edits.",
-        "within: among edits of the same reference. same_reference (the number of edits that have "
-        "it), minus_reference_weight (of W), answer_before and most_frequent use no forecast."
+        "Within: among edits of the same reference. *: without a forecast."
         + (f" Probabilities: {origin}." if origin else ""),
         headline=True,
         headings={"auroc": "AUROC of the risk", "auroc_within": "within a reference",
                   "accuracy": "accuracy of the answer", "brier": "Brier score"},
         formats={"auroc": ".2f", "auroc_within": ".2f", "accuracy": ".1%", "brier": ".2f"},
     )  # fmt: skip
+    return replace(table, words=_words(scores))
+
+
+def _words(forecasters: Iterable[str]) -> dict[str, str]:
+    """Return what tables call forecasters."""
+    of_maps = {name: f"W, ridge {name[4:]}" for name in forecasters if name.startswith("map_")}
+    return of_maps | _FORECASTERS
 
 
 def _training_figure(

@@ -154,7 +154,7 @@ def _level_table(profiles: TokenProfiles, values: Row) -> Table:
         f"{profiles.n_tokens:,} tokens ({profiles.n_skipped} too short)",
         headline=True,
         headings={
-            "shuffle": "S", "dimension": f"ID (n2={n2}), last layer",
+            "shuffle": "cut in 4^S blocks, S", "dimension": f"ID (n2={n2}), last layer",
             "peak_dimension": "highest ID", "overlap": f"overlap (k={k}), last two layers",
             "lowest_overlap": "lowest overlap", "cosine": "cosine, last layer",
             "peak_layer": "layer of the highest ID",

@@ -28,7 +28,7 @@ _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600
 # A tree over fewer pairs, those of four kinds of knowledge, shows nothing beyond the matrix.
 _MIN_KNOWN = 12
-_HIT1 = {"influenced_1": "top-1 target of a source", "best_baseline_1": "strongest baseline"}
+_HIT1 = {"influenced_1": "Hit@1 of W", "best_baseline_1": "Hit@1, best baseline"}
 _SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
 _RANKING = (
     "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
@@ -252,11 +252,10 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
         rows,
         ["pair", *headings, *_HIT1],
         f"Label-wise r on {findings.n_test:,} held-out subjects",
-        "By r minus that of the control prompt. Random words: r of as many random words in place "
-        "of the source labels; r above them is that of model.random_labels source labels at most. "
-        "Top-1: the share of labels whose highest weight in W leads to a label of the reference, "
-        "and that of the strongest baseline, which knows the vocabulary alone. See "
-        "docs/concepts.md.",
+        "Sorted by r above the control prompt, which names no source. Random words: as many in "
+        "place of the source labels; r above them is of model.random_labels source labels at most. "
+        "Hit@1: share of source labels whose highest weight in W leads to a right target label; "
+        "its best baseline knows the vocabulary alone. See docs/concepts.md.",
         headline=True,
         headings=headings | _HIT1,
         formats=formats | dict.fromkeys(_HIT1, ".2f"),

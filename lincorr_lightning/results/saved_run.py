@@ -4,11 +4,12 @@ import io
 import re
 import shlex
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shutil import get_terminal_size
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -163,7 +164,9 @@ def _read_tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> list[Tab
             raise ValueError(f"the unit or means of {name} name a column that it lacks")
         if path.is_file():
             frame, is_headline = _read_csv(path, columns), entry["headline"]
-            tables.append(Table(name, frame, *texts, is_headline, headings, formats, unit, means))
+            words = {key: str(word) for key, word in entry.get("words", {}).items()}
+            read = Table(name, frame, *texts, is_headline, headings, formats, unit, means, words)
+            tables.append(read)
     return tables
 
 
@@ -216,7 +219,7 @@ def describe_run(folder: Path) -> str:
         text = table_text(table.first(MAX_CONSOLE_ROWS) for table in headlines)
     text += f"Run folder:  {folder}\n"
     if figures := sorted(path.name for path in (folder / "figures").glob("*.png")):
-        named = ", ".join([*figures[:4], *(["..."] if len(figures) > 4 else ())])
+        named = figures[0] if len(figures) == 1 else f"{len(figures)}, such as {figures[0]}"
         text += f"Figures:     {folder / 'figures'} ({named})\n"
     if list(folder.glob("events.out.tfevents.*")):
         text += f"TensorBoard: tensorboard --logdir={shlex.quote(str(folder))}\n"
@@ -224,33 +227,61 @@ def describe_run(folder: Path) -> str:
 
 
 def table_text(tables: Iterable[Table]) -> str:
-    """Return tables as text for a console."""
+    """Return tables as text as wide as the console, or ``COLUMNS``; no word or number is cut."""
     from rich.console import Console
 
-    out = io.StringIO()
-    console = Console(file=out, width=_CONSOLE_WIDTH)
+    out, width = io.StringIO(), get_terminal_size((_CONSOLE_WIDTH, 24)).columns
+    console = Console(file=out, width=min(width, _CONSOLE_WIDTH))
     for table in tables:
         _print_table(console, table)
     return out.getvalue()
 
 
 def _print_table(console: "Console", table: Table) -> None:
+    from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    rows, is_number = [table.titles, *table.texts()], table.is_number
-    words = [" ".join(column).split() or [""] for column in zip(*rows, strict=True)]
-    is_wide = sum(max(map(len, one)) + 3 for one in words) >= _CONSOLE_WIDTH
-    if is_wide and len(rows) < len(words):  # a column for each row, so that no heading is cut off
-        rows = [list(column) for column in zip(*rows, strict=True)]
-        is_number = [number > 0 for number in range(len(rows[0]))]
-    grid = RichTable()
-    for number, title in enumerate(rows[0]):
-        justify: Any = "right" if is_number[number] else "left"
-        grid.add_column(Text(title), justify=justify, no_wrap=number == 0, overflow="fold")
-    for row in rows[1:]:
-        grid.add_row(*map(Text, row))
+    columns, is_number = list(zip(table.titles, *table.texts(), strict=True)), table.is_number
+    blocks = list(_blocks(columns, [*is_number[1:], True].index(True) + 1, console.width))
+    if len(blocks) > 1 and len(table) < len(columns):  # a line for each column
+        columns = list(zip(*columns, strict=True))
+        is_number = [number > 0 for number in range(len(columns))]
+        blocks = list(_blocks(columns, 1, console.width))
     # A title of the grid's own would be broken to its width.
-    console.print(Text(table.caption or table.name), grid, Text(table.note), sep="\n")
-    if table.note:
-        console.print()
+    console.print(Text(table.caption or table.name), end="\n\n")
+    for block in blocks:
+        grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False, pad_edge=False)
+        for i, width in block.items():
+            justify: Any = "right" if is_number[i] else "left"
+            grid.add_column(Text(columns[i][0]), justify=justify, width=width, overflow="fold")
+        for row in zip(*(columns[i][1:] for i in block), strict=True):
+            grid.add_row(*map(Text, row))
+        console.print(grid)
+    console.print(Text(f"{table.note}\n" if table.note else ""))
+
+
+def _blocks(columns: Sequence[Sequence[str]], n_keys: int, room: int) -> Iterator[dict[int, int]]:
+    """Yield columns that stand side by side, and their widths: the first ones beside all others."""
+    from rich.cells import cell_len
+
+    # Headings and texts break between words.
+    words = (max(map(cell_len, " ".join(column).split()), default=1) for column in columns)
+    least = [min(word, room // 2) + 2 for word in words]
+    most = [
+        max([n, *(cell_len(cell) + 2 for cell in c[1:])])
+        for n, c in zip(least, columns, strict=True)
+    ]
+    while n_keys > 1 and sum(least[:n_keys]) > room // 2:
+        n_keys -= 1
+    rest = list(range(n_keys, len(columns)))
+    while True:
+        block = [*range(n_keys), *rest[:1]]
+        while rest[1:] and sum(least[i] for i in (*block, rest[1])) <= room + 2:
+            block.append(rest.pop(1))
+        widths, rest = {i: most[i] for i in block}, rest[1:]
+        while sum(widths.values()) > room + 2 and any(widths[i] > least[i] for i in block):
+            widths[max(block, key=lambda i: widths[i] * (widths[i] > least[i]))] -= 1
+        yield {i: width - 2 for i, width in widths.items()}
+        if not rest:
+            return

@@ -68,7 +68,7 @@ class Table:
     them. The upper one of two levels of columns names groups of columns. The caption is one
     sentence, the note says how to read the table; a headline is shown at the end of a run and
     unfolded on a report page. Columns that are not named as they are read have headings, those of
-    numbers formats; texts in these stay as they are.
+    numbers formats; texts in these stay as they are. A text among the `words` is shown as its word.
 
     The columns `unit` name what a row is a sample of, such as an edit; `means` are numbers of
     headline tables and of ``results.json`` that are means over its rows, in each value of the
@@ -84,6 +84,7 @@ class Table:
     formats: Mapping[str, str] = field(default_factory=dict)
     unit: Sequence[str] = ()
     means: Mapping[str, Mean] = field(default_factory=dict)
+    words: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -147,7 +148,8 @@ class Table:
         """Return the cells as text, formatted."""
         forms = [self.formats.get(key, "") for key in self.keys]
         rows = self.frame.astype(object).where(self.frame.notna(), None)
-        return [list(map(show, row, forms)) for row in rows.itertuples(index=False, name=None)]
+        shown = (map(show, row, forms) for row in rows.itertuples(index=False, name=None))
+        return [[self.words.get(cell, cell) for cell in row] for row in shown]
 
     def markdown(self) -> str:
         """Return the table as Markdown; headings name the group of columns, too."""
@@ -171,7 +173,8 @@ class Table:
         means = {number: dataclasses.asdict(mean) for number, mean in self.means.items()}
         return {"name": self.name, "caption": self.caption, "note": self.note,
                 "headline": self.headline, "columns": columns,
-                **({"unit": list(self.unit), "means": means} if means else {})}  # fmt: skip
+                **({"unit": list(self.unit), "means": means} if means else {}),
+                **({"words": dict(self.words)} if self.words else {})}  # fmt: skip
 
 
 def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:

@@ -149,7 +149,11 @@ def test_help_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
                  "reproduce"):  # fmt: skip
         assert f"\n  {word} " in printed
     for verb, name in (("fit", "linear_probe"), ("test", "resilience"), ("predict", "forecast")):
-        assert re.search(rf"^  lincorr {verb} +--config configs/{name}\.yaml$", printed, re.M)
+        assert re.search(
+            rf"^  lincorr {verb} --config configs/{name}\.yaml\n {{6}}\w", printed, re.M
+        )
+    assert "do correlations come from the vocabulary alone" in " ".join(printed.split())
+    assert max(map(len, printed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)

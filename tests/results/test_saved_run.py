@@ -1,6 +1,8 @@
 """Reading folders of runs: what is there, and why a folder is refused."""
 
+import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +107,7 @@ def test_a_picture_that_was_cut_short(probe: Make) -> None:
 
 
 def cells(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip("│┃").replace("┃", "│").split("│")]
+    return re.split(r"  +", line.strip())
 
 
 def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
@@ -113,9 +115,10 @@ def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
     (run / "events.out.tfevents.1").write_text("")
     lines = describe_run(run).splitlines()
     assert "Pairs and their r." in lines[0]
-    assert cells(lines[2]) == ["pair", "r", "above control", "Hit@1"]
-    assert cells(lines[4]) == ["city->country", "0.88", "−0.07", "0.50"]
-    assert cells(lines[5]) == ["city->color", "0.20", "−0.07", ""]
+    assert cells(lines[2]) == ["above"]
+    assert cells(lines[3]) == ["pair", "r", "control", "Hit@1"]
+    assert cells(lines[5]) == ["city->country", "0.88", "−0.07", "0.50"]
+    assert cells(lines[6]) == ["city->color", "0.20", "−0.07"]
     assert lines[-3:] == [
         f"Run folder:  {run}", f"Figures:     {run / 'figures'} (matrix.png)",
         f"TensorBoard: tensorboard --logdir={run}",
@@ -137,10 +140,32 @@ def test_a_wide_table_has_a_line_for_each_column(tmp_path: Path) -> None:
     rows = [["city->country", *range(11)], ["city->color", *range(11, 22)]]
     table = Table.of("t", rows, names, "Wide.", headline=True)
     Results("study", tables=[table]).write(tmp_path)
-    lines = describe_run(tmp_path).splitlines()
-    assert cells(lines[2]) == [names[0], "city->country", "city->color"]
-    shown = [cells(line) for line in lines if line.startswith("│")]
+    _, head, *lines = filter(None, describe_run(tmp_path).splitlines())
+    assert cells(head) == [names[0], "city->country", "city->color"]
+    shown = [cells(line) for line in lines[1:-1]]
     assert shown == [[name, str(i), str(i + 11)] for i, name in enumerate(names[1:])]
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_no_number_of_a_narrow_console_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    columns = [f"measure{i}" for i in range(12)]
+    rows = [[f"city{n}->country", "after", *(1022.25 + i + 100 * n for i in range(12))]
+            for n in range(20)]  # fmt: skip
+    formats = dict.fromkeys(columns, ".2f")
+    table = Table.of("t", rows, ["pair", "stage", *columns], "c", headline=True, formats=formats)
+    Results("study", tables=[replace(table, words={"after": "end"})]).write(tmp_path)
+    lines = describe_run(tmp_path).splitlines()[:-1]
+    assert max(map(len, lines)) <= width
+    # Of each row: the pair in each block of columns, its numbers once.
+    for name, _, *numbers in rows:
+        own = [cells(line) for line in lines if line.startswith(f"{name} ")]
+        assert len(own) > 1 and {cell for one in own for cell in one[:1]} == {name}
+        shown = [cell for one in own for cell in one[1:] if cell != "end"]
+        assert shown == [f"{number:.2f}" for number in numbers]
+        assert "end" in own[0] and "after" not in own[0]
 
 
 def test_a_run_without_results(tmp_path: Path) -> None:

@@ -123,19 +123,22 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
         macro = {f"macro_{name}": share for name, share in row["macro"].items()}
         cells.append({**row, **kept, **macro, "hallucinated_low": low, "hallucinated_high": high,
                       "perplexity": perplexity.get(row["stage"])})  # fmt: skip
-    return Table.of(
+    table = Table.of(
         "repair", cells, ["part", "stage", "n", *shares, "perplexity"],
-        "Edits before and after the repair: of source answers that are in the examples (shown), "
-        "and of others (held_out).",
-        "right_before: the reference leads without the edit. in_context: the LM gives it when the "
-        "new answer is stated before the target prompt. from, to: interval of hallucinated, 95 % "
-        "over edits (Wilson). by reference: the mean over distinct references. best constant: the "
-        "one target label that is right most often. "
-        "perplexity: of other texts, those of the tiny world unless data.texts is set.",
+        "Edits before and after the repair",
+        "Right before the edit: the reference leads without it. Right in context: it leads when "
+        "the new answer is stated before the target prompt. By reference: the mean over distinct "
+        "references. Best constant: the one target label that is right most often. Perplexity: of "
+        "other texts, those of the tiny world unless data.texts is set.",
         headline=True,
-        headings={"hallucinated_low": "from", "hallucinated_high": "to", **BY_REFERENCE},
+        headings=BY_REFERENCE | {
+            "part": "edits of", "n": "edits", "hallucinated_low": "hallucinated, 95 % from",
+            "hallucinated_high": "to", "right_before": "right before the edit",
+            "in_context": "right in context",
+        },
         formats={**dict.fromkeys(shares, ".0%"), "perplexity": ".1f"},
     )  # fmt: skip
+    return replace(table, words=_PARTS)
 
 
 def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
