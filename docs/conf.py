@@ -16,8 +16,11 @@ from lincorr_lightning.version import __version__
 
 project = "lincorr-lightning"
 version = release = __version__
-extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_nb", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["custom.css"]
 html_title = f"lincorr-lightning {__version__}"
 html_show_copyright = False
 exclude_patterns = ["_build"]

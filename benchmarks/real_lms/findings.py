@@ -1,4 +1,4 @@
-"""What holds on which pretrained LM: tables of README.md and docs/.
+"""What holds on which pretrained LM: tables of docs/.
 
     python -m benchmarks.real_lms.findings
 
@@ -408,12 +408,12 @@ def read_lms(results: Path, forecast_runs: Sequence[scores.ForecastRun] = ()) ->
     return found
 
 
-SUMMARY = (RANDOM_WORDS, PRECISE, CONSTANT, FORECAST, REPAIR, VOCABULARY)
-"""Claims that README.md shows."""
+SUMMARY = (RANDOM_WORDS, PRECISE, FORECAST, REPAIR, CONSTANT, VOCABULARY)
+"""Claims that README.md shows, in the order of its figure."""
 
 
-def findings_table(lms: LMRuns, claims: Sequence[str] = ()) -> str:
-    """Return what holds on which LM; of some claims, or of all."""
+def findings_table(lms: LMRuns) -> str:
+    """Return what holds on which LM."""
 
     def cell(finding: Finding) -> Callable[[Runs], str]:
         def show(runs: Runs) -> str:
@@ -422,11 +422,7 @@ def findings_table(lms: LMRuns, claims: Sequence[str] = ()) -> str:
 
         return show
 
-    rows = [
-        [finding.claim, *cells(lms, cell(finding))]
-        for finding in FINDINGS
-        if not claims or finding.claim in claims
-    ]
+    rows = [[finding.claim, *cells(lms, cell(finding))] for finding in FINDINGS]
     return markdown_table(["", *lms], rows)
 
 
@@ -554,7 +550,6 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
     """Return the documents' tables by their markers."""
     lms = read_lms(results, forecast_runs)
     return {
-        "summary": findings_table(lms, SUMMARY),
         "findings": findings_table(lms),
         "real_precision": precision_table(list(LMS), results),
         "real_words": random_words_table(list(LMS), results),
