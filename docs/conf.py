@@ -16,7 +16,13 @@ from lincorr_lightning.version import __version__
 
 project = "lincorr-lightning"
 version = release = __version__
-extensions = ["myst_nb", "sphinx_design", "sphinx.ext.autodoc", "sphinx.ext.mathjax", "sphinx.ext.napoleon"]
+extensions = [
+    "myst_nb",
+    "sphinx_design",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.mathjax",
+    "sphinx.ext.napoleon",
+]
 myst_enable_extensions = ["colon_fence", "dollarmath"]
 html_theme = "furo"
 html_static_path = ["_static"]

@@ -17,7 +17,6 @@ from transformers import TrainingArguments
 
 from benchmarks.common import ROOT, placed
 from benchmarks.docs_tables import probe
-from lincorr_lightning.knowledge import Catalogue
 from tests.readme.commands import (
     TEXT,
     blocks,
