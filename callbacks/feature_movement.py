@@ -106,13 +106,11 @@ class FeatureMovement(RelationCallback):
         self.n_watch, self.least, self.n_top = n_watch, least, n_top
 
     def reset(self) -> None:
-        """Forget the measurements of an earlier run."""
         super().reset()
         self._base: dict[str, Tensor] = {}
         self._sums: dict[int, Measurement] = {}
 
     def open(self, trainer: L.Trainer) -> None:
-        """Read the SAEs and choose the subjects."""
         super().open(trainer)
         lm = self.cache.lm
         saes = load_saes(self.saes, lm)
@@ -184,7 +182,6 @@ class FeatureMovement(RelationCallback):
         return measurement
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Measure if due."""
         if edit_batch is None:
             super().after_optimizer_step(trainer, None)
         elif edit_batch.edits and self.is_due(self.step, edit_batch):
@@ -192,7 +189,6 @@ class FeatureMovement(RelationCallback):
             _add(self._sums.setdefault(edit_batch.step + 1, {}), measurement)
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Measure the movement of the watched subjects' features."""
         self._sums[self.step] = self._compare(self._watched)
         self._log_step(trainer, self.step)
 

@@ -67,17 +67,14 @@ class Forecast(RelationCallback):
         self.linear_map, self.n_subjects = linear_map, n_subjects
 
     def reset(self) -> None:
-        """Forget the forecast of an earlier run."""
         super().reset()
         self.forecasts: Forecasts | None = None
         self._fields: dict[str, Any] | None = None  # of `forecasts`, for a checkpoint
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
-        """Return the subjects of the given edits."""
         return [] if self.edits is None else named_subjects(self.edits)
 
     def open(self, trainer: L.Trainer) -> None:
-        """Resolve the edits."""
         super().open(trainer)
         if self.cache.lm.is_sharded:
             raise ConfigError(
@@ -92,7 +89,6 @@ class Forecast(RelationCallback):
         self.declare_measured(f"{edit.subject}: {edit.answer}" for edit in self._edits)
 
     def start(self, trainer: L.Trainer) -> None:
-        """Forecast the edits, and write the forecast."""
         if self._fields is None:
             forecasts = forecast_edits(
                 self.cache.lm, self._edits, self.tokenized, linear_map=self.linear_map,
@@ -115,6 +111,5 @@ class Forecast(RelationCallback):
         self.release()
 
     def finish(self, trainer: L.Trainer) -> Results:
-        """Return the forecast."""
         assert self.forecasts is not None
         return forecast_results(self.forecasts, skipped=self.skipped)

@@ -99,13 +99,11 @@ class Formation(RelationCallback):
         self.ridge, self.random_labels = ridge, random_labels
 
     def reset(self) -> None:
-        """Forget the measurements of an earlier run."""
         super().reset()
         self.correlations: list[dict[str, Any]] = []
         self.recall: list[dict[str, Any]] = []
 
     def open(self, trainer: L.Trainer) -> None:
-        """Find the labels and the facts, and sample the subjects."""
         catalogue, tokenizer = self.load_catalogue(trainer), self.cache.lm.tokenizer
         relation = self.relation_name(trainer)
         source = relation.partition("->")[0]
@@ -139,7 +137,6 @@ class Formation(RelationCallback):
         return facts
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Fit and score the maps, and measure recall."""
         step = self.step
         layout = self._layout
         logits = domain_rows(self.cache.lm, layout.reads, self._subjects)
@@ -174,7 +171,6 @@ class Formation(RelationCallback):
         return float((logits.argmax(1).cpu() == columns).double().mean())
 
     def finish(self, trainer: L.Trainer) -> Results:
-        """Return all measurements, as tables and curves."""
         self._measure_once(trainer)
         look: dict[str, Any] = {
             "headline": True,

@@ -99,14 +99,12 @@ class Generalization(MapCallback):
         self.n_neighbours = n_neighbours
 
     def reset(self) -> None:
-        """Forget the measurements of an earlier run."""
         super().reset()
         self._by_neighbours: dict[int, dict[str, float]] = {}  # of each independent edit
         self.cases: list[cases.EditCase] = []
         self.neighbours: list[str] = []
 
     def open(self, trainer: L.Trainer) -> None:
-        """Resolve the edits and the controls."""
         super().open(trainer)
         dataset = edit_dataset(trainer)
         siblings = self.siblings(trainer)
@@ -165,7 +163,6 @@ class Generalization(MapCallback):
         super().start(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Announce the prompts to read after this step."""
         if edit_batch is None:
             self._queries = self._queries_of(self._watched)
         else:
@@ -191,7 +188,6 @@ class Generalization(MapCallback):
         log_scalars(trainer, self._keyed(means), self.step)
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Measure if due."""
         if edit_batch is None:
             super().after_optimizer_step(trainer, None)
             return

@@ -74,19 +74,16 @@ class GradientCorrelation(MapCallback):
         self.subjects, self.n_watch = subjects, n_watch
 
     def reset(self) -> None:
-        """Forget the measurements of an earlier run."""
         super().reset()
         self._steps: list[dict[str, float]] = []
         self._last_logits: tuple[int, tuple[Any, ...]] | None = None
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
-        """Return the given subjects; without edits, sampled ones."""
         if self.subjects or has_edits:
             return self.subjects or []
         return sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
     def open(self, trainer: L.Trainer) -> None:
-        """Choose the subjects."""
         super().open(trainer)
         edited = [edit.subject for edit in self.run_edits]
         chosen = self.subjects or edited or self.sample_subjects(self.n_watch)

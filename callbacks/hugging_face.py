@@ -29,7 +29,6 @@ class HuggingFaceCallback(TrainerCallback):
         self._module: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Measure the LM before training."""
         module: Any = nn.Module()
         module.net, module.tokenizer = others["model"], others.get("processing_class")
         module.automatic_optimization, module.study = True, "lincorr"
@@ -47,23 +46,19 @@ class HuggingFaceCallback(TrainerCallback):
         self._log(state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Prepare the measurement after the optimizer's step."""
         self._call("on_train_batch_start", None, state.global_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Measure if due."""
         self._run.global_step = state.global_step
         self._call("on_train_batch_end", None, None, state.global_step)
         self._log(state)
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Add the last values to the metrics."""
         if self._run is not None and (metrics := others.get("metrics")) is not None:
             values = self._run.callback_metrics.items()
             metrics |= {f"eval_{key}": float(value) for key, value in values}
 
     def on_train_end(self, args: Any, state: Any, control: Any, **others: Any) -> None:
-        """Write the results on the final weights."""
         self._run.strategy.on_train_end()
         self._log(state)
         self._call("teardown", "fit")

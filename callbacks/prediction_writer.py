@@ -40,7 +40,6 @@ class PredictionWriter(BasePredictionWriter):
     def write_on_epoch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Any, *_: Any
     ) -> None:
-        """Gather the predictions of all ranks and write them on rank 0."""
         batches = [batch for part in gather(list(predictions)) for batch in part]
         # A study that writes its predictions itself returns empty ones.
         filled = (batch for batch in batches if batch and batch["subjects"])

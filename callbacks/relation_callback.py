@@ -55,7 +55,6 @@ class RelationCallback(PeriodicCallback):
         self.relation, self.knowledge_files, self.seed = relation, knowledge_files, seed
 
     def open(self, trainer: L.Trainer) -> None:
-        """Find the relation's labels in the LM's vocabulary."""
         name, dataset = self.relation_name(trainer), edit_dataset(trainer)
         self.catalogue = self.load_catalogue(trainer)
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
@@ -182,7 +181,6 @@ class MapCallback(RelationCallback):
         self.linear_map, self.ridge, self.n_subjects = linear_map, ridge, n_subjects
 
     def reset(self) -> None:
-        """Forget the measurements and maps of an earlier run."""
         super().reset()
         # A resumed run has these from its start: `base` as a tuple, and W and b by the name of the
         # map, of which the first is the main one: ``given``, or ``plain`` and ``auto``.
@@ -208,7 +206,6 @@ class MapCallback(RelationCallback):
             self.shared.rows.announce(self._layout, self._fitted_subjects())
 
     def start(self, trainer: L.Trainer) -> None:
-        """Read or fit the maps, and measure."""
         if not self.maps:
             if self.linear_map is None:
                 maps = self._fit_maps()

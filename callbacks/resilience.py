@@ -63,18 +63,15 @@ class Resilience(MapCallback):
         self.subjects, self.n_watch, self.random_labels = subjects, n_watch, random_labels
 
     def reset(self) -> None:
-        """Forget the measurements of an earlier run."""
         super().reset()
         self._r: list[float] = []
         # Those that maps of random words are fitted on, without the blocks; None without words.
         self._moments: tuple[Tensor, ...] | None = None
 
     def measured_subjects(self, tokenizer: PreTrainedTokenizerBase, has_edits: bool) -> list[str]:
-        """Return the given subjects, or sampled ones."""
         return self.subjects or sample_up_to(tokenizer, self.n_watch, seed=self.seed)
 
     def open(self, trainer: L.Trainer) -> None:
-        """Choose the subjects and random words."""
         super().open(trainer)
         self._watched = self.subjects or self.sample_subjects(self.n_watch)
         self.declare_measured(self._watched)
@@ -94,7 +91,6 @@ class Resilience(MapCallback):
         super().start(trainer)
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Announce the prompts to read after this step."""
         if self.is_due(self.step + self.shared.max_updates_per_batch):
             self.prefetch(self._queries())
 
@@ -102,7 +98,6 @@ class Resilience(MapCallback):
         return self.queries(self._watched, [self.adapter_id] * len(self._watched))
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Score the map and its baselines."""
         templates = [domain.knowledge.template for domain in self.domains]
         queries = dict(zip(templates, self._queries(), strict=True))
         reads = [(queries[template], tokens) for template, tokens in self._word_layout.reads]
@@ -119,7 +114,6 @@ class Resilience(MapCallback):
         self.log_scalars(trainer, known, self.step)
 
     def finish(self, trainer: L.Trainer) -> Results:
-        """Return r before and after training, with a table of all steps."""
         self._measure_once(trainer)
         known = {key: self.history[at] for key in R_BASELINES
                  if (at := f"resilience_{key}/{self.tag}") in self.history}  # fmt: skip

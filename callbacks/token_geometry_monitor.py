@@ -68,7 +68,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         )
 
     def open(self, trainer: L.Trainer) -> None:
-        """Read the texts."""
         self._prompts = read_prompts(
             self.cache.lm, self.texts, self.key, self.n_tokens, self.n_texts, self.seed,
             "TokenGeometryMonitor",
@@ -76,7 +75,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         self.declare_measured(self._prompts.names)
 
     def measure(self, trainer: L.Trainer) -> None:
-        """Measure the geometry of the texts."""
         context = self.cache.contexts([self.adapter_id])
         observed: list[PromptGeometry] = []
         # One text at a time: training may leave little memory.
@@ -105,7 +103,6 @@ class TokenGeometryMonitor(PeriodicCallback):
         return {name: value for name, value in scalars.items() if math.isfinite(value)}
 
     def finish(self, trainer: L.Trainer) -> Results:
-        """Return the means before and after training, with a table and heat maps of all steps."""
         # Imported here: it takes pandas and matplotlib.
         from lincorr_lightning.geometry.figures import history_figure
 

@@ -52,7 +52,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
     ) -> None:
-        """Save a checkpoint."""
         if storage_options is not None or not _is_local_file_protocol(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -102,7 +101,6 @@ class SignalCheckpoint(L.Callback):
     """Lightning's counters after the last step; None while a step is running."""
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Choose the checkpoint's path, on all ranks."""
         if stage == "fit" and not is_dry_run(trainer):
             self._path = run_folder(trainer) / "checkpoints" / "interrupted.ckpt"
 

@@ -125,7 +125,6 @@ def prepare_args(args: Sequence[str]) -> list[str]:
 
 
 def _check_config(value: str) -> str:
-    """Check that a config can be read; return it, or the path of the packaged config."""
     with suppress(OSError):  # such as of a config that is passed as text
         value = find_config(value)
         if "://" in value or Path(value).is_fifo():  # these can be read only once
@@ -171,7 +170,6 @@ def allow_known_classes_only() -> None:
 
 
 def _allowed_paths() -> Iterator[str]:
-    """Yield the paths by which the allowed classes can be imported."""
     import lightning.pytorch as pl
     import torch
     from lightning.fabric.plugins.environments.cluster_environment import ClusterEnvironment

@@ -47,10 +47,6 @@ def batch_edges(trainer: Any, n: int, batch_size: int, *, least: int = 1) -> lis
 
     They are the same for any number of ranks, unless some ranks would be left without a batch: then
     there are more batches, and smaller ones, but none of fewer than `least` items.
-
-    Example:
-        >>> batch_edges(None, 10, 4)
-        [0, 3, 7, 10]
     """
     n_batches = -(-n // batch_size)
     n_batches = max(n_batches, min(data_shard(trainer).n, n // least))

@@ -74,13 +74,6 @@ def require(
     """Check that a setting, named as the user writes it, is a finite number within its range.
 
     Null is refused, too: jsonargparse passes it even for numbers.
-
-    Example:
-        >>> require("data.fit_fraction", 0.5, above=0, below=1)
-        >>> require("data.n_edits", 0, at_least=1)
-        Traceback (most recent call last):
-        ...
-        lincorr_lightning.errors.ConfigError: data.n_edits is 0; it must be at least 1.
     """
     bounds = [
         ("at least", at_least, operator.ge), ("above", above, operator.gt),

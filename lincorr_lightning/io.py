@@ -185,7 +185,6 @@ def write_json(path: str | Path, obj: Any) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """Return data that `json` does not know in types that it does."""
     if isinstance(value, (np.generic, np.ndarray)):
         return value.tolist()
     if isinstance(value, Mapping):

@@ -82,7 +82,6 @@ def one_line(text: object) -> str:
 
 
 def _suggest(name: str, known: Collection[str], prefix: str = "") -> str:
-    """Return a question whether the nearest of the known names is meant; empty if none is near."""
     head, dot, rest = name.partition(".")
     heads = {each.partition(".")[0] for each in known}
     if dot and head not in heads:  # a section that is written wrongly

@@ -65,7 +65,6 @@ def run_error(
 
 
 def _failing_callback(error: Exception, frames: Iterable[FrameType]) -> str | None:
-    """Return the class of the callback of Lightning that raised an error, if one did."""
     if isinstance(error, (LincorrError, OSError)):
         return None
     packages = ("lightning.pytorch.callbacks.", "lincorr_lightning.")
@@ -91,7 +90,6 @@ def _restoring_error(error: Exception, path: str | Path | None) -> LincorrError 
 def _out_of_memory(
     reason: str, model: L.LightningModule, data: L.LightningDataModule
 ) -> LanguageModelError:
-    """Return an error with the settings to lower."""
     reducible = [
         f"{part}.{name} (it is {holder.hparams[name]})"
         for part, holder in (("model", model), ("data", data))

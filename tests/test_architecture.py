@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import inspect
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -77,6 +79,20 @@ EDGES = {
 def _part(module: str) -> str:
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
+
+
+def _public_classes(module: str) -> list[type]:
+    members = vars(importlib.import_module(module)).values()
+    classes = [each for each in members if isinstance(each, type) and each.__module__ == module]
+    return [each for each in classes if not each.__name__.startswith("_")]
+
+
+@pytest.mark.parametrize("module", sorted(FILES))
+def test_public_methods_have_a_docstring_of_their_own_or_of_what_they_override(module: str) -> None:
+    for kind in _public_classes(module):
+        for name, member in vars(kind).items():
+            if not name.startswith("_") and (callable(member) or isinstance(member, property)):
+                assert inspect.getdoc(getattr(kind, name)), f"{module}.{kind.__name__}.{name}"
 
 
 def test_every_part_has_a_layer() -> None:

@@ -135,11 +135,9 @@ class SubjectsDataModule(StudyData):
         return [SubjectBatch(members[start:stop], start, half) for start, stop in pairwise(edges)]
 
     def train_dataloader(self) -> DataLoader[SubjectBatch]:
-        """Return a loader of the fit half."""
         return make_loader(self._batches("fit"), self.trainer)
 
     def val_dataloader(self) -> DataLoader[SubjectBatch]:
-        """Return a loader of the held-out half."""
         return make_loader(self._batches("test"), self.trainer)
 
     def test_dataloader(self) -> DataLoader[SubjectBatch]:

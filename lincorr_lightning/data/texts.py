@@ -238,7 +238,6 @@ class TextsDataModule(StudyData):
         return list(dict.fromkeys(f"{statement.text}." for statement in statements))
 
     def _split(self, texts: Sequence[str], n: int) -> tuple[list[str], list[str]]:
-        """Return n texts, or all if there are fewer, and the others."""
         order = np.random.default_rng([self.seed, 0]).permutation(len(texts))
         chosen, others = np.sort(order[:n]), np.sort(order[n:])
         return [texts[i] for i in chosen], [texts[i] for i in others]
@@ -274,7 +273,6 @@ class TextsDataModule(StudyData):
         return self._make_blocks(rows, self.n_skipped, n_tokens, rank=rank, n_shards=n_shards)
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return a loader of `TokenStep`."""
         shard = data_shard(self.trainer)
         return ResumableLoader(self.blocks(shard.number, shard.n), self.trainer)
 
@@ -351,7 +349,6 @@ class TokenizedTextDataModule(StudyData):
         require_items(self.trainer, len(self.prompts.names), "texts", "give more texts")
 
     def test_dataloader(self) -> DataLoader[TokenBatch]:
-        """Return a loader of all prompts, shared by the ranks."""
         whole = self.prompts
         edges = batch_edges(self.trainer, len(whole.names), self.batch_size)
         batches = [

@@ -48,10 +48,10 @@ class DeactivationSettings:
     """Factors r of the predecessors' activations; 0 removes them, 1 changes nothing."""
 
     def __post_init__(self) -> None:
-        require("model.deactivation.n_cases", self.n_cases, at_least=0)
-        require("model.deactivation.n_losses", self.n_losses, at_least=0)
-        for strength in self.strengths:
-            require("model.deactivation.strengths", strength, at_least=0)
+        values = {"n_cases": [self.n_cases], "n_losses": [self.n_losses]}
+        for name, numbers in {**values, "strengths": self.strengths}.items():
+            for number in numbers:
+                require(f"model.deactivation.{name}", number, at_least=0)
         if not self.strengths or len(set(self.strengths)) < len(self.strengths):
             raise ConfigError(
                 f"model.deactivation.strengths is {list(self.strengths)}; it must be at least one "
@@ -63,14 +63,12 @@ def predecessors_by_method(
     matcher: DecoderMatcher, hook_point: HookPoint
 ) -> dict[str, dict[HookPoint, Tensor]]:
     """Return the predecessors of every feature by method, ``(n_features, k)``; -1 is none."""
-    matches = matcher.match(hook_point, k=_TOP)
-    targets = matcher.decoders[hook_point]
+    best = {at: match.indices for at, match in matcher.match(hook_point, k=_TOP).items()}
+    targets, others = matcher.decoders[hook_point], {at: matcher.decoders[at] for at in best}
     return {
-        "top-1": {source: match.indices[:, :1] for source, match in matches.items()},
-        "top-5": {source: match.indices for source, match in matches.items()},
-        "one-to-one": {
-            source: assign_features(targets, matcher.decoders[source]).indices for source in matches
-        },
+        "top-1": {at: indices[:, :1] for at, indices in best.items()},
+        "top-5": best,
+        "one-to-one": {at: assign_features(targets, one).indices for at, one in others.items()},
     }
 
 
@@ -132,19 +130,14 @@ def draw_active(active: Tensor, n: Tensor, generator: torch.Generator) -> Tensor
 
 
 def _beginnings(texts: Rows, positions: Tensor) -> Rows:
-    """Return each text up to its token: the LM is causal, so that the rest has no effect."""
+    # The LM is causal, so that the rest of a text has no effect.
     return [text[: end + 1] for text, end in zip(texts, positions.tolist(), strict=True)]
 
 
 def find_cases(
-    lm: LanguageModel,
-    saes: SAEs,
-    rows: Rows,
-    groups: FeatureGroups,
-    n: int,
-    generator: torch.Generator,
-    n_skipped: int = 0,
-) -> Cases:
+    lm: LanguageModel, saes: SAEs, rows: Rows, groups: FeatureGroups, n: int,
+    generator: torch.Generator, n_skipped: int = 0,
+) -> Cases:  # fmt: skip
     """Draw n cases at random, each as likely as any other; fewer if there are not so many.
 
     The first `n_skipped` tokens of a text do not count.
@@ -176,13 +169,9 @@ def find_cases(
 
 
 def run_cuts(
-    lm: LanguageModel,
-    saes: SAEs,
-    cases: Cases,
-    cuts: Sequence[Cut],
-    n_losses: int,
+    lm: LanguageModel, saes: SAEs, cases: Cases, cuts: Sequence[Cut], n_losses: int,
     progress: Callable[[int], object] = lambda _: None,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Read the text of every case with features rescaled at its token, once per cut.
 
     All predecessors lie in the layer of the features or enter it, so that the cuts of a case differ
@@ -279,15 +268,9 @@ class CutEffect:
 
 
 def measure_deactivation(
-    lm: LanguageModel,
-    saes: SAEs,
-    matcher: DecoderMatcher,
-    rows: Rows,
-    groups: FeatureGroups,
-    settings: DeactivationSettings,
-    generator: torch.Generator,
-    n_skipped: int = 0,
-) -> list[CutEffect]:
+    lm: LanguageModel, saes: SAEs, matcher: DecoderMatcher, rows: Rows, groups: FeatureGroups,
+    settings: DeactivationSettings, generator: torch.Generator, n_skipped: int = 0,
+) -> list[CutEffect]:  # fmt: skip
     """Rescale the predecessors of one layer's features by every method, and random controls."""
     cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
     if not len(cases):

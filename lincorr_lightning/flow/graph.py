@@ -172,13 +172,12 @@ class DecoderMatcher:
             )
         for kind in KINDS:
             layers = [at.layer for at in self.decoders if at.kind == kind]
-            for layer in range(min(layers, default=0), max(layers, default=0)):
-                if layer not in layers:
-                    raise SparseAutoencoderError(
-                        f"there is no SAE for the {HookPoint(layer, kind)}, between layers that "
-                        "have one: features that pass through it would seem to come from nowhere. "
-                        "Pass one, or only the layers on one side of it."
-                    )
+            for layer in {*range(min(layers, default=0), max(layers, default=0))} - {*layers}:
+                raise SparseAutoencoderError(
+                    f"there is no SAE for the {HookPoint(layer, kind)}, between layers that have "
+                    "one: features that pass through it would seem to come from nowhere. Pass one, "
+                    "or only the layers on one side of it."
+                )
 
     @property
     def last(self) -> HookPoint:
@@ -195,7 +194,7 @@ class DecoderMatcher:
         layer = hook_point.layer
         below = [HookPoint(layer - 1, "residual")] if layer else []
         candidates = [*below, HookPoint(layer, "mlp_out"), HookPoint(layer, "attention_out")]
-        return [candidate for candidate in candidates if candidate in self.decoders]
+        return [at for at in candidates if at in self.decoders]
 
     def successors(self, hook_point: HookPoint) -> list[HookPoint]:
         """Return the hook points with an SAE to which features of a hook point can go."""

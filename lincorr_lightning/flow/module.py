@@ -46,8 +46,7 @@ class FeatureFlow(LMStudy):
         training_tokens: Number of tokens that small SAEs are trained on; the program `lincorr`
             passes it to the `TextsDataModule`, which takes them from texts not read afterwards.
         sae: Form and size of small SAEs.
-        relation: Relation such as ``city->country``, whose answers' features are searched; None
-            skips it and steering.
+        relation: Relation, as ``city->country``, of whose answers; None skips it and steering.
         features: Features whose flow is drawn, as ``residual.1.37``; None draws those of answers.
         thresholds: Minimum cosine of an edge of a flow graph, for all or by the kind of its source.
         k: Number of predecessors considered at each hook point for flow graphs, the most similar
@@ -84,9 +83,9 @@ class FeatureFlow(LMStudy):
         seed: int = 0,
         prefix: str = "",
     ) -> None:
-        require("model.k", k, at_least=1)
-        require("model.training_tokens", training_tokens, at_least=1)
-        require("model.n_subjects", n_subjects, at_least=20)
+        for name, value, least in (("k", k, 1), ("training_tokens", training_tokens, 1),
+                                   ("n_subjects", n_subjects, 20)):  # fmt: skip
+            require(f"model.{name}", value, at_least=least)
         if answer_share is not None:
             require("model.answer_share", answer_share, above=0, at_most=0.5)
         self.thresholds = thresholds_by_kind(thresholds)  # type: ignore[arg-type]
@@ -136,7 +135,6 @@ class FeatureFlow(LMStudy):
         return {sae.hook_point: sae for sae in self._saes}  # type: ignore[misc]
 
     def setup(self, stage: str) -> None:
-        """Refuse several processes."""
         super().setup(stage)
         if self.trainer.world_size > 1:
             raise ConfigError(
@@ -145,11 +143,9 @@ class FeatureFlow(LMStudy):
             )
 
     def prepare_lm(self) -> None:
-        """Check that the given SAEs fit the LM."""
         check_fit(self.saes.values(), self.lm)
 
     def on_test_start(self) -> None:
-        """Start without texts."""
         self._rows: list[list[int]] = []
         self._n_skipped = 0
         self._statistics: TextStatistics | None = None
@@ -225,7 +221,6 @@ class FeatureFlow(LMStudy):
         )  # fmt: skip
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write the flow graphs, and the SAEs if they were trained here."""
         from lincorr_lightning.flow.results import write_graphs
 
         write_graphs(self._flows, folder / "graphs")

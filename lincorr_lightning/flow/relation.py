@@ -113,13 +113,9 @@ class RelationFlow:
         }
 
     def answers_to_steer(
-        self,
-        lm: LanguageModel,
-        matcher: DecoderMatcher,
-        thresholds: Mapping[HookKind, float] | float,
-        n_answers: int,
-        n_prompts: int,
-    ) -> list[SteeredAnswer]:
+        self, lm: LanguageModel, matcher: DecoderMatcher,
+        thresholds: Mapping[HookKind, float] | float, n_answers: int, n_prompts: int,
+    ) -> list[SteeredAnswer]:  # fmt: skip
         """Return target answers that a feature carries, spread evenly over the labels.
 
         The flow of the feature is followed with one predecessor per hook point: adding many
@@ -142,16 +138,10 @@ class RelationFlow:
 
 @torch.no_grad()
 def measure_relation(
-    lm: LanguageModel,
-    saes: SAEs,
-    matcher: DecoderMatcher,
-    relation: TokenizedRelation,
-    subjects: Sequence[str],
-    thresholds: Mapping[HookKind, float] | float,
-    k: int,
-    generator: torch.Generator,
-    answer_share: float | None = None,
-) -> RelationFlow:
+    lm: LanguageModel, saes: SAEs, matcher: DecoderMatcher, relation: TokenizedRelation,
+    subjects: Sequence[str], thresholds: Mapping[HookKind, float] | float, k: int,
+    generator: torch.Generator, answer_share: float | None = None,
+) -> RelationFlow:  # fmt: skip
     """Find the features of a relation's answers, follow them back, and remove what they share.
 
     They are fitted, as maps are, on the first half of the subjects and scored on the second;
@@ -220,14 +210,19 @@ def score_relation(
 ) -> dict[str, Any]:
     """Return the scores of a `RelationCut` on subjects after the first `n_fit`, which fit maps."""
     old, new = _fit(before, n_fit), _fit(after, n_fit)
-    test = slice(n_fit, None)
-    answered = before.source[test].argmax(1)
-    now, then = after.target[test].argmax(1), before.target[test].argmax(1)
-    correct = torch.from_numpy(relation.reference_mask)[now, answered]
+    (source, target), (source_now, target_now) = (
+        (logits.source[n_fit:], logits.target[n_fit:]) for logits in (before, after)
+    )
+    now, then = target_now.argmax(1), target.argmax(1)
+    correct = torch.from_numpy(relation.reference_mask)[now, source.argmax(1)]
+
+    def r(linear_map: Solution, source: Tensor) -> float | None:
+        return number(summarize(labelwise_pearson(linear_map(source), target_now)).mean)
+
     return {
-        "fixed": _label_mean(old, after.source[test], after.target[test]),
-        "target_only": _label_mean(old, before.source[test], after.target[test]),
-        "refitted": _label_mean(new, after.source[test], after.target[test]),
+        "fixed": r(old, source_now),
+        "target_only": r(old, source),
+        "refitted": r(new, source_now),
         "recall": float(correct.double().mean()) if relation.has_reference else None,
         "kept": float((now == then).double().mean()),
     }
@@ -237,10 +232,6 @@ def _fit(logits: RelationLogits, n_fit: int) -> Solution:
     moments = moments_of(torch.cat([logits.source[:n_fit], logits.target[:n_fit]], 1))
     columns, n_source = torch.arange(len(moments.mean)), logits.source.shape[1]
     return RidgeSolver(moments, columns[:n_source], y=columns[n_source:]).solve(0.0)
-
-
-def _label_mean(linear_map: Solution, source: Tensor, target: Tensor) -> float | None:
-    return number(summarize(labelwise_pearson(linear_map(source), target)).mean)
 
 
 def answer_members(logits: Tensor, n_fit: int, share: float | None) -> Tensor:
@@ -281,13 +272,9 @@ def find_answer_features(
 
 
 def compare_answers(
-    matcher: DecoderMatcher,
-    source: AnswerFeatures,
-    target: AnswerFeatures,
-    reference: Tensor,
-    thresholds: Mapping[HookKind, float] | float,
-    k: int = 1,
-) -> list[AnswerPair]:
+    matcher: DecoderMatcher, source: AnswerFeatures, target: AnswerFeatures, reference: Tensor,
+    thresholds: Mapping[HookKind, float] | float, k: int = 1,
+) -> list[AnswerPair]:  # fmt: skip
     """Follow the features of all source and target answers back, and see where they meet.
 
     The flow of an answer starts at its feature in the last residual stream, which all pairs have.

@@ -33,15 +33,11 @@ Flows = Mapping[str, Sequence[FlowGraph]]
 
 
 def feature_flow_results(
-    lm_name: str,
-    saes: Iterable[HookPoint],
-    statistics: TextStatistics,
-    transitions: Sequence[Transition] = (),
-    cuts: Sequence[CutEffect] = (),
-    steering: Sequence[SteeringPoint] = (),
-    relation: RelationFlow | None = None,
+    lm_name: str, saes: Iterable[HookPoint], statistics: TextStatistics,
+    transitions: Sequence[Transition] = (), cuts: Sequence[CutEffect] = (),
+    steering: Sequence[SteeringPoint] = (), relation: RelationFlow | None = None,
     flows: Flows = MappingProxyType({}),
-) -> Results:
+) -> Results:  # fmt: skip
     """Build the results of the study from all that it measured."""
     groups = [each.summarize() for each in statistics.groups.values()]
     drawn = {f for graphs in flows.values() for graph in graphs for f in graph.features}
@@ -133,9 +129,9 @@ def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
     effects = cuts[list(EFFECTS)].astype(float)
     weights = effects.notna().mul(cuts["n"], axis=0)
     keys = [cuts[name] for name in by]
-    sums = (effects * weights).groupby(keys, sort=False).sum()
-    totals = weights.groupby(keys, sort=False).sum()
-    n = cuts.groupby(list(by), sort=False)["n"].sum()
+    sums, totals, n = (
+        frame.groupby(keys, sort=False).sum() for frame in (effects * weights, weights, cuts["n"])
+    )
     return (sums / totals).assign(n=n).reset_index()
 
 
@@ -154,7 +150,6 @@ def best_steering(points: DataFrame) -> DataFrame:
 
 
 def _plain(frame: DataFrame) -> DataFrame:
-    """Return a table for JSON, which has no NaN."""
     return frame.astype(object).where(frame.notna(), None)
 
 
@@ -162,7 +157,11 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
     reference = [pair for pair in flow.pairs if pair.is_reference]
     others = [pair for pair in flow.pairs if not pair.is_reference]
     n_test = len(flow.subjects) - flow.n_fit
-    values: dict[str, Any] = {"relation": flow.relation.name, "n_fit": flow.n_fit, "n_test": n_test}
+    values: dict[str, Any] = {
+        "relation": flow.relation.name, "n_fit": flow.n_fit, "n_test": n_test,
+        "n_reference_pairs": len(reference), "n_other_pairs": len(others),
+        "cuts": [asdict(cut) for cut in flow.cuts],
+    }  # fmt: skip
     for suffix, pairs in (("", reference), ("_permuted", others)):
         n = len(pairs)
         carried = Counter(feature.hook_point for pair in pairs for feature in pair.carriers)
@@ -170,8 +169,7 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
             at.id: carried[at] / max(n, 1) for at in flow.features["source"] if at != flow.last
         }
         values[f"shared_flow{suffix}"] = sum(bool(p.shared) for p in pairs) / n if n else None
-    numbers = {"n_reference_pairs": len(reference), "n_other_pairs": len(others)}
-    return values | numbers | {"cuts": [asdict(cut) for cut in flow.cuts]}
+    return values
 
 
 def _scalars(
@@ -189,11 +187,11 @@ def _scalars(
     names = ("strength", "behaviour", "coherence", "score")
     for row, name in product(best.to_dict("records"), names):
         scalars[f"steering/{row['strategy']}/{name}"] = row[name]
-    keys = {"r": "fixed", "r_target_only": "target_only", "r_refitted": "refitted",
-            "recall": "recall"}  # fmt: skip
     for cut in () if relation is None else relation.cuts:
         name = cut.cut + ("_control" if cut.control else "")
-        scalars |= {f"relation/{key}/{name}": getattr(cut, field) for key, field in keys.items()}
+        for key in ("r", "r_target_only", "r_refitted", "recall"):
+            field = "fixed" if key == "r" else key.removeprefix("r_")
+            scalars[f"relation/{key}/{name}"] = getattr(cut, field)
     return {key: value for key, value in scalars.items() if value is not None}
 
 
@@ -371,11 +369,8 @@ def deactivation_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
 def rescaling_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
     """Draw activations and losses as predecessors are rescaled (figures 7, 8)."""
     rows = cuts[(cuts["group"] == "all") & (cuts["sources"] == "all")]
-    effects = {
-        "success": "switched off",
-        "activation_change": "change of activation",
-        "loss_change": "change of the loss",
-    }
+    titles = ("switched off", "change of activation", "change of the loss")
+    effects = dict(zip(EFFECTS, titles, strict=True))
     means = case_means(rows, ["r", "method", "cut"]).rename(columns=effects)
     means = means.assign(random=means["cut"] == "random")
     points = means.melt(["r", "method", "random"], list(effects.values()), "effect", "share")
@@ -520,7 +515,6 @@ def _positions(
 
 
 def _height(hook_point: HookPoint) -> tuple[int, bool]:
-    """Order of rows from below."""
     return hook_point.layer, hook_point.kind == "residual"
 
 

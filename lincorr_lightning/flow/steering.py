@@ -5,7 +5,7 @@ coherence; here both are probabilities of the steered LM itself.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Literal, NamedTuple, get_args
@@ -54,9 +54,8 @@ class SteeringSettings:
         for strength in self.strengths:
             require("model.steering.strengths", strength)
         require("model.steering.decay", self.decay, above=0, at_most=1)
-        require("model.steering.n_answers", self.n_answers, at_least=0)
-        for name in ("n_prompts", "n_texts"):
-            require(f"model.steering.{name}", getattr(self, name), at_least=1)
+        for name, least in (("n_answers", 0), ("n_prompts", 1), ("n_texts", 1)):
+            require(f"model.steering.{name}", getattr(self, name), at_least=least)
 
 
 def steering_weights(
@@ -74,13 +73,12 @@ def steering_weights(
     network = networkx.Graph([(edge.source, edge.target) for edge in graph.edges])
     network.add_node(graph.start)
     steps = networkx.single_source_shortest_path_length(network, graph.start)
-    beyond = max(steps.values()) + 1
-    weight: Callable[[int], float] = {
-        "constant": lambda step: 1.0,
-        "linear": lambda step: 1 - step / beyond,
-        "exponential": lambda step: decay**step,
-    }[strategy]
-    return {f: weight(steps[f]) for f in sorted(steps, key=lambda f: (steps[f], f))}
+    beyond, weights = max(steps.values()) + 1, dict[Feature, float]()
+    for feature in sorted(steps, key=lambda f: (steps[f], f)):
+        step = steps[feature]
+        falling = 1 - step / beyond if strategy == "linear" else decay**step
+        weights[feature] = 1.0 if strategy == "constant" else falling
+    return weights
 
 
 def answer_probability(lm: LanguageModel, rows: Rows, token_id: int) -> float:
@@ -130,13 +128,9 @@ class SteeringPoint:
 
 
 def measure_steering(
-    lm: LanguageModel,
-    saes: SAEs,
-    activity: Mapping[HookPoint, FeatureActivity],
-    answers: Sequence[SteeredAnswer],
-    texts: Rows,
-    settings: SteeringSettings,
-) -> list[SteeringPoint]:
+    lm: LanguageModel, saes: SAEs, activity: Mapping[HookPoint, FeatureActivity],
+    answers: Sequence[SteeredAnswer], texts: Rows, settings: SteeringSettings,
+) -> list[SteeringPoint]:  # fmt: skip
     """Steer towards each answer at every strength by every strategy."""
     plan = list(product(answers, settings.strategies, settings.strengths))
     loss_before = mean_loss(lm, texts) if plan else 0.0

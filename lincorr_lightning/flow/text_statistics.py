@@ -51,18 +51,15 @@ class TextStatistics:
         def count(forward: Forward) -> None:
             counted = forward.counted(n_skipped)
             missing = _N_SAMPLED - self.n_tokens
-            features = {}
-            for hook_point, sae in self._saes.items():
-                x = forward.at[hook_point][counted]
-                features[hook_point] = sae.encode(x)
+            features, predicted = {}, forward.logits.argmax(-1)
+            for at, sae in self._saes.items():
+                x = forward.at[at][counted]
+                features[at] = sae.encode(x)
                 if missing > 0:
-                    parts = [self.sample[hook_point], x[:missing].float().cpu()]
-                    self.sample[hook_point] = torch.cat(parts)
+                    self.sample[at] = torch.cat([self.sample[at], x[:missing].float().cpu()])
+                self.activity[at].update(features[at], forward.ids, counted, predicted)
             for groups in self.groups.values():
                 groups.update(features)
-            predicted = forward.logits.argmax(-1)
-            for hook_point, activity in self.activity.items():
-                activity.update(features[hook_point], forward.ids, counted, predicted)
 
         self.n_texts += len(rows)
         run_with_hooks(self._lm, rows, count, hook_points=list(self._saes))
@@ -164,9 +161,8 @@ class FeatureGroups:
     def shares(self) -> dict[str, float]:
         """Return the share of each group among all activations; empty if there were none."""
         total = self.counts.sum(0)
-        if not total.any():
-            return {}
-        return dict(zip(GROUPS, (total.double() / total.sum()).tolist(), strict=True))
+        shares = (total.double() / total.sum()).tolist()
+        return dict(zip(GROUPS, shares, strict=True)) if total.any() else {}
 
     def auroc(self, source: HookPoint) -> float:
         """Return how well the cosine predicts that the predecessor is active at activations.

@@ -66,15 +66,10 @@ def labelwise_pearson_from_moments(
     """Return the label-wise r of ``W x + b`` from the second moments of the rows.
 
     ``r_j = w_j·xy_j / sqrt(w_j·xx·w_j  yy_j)``: the rows themselves are not needed, so that many
-    maps can be scored after one pass over the data. It is ``(..., n_target)``, float64, and NaN
-    where the label or its prediction is constant.
-
-    Args:
-        weight: Maps, ``(..., n_target, n_source)``.
-        xx: Scatter of the source, ``(n_source, n_source)``.
-        xy: Scatter between source and target, ``(n_source, n_target)``.
-        yy: Diagonal of the target's scatter, ``(n_target,)``.
-        constant: Target labels that never change, ``(n_target,)`` bool.
+    maps, ``(..., n_target, n_source)``, can be scored after one pass over the data. `xx` and `xy`
+    are scatters, ``(n_source, n_source)`` and ``(n_source, n_target)``, `yy` is the diagonal of the
+    target's, ``(n_target,)``, and `constant` says which target labels never change. The r is
+    ``(..., n_target)``, float64, and NaN where the label or its prediction is constant.
     """
     explained = ((weight @ xx) * weight).sum(-1)
     covariance = (weight * xy.T).sum(-1)

@@ -20,9 +20,8 @@ class LeastSquares:
     Args:
         xx: Scatter of the source, ``(n_source, n_source)``, float64.
         xy: Scatter between source and targets, ``(n_source, n_target)``, float64.
-        rtol: Directions whose scatter is below `rtol` times the largest are ignored.
-            The default, ``16 * n_source * eps``, is the noise floor of a float64 scatter; it
-            corresponds to singular values of the data below about 1e-6 of the largest.
+        rtol: Directions whose scatter is below `rtol` times the largest are ignored: by default
+            ``16 * n_source * eps``, for singular values below about 1e-6 of the largest.
 
     Example:
         >>> x = torch.tensor([[0.0], [1.0], [2.0]], dtype=torch.float64) - 1

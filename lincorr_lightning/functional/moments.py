@@ -81,7 +81,6 @@ def _holds(part: slice, ends: list[int]) -> bool:
 
 
 def _blocks(blocks: Sequence[Block], n_columns: int) -> tuple[Block, ...]:
-    """Return blocks to keep; without any, the whole scatter."""
     return tuple(blocks) or ((slice(0, n_columns), slice(0, n_columns)),)
 
 

@@ -45,10 +45,6 @@ def reference_groups(reference_mask: Tensor) -> list[int]:
     Half of all cities may be in one country, whose label a constant answer gives: `macro_mean` over
     these groups counts each set of right labels once. Of which target labels are right for each
     source label, ``(n_target, n_source)``: a number for each source label with a reference.
-
-    Example:
-        >>> reference_groups(torch.tensor([[True, True, False], [False, False, True]]))
-        [1, 1, 0]
     """
     judged = reference_mask[:, reference_mask.any(0)]
     groups: list[int] = torch.unique(judged, dim=1, return_inverse=True)[1].tolist()
@@ -74,7 +70,6 @@ def random_hit_rates(reference_mask: Tensor) -> tuple[HitRates, HitRates]:
 
 
 def _random_rates(right: Tensor) -> HitRates:
-    """Return the mean probability that one of N labels drawn from each row is right."""
     n_right = right[right.any(-1)].sum(-1).double()
     n_wrong, miss, rates = right.shape[-1] - n_right, torch.ones_like(n_right), []
     for drawn in range(max(HIT_RANKS)):

@@ -140,7 +140,6 @@ def rank_residuals(a: npt.ArrayLike, given: npt.ArrayLike) -> Floats:
 
 
 def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Floats:
-    """Return rho for each order of b's rows and columns, NaN if there is none."""
     rows, columns = np.triu_indices(len(a), 1)
     x, y = a[rows, columns], b[rows, columns]
     parts = np.array_split(orders, 1 + len(orders) // _PERMUTATIONS_AT_ONCE)

@@ -12,12 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
+from lincorr_lightning.geometry import observables
 from lincorr_lightning.geometry.closeness import Floats, KnowledgeCloseness
-from lincorr_lightning.geometry.observables import (
-    intrinsic_dimension,
-    neighborhood_overlap,
-    neighborhoods,
-)
 from lincorr_lightning.geometry.token_clouds import CloudSettings, read_last_states
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Catalogue
@@ -44,8 +40,7 @@ class KnowledgeGeometry(LMStudy):
     same prompts and the strongest pairing by the vocabulary alone, as in the probe. Hidden states
     of all prompts are kept in memory.
 
-    Reads any DataLoader of `SubjectBatch`; if it fits the maps itself, with the fit half first, as
-    ``data.test_on: all`` has it.
+    Reads any DataLoader of `SubjectBatch`; to fit maps, with the fit half first (``test_on: all``).
 
     Args:
         lm: The LM.
@@ -99,14 +94,12 @@ class KnowledgeGeometry(LMStudy):
             knowledge_files = knowledge_files or self.probed["settings"]["knowledge_files"]
             pairs = ["{source}->{target}".format(**pair) for pair in self.probed["pairs"]]
             random_labels = 0
+        catalogue = Catalogue.load(*knowledge_files)
         self.layout = build_layout(
-            self.lm.tokenizer, Catalogue.load(*knowledge_files), names, pairs,
-            n_random=random_labels,
-        )  # fmt: skip
-        n_columns, blocks = self.layout.n_columns, self.layout.blocks
-        if self.probed is not None:
-            n_columns, blocks = 0, []
-        self.fit_moments, self.test_moments = (JointMoments(n_columns, blocks) for _ in range(2))
+            self.lm.tokenizer, catalogue, names, pairs, n_random=random_labels
+        )
+        kept = (0,) if self.probed is not None else (self.layout.n_columns, self.layout.blocks)
+        self.fit_moments, self.test_moments = JointMoments(*kept), JointMoments(*kept)
         self.closeness: KnowledgeCloseness | None = None
         self._states: dict[str, list[tuple[int, Tensor]]] = {}
 
@@ -140,7 +133,6 @@ class KnowledgeGeometry(LMStudy):
 
     @torch.no_grad()
     def test_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Read all prompts of some subjects."""
         if self.probed is None:
             require_fit_half_first(batch, batch_idx)
             rows = domain_rows(self.lm, self.layout.reads, batch.subjects)
@@ -156,7 +148,6 @@ class KnowledgeGeometry(LMStudy):
                 self._states[name].append((batch.first, states))
 
     def on_test_epoch_end(self) -> None:
-        """Compare all clouds, and set them against the maps."""
         if self.probed is not None:
             scores = [PairScore(**pair) for pair in self.probed["pairs"]]
         else:
@@ -173,28 +164,21 @@ class KnowledgeGeometry(LMStudy):
             way_out = "Raise data.n_subjects, or name smaller model.range_scalings."
             nearest = settings.nearest(cloud, f"the cloud of {name}", way_out)
             # Of a cloud, only each point's neighbors are kept.
-            near[name] = neighborhoods(nearest, max(settings.ks))
-            dimension[name] = intrinsic_dimension(nearest, settings.range_scalings).cpu().numpy()
-        overlap = {
-            (a, b): neighborhood_overlap(near[a], near[b], settings.ks).mean(1).cpu().numpy()
-            for a, b in combinations(near, 2)
-        }
+            near[name] = observables.neighborhoods(nearest, max(settings.ks))
+            by_layer = observables.intrinsic_dimension(nearest, settings.range_scalings)
+            dimension[name] = by_layer.cpu().numpy()
+        overlap = {}
+        for a, b in combinations(near, 2):
+            by_token = observables.neighborhood_overlap(near[a], near[b], settings.ks)
+            overlap[a, b] = by_token.mean(1).cpu().numpy()
         prompts = {name: each.knowledge.prompt(" ") for name, each in self.layout.domains.items()}
         self.closeness = KnowledgeCloseness(
-            n_subjects=n,
-            scores=scores,
-            layers=settings.layers(len(cloud)),
-            range_scalings=settings.range_scalings,
-            ks=settings.ks,
-            dimension=dimension,
-            overlap=overlap,
-            wording=wording_similarity(self.lm.tokenizer, prompts),
-            n_permutations=self.n_permutations,
-            seed=self.seed,
-        )
+            n, scores, settings.layers(len(cloud)), settings.range_scalings, settings.ks,
+            dimension, overlap, wording_similarity(self.lm.tokenizer, prompts),
+            self.n_permutations, self.seed,
+        )  # fmt: skip
 
     def build_results(self) -> Results | None:
-        """Return numbers, tables and figures."""
         if self.closeness is None:
             return None
         from lincorr_lightning.geometry.results import knowledge_geometry_results
@@ -206,14 +190,9 @@ def wording_similarity(
     tokenizer: PreTrainedTokenizerBase, prompts: Mapping[str, str]
 ) -> dict[tuple[str, str], float]:
     """Return the fraction of the tokens of two prompts that both have, by pair (Jaccard index)."""
-    tokens = {
-        name: set(tokenizer(prompt, add_special_tokens=False)["input_ids"])
-        for name, prompt in prompts.items()
-    }
-    return {
-        (a, b): len(tokens[a] & tokens[b]) / len(tokens[a] | tokens[b])
-        for a, b in combinations(tokens, 2)
-    }
+    rows = tokenizer([*prompts.values()], add_special_tokens=False)["input_ids"]
+    pairs = combinations(zip(prompts, map(set, rows), strict=True), 2)
+    return {(a, b): len(own & other) / len(own | other) for (a, own), (b, other) in pairs}
 
 
 def _read_probe(folder: Path) -> dict[str, Any]:

@@ -23,9 +23,7 @@ _COLUMNS = 8192
 _CLOSE = 1e-6
 # Bisection halves the interval with each step, to the precision of float64.
 _STEPS = 54
-
-# A difference of distances below this fraction of them is rounding.
-_ROUNDING = 1e-12
+_ROUNDING = 1e-12  # a difference of distances below this fraction of them
 
 
 class NearestTokens(NamedTuple):
@@ -36,8 +34,7 @@ class NearestTokens(NamedTuple):
     """
 
     distances: Tensor
-    """Euclidean distances, increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf if there
-    are fewer distinct tokens."""
+    """Increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf if there are fewer tokens."""
     indices: Tensor
     """Positions of these tokens, same shape, int64; -1 where the distance is inf."""
     first: Tensor
@@ -155,10 +152,8 @@ def intrinsic_dimension(
     makes 2NN unbiased, and ratios above ``q50 + 20 (q95 - q50)`` are left out: such a token has an
     almost identical neighbor.
 
-    Returns:
-        ``(n_layers, n_scalings)``, float64; inf if each token has its n1-th and n2-th neighbor at
-        the same distance, like the corners of a simplex; NaN if a layer has fewer than n2 + 1
-        distinct tokens.
+    It is ``(n_layers, n_scalings)``, float64; inf if each token has its n1-th and n2-th neighbor at
+    the same distance, as in a simplex; NaN if a layer has fewer than n2 + 1 distinct tokens.
     """
     outer = torch.tensor(range_scalings, device=nearest.distances.device)
     near = nearest.distances[..., outer // 2 - 1]
@@ -249,8 +244,7 @@ def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
     """
     angles = []
     for tokens, near in zip(hidden, nearest.indices[..., :2], strict=True):
-        differences = tokens[near].double() - tokens[:, None].double()
-        u, v = normalize(differences, dim=-1, eps=0).unbind(1)
+        u, v = normalize(tokens[near].double() - tokens[:, None].double(), dim=-1, eps=0).unbind(1)
         # Kahan's formula: the arc cosine loses its digits near 0 and 180 degrees.
         angles.append(2 * torch.atan2((u - v).norm(dim=-1), (u + v).norm(dim=-1)))
     return torch.stack(angles).rad2deg()
@@ -263,16 +257,15 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     deviation, ``(n_layers,)`` each, float64.
     """
     n_pairs = hidden.shape[1] * (hidden.shape[1] - 1)
-    statistics = []
+    means, deviations = [], []
     for tokens in hidden:
         norms = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
         units = tokens / norms
         cosines = units @ units.T
-        mean = (cosines.sum() - cosines.trace()) / n_pairs
-        spread = (cosines - mean).fill_diagonal_(0).square().sum()
-        statistics.append(torch.stack([mean, (spread / n_pairs).sqrt()]))
-    mean, std = torch.stack(statistics).unbind(1)
-    return mean, std
+        means.append((cosines.sum() - cosines.trace()) / n_pairs)
+        spread = (cosines - means[-1]).fill_diagonal_(0).square().sum()
+        deviations.append((spread / n_pairs).sqrt())
+    return torch.stack(means), torch.stack(deviations)
 
 
 def shuffle_blocks(n_tokens: int, level: int, seed: Sequence[int]) -> Tensor:

@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 from pandas import DataFrame
 
+from lincorr_lightning.geometry import closeness as tests
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import (
-    CorrelationTest,
-    KnowledgeCloseness,
-    correlation_test,
-)
+from lincorr_lightning.geometry.closeness import KnowledgeCloseness
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
@@ -44,13 +41,13 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     scalars = {f"test/{name}": values["shuffles"][0][name] for name in ("loss", "entropy")}
     for row in first[first["key"].isin(profiles.shown)].itertuples():
         scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
-    n2, tests = settings.range_scalings[0], values["dimension_loss"]
+    n2, correlations = settings.range_scalings[0], values["dimension_loss"]
     figures = [
         Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
                partial(draw.profiles_figure, profiles, means, lm)),
         Figure("dimension_loss",
                f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
-               partial(draw.dimension_loss_figure, profiles, tests, lm)),
+               partial(draw.dimension_loss_figure, profiles, correlations, lm)),
     ]  # fmt: skip
     tables = _token_tables(profiles, means, values)
     return Results("token_geometry", values, scalars, tables, figures)
@@ -58,7 +55,7 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
 
 def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> list[Table]:
     prompts, layers = profiles.prompts, profiles.layers
-    formats, n2 = columns_of(CorrelationTest)[2], profiles.settings.range_scalings[0]
+    formats, n2 = columns_of(tests.CorrelationTest)[2], profiles.settings.range_scalings[0]
     before, last = ({"layer": values["layers"][i]} for i in (max(-2, -len(values["layers"])), -1))
     return [
         _level_table(profiles, values),
@@ -103,13 +100,11 @@ def layer_means(profiles: TokenProfiles) -> DataFrame:
     is_last = cells["layer"] == layers["layer"].max()
     cells = cells[~(is_last & cells["key"].str.startswith("overlap"))]
     groups = cells.groupby(["key", "shuffle", "layer"], sort=False)["value"]
-    means = DataFrame(
-        {"mean": groups.mean(), "std": groups.std(ddof=0), "n_prompts": groups.count()}
-    )
-    means = means.reset_index()
-    observable, setting = (means["key"].str.partition(" ")[i] for i in (0, 2))
-    means.insert(1, "observable", observable)
-    means.insert(2, "setting", setting)
+    numbers = {"mean": groups.mean(), "std": groups.std(ddof=0), "n_prompts": groups.count()}
+    means = DataFrame(numbers).reset_index()
+    parts = means["key"].str.partition(" ")
+    means.insert(1, "observable", parts[0])
+    means.insert(2, "setting", parts[2])
     return means
 
 
@@ -121,9 +116,9 @@ def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
     values |= {key: list(map(number, at_level["mean"][at_level["key"] == key]))
                for key in profiles.layers.columns[3:]}  # fmt: skip
     for key, value in values.items():
-        name, _, setting = key.partition(" ")
+        name, _, setting = key.partition("=")
         if setting:
-            row.setdefault(name, {})[setting.partition("=")[2]] = value
+            row.setdefault(name.partition(" ")[0], {})[setting] = value
         else:
             row[name] = value
     return row
@@ -148,11 +143,9 @@ def _level_table(profiles: TokenProfiles, values: Row) -> Table:
             }
         )
     return Table.of(
-        "levels",
-        rows,
+        "levels", rows, headline=True,
         caption=f"Token geometry by shuffling level, means over {values['n_prompts']:,} prompts of "
         f"{profiles.n_tokens:,} tokens ({profiles.n_skipped} too short)",
-        headline=True,
         headings={
             "shuffle": "cut in 4^S blocks, S", "dimension": f"ID (n2={n2}), last layer",
             "peak_dimension": "highest ID", "overlap": f"overlap (k={k}), last two layers",
@@ -169,7 +162,7 @@ def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
         loss = prompts["loss"][prompts["shuffle"] == level]
         for n2 in profiles.settings.range_scalings:
             x, y = (np.log(v.where(v > 0)) for v in (rows[f"dimension n2={n2}"], loss))
-            test = correlation_test(x, y)
+            test = tests.correlation_test(x, y)
             yield {"shuffle": level, "layer": layer, "n2": n2, **asdict(test)}
 
 
@@ -178,21 +171,20 @@ def _spearman_rows(profiles: TokenProfiles, dimension_loss: list[Row]) -> Iterat
 
     The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
     """
-    tests = [{"cloud": "tokens", **row} for row in dimension_loss if row["shuffle"] == 0]
+    found = [{"cloud": "tokens", **row} for row in dimension_loss if row["shuffle"] == 0]
     corpora = profiles.corpora
     for layer, rows in corpora.groupby("layer", sort=False) if len(corpora) else ():
         for n2 in profiles.settings.range_scalings:
-            test = correlation_test(rows[f"dimension n2={n2}"], rows["loss"])
-            tests.append({"cloud": "prompts", "layer": layer, "n2": n2, **asdict(test)})
-    for row in tests:
+            test = tests.correlation_test(rows[f"dimension n2={n2}"], rows["loss"])
+            found.append({"cloud": "prompts", "layer": layer, "n2": n2, **asdict(test)})
+    for row in found:
         rho = {"spearman": row["spearman"], "p": row["spearman_p"], "n": row["n"]}
         yield {**{key: row[key] for key in ("cloud", "layer", "n2")}, **rho}
 
 
 def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Results:
     """Return the results of `KnowledgeGeometry`."""
-    lm, n_subjects = short_name(lm), closeness.n_subjects
-    ks, scalings = closeness.ks, closeness.range_scalings
+    lm, ks, scalings = short_name(lm), closeness.ks, closeness.range_scalings
     pairs = list(_pair_rows(closeness))
     tables = [_summary(closeness), *_closeness_tables(closeness, pairs)]
     figures = [
@@ -203,11 +195,11 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
         figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
                               partial(draw.rho_figure, closeness, lm)))  # fmt: skip
     values = {
-        "n_subjects": n_subjects,
+        "n_subjects": closeness.n_subjects,
         "layers": list(closeness.layers),
         "range_scalings": list(scalings),
         "ks": list(ks),
-        "chance_overlap": {str(k): k / (n_subjects - 1) for k in ks},
+        "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
         "dimension": {
             name: {str(n2): [number(v) for v in by_layer[:, i]] for i, n2 in enumerate(scalings)}
             for name, by_layer in closeness.dimension.items()
@@ -223,8 +215,7 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
         for test in closeness.tests
         if test.layer == "all" and test.given is None and test.spearman is not None
     }
-    filled = [table for table in tables if len(table)]
-    return Results("knowledge_geometry", values, scalars, filled, figures)
+    return Results("knowledge_geometry", values, scalars, list(filter(len, tables)), figures)
 
 
 def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[Table]:
@@ -264,7 +255,6 @@ def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[T
 
 
 def _summary(closeness: KnowledgeCloseness) -> Table:
-    """Return a row per measure of closeness, over the mean of all layers; empty without tests."""
     rows: dict[str, Row] = {}
     for test in closeness.tests:
         if test.layer == "all" and test.spearman is not None:
@@ -276,17 +266,14 @@ def _summary(closeness: KnowledgeCloseness) -> Table:
     columns = list(dict.fromkeys(key for row in rows.values() for key in row))
     p = [key for key in columns if key.endswith(" p")]
     return Table.of(
-        "closeness",
-        rows.values(),
-        columns,
+        "closeness", rows.values(), columns,
         f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
         f"maps between them, {closeness.n_subjects} subjects: Spearman's rho over pairs",
         "p by permutation of the kinds of knowledge (Mantel); given wording: the similarity "
         "of the prompts' wording is partialled out.",
-        headline=True,
-        headings=dict.fromkeys(p, "p"),
+        headline=True, headings=dict.fromkeys(p, "p"),
         formats={**dict.fromkeys(columns[1:], ".2f"), **dict.fromkeys(p, ".4f")},
-    )
+    )  # fmt: skip
 
 
 def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:

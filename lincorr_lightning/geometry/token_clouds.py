@@ -35,13 +35,9 @@ class CloudSettings:
 
     @classmethod
     def of(
-        cls,
-        n_tokens: int,
-        range_scalings: Sequence[int] | None,
-        ks: Sequence[int] | None,
-        embedding_layer: bool,
-        owner: str,
-    ) -> Self:
+        cls, n_tokens: int, range_scalings: Sequence[int] | None, ks: Sequence[int] | None,
+        embedding_layer: bool, owner: str,
+    ) -> Self:  # fmt: skip
         """Check settings and fill in defaults for clouds of n tokens.
 
         Range scalings are 2, 4, 8, ... up to a quarter of the tokens, at most 256; k is 1 to 31, or
@@ -117,41 +113,32 @@ def observe_prompts(
     for i, (name, hidden) in enumerate(zip(prompts, all_hidden, strict=True)):
         way_out = "Leave the text out, take longer ones, or name smaller range_scalings."
         nearest = settings.nearest(hidden, f"prompt {name}", way_out)
-        layers = observables.token_observables(
-            hidden, nearest, settings.range_scalings, settings.ks
-        )
-        probabilities = logits[i].float().softmax(-1)
-        dimension = settings.dimension(probabilities[None])[0].tolist()
+        scalings, ks = settings.range_scalings, settings.ks
+        layers = observables.token_observables(hidden, nearest, scalings, ks)
+        dimension = settings.dimension(logits[i].float().softmax(-1)[None])[0].tolist()
         numbers = {"loss": float(losses[i].mean()), "entropy": float(entropies[i].mean())}
         for n2, value in zip(settings.range_scalings, dimension, strict=True):
             numbers[f"logits_dimension n2={n2}"] = value
         # A copy, because a view would keep all tokens in memory.
         last = hidden[:, -1].float().cpu().clone()
-        layers = {key: values.cpu() for key, values in layers.items()}
-        observed.append(PromptGeometry(layers, numbers, last))
+        observed.append(PromptGeometry({k: v.cpu() for k, v in layers.items()}, numbers, last))
     return observed
 
 
 @torch.no_grad()
 def read_layers(
-    lm: LanguageModel,
-    tokens: Tensor,
-    prompts: Sequence[str],
-    embedding_layer: bool = False,
-    all_logits: bool = True,
-    add_prefix: bool = True,
-) -> tuple[Tensor, Tensor]:
+    lm: LanguageModel, tokens: Tensor, prompts: Sequence[str], embedding_layer: bool = False,
+    all_logits: bool = True, add_prefix: bool = True,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return the hidden states of all tokens in all layers and the logits, of one forward pass.
 
     The LM runs in eval mode and in its own precision. Special tokens before a text, such as BOS,
     are added here and left out of the result; without `add_prefix`, the tokens have them. `tokens`
-    are ``(n_prompts, n_tokens)``; the names of the prompts are for messages. With
-    `embedding_layer`, the token embedding comes first, as layer 0; without `all_logits`, those of
-    the last token alone are returned.
+    are ``(n_prompts, n_tokens)``; `prompts`, for messages, are their names. With `embedding_layer`,
+    the token embedding comes first, as layer 0; without `all_logits`, the last token has some.
 
-    Returns:
-        Hidden states, ``(n_prompts, n_layers, n_tokens, d)``, of the last layer after the final
-        norm; logits, ``(n_prompts, n_tokens, n_vocabulary)``. In the LM's dtype, on its device.
+    Hidden states are ``(n_prompts, n_layers, n_tokens, d)``, of the last layer after the final
+    norm; logits, ``(n_prompts, n_tokens, n_vocabulary)``. In the LM's dtype, on its device.
     """
     device = lm.model.device
     prefix = torch.tensor(lm.prefix if add_prefix else [], dtype=torch.long, device=device)
@@ -171,11 +158,8 @@ def read_layers(
     logits = output.logits[:, len(prefix) if all_logits else -1 :].to(device)
     largest = torch.linalg.vector_norm(hidden, math.inf, dim=-1).double()
     # With a logit of minus infinity, a token only has no probability.
-    usable = [
-        (largest < _LARGEST).all(-1),
-        logits.amax(-1).float().isfinite().all(-1, keepdim=True),
-    ]
-    broken = ~torch.cat(usable, 1).T
+    has_logits = logits.amax(-1).float().isfinite().all(-1, keepdim=True)
+    broken = ~torch.cat([(largest < _LARGEST).all(-1), has_logits], 1).T
     if bool(broken.any()):
         part, prompt = broken.nonzero()[0].tolist()
         layer = part + first
@@ -225,8 +209,7 @@ class TokenProfiles:
     """A row per prompt and level: ``prompt``, ``corpus``, ``shuffle``, mean ``loss`` and
     ``entropy`` in nats, and ``logits_dimension`` at each scaling."""
     layers: "DataFrame"
-    """A row per prompt, level and layer: ``prompt``, ``shuffle``, ``layer``, and the
-    `token_observables`."""
+    """A row each, and layer: ``prompt``, ``shuffle``, ``layer``, and the `token_observables`."""
     corpora: "DataFrame"
     """A row per corpus and layer: ``corpus``, ``layer``, mean ``loss`` of its unshuffled prompts,
     and ``dimension`` of the cloud of their last tokens; empty if there are too few corpora."""
@@ -249,12 +232,9 @@ class TokenProfiles:
 
 
 def tabulate_prompts(
-    observed: Sequence[ObservedPrompt],
-    settings: CloudSettings,
-    n_tokens: int,
-    n_skipped: int,
+    observed: Sequence[ObservedPrompt], settings: CloudSettings, n_tokens: int, n_skipped: int,
     device: torch.device,
-) -> TokenProfiles:
+) -> TokenProfiles:  # fmt: skip
     """Make tables of the observed prompts at each level, in the prompts' order."""
     from pandas import DataFrame
 

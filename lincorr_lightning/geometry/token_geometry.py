@@ -25,18 +25,15 @@ class TokenGeometry(LMStudy):
     tokens of a prompt, and rho of ID and mean loss is over prompts. *Prompts*: a cloud is the
     prompts of a corpus, each by its last token, and rho of ID and mean loss is over corpora.
 
-    Memory grows with the number of prompts by some numbers and the last token's states of each.
-    Reads any DataLoader of `TokenBatch`.
+    Reads any DataLoader of `TokenBatch`; keeps numbers and the last token's states of each prompt.
 
     Args:
         lm: The LM.
-        shuffles: Shuffling levels S: a prompt is cut into ``4^S`` equal blocks, whose order is
-            shuffled; 0 leaves it as it is.
+        shuffles: Levels S: a prompt is cut into ``4^S`` equal blocks, whose order is shuffled.
         range_scalings: Range scalings n2 of the intrinsic dimension; None takes 2, 4, 8, ... up to
             a quarter of the tokens, at most 256.
         ks: Sizes of the neighborhoods whose overlap is taken; None takes 1 to 31.
-        embedding_layer: Whether the token embedding is observed too, as layer 0; the paper leaves
-            it out.
+        embedding_layer: Whether the token embedding is observed too, as layer 0; not in the paper.
         seed: Seed of the shuffles.
 
     After a test, `profiles` is what was observed.
@@ -70,11 +67,9 @@ class TokenGeometry(LMStudy):
         self._n_skipped = 0
 
     def on_test_start(self) -> None:
-        """Forget an earlier test."""
         self.profiles, self._observed = None, []
 
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        """Observe some prompts at all shuffling levels."""
         self._n_tokens, self._n_skipped = batch.tokens.shape[1], batch.n_skipped
         for level in self.shuffles:
             if self._n_tokens % 4**level:
@@ -96,13 +91,10 @@ class TokenGeometry(LMStudy):
             if level:
                 observed = [one._replace(last=None) for one in observed]
             if not batch.is_padding:
-                levels = [level] * len(observed)
-                self._observed += zip(
-                    numbers, levels, batch.names, batch.corpora, observed, strict=True
-                )
+                about = zip(batch.names, batch.corpora, observed, strict=True)
+                self._observed += [(n, level, *one) for n, one in zip(numbers, about, strict=True)]
 
     def on_test_epoch_end(self) -> None:
-        """Gather what all ranks observed."""
         own, self._observed = self._observed, []
         observed = [one for part in gather(own) for one in part]
         self.profiles = token_clouds.tabulate_prompts(
@@ -114,7 +106,6 @@ class TokenGeometry(LMStudy):
         self.log("test/loss", loss, logger=False, sync_dist=True, batch_size=1)
 
     def build_results(self) -> Results | None:
-        """Return numbers, tables and figures."""
         if self.profiles is None:
             return None
         from lincorr_lightning.geometry.results import token_geometry_results

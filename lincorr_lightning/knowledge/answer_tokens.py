@@ -164,7 +164,6 @@ class TokenReader:
 
 
 def _normalizer(tokenizer: "PreTrainedTokenizerBase") -> Callable[[str], str]:
-    """Return what the tokenizer applies to a text before its lookup, such as lower-casing."""
     normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
     if normalizer is None:
         return str.lower if getattr(tokenizer, "do_lower_case", False) else str

@@ -71,10 +71,6 @@ class Catalogue(dict[str, Knowledge]):
 
         They are in the order of `names` (see `split_names`), without repetitions; a family in the
         catalogue's order.
-
-        Example:
-            >>> [knowledge.name for knowledge in Catalogue.load().select(["X*2", "math"])][:3]
-            ['X*2', 'X+1', 'X+2']
         """
         selected: dict[str, Knowledge] = {}
         for name in split_names(names):
@@ -97,12 +93,10 @@ class Catalogue(dict[str, Knowledge]):
         return reference or None
 
     def _facts_of(self, source: Knowledge) -> dict[str, Mapping[str, tuple[str, ...]]]:
-        """Return the facts of the entities that are answers of a kind of knowledge."""
         entities = self._entities.get(source.kind, {})
         return {name: entities[name].facts for name in source.canonical if name in entities}
 
     def _facts_between(self, source: Knowledge, target: Knowledge) -> dict[str, frozenset[str]]:
-        """Return the facts of the source's entities that the target has answers for."""
         if source.alike not in (None, target.kind):
             return {}
         answers, facts = frozenset(target.canonical), self._facts_of(source).items()
@@ -112,7 +106,6 @@ class Catalogue(dict[str, Knowledge]):
         return {name: right for name, right in known.items() if right}
 
     def _other_facts(self, source: Knowledge, target: Knowledge) -> dict[str, tuple[str, ...]]:
-        """Return the names of the facts of other kinds than the target's, by source identity."""
         if source.alike is not None or source.kind == target.kind:
             return {}
         names = {

@@ -212,12 +212,9 @@ class TokenizedRelation:
 
     @classmethod
     def of(
-        cls,
-        name: str,
-        catalogue: Catalogue,
-        tokenizer: "PreTrainedTokenizerBase",
+        cls, name: str, catalogue: Catalogue, tokenizer: "PreTrainedTokenizerBase",
         subwords: bool = False,
-    ) -> "TokenizedRelation":
+    ) -> "TokenizedRelation":  # fmt: skip
         """Look up a relation, such as ``city->country``, and tokenize its answers.
 
         With `subwords`, beginnings of words are labels of the target, too.

@@ -224,7 +224,6 @@ def _entities(kind: str, value: "_Value") -> dict[str, Entity]:
 
 
 def _prompts(value: "_Value", *, strip: bool = False) -> tuple[str, ...]:
-    """Return prompts with one placeholder each; a text counts as a list of one."""
     for item in value.node.value if value.kind == "list" else [value.node]:
         if str(item.value).endswith(" ") and not strip:
             value.fail(f"{item.value!r} ends in a space; the space belongs to the answer")
@@ -350,7 +349,6 @@ def _join(source: KnowledgeFile, target: KnowledgeFile, entities: dict[str, Any]
 
 
 def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
-    """Refuse facts that refer to an unknown kind or entity."""
     for other_kind, identities in entity.facts.items():
         key = f"entities.{kind}.{entity.identity}.{other_kind}"
         if other_kind not in entities:
@@ -365,7 +363,6 @@ def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
 
 
 def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
-    """Look up the answers of an entry."""
     key = f"knowledge.{entry.name}"
     answers = f"{key}.answers"
     if entry.alike is not None and entry.alike not in entities:

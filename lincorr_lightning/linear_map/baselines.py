@@ -49,25 +49,16 @@ class LabelCount(NamedTuple):
 
 
 def random_words(
-    fitted: FittedMaps,
-    test: Moments,
-    n_compared: int,
-    counts: Sequence[int] = _COUNTS,
+    fitted: FittedMaps, test: Moments, n_compared: int, counts: Sequence[int] = _COUNTS,
     rows: Tensor | None = None,
-) -> tuple[Numbers, list[LabelCount]]:
+) -> tuple[Numbers, list[LabelCount]]:  # fmt: skip
     """Fit maps from and to random words after the same prompts, with the ridges of the pairs.
 
-    Args:
-        fitted: Maps of all pairs, with the moments that they were fitted on; stored maps have none.
-        test: Moments of the joint rows of all held-out subjects.
-        n_compared: Number of source labels for ``excess_over_random_labels``. With many labels,
-            most directions of the states are read whatever the labels are, and no r is special.
-        counts: Other numbers of source labels for the curve.
-        rows: First columns of the joint rows of some held-out subjects, ``(n, n_kept)``, which let
-            the intervals cover subjects, too; None for intervals over labels and words alone.
-
-    Returns:
-        Fields of `PairScore` by pair, and r by the number of source labels.
+    Stored maps have no moments, and so no numbers. `test` has the moments of all held-out subjects;
+    with `rows`, the first columns of the joint rows of some, ``(n, n_kept)``, intervals cover
+    subjects, too. `n_compared` source labels are for ``excess_over_random_labels`` (with many, most
+    directions of the states are read whatever the labels are, and no r is special), `counts` others
+    for the curve. Returns fields of `PairScore` by pair, and r by the number of source labels.
     """
     layout, numbers = fitted.layout, dict[Pair, Any]()
     curve: list[LabelCount] = []
@@ -96,21 +87,18 @@ def random_words(
             to_words = _range(_means(at_target[1][0], layout.sizes[target], rng))
             numbers[pair] = {
                 "baselines": {
-                    "random_source_labels": from_words,
-                    "random_target_labels": to_words,
+                    "random_source_labels": from_words, "random_target_labels": to_words,
                     "same_prompt_map": of_map,
                 },
                 "excess_over_random_labels": {
-                    **excess,
-                    "n_source_labels": compared,
-                    "draws": len(words[0]),
+                    **excess, "n_source_labels": compared, "draws": len(words[0]),
                     "target": _difference(at_target[0], at_target[1], test.n),
                 },
                 "random_label_mean": from_words["mean"],
                 "random_target_label_mean": to_words["mean"],
                 "same_prompt_label_mean": of_map,
                 "excess_over_random": excess["mean"],
-            }
+            }  # fmt: skip
     return numbers, curve
 
 
@@ -169,7 +157,6 @@ def _r_at_targets(
 
 
 def _means(values: _FLOATS, n: int, rng: np.random.Generator) -> _FLOATS:
-    """Return the mean of n of the values for several draws; all of them if there are no more."""
     drawn = [torch.from_numpy(rng.permutation(values)[:n]) for _ in range(_DRAWS)]
     return torch.stack([one.nanmean() for one in drawn]).numpy()
 
@@ -245,7 +232,6 @@ def vocabulary_baselines(
 def _hits(
     weight: Tensor, others: Mapping[str, Tensor], right: Tensor, rates: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the fields that compare Hit@N of W with that of other weights."""
     own, groups = precision.is_hit(weight, right).double(), precision.reference_groups(right)
     hits = {name: precision.is_hit(other, right)[0].double() for name, other in others.items()}
     baselines = {
@@ -273,14 +259,9 @@ def _hits(
 
 
 def beside_baselines(
-    scores: Sequence[PairScore],
-    fitted: FittedMaps,
-    test: Moments,
-    lm: LanguageModel,
-    n_compared: int,
-    counts: Sequence[int] = _COUNTS,
-    rows: Tensor | None = None,
-) -> tuple[list[PairScore], list[LabelCount]]:
+    scores: Sequence[PairScore], fitted: FittedMaps, test: Moments, lm: LanguageModel,
+    n_compared: int, counts: Sequence[int] = _COUNTS, rows: Tensor | None = None,
+) -> tuple[list[PairScore], list[LabelCount]]:  # fmt: skip
     """Return the scores with what `random_words` and `vocabulary_baselines` give, and the curve."""
     words, curve = random_words(fitted, test, n_compared, counts, rows)
     labels = [token for domain in fitted.layout.domains.values() for token in domain.token_ids]
@@ -290,13 +271,9 @@ def beside_baselines(
 
 
 def fit_and_score(
-    fit: Moments,
-    test: Moments,
-    layout: JointLayout,
-    lm: LanguageModel,
-    ridge: float = 0.0,
+    fit: Moments, test: Moments, layout: JointLayout, lm: LanguageModel, ridge: float = 0.0,
     n_compared: int = 0,
-) -> list[PairScore]:
+) -> list[PairScore]:  # fmt: skip
     """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
     fitted = solver.fit_layout(fit, layout, ridge)
     scores = score_maps(fitted, test)

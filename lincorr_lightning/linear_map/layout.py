@@ -64,10 +64,8 @@ class JointLayout:
     Attributes:
         domains: Domain of each kind of knowledge, in the order of the columns.
         pairs: Ordered pairs of names.
-        control: The control prompt, about no kind of knowledge, with ``{}`` for the subject; None
-            without one.
-        references: Which label pairs the reference has, ``(n_target, n_source)`` bool; None where
-            there is no reference.
+        control: The control prompt, about no kind of knowledge, with ``{}`` for the subject.
+        references: Which label pairs the reference has, ``(n_target, n_source)`` bool, if any.
         left_out: Kinds of knowledge of a family that this LM lacks words for, and which.
         permuted: Whether rows end with the labels' logits of another subject.
         words: Token ids of random words for each kind of knowledge of a pair; empty leaves them
@@ -209,7 +207,6 @@ class JointLayout:
         return problems
 
     def _find(self, view: View, names: Iterable[str]) -> Tensor:
-        """Return the columns of a view that hold the tokens of some domains, side by side."""
         position = {token: i for i, token in enumerate(self.views[view])}
         tokens = [token for name in names for token in self.domains[name].token_ids]
         return torch.tensor([self._spans[view].start + position[token] for token in tokens])
@@ -294,32 +291,18 @@ class RowReader:
 
 
 def build_layout(
-    tokenizer: PreTrainedTokenizerBase,
-    catalogue: Catalogue,
-    knowledge: Sequence[str],
-    pairs: Sequence[str] | None = None,
-    require_reference: Sequence[str] = (),
-    control: str | None = None,
-    partial_out: Sequence[str] = (),
-    subwords: bool = False,
-    permuted: bool = False,
-    n_random: int = 0,
-    paraphrases: bool | None = None,
-) -> JointLayout:
+    tokenizer: PreTrainedTokenizerBase, catalogue: Catalogue, knowledge: Sequence[str],
+    pairs: Sequence[str] | None = None, require_reference: Sequence[str] = (),
+    control: str | None = None, partial_out: Sequence[str] = (), subwords: bool = False,
+    permuted: bool = False, n_random: int = 0, paraphrases: bool | None = None,
+) -> JointLayout:  # fmt: skip
     """Turn names from a config into domains, ordered pairs and references.
 
-    Args:
-        tokenizer: The LM's tokenizer.
-        catalogue: The catalogue of knowledge.
-        knowledge: Names of kinds of knowledge or of families, if no pairs are named.
-        pairs: Pairs as ``city->country``; None for every ordered pair of `knowledge`.
-        require_reference: Pairs that must have a reference.
-        control: See `JointLayout`, as of `permuted`.
-        partial_out: Kinds of knowledge that are read too, whether or not a pair has them.
-        subwords: Whether beginnings of words are labels too.
-        permuted: Whether rows have columns of another subject.
-        n_random: Number of labels that are compared with as many random words; 0 reads none.
-        paraphrases: Whether these are read, too; None reads one wording of each prompt.
+    If no `pairs` such as ``city->country`` are named, they are all ordered ones of `knowledge`,
+    names or families. Pairs of `require_reference` must have one; what is in `partial_out` is read
+    too. With `subwords`, beginnings of words are labels; `n_random` labels are compared with as
+    many random words (0 reads none). `paraphrases` says whether these are read, None that one
+    wording of each prompt is. For `control` and `permuted` see `JointLayout`.
     """
     relations = [catalogue.relation(pair) for pair in pairs or ()]
     sides = [side for relation in relations for side in (relation.source, relation.target)]
@@ -433,12 +416,9 @@ def random_word_tokens(
 
 
 def _domains(
-    selected: Iterable[Knowledge],
-    tokenizer: PreTrainedTokenizerBase,
-    by_name: Collection[str],
-    subwords: bool,
-    left_out: dict[str, str],
-) -> dict[str, Domain]:
+    selected: Iterable[Knowledge], tokenizer: PreTrainedTokenizerBase, by_name: Collection[str],
+    subwords: bool, left_out: dict[str, str],
+) -> dict[str, Domain]:  # fmt: skip
     """Return the domain of each kind of knowledge; note in `left_out` which have none, and why."""
     domains = {}
     keep = tuple(kinds.Completeness) if subwords else kinds.WHOLE_WORDS

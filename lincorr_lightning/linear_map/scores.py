@@ -49,14 +49,9 @@ Numbers = Mapping[Pair, Mapping[str, Any]]
 
 
 def pair_number(
-    heading: str = "",
-    format: str = "",
-    matrix: str = "",
-    shows: str = "",
-    unit: str = "Pearson r",
-    is_signed: bool = True,
-    logged: bool = False,
-) -> Any:
+    heading: str = "", format: str = "", matrix: str = "", shows: str = "",
+    unit: str = "Pearson r", is_signed: bool = True, logged: bool = False,
+) -> Any:  # fmt: skip
     """Declare a number of a pair, None by default: a field of a record, in all of its forms.
 
     Heading and format are those of `table.column`; a field with a format is a column of the
@@ -134,9 +129,8 @@ class PairScore:
     n_constant_labels: int = 0
     """Number of target labels without r because they never change."""
     precision: Mapping[str, Any] | None = None
-    """Hit@N under ``influenced`` and ``influencing``, and that of ``baselines``, see
-    `vocabulary_baselines`; ``macro``: means over distinct reference sets. None without a
-    reference."""
+    """Hit@N, ``influenced`` and ``influencing``, that of ``baselines`` (`vocabulary_baselines`),
+    and ``macro``, means over distinct reference sets; None without a reference."""
     baselines: Mapping[str, Any] | None = None
     """The same, with the range over draws of random words."""
     excess_over_random_labels: Mapping[str, Any] | None = None

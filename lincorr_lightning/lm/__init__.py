@@ -7,11 +7,6 @@ from lincorr_lightning.lm.modes import evaluating
 from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
 
 __all__ = [
-    "LMConfig",
-    "LanguageModel",
-    "causal_lm_of",
-    "evaluating",
-    "sample_subjects",
-    "sample_up_to",
+    "LMConfig", "LanguageModel", "causal_lm_of", "evaluating", "sample_subjects", "sample_up_to",
     "usable_strings",
-]
+]  # fmt: skip

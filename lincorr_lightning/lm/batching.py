@@ -36,9 +36,8 @@ class MicroBatches:
     """Runs a function on rows of unequal length, in batches of similar length.
 
     Args:
-        tokens_per_forward: Maximum tokens of a batch, padding included; a single longer row is a
-            batch of its own. None starts with a size that suits the device and halves it whenever
-            memory runs out.
+        tokens_per_forward: Maximum tokens of a batch, padding included; a longer row is one alone.
+            None starts with a size that suits the device, and halves it when memory runs out.
         width: Hidden size of the LM; None if unknown.
     """
 
@@ -75,36 +74,30 @@ class MicroBatches:
                 rows = rows[len(batch) :]
             return batches
 
-        tokens = self.fixed or self.adapted or self._start(device_type)
+        least, most = _START_TOKENS_CPU
+        start = min(max(least, _START_NUMBERS_CPU // (self.width or 1)), most)
+        start = start if device_type == "cpu" else _START_TOKENS_ACCELERATOR
+        tokens = self.fixed or self.adapted or start
         batches = split(rows, tokens)
         # Ranks that share an LM run as many forward passes as the one that has most: a rank that is
         # done runs its shortest row again.
         batches += [rows[-1:]] * (self.max_over_ranks(len(batches)) - len(batches))
         while batches:
-            error = None
             try:
                 forward(batches[0])
+                del batches[0]
+                continue
             except (RuntimeError, MemoryError) as exception:
                 error = oom_reason(exception)
                 if error is None:
                     raise
-            if error is None:
-                del batches[0]
-                continue
             # Out of the except block, whose traceback kept the failed forward's tensors alive.
             if device_type == "cuda":
                 torch.cuda.empty_cache()
             tokens = self._lower(tokens, len(batches[0]), lengths[batches[0][0]], error)
             batches = split([row for batch in batches for row in batch], tokens)
 
-    def _start(self, device_type: str) -> int:
-        if device_type != "cpu":
-            return _START_TOKENS_ACCELERATOR
-        least, most = _START_TOKENS_CPU
-        return min(max(least, _START_NUMBERS_CPU // (self.width or 1)), most)
-
     def _lower(self, tokens: int, n_rows: int, length: int, error: str) -> int:
-        """Return the tokens of smaller batches after one that did not fit, or raise an error."""
         failed = f"a forward pass of batch size {n_rows} and sequence length {length}"
         # Ranks of a sharded LM that changed it on their own would wait for each other for ever.
         if n_rows > 1 and self.fixed is None and self.shared_on is None:

@@ -148,7 +148,6 @@ def chat_lead_in(tokenizer: "PreTrainedTokenizerBase", prefix: str) -> str:
 
 
 def _own_prefix(tokenizer: "PreTrainedTokenizerBase") -> list[int]:
-    """Return the ids that the tokenizer puts before a text, from an encoded text."""
     plain = tokenizer(_PLAIN_TEXT, add_special_tokens=False)["input_ids"]
     full = tokenizer(_PLAIN_TEXT)["input_ids"]
     for start in range(len(full) - len(plain) + 1):

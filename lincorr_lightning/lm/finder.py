@@ -177,7 +177,6 @@ def target_layers(
 
 
 def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[str, str]:
-    """Return why an adapter does not fit some linear layers, by their names, from a short text."""
     ids = torch.arange(_N_ROWS * _N_TOKENS, device=model.device).view(_N_ROWS, _N_TOKENS)
     owners = Counter(id(p) for part in model.modules() for p in part.parameters(recurse=False))
     why = dict.fromkeys(layers, _UNUSED)

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     import transformers as hf
     from torch.distributed.device_mesh import DeviceMesh
 
-
 _log = logging.getLogger(__name__)
 
 # The number of positions, as configurations of different types name it.
@@ -254,13 +253,8 @@ class LanguageModel(nn.Module):
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_ids: Tensor) -> Tensor:
         """Return the logits of some tokens after each row, in one forward pass; differentiable.
 
-        Args:
-            input_ids: Token ids, padded on either side, ``(n_rows, length)``.
-            attention_mask: 1 at true tokens, same shape.
-            token_ids: Tokens to read, ``(n_labels,)``.
-
-        Returns:
-            ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
+        Rows, padded on either side, and the mask of their true tokens are ``(n_rows, length)``. The
+        logits are ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
         """
         input_ids, mask, last = heads.pad_right(input_ids, attention_mask)
         return heads.read_logits(self.model, input_ids, mask, last, token_ids, self._test().by_rows)
@@ -269,10 +263,7 @@ class LanguageModel(nn.Module):
         """Return the logits of some tokens after each prompt.
 
         The LM runs in eval mode and its own dtype, whatever its mode and the active autocast; both
-        are restored.
-
-        Returns:
-            ``(n_prompts, n_labels)``, float64, on the LM's device, in the order of `prompts`.
+        are restored. The logits are ``(n_prompts, n_labels)``, float64, on the LM's device.
 
         Raises:
             NonFiniteError: The logits after a prompt are NaN or infinite.
@@ -380,15 +371,9 @@ class LanguageModel(nn.Module):
         known, the others are read without them, which is the same up to the rounding of the LM's
         dtype, like any other choice of what is read together.
 
-        Args:
-            prompts: For each domain, one prompt per subject, in the same order of subjects.
-            token_ids: Tokens of each domain.
-
-        Returns:
-            ``(n_subjects, n_labels of all domains)``, float64, on the LM's device.
-
-        Raises:
-            LanguageModelError: Prefix sharing is required and not supported; or as `domain_logits`.
+        Each domain has one prompt per subject, in the same order of subjects, and its tokens. The
+        logits are ``(n_subjects, n_labels of all domains)``, float64, on the LM's device. Errors
+        are those of `domain_logits`, and of required prefix sharing that is not supported.
         """
         rows, n = self.rows(list(chain.from_iterable(prompts))), len(prompts[0])
         domains = [range(i * n, (i + 1) * n) for i in range(len(prompts))]
@@ -404,7 +389,6 @@ class LanguageModel(nn.Module):
         self, rows: Sequence[Sequence[int]], domains: Sequence[range],
         token_ids: Sequence[Sequence[int] | Tensor], states: Tensor,
     ) -> Tensor:  # fmt: skip
-        """Return the logits of domains side by side from the states of their rows."""
         head: Any = heads.head_of(self.model)
         alone = self._test().is_product and not (self.is_sharded or head._forward_hooks)
         tokens = [heads.to_device(self._checked(ids), self.model.device) for ids in token_ids]
@@ -442,7 +426,6 @@ class LanguageModel(nn.Module):
     def _plan(
         self, rows: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
     ) -> tuple[list[PromptTree], str]:
-        """Return trees of the rows of groups, none if they are read one by one; and why."""
         trees, why = shared_prefixes.plan_reading(
             self.model, [{i: rows[i] for i in group} for group in groups],
             self.config.share_prefixes, self._batches.fixed, self._test().sharing_error,
@@ -494,7 +477,6 @@ class LanguageModel(nn.Module):
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        """Run the LM as `reading` does inside a ``with`` block, without gradients."""
         device = self.model.device.type
         with torch.no_grad(), modes.reading(self.model, device, compiled=self.config.compile):
             yield
@@ -534,7 +516,6 @@ class LanguageModel(nn.Module):
         return self._tested[kind]
 
     def _is_product(self, probe: Sequence[int]) -> bool:
-        """Return whether logits are the product with the head, bit for bit, and no more."""
         ids, model = torch.tensor([list(probe)], device=self.model.device), self.model
         states = heads.read_states(model, ids, torch.arange(len(probe)))
         parts = [(states, heads.probe_tokens(self.vocab_size))]

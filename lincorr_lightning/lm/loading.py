@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -339,8 +339,8 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     )
     if checkpoint.gguf_file is not None:
         way_out = "Pass the folder or hub id of the LM's tokenizer as lm.tokenizer."
-    kept = _kept_tokenizers.get()
-    if kept is not None and checkpoint in kept:
+    _, kept = _kept.get() or ({}, {})
+    if checkpoint in kept:
         return kept[checkpoint]
     with explained(checkpoint, "the tokenizer", way_out):
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
@@ -350,19 +350,15 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     # For many architectures transformers creates an empty tokenizer where files are missing.
     if len(tokenizer) <= len(tokenizer.all_special_ids):
         raise LanguageModelError(f"{checkpoint} has no vocabulary of a tokenizer. {way_out}")
-    if kept is not None:
-        kept[checkpoint] = tokenizer
+    kept[checkpoint] = tokenizer
     return tokenizer
 
 
 # -- weights -------------------------------------------------------------------------------------
 
-_kept: ContextVar[dict[LMConfig, tuple[PreTrainedModel, object]] | None] = ContextVar(
-    "kept", default=None
-)
-_kept_tokenizers: ContextVar[dict[Checkpoint, PreTrainedTokenizerBase] | None] = ContextVar(
-    "kept_tokenizers", default=None
-)
+# LMs with their state, and tokenizers; nothing is kept outside of `weights_read_once`.
+_Kept = tuple[dict[LMConfig, Any], dict[Checkpoint, Any]]
+_kept: ContextVar[_Kept | None] = ContextVar("kept", default=None)
 
 
 @contextmanager
@@ -371,33 +367,29 @@ def weights_read_once() -> Iterator[None]:
 
     Tokenizers are kept, too, and with them what is known of their vocabulary.
     """
-    token, tokenizers = _kept.set({}), _kept_tokenizers.set({})
+    token = _kept.set(({}, {}))
     try:
         yield
     finally:
         _kept.reset(token)
-        _kept_tokenizers.reset(tokenizers)
 
 
 def load_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
     """Read the weights, or return the unchanged LM that `weights_read_once` keeps."""
-    kept = _kept.get()
-    if kept is None:
-        return read_model(checkpoint, config)
+    kept, _ = _kept.get() or ({}, {})
     model, state = kept.pop(checkpoint.config, (None, None))
     if model is None or state != _state(model):
         del model  # before another one needs memory
         kept.clear()
         model = read_model(checkpoint, config)
     kept[checkpoint.config] = model, _state(model)
-    return model
+    return cast("PreTrainedModel", model)
 
 
 def _state(model: PreTrainedModel) -> object:
     """Return what changes when weights are trained, or layers are added, hooked or sharded."""
     weights = [(n, p.shape, p.dtype, p._version) for n, p in model.named_parameters()]
-    hooks = sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
-    return weights, hooks
+    return weights, sum(len(m._forward_hooks) + len(m._forward_pre_hooks) for m in model.modules())
 
 
 def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedModel:
@@ -429,8 +421,8 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         with explained(adapter, "the adapter", hint):
             return merge_adapter(model, *files[:2])
     options = checkpoint.options | {"dtype": checkpoint.config.dtype}
-    if checkpoint.config.attn_implementation is not None:
-        options["attn_implementation"] = checkpoint.config.attn_implementation
+    if attention := checkpoint.config.attn_implementation:
+        options["attn_implementation"] = attention
     hint = "Is it complete, and does this machine have what its config.json asks for?"
     if checkpoint.gguf_file is not None:
         hint = "The file may be cut short: compare its size, or download it again."
@@ -484,7 +476,6 @@ def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: 
 
 
 def _stored(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield names and dtypes of a folder's weights, from the headers of its safetensors files."""
     from safetensors import safe_open
 
     for path in sorted(folder.glob("*.safetensors")):
@@ -494,10 +485,7 @@ def _stored(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def _check_depth(checkpoint: Checkpoint, config: PreTrainedConfig) -> None:
-    """Refuse many more layers than a folder's weights have, which would be built first.
-
-    Some LMs run their layers several times, and count them so.
-    """
+    """Refuse many more layers than a folder's weights have, which would be built first."""
     numbers = [0]
     for key, _ in _stored(Path(checkpoint.location)) if checkpoint.is_folder else ():
         numbers += map(int, re.findall(r"\.(\d+)\.", key))

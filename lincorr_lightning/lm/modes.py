@@ -101,7 +101,6 @@ def float32_forward(model: "PreTrainedModel", skip: nn.Module | None = None) -> 
 
 
 def _units(module: nn.Module, skip: nn.Module | None) -> Iterator[nn.Module]:
-    """Yield the blocks of a model, and what has weights outside of blocks."""
     if module is skip:
         return
     if isinstance(module, nn.ModuleList):

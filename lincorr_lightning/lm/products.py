@@ -69,7 +69,6 @@ def _may_be_faster() -> bool:
 
 
 def _error() -> float:
-    """Return the relative error of a product of float32 matrices."""
     rng = torch.Generator().manual_seed(0)
     a, b = (torch.randn(size, generator=rng) for size in ((128, 576), (576, 1536)))
     exact = a.double() @ b.double()

@@ -48,9 +48,7 @@ class QueryCache:
         self, lm: LanguageModel, adapter_context: AdapterContext | None = None,
         holder: nn.Module | None = None,
     ) -> None:  # fmt: skip
-        self.lm = lm
-        self._adapter_context = adapter_context
-        self._holder = holder
+        self.lm, self._adapter_context, self._holder = lm, adapter_context, holder
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
         self._prefetched: dict[Query, int] = {}
@@ -85,8 +83,7 @@ class QueryCache:
 
     def start_pause(self, weights_changed: bool = False) -> None:
         """Start a pause of the training; the weights are compared unless known to have changed."""
-        self._pause += 1
-        self._is_checked = False
+        self._pause, self._is_checked = self._pause + 1, False
         if weights_changed:
             self._forget()
 
@@ -145,22 +142,22 @@ class QueryCache:
             for query in due:
                 del self._prefetched[query]
             self._logits |= zip(missing, self._evaluate(list(missing)), strict=True)
-        return [self._select(*request) for request in requests]
-
-    def _select(self, queries: Sequence[Query], token_ids: Sequence[int]) -> Tensor:
-        columns = [self._columns[token] for token in token_ids]
-        logits = [self._logits[query][columns] for query in queries]
-        return torch.stack(logits) if logits else torch.zeros(0, len(columns), dtype=torch.float64)
+        found = []
+        for queries, tokens in requests:
+            columns = [self._columns[token] for token in tokens]
+            none = torch.zeros(0, len(columns), dtype=torch.float64)
+            logits = [self._logits[query][columns] for query in queries]
+            found.append(torch.stack(logits) if logits else none)
+        return found
 
     def _evaluate(self, queries: Sequence[Query]) -> Tensor:
         new = [q.prompt for q in dict.fromkeys(queries) if q.prompt not in self._rows]
         self._rows |= zip(new, self.lm.rows(new), strict=True)
         rows = [self._rows[query.prompt] for query in queries]
         contexts = self.contexts([query.adapter_id for query in queries])
-        columns = list(self._columns)
         groups = [(q.adapter_id, q.subject or q.prompt) for q in queries]
         # Half precision would round away the change by one optimizer step.
-        return self.lm.logits_of_groups(rows, columns, groups, contexts).cpu()
+        return self.lm.logits_of_groups(rows, [*self._columns], groups, contexts).cpu()
 
     def contexts(self, adapter_ids: Sequence[int | None]) -> RowsContext | None:
         """Return a function from the rows of a forward pass to the context of their adapters.

@@ -33,10 +33,8 @@ def usable_strings(tokenizer: PreTrainedTokenizerBase, whole_words: bool = False
     Duplicates are merged (" Paris" and "Paris" are one subject), and WordPiece's ``##`` is removed.
 
     With `whole_words`, they are strings of two or more letters whose token begins a word (" Paris",
-    but not "ris"). The vocabulary does not say where a word ends: " Par" is one of them.
-
-    Returns:
-        Distinct strings in the order of their token ids.
+    but not "ris"). The vocabulary does not say where a word ends: " Par" is one of them. They are
+    in the order of their token ids.
     """
     left_out = frozenset(tokenizer.all_special_ids) | frozenset(tokenizer.added_tokens_decoder)
     return list(_decode_usable(tokenizer, len(tokenizer), left_out, whole_words))
@@ -50,14 +48,13 @@ def _decode_usable(
     del n_tokens  # part of the key: tokens may be added
     ids = sorted(set(tokenizer.get_vocab().values()).difference(left_out))
     texts = tokenizer.batch_decode([[i] for i in ids], clean_up_tokenization_spaces=False)
-    is_wordpiece = _is_wordpiece(tokenizer)
+    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
+    is_wordpiece = type(model).__name__ == "WordPiece" or hasattr(tokenizer, "wordpiece_tokenizer")
     tokens = tokenizer.convert_ids_to_tokens(ids) if whole_words else texts
     marked = any(token.startswith(_WORD_MARKS) for token in tokens)
     strings: dict[str, None] = {}
     for text, token in zip(texts, tokens, strict=True):
-        string = text.strip()
-        if is_wordpiece:
-            string = string.removeprefix(_WORDPIECE_MARK)
+        string = text.strip().removeprefix(_WORDPIECE_MARK if is_wordpiece else "")
         if whole_words:
             begins = token.startswith(_WORD_MARKS) or not (
                 marked or token.startswith(_WORDPIECE_MARK)
@@ -67,11 +64,6 @@ def _decode_usable(
         if _is_usable(string):
             strings[string] = None
     return tuple(strings)
-
-
-def _is_wordpiece(tokenizer: PreTrainedTokenizerBase) -> bool:
-    model = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
-    return type(model).__name__ == "WordPiece" or hasattr(tokenizer, "wordpiece_tokenizer")
 
 
 def _is_usable(string: str) -> bool:
@@ -95,15 +87,10 @@ def sample_subjects(
 ) -> list[str]:  # fmt: skip
     """Sample subjects without replacement, reproducibly on every machine.
 
-    The sample of a smaller `n` is a prefix of the sample of a larger one.
-
-    Args:
-        tokenizer: Tokenizer whose vocabulary is sampled.
-        n: Number of subjects, all of them different.
-        words_per_subject: Number of vocabulary strings of a subject, joined by spaces.
-        seed: Seed of the sample.
-        kind: ``any`` string of the vocabulary, as in the paper; ``words``: see `usable_strings`;
-            ``names``: a given name and a family name, such as Emma Garcia, the same for every LM.
+    The sample of a smaller `n` is a prefix of the sample of a larger one. A subject has
+    `words_per_subject` strings of the vocabulary, joined by spaces: of the `kind` ``any``, as in
+    the paper, or ``words``, see `usable_strings`; ``names`` are a given name and a family name,
+    such as Emma Garcia, the same for every LM.
     """
     parts = _parts(tokenizer, words_per_subject, kind)
     available = _count(parts)
@@ -172,10 +159,9 @@ def sample_up_to(
 def _below(bound: int, bits: np.random.PCG64, n_words: int) -> int:
     """Return a uniform integer below a bound, by rejection sampling."""
     space = 1 << (64 * n_words)
-    limit = space - space % bound
     while True:
         value = 0
         for word in bits.random_raw(n_words).tolist():
             value = (value << 64) | word
-        if value < limit:
+        if value < space - space % bound:
             return value % bound

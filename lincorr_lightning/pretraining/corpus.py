@@ -104,13 +104,9 @@ class Corpus:
 
 
 def build_corpus(
-    config: WorldConfig,
-    catalogue: Catalogue,
-    stated: Sequence[str],
-    pair: str | None = None,
-    cooccurrence: float = 1.0,
-    seed: int = 0,
-) -> Corpus:
+    config: WorldConfig, catalogue: Catalogue, stated: Sequence[str], pair: str | None = None,
+    cooccurrence: float = 1.0, seed: int = 0,
+) -> Corpus:  # fmt: skip
     """Generate a world and the statements about it.
 
     `stated` are kinds of knowledge or families; `pair` and `cooccurrence` are those of
@@ -141,7 +137,6 @@ def build_corpus(
 def _choose_withheld(
     statements: Sequence[Statement], pair: tuple[str, str], cooccurrence: float, seed: int
 ) -> set[tuple[str, str]]:
-    """Return (subject, knowledge) of each statement that is never made."""
     stated = {statement.knowledge.name for statement in statements}
     missing = [name for name in pair if name not in stated]
     if missing:

@@ -112,7 +112,6 @@ class PackedStatements(Dataset[PackedBatch]):
         return replace(packed, is_padding=not drawn)
 
     def _draw(self, epoch: int) -> list[_Drawn]:
-        """Return the statements of an epoch, in its order."""
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self._statements))
         drawn: list[_Drawn] = []
         for block, start in enumerate(range(0, len(order), _DRAWN_TOGETHER)):
@@ -261,7 +260,6 @@ class CorpusDataModule(StudyData):
         self.keep_contents(knowledge_files=[statement.tokens for statement in corpus.encoded])
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the packed statements of each epoch."""
         assert self.corpus is not None, "setup generates it"
         shard = data_shard(self.trainer)
         statements = self._statements(
@@ -270,6 +268,5 @@ class CorpusDataModule(StudyData):
         return ResumableLoader(statements, self.trainer)
 
     def val_dataloader(self) -> DataLoader[RecallBatch]:
-        """Return the prompts, one kind of knowledge per batch."""
         assert self.corpus is not None, "setup generates it"
         return DataLoader(recall_prompts(self.corpus), batch_size=None)  # type: ignore[arg-type]

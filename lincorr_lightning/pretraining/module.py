@@ -141,7 +141,6 @@ class Pretraining(Study):
         return self.lm, self.corpus
 
     def configure_model(self) -> None:
-        """Build the LM for the vocabulary of the corpus."""
         if self.lm is not None:
             return
         corpus = self.corpus or getattr(getattr(self.trainer, "datamodule", None), "corpus", None)
@@ -157,7 +156,6 @@ class Pretraining(Study):
         self.register_buffer("_answers", answers, persistent=False)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
-        """Return AdamW and the schedule over all steps."""
         matrices = [p for p in self.parameters() if p.ndim > 1]
         vectors = [p for p in self.parameters() if p.ndim == 1]
         groups: list[Any] = [{"params": matrices}, {"params": vectors, "weight_decay": 0.0}]
@@ -177,7 +175,6 @@ class Pretraining(Study):
 
     @property
     def _n_steps(self) -> tuple[int, int]:
-        """Number of steps of the run, and of those before the mixing."""
         steps = self.trainer.estimated_stepping_batches
         if math.isinf(steps):
             raise ConfigError("the learning rate needs the run's length. Set trainer.max_epochs.")
@@ -187,7 +184,6 @@ class Pretraining(Study):
         return total, total if epochs < 1 else total * (epochs - mixing) // epochs
 
     def on_train_epoch_start(self) -> None:
-        """Forget the loss of the last epoch."""
         self._loss.reset()
 
     def training_step(self, batch: PackedBatch, batch_idx: int) -> Tensor:
@@ -231,7 +227,6 @@ class Pretraining(Study):
         return (self.trainer.world_size * of_rank / total.clamp(min=1)).float()
 
     def _embed(self, batch: PackedBatch, mixing: bool) -> Tensor:
-        """Return the tokens' embeddings, with subjects mixed with their partners."""
         embedding = self._ready[0].get_input_embeddings()
         subjects: Tensor = embedding(batch.input_ids)
         if not mixing:
@@ -239,7 +234,6 @@ class Pretraining(Study):
         return torch.lerp(subjects, embedding(batch.partners), batch.shares[..., None])
 
     def on_validation_epoch_start(self) -> None:
-        """Start counting."""
         names = self._ready[1].knowledge
         self._hits = {name: MeanMetric().to(self.device) for name in names}
 
@@ -250,7 +244,6 @@ class Pretraining(Study):
         self._hits[batch.knowledge].update((logits.argmax(-1) == batch.answers).float())
 
     def on_validation_epoch_end(self) -> None:
-        """Log recall by kind of knowledge, and its mean."""
         self._recall = {name: float(hits.compute()) for name, hits in self._hits.items()}
         self.log_dict({f"val/recall/{name}": value for name, value in self._recall.items()})
         mean = sum(self._recall.values()) / len(self._recall)
@@ -302,7 +295,6 @@ class Pretraining(Study):
             self.trainer.fit_loop.load_state_dict(checkpoint["loops"]["fit_loop"])
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore loss and recall."""
         self._recall = dict(state["recall"])
         ranks = state["loss"]
         rank, n_ranks = (self.global_rank, self.trainer.world_size) if self._trainer else (0, 1)

@@ -93,7 +93,6 @@ def reproduce(args: Sequence[str]) -> Path | None:
 
 @rank_zero_only
 def _write(plans: list[LMRuns], state: State, items: list[Item], settings: Settings) -> Path:
-    """Write the page of the runs that are finished."""
     for plan in plans:
         state.fill_in(plan)
     failed = [f"{plan.name}: {run}: {why}" for plan in plans for run, why in plan.errors.items()]
@@ -107,7 +106,6 @@ def _write(plans: list[LMRuns], state: State, items: list[Item], settings: Setti
 
 
 def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRuns]:
-    """Return the plan of each LM, with its fingerprint."""
     names, plans = [short_name(path) for path in settings.lm], []
     if len(twice := [name for name in names if names.count(name) > 1]):
         raise ConfigError(f"two of the LMs have the name {twice[0]}. Rename one of the folders.")
@@ -124,7 +122,6 @@ def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRun
 
 
 def _lm_config(path: str, settings: Settings) -> LMConfig:
-    """Return how an LM is read, as in the runs."""
     of_lm = {k: v for k, v in settings.options.items() if k.startswith("model.lm.")}
     options: dict[str, Any] = {k.removeprefix("model.lm."): v for k, v in of_lm.items()}
     try:
@@ -147,7 +144,6 @@ def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict
 
 
 def _option(text: str) -> tuple[str, Any]:
-    """Return an option of the runs, given as ``key=value``."""
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--option {text}: write KEY=VALUE, as in model.lm.dtype=bfloat16.")
@@ -266,7 +262,6 @@ def _read_paths(run: PlannedRun) -> Iterator[str]:
 
 
 def _digest(path: Path) -> str:
-    """Return the hash of a file, or of all files in a folder with their names."""
     if path.is_dir():
         digests = {file.name: _digest(file) for file in sorted(path.iterdir())}
         return sha256(json.dumps(digests).encode()).hexdigest()[:12]
@@ -339,14 +334,12 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
 
 
 def _held_out_subjects(probe: Path) -> list[str]:
-    """Return the subjects of a probe that its maps were not fitted on."""
     frame = SavedRun.read(probe).table("subjects").frame
     return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
 
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what each run prints and logs; warnings are shown."""
     logging.disable(logging.INFO)
     try:
         with redirect_stdout(io.StringIO()), warnings.catch_warnings():

@@ -341,7 +341,6 @@ def relation_probe(relation: str) -> str | None:
 
 
 def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> PlannedRun:
-    """Fill in the options that ``plan.yaml`` has for a run."""
     study, _, subject = name.partition("_")
     entry = plan_data("runs").get(name) or plan_data("runs")[study]
     if study in ("probe", "after"):
@@ -385,7 +384,6 @@ def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> Plan
 
 
 def _filled(options: Any, values: Mapping[str, Any]) -> Any:
-    """Return options with the values of what stands in braces."""
     if isinstance(options, Mapping):
         return {key: _filled(value, values) for key, value in options.items()}
     if isinstance(options, list):
@@ -422,7 +420,6 @@ def left_out(plan: LMRuns, items: Sequence[Item], n_lms: int) -> Iterator[tuple[
 
 
 def _parts(item: Item) -> set[str]:
-    """Return the runs and kinds of knowledge of an item."""
     catalogue = Catalogue.load()
     printed = [number.relation for number in paper_numbers() if number.place in item.places]
     families = {run.partition("_")[2] for run in item.runs}

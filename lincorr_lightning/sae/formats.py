@@ -493,7 +493,6 @@ def _uncentered(
 def _from_heads(
     sae: SparseAutoencoder, source: SAESource, steps: Collection[str] = ()
 ) -> SparseAutoencoder:
-    """Move an SAE of the attention's concatenated heads to the attention's output."""
     moved: SparseAutoencoder | None = None
     reason, changes = "", " and ".join(name for name in _HEAD_STEPS if name in steps)
     if changes:

@@ -22,10 +22,6 @@ class HookPoint:
 
     Layers are counted from 0. The kinds are ``residual``, the residual stream after the layer, and
     ``mlp_out`` and ``attention_out``, what the layer's MLP or attention adds to it.
-
-    Example:
-        >>> str(HookPoint(3, "mlp_out")), HookPoint(3, "mlp_out").id
-        ('mlp_out of layer 3', 'mlp_out.3')
     """
 
     layer: int

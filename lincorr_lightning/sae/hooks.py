@@ -148,7 +148,6 @@ def _replace_output(
     args: Any,
     output: Any,
 ) -> Any:
-    """Pass a module's output through a function."""
     tensor = _tensor_in(output)
     whole = tensor if tensor.dim() == 3 else tensor.view(shape)
     new = function(whole)

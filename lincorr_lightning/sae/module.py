@@ -95,7 +95,6 @@ class SparseAutoencoders(LMStudy):
         self._reader: BlockActivations | None = None
 
     def setup(self, stage: str) -> None:
-        """Refuse settings that cannot work, before anything is read."""
         super().setup(stage)
         if stage != "fit":
             return
@@ -107,7 +106,6 @@ class SparseAutoencoders(LMStudy):
         require_one_epoch(self.trainer, "data.n_tokens")
 
     def prepare_lm(self) -> None:
-        """Find the LM's hook points, and make the SAEs or load the given ones."""
         if self.saes is None:
             model = self.lm.model
             hook_points = find_hook_points(model, self.kinds, self.layers)
@@ -123,7 +121,6 @@ class SparseAutoencoders(LMStudy):
 
     @property
     def _sizes(self) -> dict[HookPoint, int]:
-        """Number of features of each SAE."""
         if self.stacked is not None:
             return dict.fromkeys(self.stacked.hook_points, self.sae.n_features)
         return {hook_point: sae.n_features for hook_point, sae in self.given.items()}
@@ -133,7 +130,6 @@ class SparseAutoencoders(LMStudy):
         return torch.optim.Adam(self._trained.parameters(), lr=self.learning_rate)
 
     def on_train_start(self) -> None:
-        """Count the steps of the learning rate's schedule."""
         n_steps, max_steps = float(self.trainer.num_training_batches), self.trainer.max_steps
         self._n_steps = n_steps if max_steps < 1 else min(n_steps, max_steps)
         if math.isinf(self._n_steps):
@@ -159,7 +155,6 @@ class SparseAutoencoders(LMStudy):
                 tensor.data.copy_(self.trainer.strategy.broadcast(tensor.data))
 
     def training_step(self, batch: TokenStep | TokenRows, batch_idx: int) -> Tensor:
-        """Return the loss of all SAEs on one step's tokens."""
         del batch, batch_idx
         self.n_tokens += self._activations.shape[1]
         losses: StepLosses = self._trained(self._activations)
@@ -208,7 +203,6 @@ class SparseAutoencoders(LMStudy):
         return self._trained.export(self.lm.config.name_or_path)
 
     def on_validation_epoch_start(self) -> None:
-        """Export the SAEs to score."""
         if self.stacked is None:
             self._scored = {at: sae.to(self.device) for at, sae in self.given.items()}
         else:
@@ -230,7 +224,6 @@ class SparseAutoencoders(LMStudy):
         score_texts(self.lm.model, self._scored, batch, self._quality)
 
     def on_validation_epoch_end(self) -> None:
-        """Score every hook point, over all ranks."""
         self._reconstruction = self._quality.gather()
         for score in score_hook_points(self._sizes, self._reconstruction):
             for name in SCORES:
@@ -239,7 +232,6 @@ class SparseAutoencoders(LMStudy):
                     self.log(f"val/{name}/{score.hook_point}", value)
 
     def build_results(self) -> Results:
-        """Return the scores and the training curves."""
         n_tokens = torch.tensor(self.n_tokens, device=self.device)
         return sae_results(
             self._sizes, self._reconstruction, self.history,
@@ -249,12 +241,10 @@ class SparseAutoencoders(LMStudy):
         )  # fmt: skip
 
     def write_artifacts(self, folder: Path) -> None:
-        """Write the SAEs of a fit."""
         if self.trainer.state.fn == "fit":
             save_saes(self.trained(), folder)
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return the training curves and the last scores."""
         return {
             "history": {tag: list(points) for tag, points in self.history.items()},
             "n_tokens": self.n_tokens,
@@ -268,7 +258,6 @@ class SparseAutoencoders(LMStudy):
         require_same(checkpoint["hyper_parameters"], own, "model.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the training curves and the last scores."""
         history = state["history"].items()
         self.history = {tag: [tuple(point) for point in points] for tag, points in history}
         self.n_tokens = state["n_tokens"]

@@ -330,7 +330,6 @@ class _KnownPreActivations(torch.autograd.Function):
         values: Tensor,
         entries: "_Entries",
     ) -> Tensor:
-        """Return the values."""
         del bias
         ctx.save_for_backward(inputs, encoder, center, *entries)
         return values.clone()
@@ -358,7 +357,6 @@ class _KnownPreActivations(torch.autograd.Function):
 
 
 def _decode(features: Tensor, decoder: Tensor, entries: "_Entries") -> Tensor:
-    """Return sums of decoder rows, ``(n_hook_points, n, width)``, weighted by the features."""
     n_hook_points, _, width = decoder.shape
     rows = embedding_bag(
         entries.features, decoder.flatten(0, 1), entries.starts, mode="sum",

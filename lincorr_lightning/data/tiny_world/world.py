@@ -215,7 +215,6 @@ class _People:
         return towns
 
     def _companies(self) -> dict[str, str]:
-        """Return CEO -> company, with one CEO per company."""
         reference = self.catalogue.relation("ceo->company").reference or {}
         company_of = {ceo: next(iter(right)) for ceo, right in reference.items() if len(right) == 1}
         plain, n = set(self.words.pick("company")), self.config.n_companies
@@ -415,7 +414,6 @@ class World:
 
     @property
     def _numbers(self) -> dict[str, int]:
-        """Operands of calculations: the numbers, and people who stand for one."""
         numbers = {str(number): number for number in range(self.config.largest_number + 1)}
         if self.config.numbered:
             numbers |= {name: int(facts["number"]) for name, facts in self.people.items()}
