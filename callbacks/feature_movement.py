@@ -45,7 +45,6 @@ class MovedFeature:
 
 
 def _add(measurement: Measurement, other: Measurement) -> None:
-    """Add the sums over other subjects of the same step."""
     for key, sums in other.items():
         earlier = measurement.get(key, {})
         measurement[key] = {name: earlier.get(name, 0) + value for name, value in sums.items()}
@@ -86,16 +85,9 @@ class FeatureMovement(RelationCallback):
     kept = (*RelationCallback.kept, "_base", "_sums")
 
     def __init__(
-        self,
-        saes: str | list[str],
-        relation: str | None = None,
-        subjects: list[str] | None = None,
-        n_watch: int = 64,
-        least: float = 0.1,
-        n_top: int = 10,
-        seed: int = 1,
-        **options: Any,
-    ) -> None:
+        self, saes: str | list[str], relation: str | None = None, subjects: list[str] | None = None,
+        n_watch: int = 64, least: float = 0.1, n_top: int = 10, seed: int = 1, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(relation, seed=seed, **options)
         require("FeatureMovement.n_watch", n_watch, at_least=1)
         require("FeatureMovement.n_top", n_top, at_least=1)
@@ -145,7 +137,6 @@ class FeatureMovement(RelationCallback):
     def _activations(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
     ) -> dict[str, Tensor]:
-        """Return the activations after the source prompts and then the target prompts."""
         relation = self.tokenized
         prompts = [*relation.source_prompts(subjects), *relation.target_prompts(subjects)]
         rows = self.cache.lm.rows(prompts)
@@ -157,7 +148,6 @@ class FeatureMovement(RelationCallback):
     def _compare(
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
     ) -> Measurement:
-        """Compare the features of subjects with those before training."""
         activations = self._activations(subjects, adapter_ids)
         rows = [self._rows[subject] for subject in subjects]
         measurement: Measurement = {}
@@ -167,12 +157,9 @@ class FeatureMovement(RelationCallback):
                 key = f"{hook_point.id}/{side}"
                 old, new = self._features[key][rows].to(x.device), sae.encode(x)
                 of_features = {
-                    "before": old,
-                    "after": new,
-                    "change": (new - old).abs(),
-                    "on": (old <= 0) & (new > 0),
-                    "off": (old > 0) & (new <= 0),
-                }
+                    "before": old, "after": new, "change": (new - old).abs(),
+                    "on": (old <= 0) & (new > 0), "off": (old > 0) & (new <= 0),
+                }  # fmt: skip
                 measurement[key] = {
                     "n": torch.tensor(float(len(subjects)), dtype=torch.float64),
                     "error": (x - sae.decode(new)).double().square().sum().cpu(),
@@ -213,7 +200,6 @@ class FeatureMovement(RelationCallback):
         self.log_scalars(trainer, scalars, step)
 
     def _top(self, step: int, key: str) -> list[MovedFeature]:
-        """Return the features that moved most."""
         sums, (point, side) = self._sums[step][key], key.split("/")
         order = torch.argsort(sums["change"], descending=True, stable=True)[: self.n_top].tolist()
         return [

@@ -48,16 +48,10 @@ class Forecast(RelationCallback):
     kept = (*RelationCallback.kept, "_fields")
 
     def __init__(
-        self,
-        relation: str | None = None,
-        edits: list[dict[str, Any]] | str | None = None,
-        method: Literal["full", "lora"] = "full",
-        learning_rate: float = 5e-6,
-        n_steps: int = 10,
-        linear_map: str | None = None,
-        n_subjects: int = N_SUBJECTS,
-        **options: Any,
-    ) -> None:
+        self, relation: str | None = None, edits: list[dict[str, Any]] | str | None = None,
+        method: Literal["full", "lora"] = "full", learning_rate: float = 5e-6, n_steps: int = 10,
+        linear_map: str | None = None, n_subjects: int = N_SUBJECTS, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(relation, **options)
         require("Forecast.learning_rate", learning_rate, at_least=0)
         require("Forecast.n_steps", n_steps, at_least=1)

@@ -78,15 +78,10 @@ class Formation(RelationCallback):
     kept = (*RelationCallback.kept, "correlations", "recall")
 
     def __init__(
-        self,
-        pairs: Sequence[str] | None = None,
-        n_subjects: int = 1000,
-        every_n_steps: int = 100,
-        control: str | None = "One day, {} saw a",
-        ridge: float = 0.0,
-        random_labels: int = 20,
+        self, pairs: Sequence[str] | None = None, n_subjects: int = 1000, every_n_steps: int = 100,
+        control: str | None = "One day, {} saw a", ridge: float = 0.0, random_labels: int = 20,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(relation=None, every_n_steps=every_n_steps, **options)
         require("Formation.ridge", ridge, at_least=0)
         require("Formation.random_labels", random_labels, at_least=0)
@@ -124,7 +119,6 @@ class Formation(RelationCallback):
         self._facts = {} if corpus is None else self._find_facts(corpus)
 
     def _find_facts(self, corpus: Corpus) -> dict[str, list[tuple[list[str], Tensor]]]:
-        """Return prompts and columns of right answers, of stated and of withheld facts."""
         facts: dict[str, list[tuple[list[str], Tensor]]] = {}
         for name, domain in self._layout.domains.items():
             column_of = {

@@ -76,17 +76,11 @@ class Generalization(MapCallback):
     kept = (*MapCallback.kept, "_by_neighbours")
 
     def __init__(
-        self,
-        relation: str | None = None,
-        edits: list[dict[str, Any]] | str | None = None,
-        controls: list[str] | None = None,
-        linear_map: str | None = None,
-        n_watch: int = 16,
-        every_n_steps: int = 1,
-        paraphrases: list[str] | None = None,
-        n_neighbours: int = 0,
+        self, relation: str | None = None, edits: list[dict[str, Any]] | str | None = None,
+        controls: list[str] | None = None, linear_map: str | None = None, n_watch: int = 16,
+        every_n_steps: int = 1, paraphrases: list[str] | None = None, n_neighbours: int = 0,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(relation, linear_map, every_n_steps=every_n_steps, **options)
         require("Generalization.n_watch", n_watch, at_least=1)
         require("Generalization.n_neighbours", n_neighbours, at_least=0)
@@ -150,7 +144,6 @@ class Generalization(MapCallback):
         return sample_up_to(tokenizer, n, seed=self.seed + 1) if n else []
 
     def _edits_and_subjects(self, trainer: L.Trainer) -> tuple[list[Edit], list[str]]:
-        """Return the edits in this relation's labels, or none, and the subjects."""
         edits = self.find_edits(self.edits, trainer)
         if not edits:
             self.tokenized.require_reference()
@@ -171,7 +164,6 @@ class Generalization(MapCallback):
             self.prefetch(self._queries)
 
     def _queries_of(self, ids: Sequence[int]) -> list[list[Query]]:
-        """Return the prompts of some edits, and then of the neighbours."""
         return self.queries([*(self._subjects[index] for index in ids), *self.neighbours])
 
     def measure(self, trainer: L.Trainer) -> None:
@@ -205,7 +197,6 @@ class Generalization(MapCallback):
             self.set_callback_metrics(trainer, self._keyed(means))
 
     def _joint_means(self, ids: Sequence[int]) -> tuple[dict[str, float], cases.DomainLogits]:
-        """Return the means of some edits and of the neighbours, and the logits of the edits."""
         logits, n = self.read(self._queries_of(ids)), len(ids)
         edits = logits.rows(range(n))
         means = self._means(ids, edits)
@@ -275,16 +266,11 @@ class Generalization(MapCallback):
         labels, mask = self._labels(ids, logits), self._reference_mask(ids, logits)
         taught = bool(self._edits)
         self.cases = cases.edit_cases(
-            self.tokenized,
-            [self._subjects[index] for index in ids],
-            [self._edits[index].answer for index in ids] if taught else None,
-            labels,
-            mask,
-            self.base.rows(ids).target,
-            logits.target,
-            logits.source.argmax(1) == labels,
+            self.tokenized, [self._subjects[index] for index in ids],
+            [self._edits[index].answer for index in ids] if taught else None, labels, mask,
+            self.base.rows(ids).target, logits.target, logits.source.argmax(1) == labels,
             self.weight,
-        )
+        )  # fmt: skip
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.neighbours)}
         values = cases.outcome_values(self.tokenized.name, means, mask, self.cases, counts)
         if self.edits is not None:

@@ -60,15 +60,10 @@ class GradientCorrelation(MapCallback):
     kept = (*MapCallback.kept, "_steps", "_last_logits")
 
     def __init__(
-        self,
-        relation: str | None = None,
-        linear_map: str | None = None,
-        subjects: list[str] | None = None,
-        n_watch: int = 16,
-        every_n_steps: int = 1,
-        seed: int = 0,
+        self, relation: str | None = None, linear_map: str | None = None,
+        subjects: list[str] | None = None, n_watch: int = 16, every_n_steps: int = 1, seed: int = 0,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(relation, linear_map, every_n_steps=every_n_steps, seed=seed, **options)
         check_subjects(subjects, n_watch, "GradientCorrelation")
         self.subjects, self.n_watch = subjects, n_watch
@@ -114,7 +109,6 @@ class GradientCorrelation(MapCallback):
         return {f"{prefix}{name}/{self.tag}": r for name, r in numbers.items()}
 
     def _warn_about_half_precision(self) -> None:
-        """Warn where updates, or the change of logits by one step, are rounded away."""
         lm = self.cache.lm
         if trained_in_half_precision(lm.model):
             rank_zero_warn(
@@ -164,7 +158,6 @@ class GradientCorrelation(MapCallback):
             self.keep_edits(edit_batch, before, after)
 
     def _correlate(self, before: DomainLogits, after: DomainLogits) -> dict[str, float]:
-        """Return all correlations over some updates, one per row."""
         d_source, d_target = after.source - before.source, after.target - before.target
         weight = self.weight
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))

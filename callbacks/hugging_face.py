@@ -68,7 +68,6 @@ class HuggingFaceCallback(TrainerCallback):
             getattr(callback, hook)(self._run, self._module, *arguments)
 
     def _log(self, state: Any) -> None:
-        """Add what was measured at this step to the history."""
         points = {
             key: history[-1][1]
             for callback in self.callbacks

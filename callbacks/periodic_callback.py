@@ -305,7 +305,6 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         """Measure the LM as it is now; nothing by default."""
 
     def _measure_once(self, trainer: L.Trainer) -> None:
-        """Measure unless these weights have been measured at this step."""
         state = self.step, self.cache.weights_version()
         if (self._last_measured, self._measured_version) != state:
             self._last_measured, self._measured_version = state

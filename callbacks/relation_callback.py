@@ -45,12 +45,9 @@ class RelationCallback(PeriodicCallback):
     """
 
     def __init__(
-        self,
-        relation: str | None = None,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
+        self, relation: str | None = None, knowledge_files: list[str] | None = None, seed: int = 0,
         **options: Any,
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         self.relation, self.knowledge_files, self.seed = relation, knowledge_files, seed
 
@@ -168,13 +165,9 @@ class MapCallback(RelationCallback):
     kept = (*RelationCallback.kept, "maps", "_base", "_by_edit")
 
     def __init__(
-        self,
-        relation: str | None = None,
-        linear_map: str | None = None,
-        ridge: float = 0.0,
-        n_subjects: int = 2000,
-        **options: Any,
-    ) -> None:
+        self, relation: str | None = None, linear_map: str | None = None, ridge: float = 0.0,
+        n_subjects: int = 2000, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(relation, **options)
         require(f"{type(self).__name__}.ridge", ridge, at_least=0)
         require(f"{type(self).__name__}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)

@@ -48,15 +48,10 @@ class Resilience(MapCallback):
     kept = (*MapCallback.kept, "_r", "_moments")
 
     def __init__(
-        self,
-        linear_map: str | None = None,
-        relation: str | None = None,
-        subjects: list[str] | None = None,
-        n_watch: int = 128,
-        seed: int = 1,
-        random_labels: int = 20,
-        **options: Any,
-    ) -> None:
+        self, linear_map: str | None = None, relation: str | None = None,
+        subjects: list[str] | None = None, n_watch: int = 128, seed: int = 1,
+        random_labels: int = 20, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(relation, linear_map, seed=seed, **options)
         check_subjects(subjects, n_watch, "Resilience")
         require("Resilience.random_labels", random_labels, at_least=0)

@@ -47,17 +47,10 @@ class TokenGeometryMonitor(PeriodicCallback):
     study = "token_geometry"
 
     def __init__(
-        self,
-        texts: str | None = None,
-        key: str = "text",
-        n_tokens: int = 64,
-        n_texts: int = 4,
-        range_scalings: list[int] | None = None,
-        ks: list[int] | None = None,
-        embedding_layer: bool = False,
-        seed: int = 0,
-        **options: Any,
-    ) -> None:
+        self, texts: str | None = None, key: str = "text", n_tokens: int = 64, n_texts: int = 4,
+        range_scalings: list[int] | None = None, ks: list[int] | None = None,
+        embedding_layer: bool = False, seed: int = 0, **options: Any,
+    ) -> None:  # fmt: skip
         super().__init__(**options)
         require("TokenGeometryMonitor.n_tokens", n_tokens, at_least=4)
         require("TokenGeometryMonitor.n_texts", n_texts, at_least=1)

@@ -216,11 +216,7 @@ class ReconstructionQuality(Metric):
         losses = self.losses / self.n_targets.clamp(min=1)
         n_hook_points = len(self.n)
         return Reconstruction(
-            n_tokens=int(self.n.max()),
-            explained_variance=explained,
-            l0=self.active.sum(1) / n[:, 0],
-            frequency=self.active / n,
-            clean=float(losses[0]),
-            spliced=losses[1 : 1 + n_hook_points],
-            ablated=losses[1 + n_hook_points :],
-        )
+            n_tokens=int(self.n.max()), explained_variance=explained,
+            l0=self.active.sum(1) / n[:, 0], frequency=self.active / n, clean=float(losses[0]),
+            spliced=losses[1 : 1 + n_hook_points], ablated=losses[1 + n_hook_points :],
+        )  # fmt: skip

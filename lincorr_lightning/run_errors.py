@@ -30,11 +30,9 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def run_error(
-    error: Exception,
-    ckpt_path: str | Path | None,
-    model: L.LightningModule,
+    error: Exception, ckpt_path: str | Path | None, model: L.LightningModule,
     data: L.LightningDataModule,
-) -> LincorrError | None:
+) -> LincorrError | None:  # fmt: skip
     """Return an error that says what to do about one that ended a run.
 
     It may name the checkpoint that the run began with, and settings of the study and its data. None

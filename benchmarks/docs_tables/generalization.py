@@ -68,13 +68,10 @@ def forecasts(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def main(
-    lm: str = "tiny-world",
-    n_edits: int = 150,
-    relations: tuple[str, ...] = RELATIONS,
-    seeds: tuple[int, ...] = (0,),
-    config: str = "configs/source_finetune.yaml",
+    lm: str = "tiny-world", n_edits: int = 150, relations: tuple[str, ...] = RELATIONS,
+    seeds: tuple[int, ...] = (0,), config: str = "configs/source_finetune.yaml",
     options: tuple[str, ...] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Print the table, and that of the forecasts.
 
     Args:

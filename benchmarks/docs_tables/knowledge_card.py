@@ -160,15 +160,12 @@ def prompt_table(catalogue: Catalogue, kinds: Sequence[Knowledge]) -> str:
         identities = {answer.identity for answer in each.answers}
         rows.append(
             [
-                each.name,
-                " · ".join((each.template, *each.paraphrases)),
+                each.name, " · ".join((each.template, *each.paraphrases)),
                 *([each.printed_template] if printed else []),
-                f"{len(identities)} ({len(each.answers)})",
-                each.paper_size,
-                origin(each),
+                f"{len(identities)} ({len(each.answers)})", each.paper_size, origin(each),
                 references(catalogue, each),
             ]
-        )
+        )  # fmt: skip
     return markdown_table([*columns, "answers", "paper", "from", "reference to"], rows)
 
 

@@ -51,22 +51,17 @@ def row(results: dict[str, Any]) -> list[str]:
         return f"{100 * found[what]:.0f}{spread}"
 
     return [
-        arrow(results["relation"]),
-        f"{results['n_source_labels']} / {results['n_target_labels']}",
-        *(share(mapping) for mapping in MAPPINGS),
-        share("reference", "uncomposed"),
-        share("reference", "unrestricted"),
-        share("reference", "random"),
+        arrow(results["relation"]), f"{results['n_source_labels']} / {results['n_target_labels']}",
+        *(share(mapping) for mapping in MAPPINGS), share("reference", "uncomposed"),
+        share("reference", "unrestricted"), share("reference", "random"),
         share("reference", "paper"),
-    ]
+    ]  # fmt: skip
 
 
 def main(
-    lm: str = "tiny-world",
-    most: int | None = 20,
-    n_seeds: int = 5,
+    lm: str = "tiny-world", most: int | None = 20, n_seeds: int = 5,
     relations: list[str] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Print the table.
 
     Args:

@@ -35,14 +35,11 @@ LIMITS = (0.7, 0.5, 0.3)
 def tables(runs: Sequence[ForecastRun], results: Path) -> dict[str, str]:
     """Return all tables by their markers in the documents."""
     return {
-        "real_leads": lead_table(runs),
-        "real_forecasts": area_table(runs),
-        "real_within": area_table(runs, within=True),
-        "real_relations": relation_table(runs),
-        "real_steps": step_table(runs),
-        "real_left_out": left_out_table(runs),
+        "real_leads": lead_table(runs), "real_forecasts": area_table(runs),
+        "real_within": area_table(runs, within=True), "real_relations": relation_table(runs),
+        "real_steps": step_table(runs), "real_left_out": left_out_table(runs),
         "real_costs": cost_table(results),
-    }
+    }  # fmt: skip
 
 
 def by_lm_and_method(runs: Sequence[ForecastRun]) -> Iterator[tuple[str, list[ForecastRun]]]:

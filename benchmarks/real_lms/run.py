@@ -378,12 +378,9 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(
-    folder: str,
-    texts: str | None = None,
-    only: tuple[str, ...] = (),
-    show: bool = False,
+    folder: str, texts: str | None = None, only: tuple[str, ...] = (), show: bool = False,
     output: str = str(REAL_LMS),
-) -> None:
+) -> None:  # fmt: skip
     """Make the missing runs and print the tables.
 
     Args:

@@ -228,11 +228,9 @@ def studies_table() -> str:
 
 
 def main(
-    n: int = 1,
-    only: tuple[str, ...] = ("subjects", "labels", "kinds", "LM"),
-    lms: tuple[str, ...] = (),
-    tokenizer: str = "tiny-world",
-) -> None:
+    n: int = 1, only: tuple[str, ...] = ("subjects", "labels", "kinds", "LM"),
+    lms: tuple[str, ...] = (), tokenizer: str = "tiny-world",
+) -> None:  # fmt: skip
     """Measure, and put the tables into the documents.
 
     Args:

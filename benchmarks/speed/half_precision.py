@@ -31,10 +31,8 @@ RIDGES = (0.0, 100.0)
 def main(
     lm: str = "tiny-world",
     pairs: tuple[str, ...] = ("city->country", "country->language", "ceo->company", "city->pet"),
-    n_subjects: int = 2000,
-    words_per_subject: int = 1,
-    subwords: bool = False,
-) -> None:
+    n_subjects: int = 2000, words_per_subject: int = 1, subwords: bool = False,
+) -> None:  # fmt: skip
     """Compare.
 
     Args:

@@ -257,17 +257,12 @@ def ways_of(
 
 @torch.no_grad()
 def main(
-    lm: str | None = None,
-    shape: str = "gpt2-small",
-    tokenizer: str = "tiny-world",
+    lm: str | None = None, shape: str = "gpt2-small", tokenizer: str = "tiny-world",
     gguf: str | None = None,
     knowledge: tuple[str, ...] = ("city", "country", "language", "continent"),
-    n_subjects: int = 512,
-    n_published: int = 8,
-    dtype: str = "float32",
-    device: str = "cpu",
+    n_subjects: int = 512, n_published: int = 8, dtype: str = "float32", device: str = "cpu",
     threads: int | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Measure.
 
     Args:

@@ -35,12 +35,9 @@ def last_logits(model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
 
 
 def train(
-    model: nn.Module,
-    parameters: Sequence[nn.Parameter],
-    rows: dict[str, Tensor],
-    answers: Tensor,
+    model: nn.Module, parameters: Sequence[nn.Parameter], rows: dict[str, Tensor], answers: Tensor,
     steps: int,
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """Some AdamW steps on each row's answer; the logits afterwards."""
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
     for _ in range(steps):
@@ -52,14 +49,9 @@ def train(
 
 
 def main(
-    side_by_side: tuple[int, ...] = (1, 8, 32, 64, 128),
-    n_edits: int = 128,
-    steps: int = 10,
-    rank: int = 8,
-    lm: str = "tiny-world",
-    repeats: int = 3,
-    device: str = "cpu",
-) -> None:
+    side_by_side: tuple[int, ...] = (1, 8, 32, 64, 128), n_edits: int = 128, steps: int = 10,
+    rank: int = 8, lm: str = "tiny-world", repeats: int = 3, device: str = "cpu",
+) -> None:  # fmt: skip
     """Measure.
 
     Args:

@@ -108,12 +108,9 @@ def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> st
 
 
 def main(
-    n: int = 5,
-    before: str | None = None,
-    lm: str = "",
-    warm_up: bool = True,
+    n: int = 5, before: str | None = None, lm: str = "", warm_up: bool = True,
     only: tuple[str, ...] = (),
-) -> None:
+) -> None:  # fmt: skip
     """Measure.
 
     Args:

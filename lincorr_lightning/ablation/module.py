@@ -83,7 +83,7 @@ class VocabularyAblation(Study):
 
     def __init__(
         self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
+        lm: LMConfig = LMConfig(),
         embedding_source: EmbeddingSource = "input",
         mapping: str | list[str] = "reference",
         seeds: list[int] | None = None,

@@ -13,17 +13,7 @@ from lincorr_lightning.finetune.repair.datamodule import (
 from lincorr_lightning.finetune.repair.module import Repair
 
 __all__ = [
-    "Edit",
-    "EditBatch",
-    "EditDataset",
-    "EditForecast",
-    "EditTraining",
-    "EditedLM",
-    "EditsDataModule",
-    "Repair",
-    "RepairBatch",
-    "RepairDataModule",
-    "SourceFinetune",
-    "StatementBatch",
-    "edit_dataset",
-]
+    "Edit", "EditBatch", "EditDataset", "EditForecast", "EditTraining", "EditedLM",
+    "EditsDataModule", "Repair", "RepairBatch", "RepairDataModule", "SourceFinetune",
+    "StatementBatch", "edit_dataset",
+]  # fmt: skip

@@ -39,7 +39,6 @@ class AdapterSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        """Check the values."""
         require("model.adapter.rank", self.rank, above=0)
         require("model.adapter.alpha", self.alpha, above=0)
         if self.target_modules is not None and not self.target_modules:
@@ -80,7 +79,6 @@ class TrainedLMStudy(LMStudy):
             self.lm.model.requires_grad_(True)
 
     def _require_float32(self) -> None:
-        """Refuse to train half-precision weights, which round small updates away."""
         precision = "" if self._trainer is None else str(self._trainer.precision)
         is_half = self.method == "full" and self.lm.dtype in HALF_PRECISIONS
         if is_half or precision in ("bf16-true", "16-true"):

@@ -165,7 +165,6 @@ class EditsDataModule(StudyData):
         return self._edits
 
     def _file_edits(self) -> list[Edit]:
-        """Return the edits of the file, and keep its other rows."""
         relation, lm = self.tokenized, self.language_model
         edits, self._rows, self._skipped = resolving.resolve_edits(
             self._usable, relation, lm, n_edits=self.n_edits,
@@ -202,7 +201,6 @@ class EditsDataModule(StudyData):
         )
 
     def _without_risky(self, edits: list[Edit], limit: float) -> list[Edit]:
-        """Return the edits that are not forecast to hallucinate."""
         lm = self.language_model
         forecasts = forecast_edits(lm, edits, self.tokenized, ridges=(), training=self._training)
         risks = forecasts.probability(Outcome.HALLUCINATED)

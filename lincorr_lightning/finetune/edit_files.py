@@ -149,7 +149,6 @@ def _refuse_misspelled(row: Mapping[str, Any], where: str, keys: Sequence[str]) 
 def _edit(
     where: str, id: str, subject: Any, answer: Any, prompts: Iterable[Any] = (), follows: Any = None
 ) -> RawEdit:
-    """Return an edit; prompts that are no text are left out."""
     texts = tuple(dict.fromkeys(filter(None, map(_text, prompts))))
     named, problem = [], ""
     for what, value in ("subject", _bare(subject)), ("new answer", _bare(answer)):
@@ -188,7 +187,6 @@ def _ripple(edit: Mapping[str, Any]) -> tuple[str, str, list[str]] | None:
 
 
 def _questions(tree: Any) -> Iterator[Question]:
-    """Yield the questions and answers that lie in lists and objects at any depth."""
     if isinstance(tree, Mapping):
         for prompt, answers in _ASKED:
             if prompt in tree and answers in tree:
@@ -201,7 +199,6 @@ def _questions(tree: Any) -> Iterator[Question]:
 
 
 def _texts(tree: Any) -> Iterator[str]:
-    """Yield the texts that lie in lists and objects at any depth."""
     tree = list(tree.values()) if isinstance(tree, Mapping) else tree
     if isinstance(tree, list):
         yield from chain.from_iterable(map(_texts, tree))

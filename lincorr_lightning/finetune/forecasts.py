@@ -12,27 +12,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
+from lincorr_lightning import functional
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.edits import Edit, prompts_in_context, reference_mask
 from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.functional import (
-    Outcome,
-    attribute_causes,
-    auroc,
-    auroc_within,
-    forecast_from_map,
-    outcome_codes,
-    risk,
-)
+from lincorr_lightning.functional import Outcome, auroc, auroc_within, risk
 from lincorr_lightning.knowledge import TokenizedRelation
-from lincorr_lightning.linear_map.artifact import (
-    LinearMap,
-    fit_linear_maps,
-    sample_fitted_subjects,
-    warn_of_fit_subjects,
-)
+from lincorr_lightning.linear_map import artifact
+from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.layout import RowReader, relation_logits
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import number
@@ -101,7 +90,7 @@ class Forecasts:
     def outcomes(self, name: str) -> list[Outcome]:
         """Return the outcome that a forecaster predicts for each edit."""
         leading = self.predicted[name].argmax(1)
-        codes = outcome_codes(self.before.argmax(1), leading, self.reference_mask)
+        codes = functional.outcome_codes(self.before.argmax(1), leading, self.reference_mask)
         return [list(Outcome)[code] for code in codes.tolist()]
 
     def scores(
@@ -161,15 +150,16 @@ def forecast_edits(
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
         maps["map"].check_domains([relation.source, relation.target], lm)
-        warn_of_fit_subjects(linear_map, subjects)
+        artifact.warn_of_fit_subjects(linear_map, subjects)
     elif ridges:
-        others = sample_fitted_subjects(lm.tokenizer, n_subjects, subjects)
+        others = artifact.sample_fitted_subjects(lm.tokenizer, n_subjects, subjects)
         names = [f"map_{one}" if isinstance(one, str) else f"map_{one:g}" for one in ridges]
-        fitted = fit_linear_maps(lm, relation, others, ridges, reader=reader)
+        fitted = artifact.fit_linear_maps(lm, relation, others, ridges, reader=reader)
         maps = dict(zip(names, fitted, strict=True))
     weights = {name: one.weight(relation.name).cpu() for name, one in maps.items()}
     predicted = {
-        name: forecast_from_map(source, target, labels, weight) for name, weight in weights.items()
+        name: functional.forecast_from_map(source, target, labels, weight)
+        for name, weight in weights.items()
     }
     predicted["in_context"] = logits_in_context(lm, edits, relation)
     probabilities, origin = None, ""
@@ -187,7 +177,8 @@ def forecast_edits(
     if not weights:
         return forecasts
     first, learned = next(iter(weights.values())), torch.ones(len(edits), dtype=torch.bool)
-    causes = [*map(str, attribute_causes(weights.get("map_auto", first), labels, mask, learned))]
+    chosen = weights.get("map_auto", first)
+    causes = [*map(str, functional.attribute_causes(chosen, labels, mask, learned))]
     for i, answer in enumerate(predicted[forecasts.default].argmax(1).tolist()):
         if answer in edits[i].reference:
             causes[i] = ""

@@ -63,19 +63,12 @@ class SourceFinetune(TrainedLMStudy):
     settings_per_rank = frozenset({"edits_per_step"})
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        protocol: Literal["joint", "independent"] = "independent",
-        method: Literal["full", "lora"] = "full",
-        adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
-        edits_per_step: int = 8,
-        steps_per_edit: int = 10,
-        learning_rate: float = 5e-6,
-        weight_decay: float = 0.0,
-        forecast: bool = True,
-        save_model: bool = False,
+        self, lm: LMConfig = LMConfig(), protocol: Literal["joint", "independent"] = "independent",
+        method: Literal["full", "lora"] = "full", adapter: AdapterSettings = AdapterSettings(),
+        edits_per_step: int = 8, steps_per_edit: int = 10, learning_rate: float = 5e-6,
+        weight_decay: float = 0.0, forecast: bool = True, save_model: bool = False,
         prefix: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(lm, method, learning_rate, adapter, weight_decay, prefix)
         require("model.edits_per_step", edits_per_step, at_least=1)
         if save_model and protocol == "independent":
@@ -316,18 +309,12 @@ class EditForecast(LMStudy):
     batch_type = EditBatch
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        ridges: list[float | Literal["auto"]] = list(RIDGES),  # noqa: B006 (never changed)
-        linear_map: str | None = None,
-        n_subjects: int = N_SUBJECTS,
-        optimizer_step: bool = True,
-        method: Literal["full", "lora"] = "full",
-        adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
-        steps_per_edit: int = 10,
-        learning_rate: float = 5e-6,
-        prefix: str = "",
-    ) -> None:
+        self, lm: LMConfig = LMConfig(),
+        ridges: list[float | Literal["auto"]] = list(RIDGES),  # noqa: B006
+        linear_map: str | None = None, n_subjects: int = N_SUBJECTS, optimizer_step: bool = True,
+        method: Literal["full", "lora"] = "full", adapter: AdapterSettings = AdapterSettings(),
+        steps_per_edit: int = 10, learning_rate: float = 5e-6, prefix: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(lm, prefix)
         for ridge in ridges:
             if ridge != "auto":

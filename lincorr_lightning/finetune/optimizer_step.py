@@ -141,7 +141,6 @@ def _after_step(
 
 
 def _require_finite(batch: EditBatch, values: Tensor) -> None:
-    """Refuse a loss or gradient that is not finite; there is one value for each edit."""
     finite = values.isfinite().tolist()
     for number, edit, is_finite in zip(batch.ids, batch.edits, finite, strict=True):
         if not is_finite:

@@ -150,7 +150,6 @@ class StackedLoRA(nn.Module):
         return norms
 
     def _check_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Check the shape of a forward pass of the LM."""
         rows = self._rows
         if rows is None:
             return
@@ -176,7 +175,6 @@ class StackedLoRA(nn.Module):
         self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
         output: Tensor,
     ) -> Tensor | None:  # fmt: skip
-        """Add the output of the adapters to that of a layer."""
         del layer
         rows = self._rows
         if rows is None or not len(rows.adapters):

@@ -66,23 +66,15 @@ class FeatureFlow(LMStudy):
     batch_type = TokenRows
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        saes: str | list[str] | None = None,
-        training_tokens: int = 500_000,
-        sae: SAESettings = SAESettings(n_features=1024),  # noqa: B008 (frozen)
-        relation: str | None = "city->country",
-        features: list[str] | None = None,
-        thresholds: dict[str, float] | float = 0.25,
-        k: int = 1,
-        n_subjects: int = 2000,
+        self, lm: LMConfig = LMConfig(), saes: str | list[str] | None = None,
+        training_tokens: int = 500_000, sae: SAESettings = SAESettings(n_features=1024),
+        relation: str | None = "city->country", features: list[str] | None = None,
+        thresholds: dict[str, float] | float = 0.25, k: int = 1, n_subjects: int = 2000,
         answer_share: float | None = None,
-        deactivation: DeactivationSettings = DeactivationSettings(),  # noqa: B008 (frozen)
-        steering: SteeringSettings = SteeringSettings(),  # noqa: B008 (frozen)
-        knowledge_files: list[str] = [],  # noqa: B006 (never changed)
-        seed: int = 0,
-        prefix: str = "",
-    ) -> None:
+        deactivation: DeactivationSettings = DeactivationSettings(),
+        steering: SteeringSettings = SteeringSettings(),
+        knowledge_files: list[str] = [], seed: int = 0, prefix: str = "",  # noqa: B006
+    ) -> None:  # fmt: skip
         for name, value, least in (("k", k, 1), ("training_tokens", training_tokens, 1),
                                    ("n_subjects", n_subjects, 20)):  # fmt: skip
             require(f"model.{name}", value, at_least=least)

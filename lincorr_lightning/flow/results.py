@@ -173,11 +173,9 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
 
 
 def _scalars(
-    groups: Sequence[Mapping[str, Any]],
-    by_method: DataFrame,
-    best: DataFrame,
+    groups: Sequence[Mapping[str, Any]], by_method: DataFrame, best: DataFrame,
     relation: RelationFlow | None,
-) -> dict[str, float]:
+) -> dict[str, float]:  # fmt: skip
     scalars: dict[str, float | None] = {
         f"auroc/{kind}/layer_{each['layer']}": value
         for each in groups for kind, value in each["auroc"].items()

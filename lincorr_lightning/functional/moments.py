@@ -94,14 +94,9 @@ def no_moments(
 
     kept = _blocks(blocks, n_columns)
     return Moments(
-        n=zeros(),
-        mean=zeros(n_columns),
-        square=zeros(n_columns),
-        low=zeros(n_columns) + torch.inf,
-        high=zeros(n_columns) - torch.inf,
-        products=zeros(sum(map(_size, kept))),
-        blocks=kept,
-    )
+        n=zeros(), mean=zeros(n_columns), square=zeros(n_columns), low=zeros(n_columns) + torch.inf,
+        high=zeros(n_columns) - torch.inf, products=zeros(sum(map(_size, kept))), blocks=kept,
+    )  # fmt: skip
 
 
 def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
@@ -116,14 +111,11 @@ def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
     centred = rows - mean
     kept = _blocks(blocks, len(mean))
     return Moments(
-        n=torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device),
-        mean=mean,
-        square=centred.square().sum(0),
-        low=rows.amin(0),
-        high=rows.amax(0),
+        n=torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device), mean=mean,
+        square=centred.square().sum(0), low=rows.amin(0), high=rows.amax(0),
         products=torch.cat([(centred[:, x].T @ centred[:, y]).reshape(-1) for x, y in kept]),
         blocks=kept,
-    )
+    )  # fmt: skip
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
@@ -133,11 +125,7 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     step = b.mean - a.mean
     outer = torch.cat([torch.outer(step[x], step[y]).reshape(-1) for x, y in a.blocks])
     return Moments(
-        n=n,
-        mean=a.mean + share * step,
-        square=a.square + b.square + a.n * share * step.square(),
-        low=torch.minimum(a.low, b.low),
-        high=torch.maximum(a.high, b.high),
-        products=a.products + b.products + (a.n * share) * outer,
-        blocks=a.blocks,
-    )
+        n=n, mean=a.mean + share * step, square=a.square + b.square + a.n * share * step.square(),
+        low=torch.minimum(a.low, b.low), high=torch.maximum(a.high, b.high),
+        products=a.products + b.products + (a.n * share) * outer, blocks=a.blocks,
+    )  # fmt: skip

@@ -11,10 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional.correlation import (
-    labelwise_pearson,
-    labelwise_pearson_from_moments,
-)
+from lincorr_lightning.functional import correlation
 from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
 
@@ -42,7 +39,7 @@ def mean_r_error(prediction: Tensor, target: Tensor) -> float:
     predicted and true logits, ``(n_rows, n_labels)`` each; NaN with fewer than two rows, or if no
     label varies.
     """
-    r = labelwise_pearson(prediction, target)
+    r = correlation.labelwise_pearson(prediction, target)
     known = ~r.isnan()
     if len(target) < 2 or not known.any():
         return math.nan
@@ -121,7 +118,8 @@ def partial_correlation(
     weight = LeastSquares(rest_fit[:n, :n], rest_fit[:n, n:], rtol).weight(ridge)
     remaining, whole = rest.diagonal()[n:], test.square[y]
     gone = test.constant[y] | (remaining <= 1e-12 * whole)
-    r = labelwise_pearson_from_moments(weight, rest[:n, :n], rest[:n, n:], remaining, gone)
+    parts = rest[:n, :n], rest[:n, n:], remaining, gone
+    r = correlation.labelwise_pearson_from_moments(weight, *parts)
     return PartialCorrelation(r, r.square() * remaining / whole)
 
 

@@ -53,14 +53,10 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest:
     linear, ranked = scipy.stats.pearsonr(*points), scipy.stats.spearmanr(*points)
     interval = linear.confidence_interval()
     test = CorrelationTest(
-        pearson=float(linear.statistic),
-        low=float(interval.low),
-        high=float(interval.high),
-        pearson_p=float(linear.pvalue),
-        spearman=float(ranked.statistic),
-        spearman_p=float(ranked.pvalue),
-        n=points.shape[1],
-    )
+        pearson=float(linear.statistic), low=float(interval.low), high=float(interval.high),
+        pearson_p=float(linear.pvalue), spearman=float(ranked.statistic),
+        spearman_p=float(ranked.pvalue), n=points.shape[1],
+    )  # fmt: skip
     return test if np.isfinite(astuple(test)).all() else CorrelationTest()
 
 

@@ -66,19 +66,12 @@ class KnowledgeGeometry(LMStudy):
     shards_lm = True
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        probe: str | None = None,
-        knowledge: list[str] | str = "attribute",
-        knowledge_files: list[str] = [],  # noqa: B006 (never changed)
-        ridge: float = 0.0,
-        random_labels: int = 20,
-        range_scalings: list[int] | None = None,
-        ks: list[int] = [2, 10, 31],  # noqa: B006
-        n_permutations: int = 9999,
-        seed: int = 0,
+        self, lm: LMConfig = LMConfig(), probe: str | None = None,
+        knowledge: list[str] | str = "attribute", knowledge_files: list[str] = [],  # noqa: B006
+        ridge: float = 0.0, random_labels: int = 20, range_scalings: list[int] | None = None,
+        ks: list[int] = [2, 10, 31], n_permutations: int = 9999, seed: int = 0,  # noqa: B006
         prefix: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(lm, prefix)
         require("model.ridge", ridge, at_least=0)
         require("model.random_labels", random_labels, at_least=0)

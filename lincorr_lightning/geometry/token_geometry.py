@@ -44,14 +44,10 @@ class TokenGeometry(LMStudy):
     shards_lm = True
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        shuffles: list[int] = [0],  # noqa: B006 (never changed)
-        range_scalings: list[int] | None = None,
-        ks: list[int] | None = None,
-        embedding_layer: bool = False,
-        seed: int = 0,
-    ) -> None:
+        self, lm: LMConfig = LMConfig(), shuffles: list[int] = [0],  # noqa: B006
+        range_scalings: list[int] | None = None, ks: list[int] | None = None,
+        embedding_layer: bool = False, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__(without_chat(lm))
         if not shuffles or len(set(shuffles)) < len(shuffles) or min(shuffles) < 0:
             raise ConfigError(

@@ -21,12 +21,10 @@ _CAPTION = "answers = labels + merged + dropped; paper: size of the domain in th
 
 
 def audit(
-    lm: str = "tiny-world",
-    knowledge: list[str] | str = "all",
-    knowledge_files: list[str] = [],  # noqa: B006
-    revision: str | None = None,
+    lm: str = "tiny-world", knowledge: list[str] | str = "all",
+    knowledge_files: list[str] = [], revision: str | None = None,  # noqa: B006
     details: bool = False,
-) -> None:
+) -> None:  # fmt: skip
     """Show which answers are labels under an LM's tokenizer, without loading the LM's weights.
 
     Args:

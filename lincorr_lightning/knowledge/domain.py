@@ -184,11 +184,9 @@ def ambiguous_matrix(
 
 
 def _label_matrix(
-    source: Domain,
-    target: Domain,
-    facts: Mapping[str, Iterable[str]],
+    source: Domain, target: Domain, facts: Mapping[str, Iterable[str]],
     rows: Mapping[str, list[int]],
-) -> npt.NDArray[np.bool_]:
+) -> npt.NDArray[np.bool_]:  # fmt: skip
     """Return a matrix like W: True at the rows of the facts about each source identity."""
     matrix = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
     for column, label in enumerate(source.labels):

@@ -272,11 +272,9 @@ def score_maps(
 
 
 def by_completeness(
-    r: Tensor,
-    weight: Tensor,
-    reference: npt.NDArray[np.bool_] | None,
+    r: Tensor, weight: Tensor, reference: npt.NDArray[np.bool_] | None,
     completeness: Sequence[Completeness],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, Any]]:  # fmt: skip
     """Return the scores by completeness of the target labels (paper, appendix K, table 18).
 
     By completeness, ``n_labels``, ``label_mean`` and ``influenced``: Hit@N of influenced targets.

@@ -203,20 +203,12 @@ class CorpusDataModule(StudyData):
     settings_per_rank = frozenset({"batch_size"})
 
     def __init__(
-        self,
-        world: WorldConfig | None = None,
-        knowledge: list[str] | None = None,
-        batch_size: int = 256,
-        row_length: int = 64,
-        full_loss_fraction: float = 0.1,
-        repeats: dict[str, int] | None = None,
-        second_home_repeats: int = 1,
-        mixup_fraction: float = 0.5,
-        pair: str | None = None,
-        cooccurrence: float = 1.0,
-        knowledge_files: list[str] | None = None,
-        seed: int = 0,
-    ) -> None:
+        self, world: WorldConfig | None = None, knowledge: list[str] | None = None,
+        batch_size: int = 256, row_length: int = 64, full_loss_fraction: float = 0.1,
+        repeats: dict[str, int] | None = None, second_home_repeats: int = 1,
+        mixup_fraction: float = 0.5, pair: str | None = None, cooccurrence: float = 1.0,
+        knowledge_files: list[str] | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.save_hyperparameters()
         for name in ("full_loss_fraction", "mixup_fraction", "cooccurrence"):

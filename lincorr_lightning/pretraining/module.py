@@ -100,16 +100,10 @@ class Pretraining(Study):
     batch_type = PackedBatch
 
     def __init__(
-        self,
-        size: LlamaSize | None = None,
-        learning_rate: float = 3e-3,
-        weight_decay: float = 0.3,
-        off_target_penalty: float = 0.1,
-        mixing_epochs: int = 2,
-        mixing_learning_rate: float = 1e-3,
-        warmup: float = 0.1,
-        save_dtype: StoredDtype = "float16",
-    ) -> None:
+        self, size: LlamaSize | None = None, learning_rate: float = 3e-3, weight_decay: float = 0.3,
+        off_target_penalty: float = 0.1, mixing_epochs: int = 2, mixing_learning_rate: float = 1e-3,
+        warmup: float = 0.1, save_dtype: StoredDtype = "float16",
+    ) -> None:  # fmt: skip
         super().__init__()
         self.size = as_settings(LlamaSize, size or LlamaSize())
         require_one_of("model.save_dtype", save_dtype, get_args(StoredDtype))
@@ -264,17 +258,13 @@ class Pretraining(Study):
         results = Results(
             self.study,
             values={
-                "loss": float(self._loss.compute()),
-                "recall": dict(self._recall),
-                "n_people": len(corpus.world.people),
-                "n_tokens": len(corpus.tokenizer),
+                "loss": float(self._loss.compute()), "recall": dict(self._recall),
+                "n_people": len(corpus.world.people), "n_tokens": len(corpus.tokenizer),
                 "n_parameters": sum(p.numel() for p in lm.parameters()),
-                "n_steps": self.trainer.global_step,
-                "seconds": self.seconds,
-                "model": str(folder),
+                "n_steps": self.trainer.global_step, "seconds": self.seconds, "model": str(folder),
             },
             tables=[recall] if len(recall) else [],
-        )
+        )  # fmt: skip
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return results
         save_llama(lm, corpus, self.save_dtype, folder)

@@ -78,7 +78,6 @@ def estimate_reading(
 
 
 def _build(lm: LanguageModel, n_layers: int) -> Any:
-    """Return an LM of this configuration with other layers and random weights."""
     from transformers import AutoModelForCausalLM
 
     config = copy.deepcopy(lm._model_config)

@@ -107,28 +107,17 @@ class LinearProbe(LMStudy):
     step_setting = "data.batch_size"
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        knowledge: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
-        pairs: list[str] | str | None = None,
-        knowledge_files: list[str] = [],  # noqa: B006
-        paraphrases: bool = False,
-        ridge: float | Literal["auto"] = 0.0,
-        ridge_grid: list[float] | None = None,
-        ridge_tolerance: float = 0.02,
-        require_reference: list[str] = [],  # noqa: B006
-        control: str | None = "One day, {} saw a",
-        partial_out: list[str] = [],  # noqa: B006
-        subwords: bool = False,
-        permuted: bool = True,
-        random_labels: int = 20,
-        layers: list[int] = [],  # noqa: B006
-        solver: Literal["closed_form", "sgd"] = "closed_form",
-        learning_rate: float = 0.5,
-        momentum: float = 0.9,
-        prefix: str = "",
-        dry_run: bool = False,
-    ) -> None:
+        self, lm: LMConfig = LMConfig(),
+        knowledge: list[str] | str = ["city", "country"],  # noqa: B006
+        pairs: list[str] | str | None = None, knowledge_files: list[str] = [],  # noqa: B006
+        paraphrases: bool = False, ridge: float | Literal["auto"] = 0.0,
+        ridge_grid: list[float] | None = None, ridge_tolerance: float = 0.02,
+        require_reference: list[str] = [], control: str | None = "One day, {} saw a",  # noqa: B006
+        partial_out: list[str] = [], subwords: bool = False, permuted: bool = True,  # noqa: B006
+        random_labels: int = 20, layers: list[int] = [],  # noqa: B006
+        solver: Literal["closed_form", "sgd"] = "closed_form", learning_rate: float = 0.5,
+        momentum: float = 0.9, prefix: str = "", dry_run: bool = False,
+    ) -> None:  # fmt: skip
         if ridge != "auto":
             require("model.ridge", ridge, at_least=0)
         elif solver == "sgd":
@@ -421,19 +410,15 @@ class LinearProbe(LMStudy):
         phase = "test" if self.trainer.testing else "val"
         self.log(f"{phase}/label_mean", mean, prog_bar=True)
         self._findings = ProbeFindings(
-            phase=phase,
-            scores=scores,
-            wordings=wordings,
+            phase=phase, scores=scores, wordings=wordings,
             weights={pair: w.cpu().clone().numpy() for pair, w in fitted.weights().items()},
-            layout=self.layout,
-            paths=over_wordings(ridge_paths(fitted, test, self.ridge_grid)),
+            layout=self.layout, paths=over_wordings(ridge_paths(fitted, test, self.ridge_grid)),
             compositions=significance.compose_maps(wordings, fitted, test),
             label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             layers=self._score_layers(),
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
-            n_fit=self.n_fit,
-            n_test=int(test.n),
-        )
+            n_fit=self.n_fit, n_test=int(test.n),
+        )  # fmt: skip
 
     on_test_epoch_end = on_validation_epoch_end
 

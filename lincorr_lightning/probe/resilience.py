@@ -115,18 +115,12 @@ class MapResilience(LMStudy):
     shards_lm = True
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        linear_map: str | None = None,
-        before: LMConfig | None = None,
-        same_dtype: bool = True,
-        knowledge: list[str] | str = ["city", "country"],  # noqa: B006 (never changed)
-        pairs: list[str] | str | None = None,
-        knowledge_files: list[str] = [],  # noqa: B006
-        ridge: float = 0.0,
-        random_labels: int = 20,
-        prefix: str = "",
-    ) -> None:
+        self, lm: LMConfig = LMConfig(), linear_map: str | None = None,
+        before: LMConfig | None = None, same_dtype: bool = True,
+        knowledge: list[str] | str = ["city", "country"],  # noqa: B006
+        pairs: list[str] | str | None = None, knowledge_files: list[str] = [],  # noqa: B006
+        ridge: float = 0.0, random_labels: int = 20, prefix: str = "",
+    ) -> None:  # fmt: skip
         if linear_map is None and before is None:
             raise ConfigError(
                 "there is no map to test: set model.linear_map to the linear_map/ folder of a "
@@ -279,7 +273,6 @@ class MapResilience(LMStudy):
         return maps
 
     def _about(self) -> dict[str, Any]:
-        """Return what holds for all pairs."""
         lm, old, new = "", "", dtype_name(self.lm.dtype)
         if self.before is not None:
             lm, old = self.before.config.name_or_path, dtype_name(self.before.dtype)
@@ -299,7 +292,6 @@ class MapResilience(LMStudy):
 
 
 def _compare(old: PairScore, refitted: PairScore, before: float | None) -> PairResilience:
-    """Compare the old map on the new LM with one that is fitted there."""
     after = old.label_mean
     return PairResilience(
         *old.pair, before, after,
@@ -319,7 +311,6 @@ def _kept(after: float | None, refitted: float | None) -> float | None:
 
 
 def _read_label_means(run: Path) -> dict[Pair, float | None]:
-    """Return the mean label-wise r of each pair in the results of the run that wrote the maps."""
     path = run / RESULTS_FILE
     if not path.is_file():
         rank_zero_warn(

@@ -149,12 +149,9 @@ class SAEFormat(NamedTuple):
 
 
 def load_sae(
-    folder: str | Path,
-    *,
-    hook_point: HookPoint | None = None,
-    input_scale: float | None = None,
+    folder: str | Path, *, hook_point: HookPoint | None = None, input_scale: float | None = None,
     lm: LanguageModel | None = None,
-) -> SparseAutoencoder:
+) -> SparseAutoencoder:  # fmt: skip
     """Load an SAE from a local folder of any known format; no code in its files is run.
 
     It is in float32 and in evaluation mode. The norms of the decoder stay as they are in the file;
@@ -536,11 +533,9 @@ def at_output(sae: SparseAutoencoder, weight: Tensor, bias: Tensor) -> SparseAut
     if not sae.subtract_decoder_bias:  # otherwise the decoder bias, with b, is subtracted already
         encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
     return sae.replaced(
-        encoder=encoder.float(),
-        decoder=(sae.decoder.double() @ weight.T).float(),
-        encoder_bias=encoder_bias.float(),
-        decoder_bias=decoder_bias.float(),
-    )
+        encoder=encoder.float(), decoder=(sae.decoder.double() @ weight.T).float(),
+        encoder_bias=encoder_bias.float(), decoder_bias=decoder_bias.float(),
+    )  # fmt: skip
 
 
 FORMATS = {

@@ -105,11 +105,9 @@ def run_with_hooks(
 
 
 def run_layer(
-    lm: LanguageModel,
-    rows: Rows,
-    layer: int,
+    lm: LanguageModel, rows: Rows, layer: int,
     callback: Callable[[list[int], Callable[[Intervention | None], Tensor]], None],
-) -> None:
+) -> None:  # fmt: skip
     """Run the LM over texts up to a layer, which `callback` can then run as often as it wants.
 
     It takes the indices of the texts of each forward pass, and what `stop_before` returns.
@@ -124,11 +122,9 @@ def run_layer(
 
 @torch.no_grad()
 def _run_batches(
-    lm: LanguageModel,
-    rows: Rows,
-    run: Callable[[list[int], Tensor, Tensor], None],
+    lm: LanguageModel, rows: Rows, run: Callable[[list[int], Tensor, Tensor], None],
     batches: MicroBatches | None = None,
-) -> None:
+) -> None:  # fmt: skip
     device = lm.model.device.type
     batches = batches or MicroBatches(lm.config.tokens_per_forward)
     with reading(lm.model, device, compiled=lm.config.compile):
@@ -140,11 +136,9 @@ def _run_batches(
 
 
 def last_activations(
-    lm: LanguageModel,
-    rows: Rows,
-    hook_points: Sequence[HookPoint],
+    lm: LanguageModel, rows: Rows, hook_points: Sequence[HookPoint],
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
-) -> dict[HookPoint, Tensor]:
+) -> dict[HookPoint, Tensor]:  # fmt: skip
     """Return the activations at each text's last position, ``(n_texts, width)`` on the CPU."""
     activations: dict[HookPoint, Tensor] = {}
 

@@ -141,13 +141,9 @@ def stop_before(
 
 
 def _replace_output(
-    hook_point: HookPoint,
-    function: Callable[[Tensor], Tensor | None],
-    shape: list[int],
-    module: nn.Module,
-    args: Any,
-    output: Any,
-) -> Any:
+    hook_point: HookPoint, function: Callable[[Tensor], Tensor | None], shape: list[int],
+    module: nn.Module, args: Any, output: Any,
+) -> Any:  # fmt: skip
     tensor = _tensor_in(output)
     whole = tensor if tensor.dim() == 3 else tensor.view(shape)
     new = function(whole)

@@ -64,17 +64,11 @@ class SparseAutoencoders(LMStudy):
     refused_callbacks = (WeightAveraging,)
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        kinds: list[HookKind] = list(KINDS),  # noqa: B006 (never changed)
-        layers: list[int] | None = None,
-        sae: SAESettings = SAESettings(),  # noqa: B008 (frozen)
-        learning_rate: float = stacked.LEARNING_RATE,
-        warmup: float = stacked.WARMUP,
-        decay: float = stacked.DECAY,
-        saes: str | list[str] | None = None,
-        seed: int = 0,
-    ) -> None:
+        self, lm: LMConfig = LMConfig(), kinds: list[HookKind] = list(KINDS),  # noqa: B006
+        layers: list[int] | None = None, sae: SAESettings = SAESettings(),
+        learning_rate: float = stacked.LEARNING_RATE, warmup: float = stacked.WARMUP,
+        decay: float = stacked.DECAY, saes: str | list[str] | None = None, seed: int = 0,
+    ) -> None:  # fmt: skip
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
         require("model.learning_rate", learning_rate, above=0)

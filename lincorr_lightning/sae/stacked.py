@@ -322,14 +322,9 @@ class _KnownPreActivations(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inputs: Tensor,
-        encoder: Tensor,
-        bias: Tensor,
-        center: Tensor,
-        values: Tensor,
+        ctx: Any, inputs: Tensor, encoder: Tensor, bias: Tensor, center: Tensor, values: Tensor,
         entries: "_Entries",
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         del bias
         ctx.save_for_backward(inputs, encoder, center, *entries)
         return values.clone()

@@ -55,12 +55,9 @@ def build_tokenizer(
         Regex(_pattern(unspaced_words)), behavior="removed", invert=True
     )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend,
-        pad_token=PAD,
-        unk_token=UNKNOWN,
-        eos_token=END,
+        tokenizer_object=backend, pad_token=PAD, unk_token=UNKNOWN, eos_token=END,
         padding_side="left",
-    )
+    )  # fmt: skip
 
 
 def _pattern(unspaced_words: Collection[str]) -> str:

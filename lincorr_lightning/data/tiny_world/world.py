@@ -30,13 +30,8 @@ import numpy as np
 
 from lincorr_lightning.config import load_yaml
 from lincorr_lightning.data.files import Text
-from lincorr_lightning.data.tiny_world.words import (
-    PlainWords,
-    first_word,
-    invent_names,
-    is_unspaced,
-    words_of,
-)
+from lincorr_lightning.data.tiny_world import words as writing
+from lincorr_lightning.data.tiny_world.words import PlainWords, first_word, words_of
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.io import read_json
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
@@ -342,11 +337,9 @@ class World:
 
     @classmethod
     def generate(
-        cls,
-        config: WorldConfig,
-        catalogue: Catalogue,
+        cls, config: WorldConfig, catalogue: Catalogue,
         stated: Sequence[str] = ("attribute", "math"),
-    ) -> "World":
+    ) -> "World":  # fmt: skip
         """Generate the world of a seed from the facts of a catalogue.
 
         `stated` are kinds of knowledge or families that texts will state. Their words are
@@ -357,7 +350,7 @@ class World:
         similes = [f"{kind}_{name}" for kind in ("object", "simile") for name in PROPERTIES]
         words = PlainWords(catalogue.select(["attribute", *similes, *stated]))
         people_drawn = _People(config, catalogue, words, rng)
-        names = invent_names(config.n_people, rng, taken=words.all)
+        names = writing.invent_names(config.n_people, rng, taken=words.all)
         names += ascii_uppercase if config.letters else ""
         names += people_drawn.towns
         will_be_stated = catalogue.select(list(stated))
@@ -404,7 +397,7 @@ class World:
         # One statement for each prompt and answer has all the words.
         statements = (*self.statements(knowledge), *self.second_homes(knowledge))
         distinct = {(each.knowledge.name, each.answer.text): each for each in statements}
-        unspaced = {first_word(text) for _, text in distinct if is_unspaced(text)}
+        unspaced = {first_word(text) for _, text in distinct if writing.is_unspaced(text)}
         words = dict.fromkeys(self.people)
         for statement in distinct.values():
             words |= dict.fromkeys(words_of(f"{statement.text}.", unspaced))

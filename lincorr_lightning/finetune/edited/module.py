@@ -50,14 +50,10 @@ class EditedLM(LMStudy):
     batch_type = EditBatch
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(TINY_WORLD_EDITED),  # noqa: B008 (frozen)
-        before: LMConfig = LMConfig(),  # noqa: B008
-        controls: list[str] = list(CONTROLS),  # noqa: B006 (never changed)
-        n_neighbours: int = 100,
-        n_subjects: int = N_SUBJECTS,
-        prefix: str = "",
-    ) -> None:
+        self, lm: LMConfig = LMConfig(TINY_WORLD_EDITED), before: LMConfig = LMConfig(),
+        controls: list[str] = list(CONTROLS), n_neighbours: int = 100,  # noqa: B006
+        n_subjects: int = N_SUBJECTS, prefix: str = "",
+    ) -> None:  # fmt: skip
         super().__init__(before, prefix)
         require("model.n_neighbours", n_neighbours, at_least=0)
         self.save_hyperparameters(logger=False)

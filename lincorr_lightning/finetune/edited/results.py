@@ -145,7 +145,6 @@ def _mean(values: Tensor) -> float | None:
 
 
 def _reach_table(values: Mapping[str, Any]) -> Table:
-    """Return what the edits reach, by kind of prompt."""
     n, n_skipped = {"n": values["n_edits"]}, sum(values["skipped"].values())
     rows = [{**values["before"], **n, "prompts": "before"}, {**values, **n, "prompts": "after"}]
     for name in ("paraphrases", "questions"):

@@ -272,17 +272,13 @@ class RepairDataModule(StudyData):
             return DomainPrompts(input_ids.cpu(), attention_mask.cpu(), tokens)
 
         return RepairBatch(
-            part,
-            edit_batch(edits, ids, lm.rows(relation.source_prompts(subjects))),
-            prompts(relation.source),
-            prompts(relation.target),
+            part, edit_batch(edits, ids, lm.rows(relation.source_prompts(subjects))),
+            prompts(relation.source), prompts(relation.target),
             prompts(relation.target, prompts_in_context(edits, relation)),
-            {name: prompts(self._domains[name]) for name in others},
-            mask,
-            (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1),
-            {},
+            {name: prompts(self._domains[name]) for name in others}, mask,
+            (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1), {},
             torch.empty(0, self.n_tokens, dtype=torch.long),
-        )
+        )  # fmt: skip
 
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch: `RepairBatch` of edits, or `StatementBatch`."""

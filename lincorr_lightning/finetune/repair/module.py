@@ -85,21 +85,13 @@ class Repair(TrainedLMStudy):
     free_settings = frozenset({"edits_per_step", "save_model"})
 
     def __init__(
-        self,
-        lm: LMConfig = LMConfig(),  # noqa: B008 (frozen)
-        method: Literal["full", "lora"] = "lora",
-        adapter: AdapterSettings = AdapterSettings(rank=16, alpha=32),  # noqa: B008 (frozen)
-        learning_rate: float = 5e-4,
-        preserve_weight: float = 5.0,
-        preserve_unedited: bool = True,
-        text_weight: float = 5.0,
-        edit_adapter: AdapterSettings = AdapterSettings(),  # noqa: B008 (frozen)
-        edit_learning_rate: float = 2e-3,
-        steps_per_edit: int = 10,
-        edits_per_step: int = 32,
-        save_model: bool = False,
+        self, lm: LMConfig = LMConfig(), method: Literal["full", "lora"] = "lora",
+        adapter: AdapterSettings = AdapterSettings(rank=16, alpha=32), learning_rate: float = 5e-4,
+        preserve_weight: float = 5.0, preserve_unedited: bool = True, text_weight: float = 5.0,
+        edit_adapter: AdapterSettings = AdapterSettings(), edit_learning_rate: float = 2e-3,
+        steps_per_edit: int = 10, edits_per_step: int = 32, save_model: bool = False,
         prefix: str = "",
-    ) -> None:
+    ) -> None:  # fmt: skip
         super().__init__(lm, method, learning_rate, adapter, prefix=prefix)
         require("model.preserve_weight", preserve_weight, at_least=0)
         require("model.text_weight", text_weight, at_least=0)
