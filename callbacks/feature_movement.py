@@ -67,18 +67,15 @@ class FeatureMovement(RelationCallback):
     Args:
         saes: Folder with one folder per SAE, or the folders of SAEs, in any known format.
         relation: Relation, as ``city->country``; None takes that of the run's edits.
-        subjects: Subjects of the prompts; None takes those of the run's edits, or samples the
-            vocabulary.
+        subjects: Subjects of the prompts; None takes those of the run's edits, or samples some.
         n_watch: Number of these subjects at most.
-        least: Mean absolute change above which a feature counts as moved, relative to a typical
-            activation.
+        least: Mean absolute change, in typical activations, above which a feature has moved.
         n_top: Number of features in the table, per step, hook point and prompt.
         seed: Seed of sampled subjects.
         **options: See `RelationCallback`.
 
     Attributes:
-        results: Hook point -> prompt -> the scalars after training, and ``top``, the features that
-            moved most.
+        results: Hook point -> prompt -> the scalars after training, and the ``top`` moved features.
     """
 
     study = "feature_movement"

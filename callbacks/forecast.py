@@ -23,15 +23,13 @@ class Forecast(RelationCallback):
     The forecast is that of ``lincorr predict`` (see `forecast_edits`): from W, from the new answer
     stated before the prompt, and from a step along the edit's own first update, which gives the
     probabilities. Each edit is forecast as if it were trained alone. `output` and the table
-    ``forecast`` exist when training starts; a resumed run keeps those of its start. The LM must not
-    be sharded.
+    ``forecast`` exist when training starts, and are kept on resume. The LM must not be sharded.
 
     Logs mean probabilities of the outcomes, as ``forecast/hallucinated``.
 
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
-        edits: Edits that the run trains, as `Generalization` takes them; None takes those of the
-            training dataset.
+        edits: Edits of the run, as `Generalization` takes them; None takes the dataset's.
         method: How the edits are trained: ``full``, or ``lora``.
         learning_rate: Learning rate of AdamW.
         n_steps: Optimizer steps of each edit.
@@ -77,8 +75,7 @@ class Forecast(RelationCallback):
         self._edits = self.find_edits(self.edits, trainer)
         if not self._edits:
             raise ConfigError(
-                "Forecast has no edits: name them in Forecast.edits, or train on the dataset of "
-                "EditsDataModule."
+                "Forecast has no edits: name them in Forecast.edits, or train on an EditDataset."
             )
         self.declare_measured(f"{edit.subject}: {edit.answer}" for edit in self._edits)
 

@@ -59,8 +59,7 @@ class Formation(RelationCallback):
         pairs: Ordered pairs, as ``city->country``; None takes the relation that the training
             dataset is about (without one, ``city->country``), and its source with ``color``.
         n_subjects: Number of subjects, or as many as the vocabulary has.
-        every_n_steps: Largest number of optimizer steps between two measurements; the LM before and
-            after training is always measured.
+        every_n_steps: Largest number of optimizer steps between two measurements.
         control: Control prompt in place of the source's; None leaves it out.
         ridge: Ridge of the maps.
         random_labels: Number of source labels whose r is compared with that of as many random
@@ -198,6 +197,5 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
             baseline=points["field"].isin(_DOTTED),
         ),
         "step", "value", "name", "panel", "baseline", title="How correlations form",
-        subtitle="r on held-out subjects; dotted: random words, and the strongest vocabulary "
-        "baseline; x: step",
+        subtitle="r on held-out subjects; dotted: random words, best vocabulary baseline; x: step",
     )  # fmt: skip

@@ -14,7 +14,7 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edit_files import named_subjects
-from lincorr_lightning.finetune.edits import Edit, reference_mask, skip_counts
+from lincorr_lightning.finetune.edits import reference_mask, skip_counts
 from lincorr_lightning.finetune.results import case_results, skipped_tables
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.lm.query_cache import Query
@@ -47,8 +47,7 @@ class Generalization(MapCallback):
 
     If a run has several of these callbacks, the one of the run's own relation (or the first) has
     these keys and files; the others put their relation before their keys and after the names of
-    their files. If the run teaches a source other than their own, they evaluate its subjects as in
-    a run without edits.
+    their files. If the run teaches another source, they evaluate as in a run without edits.
 
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
@@ -108,11 +107,14 @@ class Generalization(MapCallback):
         self._prefix = "" if is_first else f"{self.tag}/"
         if self.is_independent and self.edits is not None:
             raise ConfigError(
-                "Generalization.edits names edits, but this run trains each edit of its dataset "
-                "from the base weights, and only those can be measured. Leave "
-                "Generalization.edits null."
+                "this run trains each edit of its dataset from the base weights, and only those "
+                "can be measured. Leave Generalization.edits null."
             )
-        self._edits, self._subjects = self._edits_and_subjects(trainer)
+        self._edits = self.find_edits(self.edits, trainer)
+        if not self._edits:
+            self.tokenized.require_reference()
+        subjects = [edit.subject for edit in self._edits or self.run_edits]
+        self._subjects = subjects or self.sample_subjects(self.n_watch)
         taught_answers = [edit.answer for edit in self._edits] or [""] * len(self._subjects)
         edited = {*self._subjects, *(edit.subject for edit in self.run_edits)}
         sampled = self._sample_neighbours(self.cache.lm.tokenizer)
@@ -142,13 +144,6 @@ class Generalization(MapCallback):
     def _sample_neighbours(self, tokenizer: "PreTrainedTokenizerBase") -> list[str]:
         n = self.n_neighbours
         return sample_up_to(tokenizer, n, seed=self.seed + 1) if n else []
-
-    def _edits_and_subjects(self, trainer: L.Trainer) -> tuple[list[Edit], list[str]]:
-        edits = self.find_edits(self.edits, trainer)
-        if not edits:
-            self.tokenized.require_reference()
-        subjects = [edit.subject for edit in edits or self.run_edits]
-        return edits, subjects or self.sample_subjects(self.n_watch)
 
     def start(self, trainer: L.Trainer) -> None:
         """Record the LM's answers before training."""

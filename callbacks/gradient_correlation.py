@@ -42,8 +42,7 @@ class GradientCorrelation(MapCallback):
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
-        subjects: Subjects that ΔF is measured on; None takes those of the run's edits, or samples
-            the vocabulary.
+        subjects: Subjects that ΔF is measured on; None takes those of the edits, or samples some.
         n_watch: Number of these subjects at most.
         every_n_steps: Largest number of optimizer steps between two measurements.
         seed: Seed of sampled subjects and of the permutation.
@@ -51,9 +50,8 @@ class GradientCorrelation(MapCallback):
 
     Attributes:
         results: ``relation``, ``n_updates`` and what is logged as means over steps; of independent
-            edits at the first step (``logit_correlation``: before it), with the standard error
-            over edits ``gradient_correlation_error`` and ``gradient_correlation_all_steps``. None
-            if nothing varies.
+            edits at the first step (``logit_correlation``: before it), with the standard error over
+            edits ``gradient_correlation_error`` and ``..._all_steps``. None if nothing varies.
     """
 
     study = "gradient_correlation"
@@ -118,9 +116,8 @@ class GradientCorrelation(MapCallback):
             )
         elif lm.dtype in HALF_PRECISIONS and not lm.can_widen:
             rank_zero_warn(
-                "GradientCorrelation is unreliable: a sharded or compiled LM in half precision is "
-                "read in half precision, which rounds away most of the change by one step. Set "
-                "lm.dtype to float32."
+                "GradientCorrelation is unreliable: a sharded or compiled LM is read in half "
+                "precision, which rounds away most of one step's change. Set lm.dtype to float32."
             )
 
     def before_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:

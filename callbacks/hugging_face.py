@@ -16,8 +16,7 @@ class HuggingFaceCallback(TrainerCallback):
     measures as in a LightningModule. What is logged is in ``trainer.state.log_history``, and in the
     metrics of an evaluation with ``eval_`` before its key, so that ``metric_for_best_model`` and
     ``EarlyStoppingCallback`` (after this one) can name it. Tables and figures go to a folder below
-    ``output_dir``. The LM must not be sharded; a resumed run measures from the LM that it starts
-    with.
+    ``output_dir``. The LM must not be sharded; a resumed run measures from its own start.
 
     Args:
         *callbacks: Callbacks such as `Generalization`, `GradientCorrelation` or `Resilience`.

@@ -77,8 +77,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     Args:
         every_n_steps: Largest number of optimizer steps between two measurements.
         lm: Name of the LM in ``module.named_modules()``, if the module holds several.
-        tokenizer: Folder or hub id of the LM's tokenizer, if neither the module nor the LM's
-            checkpoint has one.
+        tokenizer: Folder or hub id of the LM's tokenizer, if module and checkpoint have none.
 
     Attributes:
         history: ``(step, value)`` pairs by log key: every scalar that was logged.

@@ -17,11 +17,10 @@ from lincorr_lightning.results.run_folder import run_folder
 class PredictionWriter(BasePredictionWriter):
     """Writes the predicted logits of every pair: all of them, and the highest as a table.
 
-    For any LightningModule whose ``predict_step`` returns a dict with ``subjects`` (list
-    of str), ``first`` (position of the first of them in the data), ``logits`` (pair ->
-    ``(n_subjects, n_labels)``) and ``labels`` (pair -> list of str). ``predictions.safetensors``
-    holds one tensor per pair, its rows in the order of the data; ``tables/predictions.csv`` has one
-    row per subject and pair.
+    For any LightningModule whose ``predict_step`` returns a dict with ``subjects`` (list of str),
+    ``first`` (position of the first of them in the data), ``logits`` (pair -> ``(n_subjects,
+    n_labels)``) and ``labels`` (pair -> list of str). ``predictions.safetensors`` has a tensor per
+    pair, with rows in the order of the data; ``tables/predictions.csv`` a row per subject and pair.
 
     Args:
         top: Number of highest labels in the table.

@@ -39,9 +39,8 @@ class Resilience(MapCallback):
         **options: See `MapCallback`.
 
     Attributes:
-        results: ``relation``, and r ``before`` and ``after`` training and ``worst`` in between;
-            None if no label varies. ``baselines`` has those before and after; if there are none,
-            ``without_random_words`` says why.
+        results: ``relation``, r ``before`` and ``after`` training and ``worst`` in between (None if
+            no label varies), and ``baselines`` before and after, or why ``without_random_words``.
     """
 
     study = "resilience"

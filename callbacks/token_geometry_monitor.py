@@ -40,8 +40,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         **options: See `PeriodicCallback`.
 
     Attributes:
-        results: Observable and layer, as ``dimension_n2=2/layer_1`` -> the means ``before`` and
-            ``after`` training.
+        results: Observable and layer, as ``dimension_n2=2/layer_1`` -> means ``before``, ``after``.
     """
 
     study = "token_geometry"

@@ -80,14 +80,12 @@ class JointMoments(Metric):
             # Means do not add up: ranks are merged in `compute`, not by a plain sum.
             self.add_state(name, value, dist_reduce_fx=None)
 
-    def _moments(self, sums: Sequence[Tensor]) -> Moments:
-        return Moments(blocks=self.blocks, **dict(zip(_SUMS, sums, strict=True)))
-
     def _merged(self) -> Moments:
         sums = [getattr(self, name) for name in _SUMS]
         # After a sync the first dimension of each state is the rank.
         ranks = [sums] if sums[0].ndim == 0 else zip(*sums, strict=True)
-        return functools.reduce(merge_moments, map(self._moments, ranks))
+        parts = [dict(zip(_SUMS, rank, strict=True)) for rank in ranks]
+        return functools.reduce(merge_moments, (Moments(blocks=self.blocks, **p) for p in parts))
 
     def update(self, rows: Tensor) -> None:
         """Add rows of ``(n_rows, n_columns)``."""
@@ -113,11 +111,9 @@ class Reconstruction(NamedTuple):
         explained_variance: ``1 - sum ‖x - x̂‖² / sum ‖x - x̄‖²`` over all tokens, with x̄ their mean,
             ``(n_hook_points,)``; NaN for constant activations. Higher is better, 1 is perfect.
         l0: Mean number of active features per token, ``(n_hook_points,)``.
-        frequency: Fraction of the tokens at which each feature is active,
-            ``(n_hook_points, n_features)``.
+        frequency: Share of tokens where each feature is active, ``(n_hook_points, n_features)``.
         clean: Cross-entropy of the unchanged LM per token, in nats.
-        spliced: Cross-entropy with a hook point's activations replaced by their reconstruction,
-            ``(n_hook_points,)``.
+        spliced: Cross-entropy with a hook point's activations reconstructed, ``(n_hook_points,)``.
         ablated: Cross-entropy with them replaced by zeros, ``(n_hook_points,)``.
     """
 

@@ -144,8 +144,7 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
             where = f"{path}, line {first + reader.line_num}"
             if None in entry:
                 raise SubjectsError(
-                    f"{where}: more fields than in the header. Quote a field that holds a "
-                    f"{delimiter!r}."
+                    f"{where}: more fields than in the header. Quote those with a {delimiter!r}."
                 )
             good = reader.line_num
             yield where, entry
@@ -207,8 +206,7 @@ def _texts(file: Path, key: str, sample_by: SampleBy, owner: str) -> Iterator[Te
             text = row.get(key) if isinstance(row, Mapping) else None
             if not isinstance(text, str):
                 raise SubjectsError(
-                    f"{where}: {key!r} is {text!r}, not a text. Name the right field as "
-                    f"{owner}.key."
+                    f"{where}: {key!r} is {text!r}, no text. Name the right field as {owner}.key."
                 )
             if text.strip():
                 yield Text(where, str(row.get("corpus") or file.stem), text)

@@ -43,8 +43,7 @@ def require_fit_half_first(batch: SubjectBatch, batch_idx: int) -> None:
     """Refuse a test that fits maps unless it begins with the fit half; all ranks must call it."""
     if batch_idx == 0 and "fit" not in gather(batch.half):
         raise ConfigError(
-            "This study fits maps while it tests, and the first batches are of the held-out half. "
-            "Set data.test_on to all."
+            "This study fits maps while it tests. Set data.test_on to all, not the held-out half."
         )
 
 
@@ -54,11 +53,9 @@ class SubjectsDataModule(StudyData):
     Subjects are arbitrary: vocabulary strings without special tokens, sampled without replacement.
 
     Args:
-        lm: The LM from whose vocabulary subjects are sampled; the program `lincorr` passes the LM
-            of the study.
+        lm: The LM from whose vocabulary subjects are sampled; `lincorr` passes that of the study.
         n_subjects: Number of subjects; null takes all there are, up to the paper's 10,000.
-        words_per_subject: Vocabulary strings joined to one subject; 2 gives far more subjects than
-            the vocabulary has strings.
+        words_per_subject: Vocabulary strings joined to one subject; 2 gives far more subjects.
         subject_kind: Which strings subjects are: ``any`` of the vocabulary, as in the paper;
             ``words``, strings of letters whose token begins a word; or ``names`` of people.
         fit_fraction: Fraction of the subjects that maps are fitted on; the others test them.
@@ -67,8 +64,7 @@ class SubjectsDataModule(StudyData):
         test_on: What ``lincorr test`` reads: the ``held_out`` half, or ``all`` subjects, those of
             the fit half first, for studies that fit maps while they test.
         seed: Seed of the sample.
-        subjects_file: Text file with subjects of your own, one a line, instead of sampled ones; or
-            a relation file of LRE.
+        subjects_file: Text file with subjects of your own, one a line, or a relation file of LRE.
         predict_subjects: Subjects that ``lincorr predict`` reads; null takes the held-out half.
     """
 

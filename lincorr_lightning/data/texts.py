@@ -153,8 +153,7 @@ class TextsDataModule(StudyData):
         skip_tokens: Number of tokens at the beginning of a row that do not count. None skips the
             tokenizer's special tokens, whose activations are unlike all others.
         n_held_out: Number of texts held out from training, for validation.
-        n_texts: Number of texts that a study without training reads; all texts if there are fewer.
-            None takes `n_held_out`.
+        n_texts: Maximum number of texts that a study without training reads; None: `n_held_out`.
         eval_batch_size: Number of held-out rows per batch.
         knowledge_files: YAML files with more knowledge.
         seed: Seed of the order and of the held-out texts.
@@ -320,8 +319,7 @@ class TokenizedTextDataModule(StudyData):
             if there is one, names the corpus; else a file is a corpus.
         sample_by: Whether a ``.txt`` file has a text per ``line`` or is one ``document``.
         n_tokens: Number of tokens of a prompt.
-        n_texts: Maximum number of texts; the first ones are taken. None takes all, and 96 about
-            the tiny world.
+        n_texts: Maximum number of texts, the first ones; None: all, or 96 about the tiny world.
         batch_size: Maximum number of prompts per batch.
         seed: Seed of the texts about the tiny world.
     """
@@ -371,8 +369,7 @@ def read_prompts(
     longest_input = None if lm.max_length is None else lm.max_length - len(lm.prefix)
     if longest_input is not None and n_tokens > longest_input:
         raise ConfigError(
-            f"{owner}.n_tokens is {n_tokens}; {lm.config.name_or_path} reads {longest_input} at "
-            "most."
+            f"{owner}.n_tokens is {n_tokens}; {lm.config.name_or_path} reads {longest_input}."
         )
     if texts is None:
         n_texts = n_texts or 96

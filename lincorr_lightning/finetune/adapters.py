@@ -28,8 +28,8 @@ class AdapterSettings:
     Attributes:
         rank: Rank of the update of each weight matrix.
         alpha: Scale of the update, which is multiplied by alpha / rank.
-        target_modules: Names of the linear layers with an adapter, such as ``[q_proj, v_proj]``;
-            null takes all but the head.
+        target_modules: Names of the linear layers with an adapter, such as ``[q_proj]``; null
+            takes all but the head.
         seed: Seed of the initial weights.
     """
 
@@ -85,9 +85,8 @@ class TrainedLMStudy(LMStudy):
             raise ConfigError(
                 f"the LM's weights are in {dtype_name(self.lm.dtype)}, with trainer.precision "
                 f"{precision}: half precision rounds away updates of a small learning rate such as "
-                "5e-6. Set model.lm.dtype to float32 and trainer.precision to 32-true, or to "
-                "bf16-mixed, which computes in bfloat16; with model.method lora, model.lm.dtype "
-                "may be bfloat16."
+                "5e-6. Set model.lm.dtype to float32 and trainer.precision to 32-true or "
+                "bf16-mixed; with model.method lora, model.lm.dtype may be bfloat16."
             )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

@@ -38,11 +38,9 @@ class EditsDataModule(StudyData):
         relation: Source that is taught and target that should follow, as ``city->country``.
         n_edits: Number of sampled edits, and maximum number of those of `edits_file`, of which the
             first are used; null uses all edits of the file.
-        max_edits_per_reference: Largest number of edits with the same reference, such as two of
-            each country, so that no frequent one dominates the outcomes; of a file, the first. null
-            sets no limit.
-        subjects: Subjects of sampled edits, each used at most once, or a text file with one a line;
-            null samples some.
+        max_edits_per_reference: Largest number of edits with the same reference (of a file, the
+            first), so that no frequent one dominates the outcomes. null sets no limit.
+        subjects: Subjects of sampled edits, or a text file with one a line; null samples some.
         subject_kind: Which strings sampled subjects are: ``any`` of the vocabulary, as in the
             paper; ``words``, strings of letters whose token begins a word; or ``names`` of people.
         edits_file: File of edits, your own or of a benchmark, see docs/edits.md. Rows that are no
@@ -229,8 +227,7 @@ class EditsDataModule(StudyData):
     def predict_dataloader(self) -> DataLoader[EditBatch]:
         """Return every edit once, in order."""
         dataset = self._dataset(EditTraining(n_steps=1, edits_per_step=self.batch_size))
-        # Its steps are this rank's own. Lightning would distribute them again, and has no way to
-        # do so where there are fewer than ranks.
+        # Its steps are this rank's own; Lightning would distribute them again.
         return DataLoader(dataset, batch_size=None, sampler=own_steps(dataset))
 
     test_dataloader = predict_dataloader

@@ -102,8 +102,7 @@ class SourceFinetune(TrainedLMStudy):
         ):
             raise ConfigError(
                 "a sharded LM is trained with model.protocol joint, model.forecast false and "
-                "model.save_model false. Set these, or add --config configs/trainer/ddp.yaml, "
-                "which does not shard."
+                "model.save_model false. Set these, or add --config configs/trainer/ddp.yaml."
             )
         if self.is_independent:
             require_one_pass(self.trainer)
@@ -296,8 +295,7 @@ class EditForecast(LMStudy):
             fits none; there are then no causes.
         linear_map: Folder of a linear map to use instead of fitting maps.
         n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
-        optimizer_step: Whether to forecast from the gradient as well, which probabilities need; it
-            costs one backward pass per edit.
+        optimizer_step: Whether to forecast from the gradient as well, which probabilities need.
         method: ``full``, or ``lora`` for one adapter per edit.
         adapter: Rank, alpha, target modules and seed of the adapters.
         steps_per_edit: Optimizer steps of each edit.

@@ -47,9 +47,8 @@ class StackedLoRA(nn.Module):
     The LM is not a submodule of it, and keeps its modules, parameters and names: hooks on its
     layers do the work. Forward passes outside of `rows` are those of the LM itself.
 
-    Sum the rows' losses before ``backward``: a mean would divide each adapter's gradient by the
-    number of rows. An adapter without a row in a step has zero gradients, with which AdamW still
-    decays its weights and moments.
+    Sum the rows' losses before ``backward``: a mean would divide each adapter's gradient. An
+    adapter without a row in a step has zero gradients, with which AdamW still decays its weights.
 
     Args:
         model: The LM.
@@ -122,8 +121,7 @@ class StackedLoRA(nn.Module):
         unknown = chosen[(chosen < _BASE) | (chosen >= self.n)]
         if len(unknown):
             raise LanguageModelError(
-                f"a row names adapter {unknown[0]}; there are the adapters 0 to {self.n - 1}, and "
-                "-1 for the LM itself."
+                f"a row names adapter {unknown[0]}; there are 0 to {self.n - 1}, and -1 for none."
             )
         with_adapter = (chosen != _BASE).nonzero().flatten()
         adapters, device = chosen[with_adapter], next(self.parameters()).device

@@ -129,10 +129,8 @@ class FeatureFlow(LMStudy):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         if self.trainer.world_size > 1:
-            raise ConfigError(
-                f"FeatureFlow runs in one process, not {self.trainer.world_size}. Pass "
-                "--trainer.devices 1."
-            )
+            message = "FeatureFlow runs in one process, not {}. Pass --trainer.devices 1."
+            raise ConfigError(message.format(self.trainer.world_size))
 
     def prepare_lm(self) -> None:
         check_fit(self.saes.values(), self.lm)

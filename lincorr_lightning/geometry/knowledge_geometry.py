@@ -193,7 +193,6 @@ def _read_probe(folder: Path) -> dict[str, Any]:
     results = read_json(folder / RESULTS_FILE, ConfigError, way_out)
     if (results.get("study"), results.get("schema")) != ("linear_probe", SCHEMA):
         raise ConfigError(
-            f"model.probe {folder} is not a run of LinearProbe of this version. Name the folder of "
-            "one, or run the probe again."
+            f"model.probe {folder} is not a run of LinearProbe of this version. Run it again."
         )
     return results

@@ -17,8 +17,7 @@ class Answer:
     """One spelling of an answer.
 
     Attributes:
-        identity: Canonical English name of the entity. Aliases ("USA", "America") share one
-            identity.
+        identity: Canonical English name of the entity, which aliases ("USA", "America") share.
         text: Spelling in the prompt's language, without surrounding space.
     """
 

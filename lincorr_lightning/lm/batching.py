@@ -79,8 +79,7 @@ class MicroBatches:
         start = start if device_type == "cpu" else _START_TOKENS_ACCELERATOR
         tokens = self.fixed or self.adapted or start
         batches = split(rows, tokens)
-        # Ranks that share an LM run as many forward passes as the one that has most: a rank that is
-        # done runs its shortest row again.
+        # Ranks that share an LM run equally many passes: one that is done repeats its shortest row.
         batches += [rows[-1:]] * (self.max_over_ranks(len(batches)) - len(batches))
         while batches:
             try:

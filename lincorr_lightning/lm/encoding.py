@@ -50,8 +50,7 @@ class PromptEncoder:
         bos = tokenizer.bos_token_id
         if add_bos and bos is None:
             raise LanguageModelError(
-                f"lm.add_bos is true, but the tokenizer {tokenizer.name_or_path} has no BOS token. "
-                "Set lm.add_bos to null."
+                f"lm.add_bos is true, but {tokenizer.name_or_path} has no BOS token. Set null."
             )
         self.prefix = [] if add_bos is False else _own_prefix(tokenizer)
         if add_bos and bos not in self.prefix:

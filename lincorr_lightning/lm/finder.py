@@ -71,8 +71,7 @@ def number_in_config(model: nn.Module, name: str) -> int:
     number = getattr(text, name, None)
     if not isinstance(number, int):
         raise LanguageModelError(
-            f"{type(model).__name__} has no configuration with {name}. Pass a Hugging Face causal "
-            "LM."
+            f"{type(model).__name__} has no configuration with {name}. Pass a transformers LM."
         )
     return number
 
@@ -138,8 +137,7 @@ def target_layers(
 
     if adapter_layers(model):
         raise LanguageModelError(
-            f"{type(model).__name__} has peft adapters already. Merge them (merge_and_unload) or "
-            "unload them first."
+            f"{type(model).__name__} has peft adapters already. Merge them first: merge_and_unload."
         )
     head = head_of(model)
     linear: dict[str, nn.Module] = {

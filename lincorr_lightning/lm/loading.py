@@ -106,8 +106,7 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
     name = str(settings.get("base_model_name_or_path") or "")
     if not name:
         raise LanguageModelError(
-            f"{path} names no LM as base_model_name_or_path. Pass it as lm.name_or_path, and the "
-            "adapter as lm.adapter."
+            f"{path} names no LM. Pass it as lm.name_or_path, and the adapter as lm.adapter."
         )
     if not Path(name).expanduser().exists() and (path.parent / name).exists():
         name = str(path.parent / name)
@@ -175,10 +174,7 @@ def _check_folder(folder: Path, what: str) -> None:
         inner = sorted({child.parent.name for n in kinds for child in folder.glob(f"*/{n}")})
         hint = "Pass the folder that holds config.json, the tokenizer's files and the weights."
         if is_adapter:
-            hint = (
-                "An adapter is not merged into another one: pass an LM as lm.name_or_path, and one "
-                "adapter as lm.adapter."
-            )
+            hint = "An adapter is not merged into another one: pass an LM, and one as lm.adapter."
         elif inner or (gguf_files and what != "the adapter"):
             hint = f"Did you mean {_listed(inner or gguf_files)} in it?"
         elif what == "the adapter":
@@ -190,8 +186,7 @@ def _check_folder(folder: Path, what: str) -> None:
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):  # it could block a reader
             raise LanguageModelError(
-                f"{path} is a FIFO, a device or a socket, not a file. Remove it, or pass another "
-                "folder."
+                f"{path} is a FIFO, a device or a socket, not a file. Remove it."
             )
 
 
@@ -404,8 +399,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         if checkpoint.gguf_file is None and hasattr(config, "quantization_config"):
             raise LanguageModelError(
                 f"the weights of {base} are quantized, so that no adapter can be merged into them. "
-                "Pass the LM from before the quantization as lm.name_or_path, and the adapter as "
-                "lm.adapter."
+                "Pass the LM from before the quantization as lm.name_or_path."
             )
         model = read_model(base, config)
         found = (file_of(adapter, name) for name in (ADAPTER_CONFIG, *_ADAPTER_WEIGHTS))

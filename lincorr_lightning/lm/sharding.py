@@ -62,8 +62,7 @@ def _shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     if not layers:
         raise LanguageModelError(
             f"{type(model).__name__} cannot be sharded: it does not declare which of its modules "
-            "are layers (_no_split_modules). Add --config configs/trainer/ddp.yaml, which gives "
-            "each rank the whole LM."
+            "are layers (_no_split_modules). Add --config configs/trainer/ddp.yaml."
         )
     for layer in layers:
         fully_shard(layer, mesh=mesh)

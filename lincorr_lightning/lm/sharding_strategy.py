@@ -14,10 +14,8 @@ class ShardedStrategy(ModelParallelStrategy):
     Args:
         data_parallel_size: Number of data shards, over which each layer's weights are sharded;
             ``auto`` takes world size / `tensor_parallel_size`.
-        tensor_parallel_size: Number of ranks that share a matrix product; ``auto`` takes the ranks
-            of one machine.
-        save_distributed_checkpoint: Whether a checkpoint is a folder of shards, instead of one file
-            that loads at any world size.
+        tensor_parallel_size: Number of ranks that share a matrix product; ``auto``: of one machine.
+        save_distributed_checkpoint: Whether a checkpoint is a folder of shards, not one file.
     """
 
     def __init__(

@@ -143,8 +143,7 @@ def plan_reading(
         return trees, f"with shared prefixes ({n_tokens / n_nodes:.1f} times fewer tokens)"
     if wanted is True:
         raise LanguageModelError(
-            f"lm.share_prefixes is true, but {type(model).__name__} does not support it: "
-            f"{reason}. Set it to auto."
+            f"lm.share_prefixes is true, but not for {type(model).__name__}: {reason}. Set auto."
         )
     return [], f"one by one: {reason}"
 

@@ -140,10 +140,8 @@ def _choose_withheld(
     stated = {statement.knowledge.name for statement in statements}
     missing = [name for name in pair if name not in stated]
     if missing:
-        raise ConfigError(
-            f"data.pair is {'->'.join(pair)}, but {missing[0]} is not stated; "
-            "add it to data.knowledge."
-        )
+        why = f"data.pair is {'->'.join(pair)}, but {missing[0]} is not stated"
+        raise ConfigError(f"{why}; add it to data.knowledge.")
     people = list(dict.fromkeys(s.subject for s in statements if s.knowledge.name in pair))
     order = np.random.default_rng(seed).permutation(len(people))
     n_both = round(cooccurrence * len(people))

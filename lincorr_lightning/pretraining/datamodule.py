@@ -180,11 +180,9 @@ class CorpusDataModule(StudyData):
         knowledge: Kinds of knowledge or families that are stated; None takes attributes and math.
         batch_size: Statements per step.
         row_length: Tokens of a row that statements are packed into.
-        full_loss_fraction: Share of the statements whose every token is learned; of the others
-            only the answer is.
+        full_loss_fraction: Share of the statements of which not the answer alone is learned.
         repeats: Knowledge or family -> how often an epoch states each of its facts, once by
-            default. What only one prompt states is learned later than what follows from a city,
-            which many prompts state.
+            default. What only one prompt states is learned later than what many state.
         second_home_repeats: How often an epoch states each second home. Use less than `repeats` has
             for city, so that the first home is the most likely answer.
         mixup_fraction: Share of the statements whose subject is mixed with another one; the answers

@@ -86,11 +86,9 @@ class Pretraining(Study):
         weight_decay: Weight decay of all matrices, including the embedding.
         off_target_penalty: Weight, at the end of the run, of the mean square of the logits of a
             domain's other answers; it grows from 0. Cross-entropy leaves these logits free as long
-            as they are low; a factor specific to each subject then affects all of them, in all
-            kinds of knowledge.
+            as they are low; a factor of each subject then affects them in all kinds of knowledge.
         mixing_epochs: Number of final epochs in which subjects are mixed, in a learning-rate cycle
-            of their own. More edits generalize then, since related answers change together
-            between any two subjects.
+            of their own. More edits generalize then: related answers change together.
         mixing_learning_rate: Highest learning rate of these epochs.
         warmup: Share of a cycle's steps before its highest learning rate.
         save_dtype: How ``model/`` stores the weights.
@@ -186,7 +184,10 @@ class Pretraining(Study):
         total, start = self._n_steps
         done = min(self.global_step / start, 1.0)
         mixing = start <= self.global_step < total
-        embeds = self._embed(batch, mixing)
+        embedding = lm.get_input_embeddings()
+        embeds: Tensor = embedding(batch.input_ids)
+        if mixing:
+            embeds = torch.lerp(embeds, embedding(batch.partners), batch.shares[..., None])
         outputs = lm.model(inputs_embeds=embeds, position_ids=batch.position_ids, use_cache=False)
         hidden = outputs.last_hidden_state
         has_target = batch.targets != IGNORED
@@ -203,7 +204,10 @@ class Pretraining(Study):
         if not batch.is_padding:
             self._loss.update(loss.detach(), weight=len(targets))
         n_answers = (knowledge != IGNORED).sum()
-        weight, weight_of_answers = self._weights(batch, has_target.sum(), n_answers)
+        # Weights of the rank's means, by its counts; their mean over ranks is 1.
+        counts = torch.stack([has_target.sum(), n_answers]).double() * (not batch.is_padding)
+        n_total = self.trainer.strategy.reduce(counts.clone(), reduce_op="sum").clamp(min=1)
+        weight, weight_of_answers = (self.trainer.world_size * counts / n_total).float()
         loss = loss * weight
         self.log(
             "train/loss", loss.detach(), prog_bar=True, batch_size=len(targets), sync_dist=True
@@ -213,19 +217,6 @@ class Pretraining(Study):
             # At full weight from the start it would prevent learning.
             loss = loss + self.off_target_penalty * done**2 * (penalty * weight_of_answers)
         return loss
-
-    def _weights(self, batch: PackedBatch, *counts: Tensor) -> Tensor:
-        """Return weights of a rank's means, by its counts; their mean over ranks is 1."""
-        of_rank = torch.stack(counts).double() * (not batch.is_padding)
-        total = self.trainer.strategy.reduce(of_rank.clone(), reduce_op="sum")
-        return (self.trainer.world_size * of_rank / total.clamp(min=1)).float()
-
-    def _embed(self, batch: PackedBatch, mixing: bool) -> Tensor:
-        embedding = self._ready[0].get_input_embeddings()
-        subjects: Tensor = embedding(batch.input_ids)
-        if not mixing:
-            return subjects
-        return torch.lerp(subjects, embedding(batch.partners), batch.shares[..., None])
 
     def on_validation_epoch_start(self) -> None:
         names = self._ready[1].knowledge

@@ -85,22 +85,18 @@ class MapResilience(LMStudy):
 
     ``lincorr test`` reads the new LM's logits for both halves of the subjects: on the held-out half
     the old maps are scored, beside maps that are fitted on the new LM's own fit half. R of the old
-    maps on their own LM is measured on that LM (`before`), or read from the results of the run
-    beside `linear_map`.
+    maps on their own LM is measured on it (`before`), or read from the run beside `linear_map`.
 
-    Takes `SubjectBatch`, those of the fit half first: `SubjectsDataModule` with ``test_on: all``,
-    or any other DataLoader.
+    Takes `SubjectBatch`, those of the fit half first: `SubjectsDataModule` with ``test_on: all``.
 
     Args:
         lm: The new LM.
-        linear_map: Folder of the old maps, ``linear_map/`` of a probe's run; null fits maps on
-            `before`.
+        linear_map: Folder of the old maps, ``linear_map/`` of a probe; null fits some on `before`.
         before: The LM that the maps are from; null leaves it out.
         same_dtype: Whether `before` is read in the dtype of `lm`, whatever its own. With false, or
             with maps of a folder that were fitted in another dtype, the results have a warning:
             part of the change in r is due to precision.
-        knowledge: Kinds of knowledge by name or family, where maps are fitted; a folder has its
-            own.
+        knowledge: Kinds of knowledge by name or family, where maps are fitted.
         pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledge`.
         knowledge_files: YAML files with knowledge of your own.
         ridge: Penalty on ``|W|^2`` of maps that are fitted. The maps of a folder have their own,
@@ -142,8 +138,7 @@ class MapResilience(LMStudy):
             if lacking:
                 raise ConfigError(
                     f"model.pairs names {lacking[0]}, which {linear_map} lacks; it has "
-                    f"{', '.join(self.stored.pairs[:_MAX_NAMED])}, ... Leave model.pairs null for "
-                    "all."
+                    f"{', '.join(self.stored.pairs[:_MAX_NAMED])}, ... Null takes all."
                 )
         options: dict[str, Any] = {"n_random": 0 if before is None else random_labels}
         self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted, **options)

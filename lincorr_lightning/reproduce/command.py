@@ -136,9 +136,8 @@ def _tuned_fingerprint(path: str, lm: LanguageModel, settings: Settings) -> dict
     before, tuned = (fingerprint_tokenizer(each.tokenizer, each.prefix) for each in (lm, after))
     if before != tuned:
         raise ConfigError(
-            f"{after.config.name_or_path} has another tokenizer than {lm.config.name_or_path}, so "
-            "that maps of one have no meaning for the other. Pass the tuned version of the same LM "
-            "as --after."
+            f"{after.config.name_or_path} has another tokenizer than {lm.config.name_or_path}. "
+            "Pass the tuned version of the same LM as --after."
         )
     return dict(after.load().info["fingerprint"])
 
@@ -311,7 +310,8 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
     quiet = "--trainer.enable_progress_bar=false"
     command = [*run.arguments, f"--model.lm.name_or_path={lm}", quiet]
     if run.probe is not None:
-        subjects = _held_out_subjects(run.probe)
+        frame = SavedRun.read(run.probe).table("subjects").frame
+        subjects = frame["subject"][frame["half"] != "fit"].astype(str).tolist()
         if not run.answers:
             candidates = run.folder.with_suffix(".txt")
             with files.atomic_write(candidates) as part:
@@ -331,11 +331,6 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
     for module in cli.model.modules():
         if isinstance(module, StackedLoRA):
             module.remove()  # so that the next run can use the LM
-
-
-def _held_out_subjects(probe: Path) -> list[str]:
-    frame = SavedRun.read(probe).table("subjects").frame
-    return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
 
 
 @contextmanager

@@ -25,8 +25,7 @@ _N_PROBE_TOKENS = 4
 # Relative to what a layer adds, and to the stream in units of its rounding.
 _TOLERANCE, _PROJECTION_TOLERANCE = 0.02, 1e-4
 _ROUNDINGS = 4.0
-# Attribute of a model: names of the modules of MLP and attention output in each layer. Adapters may
-# wrap the modules themselves later.
+# Attribute of a model: names of the modules (not these) of MLP and attention output in each layer.
 _OUTPUTS = "_sae_outputs"
 
 

@@ -94,8 +94,7 @@ class SparseAutoencoders(LMStudy):
             return
         if self.saes is not None:
             raise ConfigError(
-                "model.saes names SAEs to score, not to train. Use `lincorr validate`, or set "
-                "it to null."
+                "model.saes names SAEs to score, not to train. Run `lincorr validate`, or set null."
             )
         require_one_epoch(self.trainer, "data.n_tokens")
 
@@ -128,8 +127,7 @@ class SparseAutoencoders(LMStudy):
         self._n_steps = n_steps if max_steps < 1 else min(n_steps, max_steps)
         if math.isinf(self._n_steps):
             raise ConfigError(
-                "the training DataLoader has no length, which the learning rate schedule needs. "
-                "Set trainer.max_steps."
+                "the training DataLoader has no length. Set trainer.max_steps, for the schedule."
             )
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
@@ -202,8 +200,7 @@ class SparseAutoencoders(LMStudy):
         else:
             if self.trainer.state.fn == "validate" and not int(self.stacked.n_averaged):
                 raise ConfigError(
-                    "there are no trained SAEs to score. Pass --ckpt_path, or a folder of SAEs "
-                    "as --model.saes."
+                    "there are no trained SAEs to score. Pass --ckpt_path, or --model.saes FOLDER."
                 )
             self._scored = self.trained()
         quality = ReconstructionQuality(

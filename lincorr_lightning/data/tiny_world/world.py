@@ -76,16 +76,14 @@ class WorldConfig:
             never a subject would drift together, and unrelated knowledge correlate.
         cities_per_country: Largest number of cities of each country. The number of all cities
             should be well below the LM's width.
-        towns_per_country: Largest number of further cities of each country, where people only have
-            second homes; 0 for none.
+        towns_per_country: Largest number of further cities of each country, for second homes only.
         second_homes_in_country: Share of people whose second home is in the country of the first
             one, if it has towns; the others' are in any town.
         n_companies: Number of companies, each with one CEO.
         n_parent_names: Number of mothers' names per continent, and of fathers' names.
         n_objects: Number of objects that people resemble. An object resembles itself.
         n_answers: Largest number of answers of each other kind of knowledge.
-        born_at_home: Share of people born in the city they live in; the others were born in any
-            city.
+        born_at_home: Share of people born in the city they live in; others were born in any city.
         largest_number: Largest operand X of calculations; only results from 0 to 10 are stated.
         letters: Whether A to Z are people too, so that answers can be cut to their first letters.
         numbered: Whether every person stands for a number from 0 to 9, and a number for itself.
