@@ -24,8 +24,7 @@ Sums = dict[str, Tensor]
 """Sums over subjects by name, float64: ``n`` subjects, the squared ``error`` of the SAE and the
 ``total`` squared distance from its bias; and of each feature, ``(n_features,)``, the activations
 ``before`` and ``after``, the absolute ``change``, and how often it went ``on`` and ``off``."""
-Measurement = dict[str, Sums]
-"""Sums by hook point and prompt, as ``residual.1/source``."""
+Measurement = dict[str, Sums]  #: Sums by hook point and prompt, as ``residual.1/source``.
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,8 @@ from lincorr_lightning.results.plots import curves
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
 
-MIN_SUBJECTS = 20
-"""Subjects that fitting and scoring a map needs."""
-UNRELATED = "color"
-"""Kind of knowledge that default pairs measure as a control."""
+MIN_SUBJECTS = 20  #: Subjects that fitting and scoring a map needs.
+UNRELATED = "color"  #: Kind of knowledge that default pairs measure as a control.
 _OF_PAIRS = {
     "label_mean": ("formation_r", "label-wise r"),
     "control_label_mean": ("formation_control", "r of the control prompt"),

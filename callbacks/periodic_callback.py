@@ -85,8 +85,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         output: The same with tables and figures; None before the end of training.
     """
 
-    study: ClassVar[str]
-    """Kind of the results, as ``resilience``."""
+    study: ClassVar[str]  #: Kind of the results, as ``resilience``.
     kept: ClassVar[tuple[str, ...]] = (
         "history", "_metrics", "_last_measured", "_measured_items", "_uncounted",
     )  # fmt: skip

@@ -22,8 +22,7 @@ from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
 DEFAULT_RELATION = "city->country"
-MIN_SUBJECTS = 3
-"""Subjects below which no correlation is computed: with two it is always 1 or -1."""
+MIN_SUBJECTS = 3  #: Subjects below which no correlation is computed: with two it is always 1 or -1.
 
 
 class RelationCallback(PeriodicCallback):

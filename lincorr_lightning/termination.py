@@ -36,14 +36,10 @@ class Termination:
     Later signals are ignored.
     """
 
-    signum: int | None = None
-    """The signal that ends the run, once there is one."""
-    in_step = False
-    """Whether a training step is running after which a checkpoint can be saved."""
-    checkpoint: str | Path | None = None
-    """Path of the checkpoint to resume from, if there is one."""
-    is_resumable = False
-    """Whether the same command, started again, continues where it stopped."""
+    signum: int | None = None  #: The signal that ends the run, once there is one.
+    in_step = False  #: Whether a training step is running after which a checkpoint can be saved.
+    checkpoint: str | Path | None = None  #: Path of the checkpoint to resume from, if there is one.
+    is_resumable = False  #: Whether the same command, started again, continues where it stopped.
 
     _is_installed = _is_over = _has_reported = False
 

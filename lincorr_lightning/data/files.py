@@ -17,8 +17,7 @@ from lincorr_lightning.errors import SubjectsError, require_one_of
 from lincorr_lightning.io import regular_file
 from lincorr_lightning.knowledge.yaml_file import read_knowledge_file
 
-SampleBy = Literal["line", "document"]
-"""What a ``.txt`` file holds: a text per line, or one text."""
+SampleBy = Literal["line", "document"]  #: What a ``.txt`` file holds: a text per line, or one text.
 
 SUFFIXES = (".txt", ".jsonl", ".csv")
 

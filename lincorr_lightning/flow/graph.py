@@ -34,8 +34,7 @@ _ACTIVE = [[kind for i, kind in enumerate(KINDS) if code >> i & 1] for code in r
 GROUPS = tuple(f"From {' & '.join(SHORT[k] for k in kinds) or 'nowhere'}" for kinds in _ACTIVE)
 """Names of the groups by their code, the sum of 1 for RES, 2 for MLP and 4 for ATT."""
 _NAMES = (", ".join(KIND_NAMES[k] for k in kinds) or "no predecessor" for kinds in _ACTIVE)
-GROUP_NAMES = dict(zip(GROUPS, _NAMES, strict=True))
-"""Names of the groups on figures and screens."""
+GROUP_NAMES = dict(zip(GROUPS, _NAMES, strict=True))  #: Names of the groups on figures and screens.
 
 
 class Matches(NamedTuple):

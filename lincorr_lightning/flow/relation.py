@@ -22,10 +22,8 @@ from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
-MIN_SUBJECTS = 3
-"""Minimum number of subjects with a label as their answer, in each half."""
-MIN_AUROC = 0.9
-"""Minimum AUROC of a feature that carries an answer to steer towards."""
+MIN_SUBJECTS = 3  #: Minimum number of subjects with a label as their answer, in each half.
+MIN_AUROC = 0.9  #: Minimum AUROC of a feature that carries an answer to steer towards.
 _N_NEAREST = 20
 
 

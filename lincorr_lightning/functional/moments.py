@@ -13,8 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-Block = tuple[slice, slice]
-"""Rows and columns of a part of a scatter matrix."""
+Block = tuple[slice, slice]  #: Rows and columns of a part of a scatter matrix.
 
 
 class Moments(NamedTuple):

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-HIT_RANKS = (1, 3, 5)
-"""The N of Hit@N."""
+HIT_RANKS = (1, 3, 5)  #: The N of Hit@N.
 
 
 class HitRates(NamedTuple):

@@ -64,12 +64,10 @@ def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest:
 class MantelResult:
     """Correlation of two matrices over the same items (Mantel, 1967), by ranks."""
 
-    spearman: float
-    """Rho over the pairs of items."""
+    spearman: float  #: Rho over the pairs of items.
     p: float
     """Fraction of the permutations of the items whose rho is as far from 0, of either sign."""
-    n_pairs: int
-    """Number of pairs that both matrices have."""
+    n_pairs: int  #: Number of pairs that both matrices have.
     n_permutations: int
 
 
@@ -177,16 +175,11 @@ def _rho(x: Floats, y: Floats) -> Floats:
 class ClosenessTest:
     """A correlation of closeness and scores over pairs; without numbers if there are too few."""
 
-    closeness: str
-    """``overlap``, ``dimension_difference`` or ``wording``."""
-    setting: str
-    """As ``k=10`` or ``n2=2``; empty for wording."""
-    layer: str
-    """Number of the layer; ``all`` for the mean over all layers."""
-    against: str
-    """Score of the maps, a key of `KnowledgeCloseness.score_matrices`."""
-    given: str | None
-    """``wording`` if that is partialled out, else None."""
+    closeness: str  #: ``overlap``, ``dimension_difference`` or ``wording``.
+    setting: str  #: As ``k=10`` or ``n2=2``; empty for wording.
+    layer: str  #: Number of the layer; ``all`` for the mean over all layers.
+    against: str  #: Score of the maps, a key of `KnowledgeCloseness.score_matrices`.
+    given: str | None  #: ``wording`` if that is partialled out, else None.
     spearman: float | None = column("rho", ".2f", None)
     p: float | None = column(format=".4f", default=None)
     n_pairs: int | None = None
@@ -197,8 +190,7 @@ class ClosenessTest:
 class KnowledgeCloseness:
     """Closeness of the clouds of two kinds of knowledge, and scores of the maps between them."""
 
-    n_subjects: int
-    """Number of subjects, the points of each cloud."""
+    n_subjects: int  #: Number of subjects, the points of each cloud.
     scores: Sequence[PairScore]
     layers: Sequence[int]
     range_scalings: Sequence[int]

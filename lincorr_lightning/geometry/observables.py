@@ -35,8 +35,7 @@ class NearestTokens(NamedTuple):
 
     distances: Tensor
     """Increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf if there are fewer tokens."""
-    indices: Tensor
-    """Positions of these tokens, same shape, int64; -1 where the distance is inf."""
+    indices: Tensor  #: Positions of these tokens, same shape, int64; -1 where the distance is inf.
     first: Tensor
     """Position of the first token with the same hidden state, ``(n_layers, n_tokens)``, int64."""
 

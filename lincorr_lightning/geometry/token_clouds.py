@@ -91,8 +91,7 @@ class CloudSettings:
 class PromptGeometry(NamedTuple):
     """Observables of one prompt; tensors are on the CPU."""
 
-    layers: dict[str, Tensor]
-    """Its `token_observables`, by layer."""
+    layers: dict[str, Tensor]  #: Its `token_observables`, by layer.
     numbers: dict[str, float]
     """Mean ``loss`` of the tokens from the second on and mean ``entropy``, in nats; intrinsic
     dimension of the cloud of the tokens' next-token probabilities, ``logits_dimension n2=2``."""
@@ -202,8 +201,7 @@ class TokenProfiles:
     """
 
     n_tokens: int
-    n_skipped: int
-    """Number of texts that were too short."""
+    n_skipped: int  #: Number of texts that were too short.
     settings: CloudSettings
     prompts: "DataFrame"
     """A row per prompt and level: ``prompt``, ``corpus``, ``shuffle``, mean ``loss`` and

@@ -18,17 +18,14 @@ _BROKEN_CHARACTER = "\ufffd"
 class Completeness(StrEnum):
     """How much of its answer a label says (paper, appendix K)."""
 
-    WHOLE = "whole"
-    """The token is the whole answer, such as " China"."""
+    WHOLE = "whole"  #: The token is the whole answer, such as " China".
     PHRASE = "phrase"
     """The token is the first word of a longer answer, " South" for South Korea, or, in a script
     without spaces, its first characters: 洛 for 洛杉矶."""
-    SUBWORD = "subword"
-    """The token is the beginning of a word, such as " Br" for Brunei."""
+    SUBWORD = "subword"  #: The token is the beginning of a word, such as " Br" for Brunei.
 
 
-WHOLE_WORDS = (Completeness.WHOLE, Completeness.PHRASE)
-"""Labels of the paper (appendix E)."""
+WHOLE_WORDS = (Completeness.WHOLE, Completeness.PHRASE)  #: Labels of the paper (appendix E).
 
 
 def answer_tokens(

@@ -6,12 +6,9 @@ from fractions import Fraction
 
 from lincorr_lightning.knowledge.schema import Answer, Knowledge
 
-KIND = "number"
-"""Kind of entity of every answer in this family."""
-OPERANDS = range(1, 5)
-"""Second operand N of ``X+N`` (paper, table 12)."""
-NUMBERS = range(11)
-"""Answers (paper, table 12: a domain of eleven)."""
+KIND = "number"  #: Kind of entity of every answer in this family.
+OPERANDS = range(1, 5)  #: Second operand N of ``X+N`` (paper, table 12).
+NUMBERS = range(11)  #: Answers (paper, table 12: a domain of eleven).
 
 # Operation and inverse by symbol.
 _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {

@@ -35,11 +35,9 @@ class Label:
     """A token that stands for one or more answers."""
 
     token_id: int
-    text: str
-    """Decoded token, unique within its domain."""
+    text: str  #: Decoded token, unique within its domain.
     answers: tuple[Answer, ...]
-    completeness: Completeness
-    """How much the token says of the answer that it says most of."""
+    completeness: Completeness  #: How much the token says of the answer that it says most of.
 
 
 @dataclass(frozen=True)
@@ -203,10 +201,8 @@ class TokenizedRelation:
     relation: Relation
     source: Domain
     target: Domain
-    reference_mask: npt.NDArray[np.bool_]
-    """The `reference_matrix`."""
-    ambiguous_mask: npt.NDArray[np.bool_]
-    """The `ambiguous_matrix`."""
+    reference_mask: npt.NDArray[np.bool_]  #: The `reference_matrix`.
+    ambiguous_mask: npt.NDArray[np.bool_]  #: The `ambiguous_matrix`.
 
     @classmethod
     def of(

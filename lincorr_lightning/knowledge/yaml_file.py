@@ -23,8 +23,7 @@ from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge
 
-VERSION = 1
-"""Version of the schema that this package reads."""
+VERSION = 1  #: Version of the schema that this package reads.
 
 _TOP_LEVEL_KEYS = ("version", "source", "entities", "knowledge")
 _REQUIRED_KEYS = ("family", "language", "answers")
@@ -45,8 +44,7 @@ class Entity:
     """Something in the world that can be an answer; the identity is its English name."""
 
     identity: str
-    origin: str
-    """File that defines it."""
+    origin: str  #: File that defines it.
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Ways to write it by language, the canonical one first."""
     facts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -58,8 +56,7 @@ class Entity:
         return self.names.get(language, default)
 
 
-Entities = Mapping[str, Mapping[str, Entity]]
-"""Entities by kind and identity."""
+Entities = Mapping[str, Mapping[str, Entity]]  #: Entities by kind and identity.
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +68,7 @@ class KnowledgeFile:
     entities: Entities
     knowledge: Mapping[str, Knowledge]
     """With their answers if the file lists them; else, `merge_files` adds the names of entities."""
-    samples: tuple[tuple[str, str], ...] = ()
-    """Subjects and objects of a relation of LRE."""
+    samples: tuple[tuple[str, str], ...] = ()  #: Subjects and objects of a relation of LRE.
 
 
 def fail(origin: str, key: str, reason: str) -> NoReturn:

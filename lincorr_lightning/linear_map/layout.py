@@ -32,11 +32,9 @@ _WORDS_SEED = 1
 
 T = TypeVar("T")
 
-Pair = tuple[str, str]
-"""Names of a source and a target."""
+Pair = tuple[str, str]  #: Names of a source and a target.
 
-Read = tuple[str, tuple[int, ...]]
-"""A template, and the tokens to read after its prompts."""
+Read = tuple[str, tuple[int, ...]]  #: A template, and the tokens to read after its prompts.
 
 
 class View(NamedTuple):

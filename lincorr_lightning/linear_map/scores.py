@@ -44,8 +44,7 @@ _SPREAD = (
 )  # fmt: skip
 _WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
 
-Numbers = Mapping[Pair, Mapping[str, Any]]
-"""Fields of `PairScore` by pair."""
+Numbers = Mapping[Pair, Mapping[str, Any]]  #: Fields of `PairScore` by pair.
 
 
 def pair_number(
@@ -100,8 +99,7 @@ class PairScore:
     """R of maps from as many random words as there are source labels."""
     random_target_label_mean: float | None = None
     """R of maps to as many random words as there are target labels."""
-    same_prompt_label_mean: float | None = None
-    """R of W₀, the map of the vocabulary."""
+    same_prompt_label_mean: float | None = None  #: R of W₀, the map of the vocabulary.
     excess_over_random: float | None = pair_number(
         "r above random words", ".2f", matrix="random_words",
         shows="Label-wise correlation above that of random words", unit="difference of r",
@@ -110,24 +108,20 @@ class PairScore:
     """The mean of `excess_over_random_labels`."""
     best_baseline_1: float | None = pair_number(logged=True)
     """Hit@1 of the strongest of the baselines of `precision`."""
-    label_error: float | None = None
-    """Standard error of `label_mean` over subjects."""
+    label_error: float | None = None  #: Standard error of `label_mean` over subjects.
     excess_error: float | None = None
     """Standard error of `excess`, or of `label_mean` where there is no control."""
     p: float | None = None
     """One-sided p-value of `excess`, or of `label_mean` where there is no control."""
-    q: float | None = None
-    """`p` adjusted for all pairs of the run."""
+    q: float | None = None  #: `p` adjusted for all pairs of the run.
     partial_label_mean: float | None = None
     """Mean label-wise r with the knowledge of ``model.partial_out`` removed from both sides."""
     through_given: float | None = None
     """Fraction of the correlation that goes through that knowledge: 1 minus what the source
     explains of the target beyond it over what the source explains alone (squared correlations)."""
     ridge: float | None = pair_number(logged=True)
-    n_labels: int = 0
-    """Number of target labels."""
-    n_constant_labels: int = 0
-    """Number of target labels without r because they never change."""
+    n_labels: int = 0  #: Number of target labels.
+    n_constant_labels: int = 0  #: Number of target labels without r because they never change.
     precision: Mapping[str, Any] | None = None
     """Hit@N, ``influenced`` and ``influencing``, that of ``baselines`` (`vocabulary_baselines`),
     and ``macro``, means over distinct reference sets; None without a reference."""

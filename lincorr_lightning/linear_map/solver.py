@@ -145,8 +145,7 @@ class FittedMaps:
     ridges: Mapping[Pair, float]
     maps: Mapping[str, Mapping[str, Solution]]
     """Maps of each problem: those of the pairs, ``y``, and of nulls, see `JointLayout.problems`."""
-    n: int
-    """Number of subjects they were fitted on."""
+    n: int  #: Number of subjects they were fitted on.
     moments: Moments | None = None
     """Moments of the joint rows they were fitted on; None for stored maps."""
     solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)

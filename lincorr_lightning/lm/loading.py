@@ -54,8 +54,7 @@ class Checkpoint:
     is_online: bool = False
     gguf_file: str | None = None
     """Name of the GGUF file in the folder; None for a Hugging Face checkpoint."""
-    adapter: Checkpoint | None = None
-    """The peft adapter that is merged into the LM, its base."""
+    adapter: Checkpoint | None = None  #: The peft adapter that is merged into the LM, its base.
 
     @property
     def options(self) -> dict[str, Any]:

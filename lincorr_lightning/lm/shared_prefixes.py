@@ -38,12 +38,9 @@ _WORTHWHILE = 0.9
 class PromptTree(NamedTuple):
     """Prompts as paths from a root."""
 
-    token_ids: list[int]
-    """Token of each node, depth first."""
-    parents: tuple[int, ...]
-    """Parent of each node, -1 for a root; a parent precedes its children."""
-    ends: list[tuple[int, int]]
-    """Pairs of a prompt's index and the node at which it ends."""
+    token_ids: list[int]  #: Token of each node, depth first.
+    parents: tuple[int, ...]  #: Parent of each node, -1 for a root; a parent precedes its children.
+    ends: list[tuple[int, int]]  #: Pairs of a prompt's index and the node at which it ends.
 
 
 def grow_trees(

@@ -17,8 +17,7 @@ from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.pretraining.corpus import Corpus, EncodedStatement, build_corpus
 from lincorr_lightning.study import StudyData, as_settings
 
-IGNORED = -100
-"""Target of a token that adds nothing to the loss."""
+IGNORED = -100  #: Target of a token that adds nothing to the loss.
 
 # Statements are drawn in blocks of this size, in the order of their epoch, whatever the batch size.
 # Another number would give another tiny world from configs/pretraining.yaml.

@@ -76,8 +76,7 @@ class PairResilience:
         "", "", "after_std", "The old map on the new LM, standard deviation of r over labels",
         "standard deviation of r", is_signed=False,
     )  # fmt: skip
-    n_labels: int = 0
-    """Number of target labels."""
+    n_labels: int = 0  #: Number of target labels.
 
 
 class MapResilience(LMStudy):

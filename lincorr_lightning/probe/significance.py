@@ -104,16 +104,12 @@ class Composition:
     source: str
     via: str
     target: str
-    direct: float | None
-    """Mean label-wise r of the pair's own map."""
-    composed: float | None
-    """Mean label-wise r of the composed map."""
-    weight_cosine: float | None
-    """Cosine between the two matrices."""
+    direct: float | None  #: Mean label-wise r of the pair's own map.
+    composed: float | None  #: Mean label-wise r of the composed map.
+    weight_cosine: float | None  #: Cosine between the two matrices.
     elsewhere: float | None
     """Median r through knowledge without a reference on either leg; None if there is none."""
-    kept: float | None
-    """`composed` as a fraction of `direct`."""
+    kept: float | None  #: `composed` as a fraction of `direct`.
 
 
 def compose_maps(

@@ -15,8 +15,7 @@ from lincorr_lightning.results import paper as the_paper
 from lincorr_lightning.results.paper import PaperInfluences, PaperNumber
 from lincorr_lightning.results.table import Table
 
-Row = dict[str, Any]
-"""Cells of a row of the overview, by heading."""
+Row = dict[str, Any]  #: Cells of a row of the overview, by heading.
 _REPEATED = ("Table 4", "label_mean")  # which the paper has as the r of the logits, once
 _MIN_RANKED, _SIGNIFICANT, _N_PERMUTATIONS = 5, 0.05, 9999
 

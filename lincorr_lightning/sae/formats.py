@@ -18,8 +18,7 @@ from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, find_projection, is_output_of, width_of
 from lincorr_lightning.sae.sparse_autoencoder import Activation, SparseAutoencoder, fail_to_read
 
-SAE_FOLDER = "sparse_autoencoders"
-"""Folder of a run that holds a folder per SAE."""
+SAE_FOLDER = "sparse_autoencoders"  #: Folder of a run that holds a folder per SAE.
 # Names of TransformerLens, whose stream before a layer is the one after the previous layer, and of
 # modules, by their path below the layer. Heads are converted to the attention's output.
 _HOOK_KINDS: dict[str, HookKind] = {

@@ -37,8 +37,7 @@ class Forward(NamedTuple):
     """Whether a position is a token rather than padding, ``(n_cases, longest)``, bool."""
     at: Mapping[HookPoint, Tensor]
     """Activations at each captured hook point, ``(n_cases, longest, width)``."""
-    logits: Tensor
-    """``(n_cases, longest, vocab_size)``; empty if not computed."""
+    logits: Tensor  #: ``(n_cases, longest, vocab_size)``; empty if not computed.
 
     @property
     def last(self) -> Tensor:

@@ -256,8 +256,7 @@ class SparseAutoencoder(nn.Module):
             fail_to_read(folder, f"its files contradict each other ({error})")
 
 
-SAEs = Mapping[HookPoint, SparseAutoencoder]
-"""SAEs of an LM by their hook point."""
+SAEs = Mapping[HookPoint, SparseAutoencoder]  #: SAEs of an LM by their hook point.
 
 
 def fail_to_read(path: Path, reason: str) -> NoReturn:

@@ -64,16 +64,12 @@ class SAESettings:
 class StepLosses(NamedTuple):
     """Losses and statistics of one step, ``(n_hook_points,)``."""
 
-    total: Tensor
-    """Loss to minimise, summed over the hook points."""
-    unexplained: Tensor
-    """Squared error as a share of the batch's variance."""
-    l0: Tensor
-    """Mean number of active features per token."""
+    total: Tensor  #: Loss to minimise, summed over the hook points.
+    unexplained: Tensor  #: Squared error as a share of the batch's variance.
+    l0: Tensor  #: Mean number of active features per token.
     active: Tensor
     """Number of tokens at which each feature is active, ``(n_hook_points, n_features)``."""
-    least: Tensor
-    """Smallest pre-activation of a chosen feature; zeros for relu."""
+    least: Tensor  #: Smallest pre-activation of a chosen feature; zeros for relu.
 
 
 class StackedAutoencoders(nn.Module):
@@ -305,12 +301,9 @@ def train_saes(
 class _Entries(NamedTuple):
     """Active features of several SAEs, sorted by row."""
 
-    rows: Tensor
-    """``hook_point * n + row``, ascending, ``(n_entries,)``."""
-    features: Tensor
-    """``hook_point * n_features + feature``, ``(n_entries,)``."""
-    starts: Tensor
-    """Index of each row's first entry, ``(n_hook_points * n,)``."""
+    rows: Tensor  #: ``hook_point * n + row``, ascending, ``(n_entries,)``.
+    features: Tensor  #: ``hook_point * n_features + feature``, ``(n_entries,)``.
+    starts: Tensor  #: Index of each row's first entry, ``(n_hook_points * n,)``.
 
 
 class _KnownPreActivations(torch.autograd.Function):
