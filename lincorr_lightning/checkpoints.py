@@ -97,8 +97,7 @@ class SignalCheckpoint(L.Callback):
     _path: Path | None = None
     _is_resumable = False
     _n_steps = 0
-    _progress: dict[str, Any] | None = None
-    """Lightning's counters after the last step; None while a step is running."""
+    _progress: dict[str, Any] | None = None  #: Lightning's counters after the last step.
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit" and not is_dry_run(trainer):

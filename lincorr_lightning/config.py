@@ -21,8 +21,7 @@ WRITTEN = frozenset({
 """Names of settings that say where a run writes."""
 # In C if PyYAML was built with libyaml.
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# C code that builds deeper values overflows its stack.
-_MAX_DEPTH = 64
+_MAX_DEPTH = 64  # C code that builds deeper values overflows its stack
 
 
 def compose_yaml(text: str) -> Any:

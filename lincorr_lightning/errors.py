@@ -12,8 +12,7 @@ from collections.abc import Sequence
 class LincorrError(Exception):
     """Base class of all errors that this package raises on purpose."""
 
-    exit_status = 1
-    """Exit status of the program; 2 for errors of the command line and its configs."""
+    exit_status = 1  #: Exit status of the program; 2 for errors of command line and configs.
 
 
 class KnowledgeError(LincorrError):

@@ -13,8 +13,7 @@ from lincorr_lightning.functional.moments import Block, merge_moments, moments_o
 
 __all__ = ["InstancewisePearson", "JointMoments", "Reconstruction", "ReconstructionQuality"]
 
-# All but the blocks.
-_SUMS = Moments._fields[:-1]
+_SUMS = Moments._fields[:-1]  # all but the blocks
 
 
 class InstancewisePearson(Metric):
@@ -206,8 +205,7 @@ class ReconstructionQuality(Metric):
     def _scores(self) -> Reconstruction:
         n = self.n[:, None].clamp(min=1)
         variance = self.squares - (self.sums.square() / n).sum(1)
-        # The variance of a constant is rounding error.
-        varies = variance > 1e-12 * self.squares
+        varies = variance > 1e-12 * self.squares  # the variance of a constant is rounding error
         explained = torch.where(varies, 1 - self.errors / variance, torch.nan)
         losses = self.losses / self.n_targets.clamp(min=1)
         n_hook_points = len(self.n)

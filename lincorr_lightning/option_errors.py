@@ -12,8 +12,7 @@ from jsonargparse import ArgumentParser
 
 from lincorr_lightning.config import SAFE
 
-# Longer messages of libraries are truncated.
-_MAX_LENGTH = 400
+_MAX_LENGTH = 400  # longer messages of libraries are truncated
 # Phrases of jsonargparse.
 _UNKNOWN_OPTION = re.compile(
     r"(?:Group '(?P<group>\S+)' does not accept o|O|o)ption '(?P<key>[^']+)'"

@@ -118,8 +118,7 @@ class Termination:
         os._exit(self.report())
 
 
-# The handler of this process; only the program `lincorr` installs it.
-current = Termination()
+current = Termination()  # the handler of this process; only the program `lincorr` installs it
 
 
 def tell(line: str) -> None:

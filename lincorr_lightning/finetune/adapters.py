@@ -108,8 +108,7 @@ class TrainedLMStudy(LMStudy):
         super().on_save_checkpoint(checkpoint)
         names = [name for name, p in self.named_parameters() if p.requires_grad]
         for state in checkpoint.get("optimizer_states", []):
-            # Of a sharded LM, rank 0 alone has states.
-            for group in state.get("param_groups", []):
+            for group in state.get("param_groups", []):  # of a sharded LM, rank 0 alone has states
                 by_number = dict(zip(group["params"], names, strict=True))
                 group["params"] = list(names)
                 state["state"] = {by_number[number]: one for number, one in state["state"].items()}

@@ -22,8 +22,7 @@ from lincorr_lightning.results.table import column, number
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-CONTROLS = ("color",)
-"""Kinds of knowledge that an edit should not change, unless others are named."""
+CONTROLS = ("color",)  #: Kinds of knowledge that an edit should not change, by default.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,7 @@ from lincorr_lightning.errors import SubjectsError
 
 SEPARATOR = "|"  # of the target answers of a reference
 Edits = str | Path | Iterable[Mapping[str, Any]]  # a file, or its rows
-nfc = partial(unicodedata.normalize, "NFC")
-"""Return a text as texts are compared: accents are parts of their letters."""
+nfc = partial(unicodedata.normalize, "NFC")  #: Texts are compared in this form.
 
 # Fields of the new answer and of prompts, in zsRE and in KnowEdit.
 _FLAT = (("alt", "src", "rephrase"), ("target_new", "prompt", "rephrase_prompt"))

@@ -19,8 +19,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 
 _MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
-REPAIRED_SUBJECTS = "repaired_subjects"
-"""Key of a repaired LM's config.json: the subjects that it was repaired with."""
+REPAIRED_SUBJECTS = "repaired_subjects"  #: Key of a repaired LM's config.json: its subjects.
 
 
 class Skipped(NamedTuple):

@@ -67,8 +67,7 @@ class StackedLoRA(nn.Module):
         self.lora_B = nn.ParameterDict()  #: ``(n, n_outputs, rank)``
         for name, layer in layers.items():
             n_in, n_out = features_of(layer)
-            # As in peft: the layer's own dtype, but at least float32.
-            own: Any = layer.weight.dtype
+            own: Any = layer.weight.dtype  # as in peft: the layer's own dtype, but at least float32
             own = own if own.is_floating_point and own.itemsize >= 4 else torch.float32
             like = torch.empty(0, dtype=own, device=layer.weight.device)  # type: ignore[arg-type]
             self.lora_A[_key(name)] = nn.Parameter(like.new_empty(n, rank, n_in))

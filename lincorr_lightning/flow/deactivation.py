@@ -30,10 +30,8 @@ METHODS = ("top-1", "top-5", "one-to-one")
 EFFECTS = ("success", "activation_change", "loss_change")
 _TOP = 5
 
-Chosen = Mapping[HookPoint, Tensor]
-"""Features chosen in each case, by hook point, ``(n_cases, k)``; -1 is none."""
-Cut = tuple[Chosen, float]
-"""Features that are rescaled in each case, and the factor r of their activations."""
+Chosen = Mapping[HookPoint, Tensor]  #: Features chosen in each case, ``(n_cases, k)``; -1 is none.
+Cut = tuple[Chosen, float]  #: Features to rescale in each case, and the factor of activations.
 
 
 @dataclass(frozen=True)

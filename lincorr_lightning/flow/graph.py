@@ -23,8 +23,7 @@ from lincorr_lightning.sae.hook_points import KIND_NAMES, KINDS, Feature, HookKi
 
 # The paper's example for MLPs. Random directions of width 2,304 stay below 0.1 among 16k features.
 DEFAULT_THRESHOLD = 0.25
-# Cosines held in memory at a time: 16 million float32 numbers are 64 MiB.
-_TILE_SIZE = 2**24
+_TILE_SIZE = 2**24  # cosines held in memory at a time: 16 million float32 numbers are 64 MiB
 
 SHORT: dict[HookKind, str] = {"residual": "RES", "mlp_out": "MLP", "attention_out": "ATT"}
 """Names of the kinds of hook points in the names of groups, as in the paper."""

@@ -20,8 +20,7 @@ from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
 from lincorr_lightning.sae.hook_points import KINDS, Feature, HookPoint
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
-TRANSITION_K = (1, 2, 5, 10, 20)
-"""Numbers of sources per target for which the explained variance is measured."""
+TRANSITION_K = (1, 2, 5, 10, 20)  #: Numbers of sources per target whose fit is measured.
 _N_SAMPLED = 2048
 
 

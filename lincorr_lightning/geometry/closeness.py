@@ -65,8 +65,7 @@ class MantelResult:
     """Correlation of two matrices over the same items (Mantel, 1967), by ranks."""
 
     spearman: float  #: Rho over the pairs of items.
-    p: float
-    """Fraction of the permutations of the items whose rho is as far from 0, of either sign."""
+    p: float  #: Share of permutations of the items whose rho is as far from 0, of either sign.
     n_pairs: int  #: Number of pairs that both matrices have.
     n_permutations: int
 
@@ -142,8 +141,7 @@ def _permuted_rhos(a: Floats, b: Floats, orders: npt.NDArray[np.int64]) -> Float
         known = np.isfinite(y)
         r, c, places = rows[known], columns[known], (part.argsort(1) for part in parts)
         return np.concatenate([_rho(a[at[:, r], at[:, c]], y[known]) for at in places])
-    # An order moves b's ranks and changes none.
-    u, v = _centred_ranks(x), _centred_ranks(y)
+    u, v = _centred_ranks(x), _centred_ranks(y)  # an order moves b's ranks and changes none
     ranks = np.zeros(b.shape)
     ranks[rows, columns] = ranks[columns, rows] = v
     scale = math.sqrt(float((u @ u) * (v @ v))) or math.nan
@@ -195,10 +193,8 @@ class KnowledgeCloseness:
     layers: Sequence[int]
     range_scalings: Sequence[int]
     ks: Sequence[int]
-    dimension: Mapping[str, Floats]
-    """Intrinsic dimension of each cloud by knowledge, ``(n_layers, n_scalings)``."""
-    overlap: Mapping[tuple[str, str], Floats]
-    """Mean overlap of neighborhoods in two clouds by pair, ``(n_layers, n_ks)``."""
+    dimension: Mapping[str, Floats]  #: Of each cloud, by knowledge, ``(n_layers, n_scalings)``.
+    overlap: Mapping[tuple[str, str], Floats]  #: Of two clouds, by pair, ``(n_layers, n_ks)``.
     wording: Mapping[tuple[str, str], float]
     """Similarity of the wording of two prompts by pair, from 0 to 1: the null of closeness."""
     n_permutations: int

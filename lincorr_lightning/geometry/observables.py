@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize, pad
 
-RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)
-"""The paper's range scalings n2, twice n1 (Viswanathan et al., section 3)."""
+RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)  #: The paper's n2 (Viswanathan et al.).
 
 # Columns that are multiplied at a time: a cloud of next-token probabilities has as many as the
 # vocabulary, and is not copied to float64 as a whole.
@@ -21,8 +20,7 @@ _COLUMNS = 8192
 # A token with a squared distance below this fraction of the squared norms has all its distances
 # computed from differences: the others are right to about 1e-9.
 _CLOSE = 1e-6
-# Bisection halves the interval with each step, to the precision of float64.
-_STEPS = 54
+_STEPS = 54  # bisection halves the interval with each step, to the precision of float64
 _ROUNDING = 1e-12  # a difference of distances below this fraction of them
 
 
@@ -33,11 +31,9 @@ class NearestTokens(NamedTuple):
     tokens only, and a copy has the neighbors of its first token: no distance is zero.
     """
 
-    distances: Tensor
-    """Increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf if there are fewer tokens."""
+    distances: Tensor  #: Increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf: none left.
     indices: Tensor  #: Positions of these tokens, same shape, int64; -1 where the distance is inf.
-    first: Tensor
-    """Position of the first token with the same hidden state, ``(n_layers, n_tokens)``, int64."""
+    first: Tensor  #: Position of the first token of the same state, ``(n_layers, n_tokens)``.
 
     @property
     def distinct(self) -> Tensor:

@@ -17,11 +17,9 @@ from lincorr_lightning.lm.modes import reading
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-# Largest neighborhood of the paper, and that of its figures.
-_MAX_K, _PAPER_K = 31, 2
+_MAX_K, _PAPER_K = 31, 2  # largest neighborhood of the paper, and that of its figures
 _MIN_CORPORA = 4  # for a correlation over them
-# Angles need two neighbors.
-_MIN_RANK = 2
+_MIN_RANK = 2  # angles need two neighbors
 _LARGEST = 1e150  # squares must be finite in float64
 
 
@@ -95,8 +93,7 @@ class PromptGeometry(NamedTuple):
     numbers: dict[str, float]
     """Mean ``loss`` of the tokens from the second on and mean ``entropy``, in nats; intrinsic
     dimension of the cloud of the tokens' next-token probabilities, ``logits_dimension n2=2``."""
-    last: Tensor | None
-    """Hidden state of the last token after each layer, ``(n_layers, d)`` float32, if kept."""
+    last: Tensor | None  #: Last token's hidden state after each layer, ``(n_layers, d)``.
 
 
 def observe_prompts(

@@ -42,8 +42,7 @@ class LabelCount(NamedTuple):
     pair: str
     n_source_labels: int
     label_mean: float | None
-    label_std: float | None
-    """Standard deviation over draws of the labels; 0 where all of them are drawn."""
+    label_std: float | None  #: Standard deviation over draws of the labels; 0 with one.
     random_mean: float | None
     random_std: float | None
 

@@ -24,8 +24,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 
 _log = logging.getLogger(__name__)
-# Subjects that are read between two steps of a progress bar.
-_CHUNK = 256
+_CHUNK = 256  # subjects that are read between two steps of a progress bar
 # Random words are at least this many draws of as many as are compared with labels.
 _DRAWS_AT_ONCE = 5
 _WORDS_SEED = 1

@@ -97,8 +97,7 @@ class PairScore:
     """`label_mean` minus `control_label_mean`."""
     random_label_mean: float | None = pair_number("r, random words", ".2f", logged=True)
     """R of maps from as many random words as there are source labels."""
-    random_target_label_mean: float | None = None
-    """R of maps to as many random words as there are target labels."""
+    random_target_label_mean: float | None = None  #: R of maps to as many random words.
     same_prompt_label_mean: float | None = None  #: R of W₀, the map of the vocabulary.
     excess_over_random: float | None = pair_number(
         "r above random words", ".2f", matrix="random_words",
@@ -106,13 +105,10 @@ class PairScore:
         logged=True,
     )  # fmt: skip
     """The mean of `excess_over_random_labels`."""
-    best_baseline_1: float | None = pair_number(logged=True)
-    """Hit@1 of the strongest of the baselines of `precision`."""
+    best_baseline_1: float | None = pair_number(logged=True)  #: Hit@1 of the strongest one.
     label_error: float | None = None  #: Standard error of `label_mean` over subjects.
-    excess_error: float | None = None
-    """Standard error of `excess`, or of `label_mean` where there is no control."""
-    p: float | None = None
-    """One-sided p-value of `excess`, or of `label_mean` where there is no control."""
+    excess_error: float | None = None  #: Standard error of `excess` (or `label_mean`).
+    p: float | None = None  #: One-sided p-value of `excess`; of `label_mean` without control.
     q: float | None = None  #: `p` adjusted for all pairs of the run.
     partial_label_mean: float | None = None
     """Mean label-wise r with the knowledge of ``model.partial_out`` removed from both sides."""
@@ -125,8 +121,7 @@ class PairScore:
     precision: Mapping[str, Any] | None = None
     """Hit@N, ``influenced`` and ``influencing``, that of ``baselines`` (`vocabulary_baselines`),
     and ``macro``, means over distinct reference sets; None without a reference."""
-    baselines: Mapping[str, Any] | None = None
-    """The same, with the range over draws of random words."""
+    baselines: Mapping[str, Any] | None = None  #: The same, with the range over draws of words.
     excess_over_random_labels: Mapping[str, Any] | None = None
     """R from some source labels above that from as many random words, with its interval over draws;
     ``target``: r of the target labels above that of random words after the target prompt."""

@@ -146,8 +146,7 @@ class FittedMaps:
     maps: Mapping[str, Mapping[str, Solution]]
     """Maps of each problem: those of the pairs, ``y``, and of nulls, see `JointLayout.problems`."""
     n: int  #: Number of subjects they were fitted on.
-    moments: Moments | None = None
-    """Moments of the joint rows they were fitted on; None for stored maps."""
+    moments: Moments | None = None  #: Of the joint rows they were fitted on; None for stored maps.
     solvers: Mapping[str, RidgeSolver] = field(default_factory=dict)
     """Solver of each source, for other ridge strengths; empty for stored maps."""
 

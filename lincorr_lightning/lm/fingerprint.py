@@ -24,8 +24,7 @@ _TEXTS = (
     " x = 12345.678\n\tprint(x)",
     "L'été à Zürich: «¿Qué?» 東京は日本の首都。 Москва القاهرة 🙂",
 )
-# A prime, so that no row is a whole number of lanes and swapped rows change the sums.
-_LANES = 4093
+_LANES = 4093  # a prime, so that no row is a whole number of lanes and swapped rows change the sums
 
 
 def _digest(*parts: bytes) -> str:

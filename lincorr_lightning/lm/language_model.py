@@ -61,8 +61,7 @@ class LanguageModel(nn.Module):
     tokenizer: hf.PreTrainedTokenizerBase
     model: hf.PreTrainedModel  #: The Hugging Face module, after `load`.
     checkpoint: Checkpoint | None = None  # where it is stored; None of one that was in memory
-    reads_prompts: str | None = None
-    """How prompts of one subject were read last, in words; None if they were not."""
+    reads_prompts: str | None = None  #: How prompts of one subject were read last, in words.
 
     def __init__(self, config: LMConfig | Mapping[str, Any], prefix: str = "") -> None:
         super().__init__()

@@ -52,8 +52,7 @@ class Checkpoint:
     location: str
     is_folder: bool = True
     is_online: bool = False
-    gguf_file: str | None = None
-    """Name of the GGUF file in the folder; None for a Hugging Face checkpoint."""
+    gguf_file: str | None = None  #: Name of the GGUF file in the folder, if it is one.
     adapter: Checkpoint | None = None  #: The peft adapter that is merged into the LM, its base.
 
     @property

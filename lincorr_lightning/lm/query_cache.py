@@ -30,8 +30,7 @@ class Query(NamedTuple):
     prompt: str
     adapter_id: int | None = None
     """Index of the adapter if the LM trains several side by side; None for the LM without any."""
-    subject: str = ""
-    """What the prompt is about; the common prefix of a subject's prompts is computed once."""
+    subject: str = ""  #: Its prompts have a common prefix, which is computed once.
 
 
 class QueryCache:

@@ -83,8 +83,7 @@ def split_matrices(model: PreTrainedModel, mesh: DeviceMesh, n_groups: int = 1) 
     for _, layer, style in _split_layers(model, plan):
         parallel.parallelize_module(layer, mesh, _SPLIT[style](), src_data_rank=None)
     summed = {m for name, m in model.named_modules() if plan.get(_generic(name)) == _SUMMED}
-    # Tied weights stay one parameter.
-    whole: dict[nn.Parameter, nn.Parameter] = {}
+    whole: dict[nn.Parameter, nn.Parameter] = {}  # tied weights stay one parameter
     for module in list(model.modules()):
         plain = dict(module.named_parameters(recurse=False, remove_duplicate=False))
         plain = {name: p for name, p in plain.items() if not isinstance(p, DTensor)}

@@ -25,8 +25,7 @@ from lincorr_lightning.lm.encoding import PAD_ID
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-MAX_NODES = 256
-"""Maximum nodes of a tree: attention within a row grows quadratically, the savings do not."""
+MAX_NODES = 256  #: Of a tree: attention within a row grows quadratically.
 _ALIGNED = 8
 # These implementations take any mask; flash attention and the like take causal masks only.
 _ATTENTION = ("sdpa", "eager")

@@ -33,8 +33,7 @@ from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")
 _MAX_NAMED = 5
-# Below this r a fraction of it means nothing.
-_MIN_R = 0.2
+_MIN_R = 0.2  # below this r a fraction of it means nothing
 _WITHOUT_WORDS = (
     "Without random words: they need model.before, an LM with the same words in its vocabulary, "
     "and model.random_labels."
@@ -64,12 +63,10 @@ class PairResilience:
     )
     random_target_label_mean: float | None = None
     """R of the old maps to random words after the target prompt, on the new LM."""
-    same_prompt_label_mean: float | None = None
-    """R of the old LM's W₀, the map of the vocabulary, on the new LM."""
+    same_prompt_label_mean: float | None = None  #: R of the old LM's W₀ on the new LM.
     excess_over_random: float | None = None
     """R on the new LM of old maps of ``model.random_labels`` labels, above as many random words."""
-    random_refitted: float | None = None
-    """R of maps of random source words that are fitted on the new LM."""
+    random_refitted: float | None = None  #: Of maps of random words, fitted on the new LM.
     random_kept: float | None = pair_number("kept, random words", ".2f")
     """`random_label_mean` as a fraction of `random_refitted`."""
     after_std: float | None = pair_number(

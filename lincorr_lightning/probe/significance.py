@@ -18,11 +18,9 @@ from lincorr_lightning.linear_map.scores import Numbers, PairScore
 from lincorr_lightning.linear_map.solver import FittedMaps, label_r, mean_r, split_targets
 from lincorr_lightning.results.table import number
 
-FINDING = 0.01
-"""Adjusted p-value up to which a pair's excess over its control counts as a finding."""
+FINDING = 0.01  #: Largest adjusted p-value of an excess that counts as a finding.
 
-# Number of composed maps, those of the pairs with the highest r.
-_MAX_COMPOSED = 50
+_MAX_COMPOSED = 50  # number of composed maps, those of the pairs with the highest r
 
 
 def standard_errors(fitted: FittedMaps, test: Moments, rows: Tensor) -> Numbers:
@@ -107,8 +105,7 @@ class Composition:
     direct: float | None  #: Mean label-wise r of the pair's own map.
     composed: float | None  #: Mean label-wise r of the composed map.
     weight_cosine: float | None  #: Cosine between the two matrices.
-    elsewhere: float | None
-    """Median r through knowledge without a reference on either leg; None if there is none."""
+    elsewhere: float | None  #: Median r through knowledge without a reference on either leg.
     kept: float | None  #: `composed` as a fraction of `direct`.
 
 

@@ -112,8 +112,7 @@ def _plan(settings: Settings, items: Sequence[Item], folder: Path) -> list[LMRun
     for i, name in enumerate(files.safe_names(names).values()):
         lm = LanguageModel(_lm_config(settings.lm[i], settings))
         plan = LMRuns(name, settings.lm[i], settings.after[i] if settings.after else None)
-        # Before the LM, which is in memory then as the runs start.
-        if plan.after is not None:
+        if plan.after is not None:  # before the LM, which is in memory then as the runs start
             plan.after_fingerprint = _tuned_fingerprint(plan.after, lm, settings)
         planning.plan_runs(plan, lm, items, settings, folder / "runs" / name)
         plan.fingerprint = dict(lm.load().info["fingerprint"])

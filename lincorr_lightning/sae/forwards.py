@@ -23,8 +23,7 @@ from lincorr_lightning.sae.hook_points import Feature, HookPoint, at_hook_point,
 from lincorr_lightning.sae.hooks import captured, edited, stop_before, stopping_after, width_of
 from lincorr_lightning.sae.sparse_autoencoder import SAEs, SparseAutoencoder
 
-Intervention = Callable[[Tensor], Tensor]
-"""Function from activations ``(batch, sequence, width)`` to their replacement."""
+Intervention = Callable[[Tensor], Tensor]  #: Replaces ``(batch, sequence, width)``.
 Rows = Sequence[Sequence[int]]
 
 
@@ -33,10 +32,8 @@ class Forward(NamedTuple):
 
     cases: list[int]
     ids: Tensor
-    mask: Tensor
-    """Whether a position is a token rather than padding, ``(n_cases, longest)``, bool."""
-    at: Mapping[HookPoint, Tensor]
-    """Activations at each captured hook point, ``(n_cases, longest, width)``."""
+    mask: Tensor  #: Whether a position is a token, not padding, ``(n_cases, longest)``, bool.
+    at: Mapping[HookPoint, Tensor]  #: By captured hook point, ``(n_cases, longest, width)``.
     logits: Tensor  #: ``(n_cases, longest, vocab_size)``; empty if not computed.
 
     @property

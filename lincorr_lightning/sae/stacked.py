@@ -22,8 +22,7 @@ from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 
 TrainedActivation = Literal["topk", "batchtopk", "relu"]
 Center = Literal["geometric_median", "mean", "zero"]
-# Number of steps over which batchtopk's threshold is averaged.
-_THRESHOLD_STEPS = 100
+_THRESHOLD_STEPS = 100  # number of steps over which batchtopk's threshold is averaged
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,7 @@ class StepLosses(NamedTuple):
     total: Tensor  #: Loss to minimise, summed over the hook points.
     unexplained: Tensor  #: Squared error as a share of the batch's variance.
     l0: Tensor  #: Mean number of active features per token.
-    active: Tensor
-    """Number of tokens at which each feature is active, ``(n_hook_points, n_features)``."""
+    active: Tensor  #: Tokens at which each feature is active, ``(n_hook_points, n_features)``.
     least: Tensor  #: Smallest pre-activation of a chosen feature; zeros for relu.
 
 

@@ -40,15 +40,12 @@ from lincorr_lightning.lm.config import TINY_WORLD
 
 WORLD_FILE = "world.json"  # in the folder of an LM that was trained on it
 
-GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)
-"""Numbers of people that a text of `world_documents` is about; each is a corpus."""
+GROUP_SIZES = (1, 2, 3, 4, 6, 8, 12, 16)  #: People in a text of `world_documents`, each a corpus.
 
 SECOND_HOME = "second_home"  # an attribute that only prompts of the city state
 
-PARENTS = ("mother", "father")
-"""Attributes whose answers depend on the continent that a person lives on."""
-HOME = ("country", "continent", "language", "landmark")
-"""Attributes that follow from the city that a person lives in."""
+PARENTS = ("mother", "father")  #: Attributes that depend on the continent of a person.
+HOME = ("country", "continent", "language", "landmark")  #: Attributes that follow from the city.
 
 CUSTOMS = {
     "food": "country", "drink": "country", "flower": "country", "vacation": "country",
