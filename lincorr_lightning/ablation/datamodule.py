@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from lincorr_lightning.ablation.mappings import MappedLabels, MappingName, Paire
 from lincorr_lightning.data.files import read_rows
 from lincorr_lightning.data.loaders import ResumableLoader
 from lincorr_lightning.distributed import data_shard, require_items
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_data
@@ -30,6 +30,7 @@ COLUMNS = ("phase", "subject", "source", "target")
 
 _REQUIRED = COLUMNS[:3]
 PHASES = ("compose", "learn")
+Trained = Literal["network", "all", "embeddings"]
 PhaseName = Literal["uncomposed", "compose", "learn"]
 """``compose`` reads paired texts, ``learn`` the source texts of new subjects, and ``uncomposed``
 these too, before anything is composed."""
@@ -53,6 +54,18 @@ class PhaseSettings:
         for name, least in lowest.items():
             names = f"model.compose.{name} or model.learn.{name}"
             require(names, getattr(self, name), at_least=least)
+
+
+@dataclass(frozen=True)
+class LearnSettings(PhaseSettings):
+    """Hyper-parameters of the phase of source texts."""
+
+    train: Trained = "network"
+    """What the phase trains: the network, the embeddings of the new subjects' tokens, or all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_one_of("model.learn.train", self.train, get_args(Trained))
 
 
 @dataclass(frozen=True)
@@ -92,9 +105,10 @@ class PairedCorpus:
     """All texts of a run with their answers, for each seed and mapping.
 
     A seed has ``2 · n_subjects`` texts: the source texts of all subjects, then their target texts.
-    By seed, there are the labels of each mapping (`mapped`), the `token_ids` of each text, and the
-    tokens of the texts and of the answers under any mapping (`vocabularies`). It is not a
-    dataclass: Lightning would copy those of a batch field by field.
+    By seed, there are the labels of each mapping (`mapped`), the `token_ids` of each text, the
+    tokens of the texts and of the answers under any mapping (`vocabularies`), and those of new
+    subjects, without the prompts' (`new_tokens`). It is not a dataclass: Lightning would copy those
+    of a batch field by field.
     """
 
     def __init__(
@@ -119,6 +133,10 @@ class PairedCorpus:
         ]
         answers = mappings.answer_token_ids(labels, tokenizer)
         self.vocabularies = [sorted(answers.union(*rows)) for rows in self.token_ids]
+        new = (one.subjects[self.n_paired :] for one in self.texts)
+        self.new_tokens = [
+            sorted(set().union(*_own_tokens(subjects, labels, tokenizer))) for subjects in new
+        ]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -207,6 +225,8 @@ class PairedTextsDataModule(StudyData):
             instead of sampled subjects.
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of the choice of source labels.
+        max_sources_per_target: Number of source labels with the same target; null takes all. With
+            1, no country has two cities, and no answer is more frequent than another.
     """
 
     batch_type = TextBatch
@@ -217,6 +237,7 @@ class PairedTextsDataModule(StudyData):
         n_paired: int = 1024, n_new: int = 128, max_source_labels: int | None = None,
         source_labels: list[str] | None = None, texts_file: str | None = None,
         knowledge_files: list[str] | None = None, seed: int = 0,
+        max_sources_per_target: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         require("data.n_paired", n_paired, at_least=1)
@@ -224,9 +245,12 @@ class PairedTextsDataModule(StudyData):
         require("data.seed", seed, at_least=0)
         if max_source_labels is not None:
             require("data.max_source_labels", max_source_labels, at_least=2)
+        if max_sources_per_target is not None:
+            require("data.max_sources_per_target", max_sources_per_target, at_least=1)
         self.save_hyperparameters(ignore=["plan"])
         self.relation, self.n_paired, self.n_new, self.seed = relation, n_paired, n_new, seed
         self.max_source_labels, self.source_labels = max_source_labels, source_labels
+        self.max_sources_per_target = max_sources_per_target
         self.plan = plan
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)  # refuses an unknown one
@@ -247,7 +271,9 @@ class PairedTextsDataModule(StudyData):
         relation = TokenizedRelation.of(self.relation, self._catalogue, tokenizer)
         if rows is not None and only is None:
             only = list(dict.fromkeys(row.source for row in rows))
-        labels = mappings.pair_labels(relation, self.max_source_labels, only, self.seed)
+        labels = mappings.pair_labels(
+            relation, self.max_source_labels, only, self.seed, self.max_sources_per_target
+        )
         if rows is not None:
             texts = [resolve_texts(rows, labels, tokenizer)] * len(plan.seeds)
         else:
@@ -361,7 +387,7 @@ def resolve_texts(
         elif position.get(row.source) not in labels.sources:
             problem = (
                 f"{row.source!r} is not one of the source labels of this run; raise "
-                "data.max_source_labels, or leave it null"
+                "data.max_source_labels and max_sources_per_target, or leave them null"
             )
         else:
             continue

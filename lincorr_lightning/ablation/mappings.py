@@ -1,5 +1,6 @@
 """Which target label belongs to which source label: the reference, and controls that break it."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from lincorr_lightning.errors import ConfigError, DomainError, SubjectsError
 from lincorr_lightning.knowledge import Answer, Knowledge, TokenizedRelation, answer_tokens
 
-MappingName = Literal["reference", "permuted", "letters"]
+MappingName = Literal["reference", "permuted", "permuted_targets", "letters"]
 MAPPINGS: tuple[MappingName, ...] = get_args(MappingName)
 
 
@@ -65,13 +66,13 @@ class MappedLabels:
 
 def pair_labels(
     relation: TokenizedRelation, n: int | None = None, only: Sequence[str] | None = None,
-    seed: int = 0,
+    seed: int = 0, n_per_target: int | None = None,
 ) -> PairedLabels:  # fmt: skip
     """Choose source labels, and for each the target label that is taught with it.
 
     `n` labels with a target are chosen (None: all), or `n` of those whose texts `only` lists.
-    Targets are distinct as far as there are enough; of several right targets the first one in the
-    domain is taught.
+    Targets are distinct as far as there are enough, and each has at most `n_per_target` sources; of
+    several right targets the first one in the domain is taught.
     """
     relation.require_reference()
     target_of = {
@@ -88,17 +89,20 @@ def pair_labels(
                 "Remove them; `lincorr audit --details true` lists the labels."
             )
         target_of = {i: target_of[i] for i in sorted({position[text] for text in only})}
-    if len(target_of) < max(n or 0, 2):
-        raise SubjectsError(
-            f"{relation.name} has {len(target_of)} usable pairs among the labels of this "
-            f"vocabulary; {n or 2} are needed. Lower data.max_source_labels (null takes all), or "
-            "choose another relation or LM."
-        )
-    rng = np.random.default_rng([seed, 1])
+    rng, by_target = np.random.default_rng([seed, 1]), defaultdict[int, list[int]](list)
     shuffled = [int(source) for source in rng.permutation(sorted(target_of))]
-    first = {target_of[source]: source for source in reversed(shuffled)}  # of each target
+    for source in shuffled:
+        by_target[target_of[source]].append(source)
+    rank = {source: i for sources in by_target.values() for i, source in enumerate(sources)}
     # Those with a target of their own first; sorting keeps the shuffled order otherwise.
-    shuffled.sort(key=lambda source: first[target_of[source]] != source)
+    shuffled.sort(key=lambda source: rank[source] > 0)
+    shuffled = [source for source in shuffled if rank[source] < (n_per_target or len(rank))]
+    if len(shuffled) < max(n or 0, 2):
+        raise SubjectsError(
+            f"{relation.name} has {len(shuffled)} usable pairs among the labels of this "
+            f"vocabulary; {n or 2} are needed. Lower data.max_source_labels or raise "
+            "data.max_sources_per_target (null takes all), or choose another relation or LM."
+        )
     chosen = sorted(shuffled[:n])
     return PairedLabels(relation, tuple(chosen), tuple(target_of[source] for source in chosen))
 
@@ -117,12 +121,19 @@ def map_labels(
     """Apply a mapping: decide which target is taught with which source (paper, table 7).
 
     ``reference``: the right target; ``permuted``: the target of another source, never a right one,
-    drawn by `seed`; ``letters``: the reference, with both answers cut to their first letters.
+    drawn by `seed`; ``permuted_targets``: another target that is right for no source of the right
+    one, the same for all of them, so that what has one target still has; ``letters``: the
+    reference, with both answers cut to their first letters.
     """
-    order = _permutation(labels, seed) if name == "permuted" else list(range(len(labels)))
     source, target, domain = labels.relation.source, labels.relation.target, labels.target_domain
+    taught = np.array(labels.targets)[:, None] == np.array(domain)  # (n_sources, n_domain)
+    order, renamed = list(range(len(labels))), domain
+    if name == "permuted":
+        order = _permutation(labels, labels.reference @ taught.T, seed)
+    elif name == "permuted_targets":
+        renamed = [domain[i] for i in _permutation(labels, taught.T @ labels.reference, seed)]
     source_tokens = [source.token_ids[i] for i in labels.sources]
-    token_of = {i: target.token_ids[i] for i in domain}
+    token_of = {i: target.token_ids[k] for i, k in zip(domain, renamed, strict=True)}
     if name == "letters":
         source_tokens = _letters(source.knowledge, map(labels.source_text, order), tokenizer)
         letters = _letters(target.knowledge, (target.texts[i] for i in domain), tokenizer)
@@ -139,12 +150,10 @@ def map_labels(
     )
 
 
-def _permutation(labels: PairedLabels, seed: int) -> list[int]:
-    """Return for each source another one, whose target is wrong for the first."""
-    n = len(labels)
+def _permutation(labels: PairedLabels, forbidden: npt.NDArray[np.bool_], seed: int) -> list[int]:
+    """Return for each row another one, such that none of the pairs is `forbidden`, ``(n, n)``."""
+    n = len(forbidden)
     cost = np.random.default_rng([seed, 2]).random((n, n))
-    columns = [labels.target_domain.index(target) for target in labels.targets]
-    forbidden = labels.reference[:, columns]
     cost[forbidden] = 2.0 * n  # more than all the others together
     _, order = scipy.optimize.linear_sum_assignment(cost)
     if forbidden[np.arange(n), order].any():

@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from lincorr_lightning.ablation import networks
 from lincorr_lightning.ablation.datamodule import (
+    LearnSettings,
     PairedCorpus,
     PhaseName,
     PhaseSettings,
@@ -33,6 +34,7 @@ from lincorr_lightning.study import (
     FIXED_TRAINING,
     Study,
     as_settings,
+    plain,
     require_one_epoch,
     require_same,
     without_chat,
@@ -50,8 +52,9 @@ class VocabularyAblation(Study):
 
     A text is the mean of its tokens' embeddings; the output of the network times the same
     embeddings gives the logits. The phase *compose* reads paired texts, the phase *learn* the
-    source texts of new subjects; then the network is evaluated on their target texts. The
-    embeddings are frozen.
+    source texts of new subjects; then the network is evaluated on their target texts. Embeddings
+    are frozen, but for those of the new subjects if `learn` trains them, too, or alone: the paper
+    says that "the LM is tuned".
 
     Each mapping and seed has a network of its own, all trained side by side; seeds draw subjects,
     permutation and weights. The phase *uncomposed* also trains each of them on the new subjects
@@ -64,7 +67,7 @@ class VocabularyAblation(Study):
         lm: LM whose vocabulary is used; only the token embedding of a checkpoint is read.
         embedding_source: Matrix that is both input and output, for an LM with an untied head:
             ``input`` for its embedding, ``output`` for its head.
-        mapping: ``reference``, ``permuted`` or ``letters``, or several of them.
+        mapping: ``reference``, ``permuted``, ``permuted_targets`` or ``letters``, or several.
         seeds: Seeds; each mapping is trained once per seed.
         skip_compose_baseline: Whether to also measure what is generalized without the compose
             phase.
@@ -72,7 +75,7 @@ class VocabularyAblation(Study):
             ``texts``.
         network: Settings of the network.
         compose: Settings of the phase of paired texts.
-        learn: Settings of the phase of source texts.
+        learn: Settings of the phase of source texts, and what it trains.
         score_every: Epochs between two evaluations.
     """
 
@@ -91,12 +94,12 @@ class VocabularyAblation(Study):
         candidates: Candidates = "texts",
         network: NetworkSettings = NetworkSettings(),  # noqa: B008 (frozen)
         compose: PhaseSettings = PhaseSettings(),  # noqa: B008 (frozen)
-        learn: PhaseSettings = PhaseSettings(200, 128, 3e-3),  # noqa: B008 (frozen)
+        learn: LearnSettings = LearnSettings(200, 128, 3e-3),  # noqa: B008 (frozen)
         score_every: int = 10,
     ) -> None:
         super().__init__()
         lm, network = without_chat(lm), as_settings(NetworkSettings, network)
-        compose, learn = as_settings(PhaseSettings, compose), as_settings(PhaseSettings, learn)
+        compose, learn = as_settings(PhaseSettings, compose), LearnSettings(**plain(learn))
         mapping, seeds = split_names(mapping), [0] if seeds is None else list(seeds)
         require_one_of("model.candidates", candidates, get_args(Candidates))
         require_one_of("model.embedding_source", embedding_source, get_args(EmbeddingSource))
@@ -111,7 +114,7 @@ class VocabularyAblation(Study):
         require("model.score_every", score_every, at_least=1)
         self.save_hyperparameters(logger=False)
         self.embedding_source, self.candidates = embedding_source, candidates
-        self.network, self.score_every = network, score_every
+        self.network, self.trained, self.score_every = network, learn.train, score_every
         phases: dict[PhaseName, PhaseSettings] = {"learn": learn}
         if compose.epochs:
             phases = {"compose": compose, "learn": learn}
@@ -143,26 +146,42 @@ class VocabularyAblation(Study):
         """Read the token embedding, and initialize the networks."""
         if hasattr(self, "networks"):
             return
+        n_tokens = 0
+        if self.trained != "network":
+            if self._trainer is None:  # a checkpoint is loaded, which has the number of tokens
+                return
+            # Lightning has no loader yet, and to set one up would lose the state of a resumed one.
+            loader: Any = self.trainer.fit_loop._data_source.dataloader()
+            n_tokens = max(map(len, loader.dataset.corpus.new_tokens))
+        self._make_networks(n_tokens)
+
+    def _make_networks(self, n_tokens: int) -> None:
         n, d = len(self.plan.seeds) * len(self.plan.mappings), self.embedding.weight.shape[1]
-        self.networks = networks.StackedNetworks(n, d, self.network)
-        self._reset_networks()
+        self.networks = networks.StackedNetworks(n, d, self.network, n_tokens)
+        self.reset_networks()
 
     @cached_property
     def embedding(self) -> TokenEmbedding:
         """The token embedding."""
         return read_token_embedding(self.plan.lm, self.embedding_source)
 
-    def _reset_networks(self) -> None:
-        # The networks of a seed begin with the same weights, so that only the mapping differs.
+    def reset_networks(self) -> None:
+        """Initialize the networks, at the beginning of a run and of all that learns anew.
+
+        Those of a seed begin with the same weights, so that only the mapping differs.
+        """
         self.networks.reset([seed for seed in self.plan.seeds for _ in self.plan.mappings])
+        if self.texts is not None and self.networks.embeddings is not None:
+            self.networks.embeddings.data.copy_(self.texts.per_network(self.texts.embeddings))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Return AdamW over the networks; each phase sets its own rates."""
         # Lightning's gradient scaler for float16 does not support the fused one.
         fused = self.trainer.precision != "16-mixed"
-        return torch.optim.AdamW(
-            self.networks.parameters(), lr=self.plan.phases["learn"].learning_rate, fused=fused
-        )
+        rate, embeddings = self.plan.phases["learn"].learning_rate, self.networks.embeddings
+        network = [one for one in self.networks.parameters() if one is not embeddings]
+        groups = [network] if embeddings is None else [network, [embeddings]]
+        return torch.optim.AdamW([{"params": one} for one in groups], lr=rate, fused=fused)
 
     def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
         """Pool the texts; at the beginning of a phase, reset optimizer and networks."""
@@ -172,10 +191,13 @@ class VocabularyAblation(Study):
         (optimizer,) = self.trainer.optimizers
         optimizer.state.clear()
         settings = self.plan.phases[batch.phase]
-        for group in optimizer.param_groups:
-            group |= {"lr": settings.learning_rate, "weight_decay": settings.weight_decay}
+        train = "network" if batch.phase == "compose" else self.trained
+        for group, other in zip(optimizer.param_groups, ("embeddings", "network"), strict=False):
+            # With a rate of 0 nothing changes, and all parameters have gradients on all ranks.
+            rate = 0.0 if train == other else settings.learning_rate
+            group |= {"lr": rate, "weight_decay": settings.weight_decay}
         if batch.phase != "learn" or "compose" not in self.plan.phases:
-            self._reset_networks()
+            self.reset_networks()
 
     def _pool(self, corpus: PairedCorpus) -> PooledTexts:
         """Return the pooled texts of a corpus, which are made once."""
@@ -193,7 +215,7 @@ class VocabularyAblation(Study):
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
         """Return the sum of the networks' cross-entropies."""
         self._batch, texts = batch, self._pool(batch.corpus)
-        logits = texts.logits(self.networks(texts.inputs(batch.rows)))
+        logits = texts.logits(self.networks, batch.rows)
         answers = texts.answers_to(batch.rows)
         losses = cross_entropy(logits.flatten(0, 1), answers.reshape(-1), reduction="none")
         # Gradients of networks are independent; each rank has a part of the step's texts.
@@ -255,11 +277,15 @@ class VocabularyAblation(Study):
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""
-        embedding = self.embedding.fingerprint
-        return {"embedding": embedding, "scores": self.scores, "history": self.history}
+        own = self.networks.embeddings
+        return {
+            "embedding": self.embedding.fingerprint, "n_tokens": 0 if own is None else own.shape[1],
+            "scores": self.scores, "history": self.history,
+        }  # fmt: skip
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the scores; refuse another embedding."""
-        self.configure_model()
+        if not hasattr(self, "networks"):
+            self._make_networks(state["n_tokens"])
         require_same({"lm": state["embedding"]}, {"lm": self.embedding.fingerprint}, "model.")
         self.scores, self.history = state["scores"], state["history"]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -11,10 +11,12 @@ from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.ablation.datamodule import PairedCorpus
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
-from lincorr_lightning.errors import require
+from lincorr_lightning.errors import require, require_one_of
+from lincorr_lightning.functional import macro_mean
 
 Candidates = Literal["vocabulary", "texts"]
 Activation = Literal["gelu", "relu", "silu", "tanh"]
+NetworkKind = Literal["plain", "gated"]
 
 
 @dataclass(frozen=True)
@@ -23,16 +25,20 @@ class NetworkSettings:
 
     width: int | None = None
     """Number of hidden units; null takes four times the width of the embedding."""
-    activation: Activation = "gelu"
-    """One of gelu, relu, silu and tanh."""
+    activation: Activation | None = None
+    """One of gelu, relu, silu and tanh; null takes gelu, or silu if the network is gated."""
     residual: bool = True
     """Whether the pooled embedding is added to the network's output."""
     center: bool = True
     """Whether the mean over all texts is subtracted from the pooled embeddings."""
     input_rms: float | None = 0.3
     """Root mean square that the inputs are scaled to; null leaves them unscaled."""
+    kind: NetworkKind = "plain"
+    """``plain``, two linear layers, or ``gated``, the feed-forward network of LLaMA: without
+    biases, and with the activations multiplied by a third linear layer of the inputs."""
 
     def __post_init__(self) -> None:
+        require_one_of("model.network.kind", self.kind, get_args(NetworkKind))
         if self.width is not None:
             require("model.network.width", self.width, at_least=1)
         if self.input_rms is not None:
@@ -42,48 +48,67 @@ class NetworkSettings:
 class StackedNetworks(nn.Module):
     """Independent networks of one shape, with a leading dimension of networks.
 
-    Each is ``x + W₂ σ(W₁ x + b₁) + b₂`` (without ``x +`` if not residual). A forward pass of all of
-    them is two batched matrix products; every network computes what it would alone. Inputs and
-    outputs have the width `d`.
+    Each is ``x + W₂ σ(W₁ x + b₁) + b₂``, gated ``x + W₂ (σ(W₁ x) ⊙ W₃ x)`` (without ``x +`` if not
+    residual). A forward pass of all of them is batched matrix products; every network computes what
+    it would alone. Inputs and outputs have the width `d`. With `n_tokens`, each also has that many
+    `embeddings` of its own, which `PooledTexts` reads.
     """
 
-    def __init__(self, n_networks: int, d: int, settings: NetworkSettings) -> None:
+    def __init__(self, n_networks: int, d: int, settings: NetworkSettings, n_tokens: int = 0):
         super().__init__()
         width = settings.width or 4 * d
-        self.settings = settings
-        self.weight_in = nn.Parameter(torch.empty(n_networks, d, width))
-        self.bias_in = nn.Parameter(torch.empty(n_networks, 1, width))
-        self.weight_out = nn.Parameter(torch.empty(n_networks, width, d))
-        self.bias_out = nn.Parameter(torch.empty(n_networks, 1, d))
+        self.settings, gated = settings, settings.kind == "gated"
+        self.activation = settings.activation or ("silu" if gated else "gelu")
+
+        def parameter(*shape: int) -> nn.Parameter:
+            return nn.Parameter(torch.zeros(n_networks, *shape))
+
+        self.weight_in = parameter(d, width)
+        self.bias_in = None if gated else parameter(1, width)
+        self.weight_up = parameter(d, width) if gated else None
+        self.weight_out = parameter(width, d)
+        self.bias_out = None if gated else parameter(1, d)
+        self.embeddings = parameter(n_tokens, d) if n_tokens else None
 
     @torch.no_grad()
     def reset(self, seeds: Sequence[int]) -> None:
-        """Initialize each network like two `torch.nn.Linear`, the same on any device."""
+        """Initialize each network like `torch.nn.Linear`, the same on any device."""
+        first = self.weight_in, self.bias_in, self.weight_up
         for index, seed in enumerate(seeds):
             rng = torch.Generator().manual_seed(seed)
-            for layer in ((self.weight_in, self.bias_in), (self.weight_out, self.bias_out)):
+            for layer in (first, (self.weight_out, self.bias_out)):
                 bound = layer[0].shape[1] ** -0.5
-                for parameter in layer:
+                for parameter in (part for part in layer if part is not None):
                     drawn = torch.rand(parameter.shape[1:], generator=rng) * (2 * bound) - bound
                     parameter[index].copy_(drawn)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Return the outputs of each network, of the inputs' shape ``(n_networks, n, d)``."""
-        activation = getattr(nn.functional, self.settings.activation)
-        hidden = activation(torch.baddbmm(self.bias_in, inputs, self.weight_in))
-        outputs: Tensor = torch.baddbmm(self.bias_out, hidden, self.weight_out)
+        activation = getattr(nn.functional, self.activation)
+        hidden = activation(_affine(self.bias_in, inputs, self.weight_in))
+        if self.weight_up is not None:
+            hidden = hidden * torch.bmm(inputs, self.weight_up)
+        outputs = _affine(self.bias_out, hidden, self.weight_out)
         return inputs + outputs if self.settings.residual else outputs
+
+
+def _affine(bias: Tensor | None, inputs: Tensor, weight: Tensor) -> Tensor:
+    return torch.bmm(inputs, weight) if bias is None else torch.baddbmm(bias, inputs, weight)
 
 
 class PooledTexts:
     """Pooled texts and answers of several seeds, each under several mappings.
 
-    They are pooled once, since only the networks are trained. `candidates` are the tokens that
+    They are pooled once; what trained embeddings change is added. `candidates` are the tokens that
     logits are computed for: all of the ``vocabulary``, or those of a seed's ``texts`` and of the
     answers under any mapping, whichever of them are run.
 
     Attributes:
         pooled: Mean embeddings, ``(n_seeds, 2 · n_subjects, d)``: source texts, then target texts.
+        embeddings: Pretrained embeddings of the tokens of new subjects, ``(n_seeds, n_tokens, d)``;
+            zeros beyond the last.
+        parts: What each of them contributes to a text's mean, as scaled, ``(n_seeds,
+            2 · n_subjects, n_tokens)``.
         answers: Index of each text's answer among the candidates, ``(n_seeds, n_mappings,
             2 · n_subjects)``.
         head: Embeddings of the candidates, ``(n_seeds, d, n_candidates)``; one for all seeds if
@@ -107,9 +132,20 @@ class PooledTexts:
         # Texts are centered and scaled by seed, without regard to their answers.
         if settings.center:
             pooled = pooled - pooled.mean(1, keepdim=True)
+        scale = torch.ones(self.n_seeds, 1, 1)
         if settings.input_rms is not None:
-            rms = pooled.pow(2).mean((1, 2), keepdim=True).sqrt()
-            pooled = pooled * (settings.input_rms / rms)
+            scale = settings.input_rms / pooled.pow(2).mean((1, 2), keepdim=True).sqrt()
+            pooled = pooled * scale
+        own = corpus.new_tokens
+        rows = [embedding.rows(tokens) for tokens in own]
+        self.embeddings = pad_sequence(rows, batch_first=True).to(device)
+        parts = torch.zeros(*pooled.shape[:2], self.embeddings.shape[1])
+        for s, all_tokens in enumerate(corpus.token_ids):
+            column = {token: i for i, token in enumerate(own[s])}
+            for i, tokens in enumerate(all_tokens):
+                for token in column.keys() & set(tokens):
+                    parts[s, i, column[token]] = tokens.count(token) / len(tokens)
+        self.parts = (parts * scale).to(device)
         self.pooled = pooled.contiguous().to(device)
         if candidates == "vocabulary":
             self.candidate_tokens = [list(range(len(embedding.weight)))] * self.n_seeds
@@ -138,24 +174,26 @@ class PooledTexts:
         is_right = pad_sequence(reference, True, False).mT
         self.reference_mask = is_right.reshape(*shape, corpus.n_new, -1).to(device)
 
-    def inputs(self, rows: Tensor) -> Tensor:
-        """Return pooled texts for each network, ``(n_seeds · n_mappings, n, d)``.
-
-        `rows` are indices of texts, ``(n_seeds, n)``; the mappings of a seed are side by side.
-        """
-        chosen = self.pooled[torch.arange(self.n_seeds, device=rows.device)[:, None], rows]
-        return chosen.repeat_interleave(self.n_mappings, dim=0)
+    def per_network(self, by_seed: Tensor) -> Tensor:
+        """Repeat what a seed has for its networks; the mappings of a seed are side by side."""
+        return by_seed.repeat_interleave(self.n_mappings, dim=0)
 
     def answers_to(self, rows: Tensor) -> Tensor:
         """Return the answers of texts, ``(n_seeds, n_mappings, n)``, by their indices."""
         return self.answers.gather(2, rows[:, None].expand(-1, self.n_mappings, -1))
 
-    def logits(self, outputs: Tensor) -> Tensor:
+    def logits(self, networks: StackedNetworks, rows: Tensor) -> Tensor:
         """Return the tied logits of the candidates, ``(n_seeds, n_mappings · n, n_candidates)``.
 
-        `outputs` are those of the networks, ``(n_seeds · n_mappings, n, d)``.
+        `rows` are indices of texts, ``(n_seeds, n)``. Trained embeddings are those of the inputs
+        only; the head keeps the pretrained ones.
         """
-        outputs = outputs.reshape(self.n_seeds, -1, outputs.shape[-1])
+        seeds = torch.arange(self.n_seeds, device=rows.device)[:, None]
+        inputs = self.per_network(self.pooled[seeds, rows])
+        if networks.embeddings is not None:
+            change = networks.embeddings - self.per_network(self.embeddings)
+            inputs = torch.baddbmm(inputs, self.per_network(self.parts[seeds, rows]), change)
+        outputs = networks(inputs).reshape(self.n_seeds, -1, inputs.shape[-1])
         if self.logit_mask is not None:
             return torch.baddbmm(self.logit_mask, outputs, self.head)
         return torch.matmul(outputs, self.head if len(self.head) > 1 else self.head[0])
@@ -177,9 +215,7 @@ def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[
     """
     rows = texts.rows_of("new")
     taught, mapped = (texts.answers_to(side) for side in rows)
-    source, target = (
-        texts.logits(networks(texts.inputs(side))).view(*taught.shape, -1) for side in rows
-    )
+    source, target = (texts.logits(networks, side).view(*taught.shape, -1) for side in rows)
     domain = texts.domain[:, :, None].expand(-1, -1, texts.corpus.n_new, -1)
     in_domain = target.gather(-1, domain.clamp(min=0)).masked_fill(domain < 0, -torch.inf)
     best = in_domain.argmax(-1, keepdim=True)
@@ -202,7 +238,8 @@ def score(texts: PooledTexts, networks: StackedNetworks) -> Shares:
 
     ``source_learned``: source text completed as taught, among all candidates; ``generalized``:
     target text completed with a right answer, among the target domain; ``unrestricted``: the same
-    among all candidates; ``says_source``: target text completed with the source answer.
+    among all candidates; ``says_source``: target text completed with the source answer;
+    ``macro_generalized``: mean over the answers that are taught of the share that is generalized.
     """
     answers = _answer_new_subjects(texts, networks)
     is_best = answers["target_said"] == answers["target_in_domain"]
@@ -213,7 +250,13 @@ def score(texts: PooledTexts, networks: StackedNetworks) -> Shares:
         "unrestricted": answers["generalized"] & is_best,
         "says_source": answers["target_said"] == answers["source_answer"],
     }
-    return {name: hit.double().mean(-1).tolist() for name, hit in hits.items()}
+    shares: Shares = {name: hit.double().mean(-1).tolist() for name, hit in hits.items()}
+    by_network = zip(answers["generalized"].double(), answers["reference"], strict=True)
+    shares["macro_generalized"] = [
+        [macro_mean(*row) for row in zip(hit.tolist(), groups.tolist(), strict=True)]
+        for hit, groups in by_network
+    ]
+    return shares
 
 
 @torch.no_grad()
@@ -221,7 +264,7 @@ def score_paired(texts: PooledTexts, networks: StackedNetworks) -> Shares:
     """Return each network's shares of paired texts completed as taught, by side."""
     shares = {}
     for side, rows in zip(("source", "target"), texts.rows_of("paired"), strict=True):
-        logits = texts.logits(networks(texts.inputs(rows)))
+        logits = texts.logits(networks, rows)
         answers = texts.answers_to(rows)
         hits = logits.argmax(-1).view_as(answers) == answers
         shares[f"{side}_learned"] = hits.double().mean(-1).tolist()
@@ -231,13 +274,19 @@ def score_paired(texts: PooledTexts, networks: StackedNetworks) -> Shares:
 def baselines(texts: PooledTexts) -> dict[str, list[float]]:
     """Return the shares of the new subjects that are right without any network, by mapping.
 
-    Means over seeds: ``random``, an answer drawn from the target domain, and ``majority``, the most
-    frequent right answer.
+    Means over seeds: ``random``, an answer drawn from the target domain; ``majority``, the most
+    frequent right answer; ``upper_bound``, the most frequent right answer of each source answer,
+    the most that can follow from it: less than all if sources have several targets, as letters do.
     """
-    n_domain = (texts.domain >= 0).sum(-1)
-    per_answer = texts.reference_mask.double().mean(2)
-    random, majority = per_answer.sum(-1) / n_domain, per_answer.amax(-1)
-    return {"random": random.mean(0).tolist(), "majority": majority.mean(0).tolist()}
+    is_right, source = texts.reference_mask.double(), texts.answers_to(texts.rows_of("new")[0])
+    per_answer = is_right.mean(2)
+    alike = (source[..., :, None] == source[..., None, :]).double()
+    shares = {
+        "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1),
+        "majority": per_answer.amax(-1),
+        "upper_bound": ((alike @ is_right).amax(-1) / alike.sum(-1)).mean(-1),
+    }
+    return {name: share.mean(0).tolist() for name, share in shares.items()}
 
 
 def cases(

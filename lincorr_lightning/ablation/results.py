@@ -26,6 +26,8 @@ class MappingScores:
     n_seeds: int = column("seeds")
     source_learned: float = column("learned", ".0%")
     generalized: float = column(format=".0%")
+    macro_generalized: float = column("macro", ".0%")
+    """Mean over the answers that are taught."""
     std: float | None = column("std", ".0%")
     """Standard deviation of `generalized` over seeds; None of one seed."""
     uncomposed: float | None = column("without paired texts", ".0%")
@@ -36,6 +38,8 @@ class MappingScores:
     says_source: float = column("answers the source", ".0%")
     random: float = column("chance", ".0%")
     majority: float = column("most frequent answer", ".0%")
+    upper_bound: float = column("upper bound", ".0%")
+    """The most that can be right for who knows the source answer only."""
     paper: float | None = column(format=".0%")
     """`generalized` with the vocabulary of Llama-3."""
 
@@ -98,7 +102,8 @@ def _tables(
         summary,
         caption=f"{corpus.labels.relation.name}: generalized from the vocabulary of {lm} alone, "
         "means over seeds",
-        note="Std: over seeds. Most frequent answer: the right answer of most new subjects. Paper: "
+        note="Macro: mean over answers. Std: over seeds. Most frequent answer: the right answer of "
+        "most new subjects. Upper bound: the most that can follow from the source answer. Paper: "
         "vocabulary of Llama-3.",
         headline=True,
     )
@@ -120,7 +125,7 @@ def _summarize(
     table_7 = (n for n in paper_numbers() if n.place == "Table 7" and n.relation == relation)
     paper = {number.quantity.name: number.value for number in table_7}
     composed, uncomposed = runs[runs["composed"]], runs[~runs["composed"]]
-    shares = ["source_learned", "generalized", "unrestricted", "says_source"]
+    shares = ["source_learned", "generalized", "macro_generalized", "unrestricted", "says_source"]
     means = composed[shares].mean().to_dict()
     before = number(uncomposed["generalized"].mean())
     return MappingScores(

@@ -5,6 +5,8 @@ import torch
 
 from lincorr_lightning.ablation.datamodule import PairedTextsDataModule, PhaseDataset, PhaseSettings
 from lincorr_lightning.ablation.module import VocabularyAblation
+from lincorr_lightning.ablation.networks import NetworkSettings, PooledTexts, baselines
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.errors import ConfigError, SubjectsError
 from lincorr_lightning.lm.config import LMConfig
 
@@ -57,3 +59,21 @@ def test_unusable_settings_are_refused():
         PairedTextsDataModule().setup()
     with pytest.raises(ConfigError, match="max_source_labels"):
         PairedTextsDataModule(max_source_labels=1)
+    with pytest.raises(ConfigError, match="max_sources_per_target is 0"):
+        PairedTextsDataModule(max_sources_per_target=0)
+
+
+def test_no_more_is_right_than_follows_from_the_source():
+    plan = VocabularyAblation(LMConfig(), mapping=["letters", "reference"], seeds=[0, 4]).plan
+    data = PairedTextsDataModule(plan, n_paired=7, n_new=90)
+    data.setup()
+    embedding = read_token_embedding(LMConfig())
+    found = baselines(PooledTexts(data.corpus, embedding, "texts", NetworkSettings()))
+    labels, shares = data.corpus.labels, []
+    for texts in data.corpus.texts:
+        letters = {}
+        for i in texts.answers[7:]:
+            letters.setdefault(labels.source_text(i)[0], []).append(labels.target_text(i)[0])
+        shares.append(sum(max(map(one.count, one)) for one in letters.values()) / 90)
+    assert found["upper_bound"] == [pytest.approx(sum(shares) / 2), 1]
+    assert 0.2 < found["upper_bound"][0] < 0.95

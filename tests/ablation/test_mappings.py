@@ -51,6 +51,38 @@ def test_a_permuted_target_is_always_wrong(world_tokenizer):
         assert len(seen) > 1
 
 
+def test_permuted_targets_are_the_same_for_all_sources_of_a_target(world_tokenizer):
+    for name in ("city->country", "country->continent"):
+        pairs = pair_labels(TokenizedRelation.of(name, Catalogue.load(), world_tokenizer))
+        relation, seen = pairs.relation, set()
+        texts = dict(zip(relation.target.token_ids, relation.target.texts, strict=True))
+        for seed in range(4):
+            mixed = map_labels(pairs, "permuted_targets", world_tokenizer, seed)
+            taught = {}
+            for i, token in enumerate(mixed.target_tokens):
+                taught.setdefault(pairs.target_text(i), set()).add(texts[token])
+                good = np.flatnonzero(relation.reference_mask[:, pairs.sources[i]])
+                assert texts[token] not in {relation.target.texts[j] for j in good}
+                assert mixed.reference[i, mixed.domain_tokens.index(token)]
+                assert mixed.reference[i].sum() == pairs.reference[i].sum()
+            assert all(len(each) == 1 for each in taught.values())
+            assert set.union(*taught.values()) == set(taught)  # a permutation
+            seen.add(mixed.target_tokens)
+        assert len(seen) > 1
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_targets_have_few_sources(most, world_tokenizer):
+    relation = TokenizedRelation.of("country->continent", Catalogue.load(), world_tokenizer)
+    every, few = pair_labels(relation, seed=2), pair_labels(relation, None, None, 2, most)
+    counts = Counter(every.targets)
+    assert max(counts.values()) > most
+    assert Counter(few.targets) == {target: min(n, most) for target, n in counts.items()}
+    assert pair_labels(relation, None, None, 3, most).sources != few.sources
+    with pytest.raises(SubjectsError, match=r"raise data\.max_sources_per_target"):
+        pair_labels(relation, len(few) + 1, None, 2, most)
+
+
 def test_no_permutation_where_one_target_is_right_for_most(relation, tokenizer):
     right = np.zeros_like(relation.reference_mask)
     right[0, :] = True

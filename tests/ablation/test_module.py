@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from lincorr_lightning.ablation.datamodule import PhaseDataset
+from lincorr_lightning.ablation.datamodule import LearnSettings, PhaseDataset
 from lincorr_lightning.ablation.module import PhaseSettings, VocabularyAblation
 from lincorr_lightning.ablation.networks import NetworkSettings, StackedNetworks
 from lincorr_lightning.cli import main
@@ -21,11 +21,27 @@ from tests.ablation.conftest import COMPOSE, LEARN
 from tests.launching import run_in_two
 from tests.toys import NO_FILES, quiet_trainer, read_table
 
-SHARES = ("source_learned", "generalized", "unrestricted", "says_source")
+SHARES = ("source_learned", "generalized", "unrestricted", "says_source", "macro_generalized")
+
+
+class Gated(torch.nn.Module):
+    """The feed-forward network of LLaMA, as transformers writes it."""
+
+    def __init__(self, d, width):
+        super().__init__()
+        self.gate_proj = torch.nn.Linear(d, width, bias=False)
+        self.up_proj = torch.nn.Linear(d, width, bias=False)
+        self.down_proj = torch.nn.Linear(width, d, bias=False)
+
+    def forward(self, x):
+        return self.down_proj(torch.nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 def plainly(run, lm, index):
-    """One network of a run, the naive way: torch.nn.Linear, every text pooled at every step."""
+    """One network of a run, the naive way: torch.nn.Linear, every text pooled at every step.
+
+    Embeddings are the rows of a whole table, in which those of new subjects' tokens are trained.
+    """
     module, corpus = run.module, run.data.corpus
     s, m = divmod(index, len(corpus.plan.mappings))
     paired, mapped, seed = corpus.texts[s], corpus.mapped[s][m], corpus.plan.seeds[s]
@@ -37,36 +53,55 @@ def plainly(run, lm, index):
     ]
     texts = [text for side in prompts for text in side]
     rows = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
-    pooled = torch.stack([vocabulary[ids].mean(0) for ids in rows])
-    pooled = pooled - pooled.mean(0)
-    pooled = pooled / pooled.pow(2).mean().sqrt() * 0.3
+    first = torch.stack([vocabulary[ids].mean(0) for ids in rows])
+    middle = first.mean(0)
+    scale = 0.3 / (first - middle).pow(2).mean().sqrt()
+    words = corpus.labels.relation.source_prompts([""])[0]
+    of_prompts = tokenizer(words, add_special_tokens=False)["input_ids"]
+    new_rows = rows[paired.n_paired : len(paired.subjects)]
+    new_tokens = sorted({token for ids in new_rows for token in ids} - set(of_prompts))
+    own = torch.nn.Parameter(vocabulary[new_tokens].clone())
+    train = module.plan.phases["learn"].train
     answers = [tokens[i] for tokens in (mapped.source_tokens, mapped.target_tokens)
                for i in paired.answers]  # fmt: skip
     d = vocabulary.shape[1]
-    inner, outer = torch.nn.Linear(d, 4 * d), torch.nn.Linear(4 * d, d)
-    drawn = StackedNetworks(1, d, NetworkSettings())
+    drawn = StackedNetworks(1, d, module.network)
     drawn.reset([seed])
+    gated = module.network.kind == "gated"
+    if gated:
+        network = Gated(d, 4 * d)
+        layers = [network.gate_proj, network.up_proj, network.down_proj]
+        weights = [drawn.weight_in, drawn.weight_up, drawn.weight_out]
+    else:
+        network = torch.nn.Sequential(
+            torch.nn.Linear(d, 4 * d), torch.nn.GELU(), torch.nn.Linear(4 * d, d)
+        )
+        layers, weights = [network[0], network[2]], [drawn.weight_in, drawn.weight_out]
+        with torch.no_grad():
+            network[0].bias.copy_(drawn.bias_in[0, 0])
+            network[2].bias.copy_(drawn.bias_out[0, 0])
     with torch.no_grad():
-        inner.weight.copy_(drawn.weight_in[0].T)
-        inner.bias.copy_(drawn.bias_in[0, 0])
-        outer.weight.copy_(drawn.weight_out[0].T)
-        outer.bias.copy_(drawn.bias_out[0, 0])
+        for layer, weight in zip(layers, weights, strict=True):
+            layer.weight.copy_(weight[0].T)
     candidates = torch.tensor(module.texts.candidate_tokens[s])
     column = {int(token): i for i, token in enumerate(candidates)}
     steps = PhaseDataset(corpus)
     optimizer = None
 
     def logits(which):
-        x = pooled[which]
-        return (x + outer(torch.nn.functional.gelu(inner(x)))) @ vocabulary[candidates].T
+        table = vocabulary.index_copy(0, torch.tensor(new_tokens), own)
+        x = (torch.stack([table[rows[i]].mean(0) for i in which]) - middle) * scale
+        return (x + network(x)) @ vocabulary[candidates].T
 
     for batch in (steps[i] for i in range(len(steps))):
         if batch.phase == "uncomposed":
             continue
         if batch.begins:
             settings = COMPOSE if batch.phase == "compose" else LEARN
+            way = "network" if batch.phase == "compose" else train
+            of_network = [] if way == "embeddings" else [*network.parameters()]
             optimizer = torch.optim.AdamW(
-                [*inner.parameters(), *outer.parameters()],
+                of_network + ([] if way == "network" else [own]),
                 lr=settings.learning_rate, weight_decay=settings.weight_decay,
             )  # fmt: skip
         which = batch.rows[s]
@@ -84,16 +119,25 @@ def plainly(run, lm, index):
     good = np.array([row[int(i)] for row, i in zip(right, first, strict=True)])
     top = target_logits.argmax(1)
     source = torch.tensor([column[answers[i]] for i in new])
+    hits = {}
+    for i, hit in zip(new, good, strict=True):
+        hits.setdefault(answers[i + n], []).append(hit)
     return {
         "source_learned": (logits(new).argmax(1) == source).double().mean().item(),
         "generalized": good.mean(),
         "unrestricted": (good & (top == domain[first]).numpy()).mean(),
         "says_source": (top == source).double().mean().item(),
-    }, (inner.weight.T.detach(), outer.weight.T.detach())
+        "macro_generalized": np.mean([np.mean(own_hits) for own_hits in hits.values()]),
+    }, (layers[0].weight.T.detach(), layers[-1].weight.T.detach(), own.detach())
 
 
-def test_side_by_side_is_one_by_one(ablate, small_lm):
-    run = ablate(seeds=[0, 7])
+@pytest.mark.parametrize(
+    ("kind", "train"),
+    [("plain", "network"), ("gated", "all"), ("plain", "all"), ("plain", "embeddings")],
+)
+def test_side_by_side_is_one_by_one(kind, train, ablate, small_lm):
+    learn = LearnSettings(LEARN.epochs, LEARN.batch_size, LEARN.learning_rate, train=train)
+    run = ablate(seeds=[0, 7], learn=learn, network=NetworkSettings(kind=kind))
     composed = [one for one in run.results["runs"] if one["composed"]]
     assert [(one["mapping"], one["seed"]) for one in composed] == [
         ("reference", 0), ("permuted", 0), ("reference", 7), ("permuted", 7)
@@ -101,9 +145,15 @@ def test_side_by_side_is_one_by_one(ablate, small_lm):
     for index, found in enumerate(composed):
         wanted, weights = plainly(run, small_lm, index)
         assert {name: found[name] for name in SHARES} == pytest.approx(wanted)
-        own = run.module.networks.weight_in, run.module.networks.weight_out
-        for ours, theirs in zip(own, weights, strict=True):
+        networks = run.module.networks
+        *network, rows = weights
+        for ours, theirs in zip((networks.weight_in, networks.weight_out), network, strict=True):
             torch.testing.assert_close(ours[index].detach(), theirs, rtol=1e-3, atol=1e-4)
+        if train != "network":  # rows beyond those of this seed stay zero
+            own = networks.embeddings[index].detach()
+            torch.testing.assert_close(own[: len(rows)], rows, rtol=1e-3, atol=1e-4)
+            assert not own[len(rows) :].any()
+            assert not torch.equal(rows, run.module.texts.embeddings[index // 2][: len(rows)])
 
 
 def test_results_tables_figures_and_logs(ablate, tmp_path):
@@ -196,16 +246,25 @@ def test_vocabulary_or_texts_are_candidates_and_only_networks_are_trained(ablate
     assert {name.split(".")[0] for name, _ in run.module.named_parameters()} == {"networks"}
 
 
-@pytest.mark.parametrize("step", [4, 23, 31])  # in a phase, at its end, at the end
-def test_resumes_in_any_phase(ablate, tmp_path, step):
+# In a phase, at its end, at the end.
+@pytest.mark.parametrize(("step", "train"), [(4, "network"), (23, "all"), (25, "all"), (31, "all")])
+def test_resumes_in_any_phase(ablate, tmp_path, step, train):
+    learn = LearnSettings(LEARN.epochs, LEARN.batch_size, LEARN.learning_rate, train=train)
     keep = ModelCheckpoint(tmp_path / "kept", "{step}", every_n_train_steps=1, save_top_k=-1)
-    whole = ablate(trainer={"callbacks": [keep], "enable_checkpointing": True}, seeds=[0, 3])
+    whole = ablate(
+        trainer={"callbacks": [keep], "enable_checkpointing": True}, seeds=[0, 3], learn=learn
+    )
     assert whole.trainer.global_step == 8 + 15 + 8
-    rest = ablate(trainer={"ckpt_path": tmp_path / "kept" / f"step={step}.ckpt"}, seeds=[0, 3])
+    kept = tmp_path / "kept" / f"step={step}.ckpt"
+    rest = ablate(trainer={"ckpt_path": kept}, seeds=[0, 3], learn=learn)
     both = (run.module.networks.parameters() for run in (whole, rest))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(*both, strict=True))
     assert rest.results | {"seconds": 0} == whole.results | {"seconds": 0}
     assert rest.module.history == whole.module.history
+    stored = torch.load(kept)["state_dict"]
+    loaded = VocabularyAblation.load_from_checkpoint(kept).state_dict()
+    assert stored.keys() == loaded.keys() and ("networks.embeddings" in stored) == (train == "all")
+    assert all(torch.equal(stored[name], loaded[name]) for name in stored)
 
 
 def test_a_part_of_the_phases_is_not_scored(ablate):
@@ -237,7 +296,7 @@ def test_two_processes_train_what_one_does(small_lm, tmp_path):
             "fit", "--config", "vocabulary_ablation.yaml", f"--model.lm.name_or_path={small_lm}",
             "--model.mapping=[reference, permuted]", "--data.n_paired=40", "--data.n_new=13",
             "--data.max_source_labels=null", "--model.compose.epochs=5", "--model.learn.epochs=9",
-            f"--trainer.default_root_dir={tmp_path / folder}", *more,
+            "--model.learn.train=all", f"--trainer.default_root_dir={tmp_path / folder}", *more,
         ]  # fmt: skip
         if more:
             done = run_in_two(*command)
@@ -259,9 +318,11 @@ def test_a_loss_that_is_not_finite_stops(ablate):
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [({"mapping": "scrambled"}, "scrambled.*reference, permuted, letters"),
+    [({"mapping": "scrambled"}, "scrambled.*reference, permuted, permuted_targets, letters"),
      ({"mapping": ["reference", "reference"]}, "each once"), ({"seeds": [-1]}, "seeds"),
      ({"network": {"input_rms": 0.0}}, "input_rms"),
+     ({"network": {"kind": "llama"}}, "network.kind is 'llama'; it must be plain or gated"),
+     ({"learn": {"train": "lm"}}, "learn.train is 'lm'; it must be network, all or embeddings"),
      ({"learn": {"learning_rate": -1.0}}, "learning_rate")],
 )  # fmt: skip
 def test_unusable_settings_are_refused(bad, message):
