@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ from pandas import DataFrame
 
 import lincorr_lightning.lm
 from benchmarks import common
-from benchmarks.real_lms import findings, permuted_ablation, repair, ridge_precision, run, tables
+from benchmarks.real_lms import ablation_grid, findings, repair, ridge_precision, run, tables
 from benchmarks.real_lms import forecast_scores as scores
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.lm.config import LMConfig
 
 Rows = Callable[[str], list[list[str]]]
 TINY_WORLD = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
@@ -371,20 +374,64 @@ def test_hallucinated_edits_are_counted_by_reference(tmp_path: Path, rows: Rows)
     assert held[5].startswith("14 → 6 of 14: 0.43 (") and held[6:] == ["", "", ""]
 
 
-def test_permuted_ablation(capsys: pytest.CaptureFixture[str], tmp_path: Path, rows: Rows) -> None:
-    output = tmp_path / "numbers.json"
-    chosen = ("learn with the second layer", "80 labels")
-    short = ("--model.compose.epochs=2", "--model.learn.epochs=2", "--data.n_paired=64")
-    permuted_ablation.main(only=chosen, n_seeds=1, output=str(output), options=short)
-    table = rows(capsys.readouterr().out)[-2:]
-    numbers = json.loads(output.read_text())
-    assert [row[0] for row in table] == list(numbers) == list(chosen)
-    assert table[0][1].startswith("20 / ") and table[1][1].startswith("80 / ")
-    # What is there is not measured again.
-    output.write_text(json.dumps(numbers | {"128 paired subjects": numbers["80 labels"]}))
-    more = (*chosen, "128 paired subjects")
-    permuted_ablation.main(only=more, n_seeds=1, output=str(output))
-    assert {row[0] for row in rows(capsys.readouterr().out)} == set(more)
+def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> None:
+    """What is found is what a whole run finds for each way; an embedding is cut as by an SVD."""
+    cell = ablation_grid.Cell("tiny_world", kind="gated")
+    measured = ablation_grid.measure(cell, TINY_WORLD, ablation_grid.BOTH, [0, 3], (2, 3))
+    found = DataFrame(measured)
+    assert len(found) == 3 * 2 * 2
+    for way in ("network", "all", "embeddings"):
+        options = [
+            "fit", "--config", "configs/vocabulary_ablation_paper.yaml", "--model.seeds=[0, 3]",
+            "--model.mapping=[reference, permuted]", f"--model.learn.train={way}",
+            "--data.max_sources_per_target=1", "--model.network.kind=gated",
+            "--model.compose.epochs=2", "--model.compose.batch_size=256",
+            "--model.learn.epochs=3", "--trainer.precision=bf16-mixed",
+            f"--trainer.default_root_dir={tmp_path}", common.QUIET,
+        ]  # fmt: skip
+        whole = DataFrame(common.results_of(*options)["runs"])
+        own = found[found["train"] == way]
+        for share in ("generalized", "source_learned", "macro_generalized"):
+            assert own[share].tolist() == pytest.approx(whole[share].tolist(), abs=0.02)
+    (tmp_path / "cut").mkdir()
+    ablation_grid.cut(TINY_WORLD, 5, tmp_path / "cut")
+    table = read_token_embedding(LMConfig(str(TINY_WORLD))).weight.double().numpy()
+    less = read_token_embedding(LMConfig(str(tmp_path / "cut"))).weight.double().numpy()
+    middle = table - table.mean(0)
+    *_, axes = np.linalg.svd(middle, full_matrices=False)
+    distances = np.linalg.norm((table[:20, None] - table[None, :20]) @ axes[:5].T, axis=-1)
+    assert np.linalg.norm(less[:20, None] - less[None, :20], axis=-1) == pytest.approx(
+        distances, abs=1e-4
+    )
+
+
+def test_ablation_grid_goes_on_with_its_file(
+    tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shares, done, placed = iter([0.2, 0.6] * 99), [], []
+
+    def measure(cell: Any, _: Any, mappings: Any, seeds: list[int], *__: Any) -> list[Any]:
+        done.append(cell)
+        return [
+            {**asdict(cell), "dimensions": 4, "labels": "3 / 3", "train": way, "mapping": mapping,
+             "seed": seed, "generalized": next(shares), "macro_generalized": 0.5,
+             "upper_bound": 0.3, "majority": 0.1}
+            for way in ablation_grid.WAYS for mapping in mappings for seed in seeds
+        ]  # fmt: skip
+
+    monkeypatch.setattr(ablation_grid, "measure", measure)
+    monkeypatch.setattr(ablation_grid, "place_tables", placed.append)
+    output = str(tmp_path / "grid.csv")
+    ablation_grid.main(("x/a",), output, 2)
+    assert len(done) == len(set(done)) > 5
+    ablation_grid.main(("x/a",), output, 2)
+    assert len(done) == len(set(done)) and placed[0] == placed[1]
+    first, *_ = rows(placed[0]["ablation_readings"])
+    # Two seeds with .2 and .6: the standard error is .2, times 12.7 of Student's t.
+    assert first[:6] == ["a", "4", "3 / 3", "plain", "as they are", "2"]
+    assert first[6:] == ["40 ± 254 / 40 ± 254"] * 3
+    null, *_ = rows(placed[0]["ablation_nulls"])
+    assert null[3:] == ["network", "40 ± 254", "50 ± 0", "40 ± 254", "–", "40 ± 254", "30%", "10%"]
 
 
 def test_ridge_precision_finds_a_known_map(tmp_path: Path) -> None:

@@ -1,0 +1,250 @@
+"""The readings of the vocabulary ablation (paper, section 6) as a grid, on the vocabularies of LMs.
+
+    python -m benchmarks.real_lms.ablation_grid FOLDER [FOLDER...] --output FILE.csv
+
+composes the networks of each cell once, all seeds and mappings in one batch, and lets them learn in
+each of the three ways from there, in bfloat16. What is in the file is not measured again. Its
+tables are printed and put into the documents, without folders nothing else. Settings are those of
+configs/vocabulary_ablation_paper.yaml, but for epochs and steps of 256 texts in the first phase.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, astuple, dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any, get_args
+
+import lightning as L
+import pandas as pd
+import torch
+from jsonargparse import auto_cli
+from safetensors.torch import save_file
+from scipy import stats
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from benchmarks.common import RESULTS, markdown_table, percent, place_tables, write_text
+from lincorr_lightning.ablation import PairedTextsDataModule, VocabularyAblation
+from lincorr_lightning.ablation.datamodule import (
+    LearnSettings,
+    PairedCorpus,
+    PhaseDataset,
+    PhaseSettings,
+    TextBatch,
+    Trained,
+)
+from lincorr_lightning.ablation.networks import NetworkKind, NetworkSettings
+from lincorr_lightning.ablation.token_embedding import read_token_embedding
+from lincorr_lightning.lm.config import LMConfig
+
+FILE = RESULTS / "real_lms" / "ablation_grid.csv"
+WAYS = get_args(Trained)
+BOTH = ("reference", "permuted")
+MAPPINGS = (*BOTH, "permuted_targets", "letters")
+WIDTHS = (64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A setting of the grid, whose networks are composed in one batch."""
+
+    lm: str
+    """Name of the LM's folder."""
+    width: int = 0
+    """Number of principal components that the embedding is cut to; 0 leaves it whole."""
+    per_target: int = 1
+    """Number of source labels with the same target; 0 takes all."""
+    kind: NetworkKind = "plain"
+    center: bool = False
+
+
+KEYS = list(Cell.__dataclass_fields__)
+
+
+def grid(lms: Sequence[str]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
+    """Yield cells and their mappings, the most important ones first."""
+    first, *others = lms
+    networks: tuple[tuple[NetworkKind, bool], ...]
+    networks = ("gated", False), ("plain", True), ("gated", True)
+    yield Cell(first), (*BOTH, "letters")
+    yield Cell(first, per_target=0), MAPPINGS
+    for lm in others[:1]:
+        yield Cell(lm), BOTH
+    yield Cell(first, 0, 1, *networks[0]), BOTH
+    for width in WIDTHS:
+        yield Cell(first, width), BOTH
+    for lm in others[1:2]:
+        yield Cell(lm), BOTH
+    yield Cell(first, 0, 1, *networks[1]), BOTH
+    for lm, per_target in product(others, (1, 0)):
+        yield Cell(lm, 0, per_target), BOTH
+    for per_target, lm, network in product((1, 0), lms, networks):
+        yield Cell(lm, 0, per_target, *network), BOTH
+
+
+class ComposedOnce(VocabularyAblation):
+    """Keeps the composed networks, and begins with given ones where it composes nothing."""
+
+    composed: dict[str, Tensor] | None = None
+
+    def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
+        """Keep what has been composed before anything is learned."""
+        super().on_train_batch_start(batch, batch_idx)
+        if batch.begins and batch.phase == "learn" and self.composed is None:
+            self.composed = {k: v.clone() for k, v in self.networks.state_dict().items()}
+
+    def reset_networks(self) -> None:
+        """Begin with the composed networks."""
+        super().reset_networks()
+        if self.composed is not None:
+            self.networks.load_state_dict(self.composed, strict=False)
+
+
+def cut(folder: Path, width: int, into: Path) -> None:
+    """Write a checkpoint of an LM's embedding on its first principal components alone."""
+    for file in folder.glob("*.json"):
+        if "index" not in file.name:
+            shutil.copy(file, into)
+    weight = read_token_embedding(LMConfig(str(folder))).weight.float()
+    _, components = torch.linalg.eigh(torch.cov(weight.T))
+    cut_weight = weight @ components[:, -width:]
+    save_file({"embed_tokens.weight": cut_weight}, into / "model.safetensors", {"format": "pt"})
+
+
+def measure(
+    cell: Cell, folder: Path, mappings: Sequence[str], seeds: list[int], epochs: tuple[int, int]
+) -> list[dict[str, Any]]:
+    """Return a row for each way to learn, mapping and seed."""
+    rows: list[dict[str, Any]] = []
+    corpus: PairedCorpus | None = None
+    composed = None
+    with tempfile.TemporaryDirectory() as temporary:
+        if cell.width:
+            cut(folder, cell.width, Path(temporary))
+            folder = Path(temporary)
+        for way in WAYS:
+            module = ComposedOnce(
+                LMConfig(str(folder)), mapping=list(mappings), seeds=seeds,
+                skip_compose_baseline=False, score_every=10_000,
+                network=NetworkSettings(residual=False, center=cell.center, kind=cell.kind),
+                compose=PhaseSettings(0 if corpus else epochs[0], 256, 1e-3, 0.01),
+                learn=LearnSettings(epochs[1], 128, 1e-3, 0.01, way),
+            )  # fmt: skip
+            if corpus is None:
+                data = PairedTextsDataModule(
+                    module.plan, max_sources_per_target=cell.per_target or None
+                )
+                data.setup()
+                corpus = data.corpus
+            assert corpus is not None
+            module.composed = composed
+            corpus = PairedCorpus(
+                corpus.labels, corpus.texts, module.plan, module.embedding.tokenizer
+            )
+            trainer = L.Trainer(
+                accelerator="cpu", devices=1, max_epochs=1, precision="bf16-mixed", logger=False,
+                enable_checkpointing=False, enable_progress_bar=False,
+                enable_model_summary=False, default_root_dir=temporary,
+            )  # fmt: skip
+            trainer.fit(module, DataLoader(PhaseDataset(corpus), batch_size=None))
+            composed = module.composed
+            assert module.results is not None
+            values = module.results.values
+            beside = {m["mapping"]: m for m in values["mappings"]}
+            size = {
+                "dimensions": values["embedding"]["shape"][1],
+                "labels": f"{values['n_source_labels']} / {values['n_target_labels']}",
+            }
+            for run in values["runs"]:
+                found = beside[run["mapping"]]
+                nulls = {k: found[k] for k in ("random", "majority", "upper_bound")}
+                del run["composed"]
+                rows.append({**asdict(cell), **size, "train": way, **run, **nulls})
+    return rows
+
+
+def interval(shares: pd.Series) -> str:
+    """Return the mean in percent and half of its 95 % interval (Student's t, over seeds)."""
+    if shares.empty:
+        return "–"
+    half = stats.t.ppf(0.975, len(shares) - 1) * shares.sem() if len(shares) > 1 else float("nan")
+    return f"{100 * shares.mean():.0f} ± {100 * half:.0f}"
+
+
+def tables(rows: pd.DataFrame) -> dict[str, str]:
+    """Return the documents' tables of the grid."""
+    readings, nulls = [], []
+    ways = [f"train {way}: reference / permuted" for way in WAYS]
+    for key, cell in rows.groupby(KEYS, sort=False):
+        lm, *_, kind, center = key
+        of = {
+            (way, mapping): cell[(cell["train"] == way) & (cell["mapping"] == mapping)]
+            for way in WAYS for mapping in MAPPINGS
+        }  # fmt: skip
+        first = of["network", "reference"].iloc[0]
+        n_seeds = len(of["network", "reference"])
+        size = [lm, first["dimensions"], first["labels"]]
+        pairs = [
+            " / ".join(interval(of[way, mapping]["generalized"]) for mapping in BOTH)
+            for way in WAYS
+        ]
+        readings.append([*size, kind, "centered" if center else "as they are", n_seeds, *pairs])
+        if of["network", "letters"].empty:
+            continue
+        for way in WAYS:
+            shares = [interval(of[way, mapping]["generalized"]) for mapping in MAPPINGS]
+            macro = interval(of[way, "reference"]["macro_generalized"])
+            bounds = (of[way, "letters"]["upper_bound"], of[way, "reference"]["majority"])
+            nulls.append([*size, way, shares[0], macro, *shares[1:], *map(mean_percent, bounds)])
+    sizes = ("vocabulary", "width", "cities / countries")
+    return {
+        "ablation_readings": markdown_table(
+            [*sizes, "network", "inputs", "seeds", *ways], readings
+        ),
+        "ablation_nulls": markdown_table(
+            [*sizes, "trained", "reference", "macro", "permuted", "permuted as countries",
+             "letters", "letters, at most", "most frequent"], nulls
+        ),
+    }  # fmt: skip
+
+
+def mean_percent(shares: pd.Series) -> str:
+    """Return a mean in percent."""
+    return percent(shares.mean())
+
+
+def main(
+    lms: tuple[str, ...] = (),
+    output: str = str(FILE),
+    n_seeds: int = 5,
+    epochs: tuple[int, int] = (60, 100),
+) -> None:
+    """Train the networks that the file lacks, and print its tables.
+
+    Args:
+        lms: Folders of LMs; the first one is also cut, and none trains nothing.
+        output: CSV file of a row for each network and way to learn.
+        n_seeds: Number of networks of each mapping.
+        epochs: Epochs of the two phases.
+    """
+    torch.set_float32_matmul_precision("medium")
+    rows = pd.read_csv(output).to_dict("records") if Path(output).exists() else []
+    done = {tuple(row[key] for key in KEYS) for row in rows}
+    folders = {Path(lm).name: Path(lm) for lm in lms}
+    for cell, mappings in grid(list(folders)) if lms else ():
+        if astuple(cell) not in done:
+            done.add(astuple(cell))
+            rows += measure(cell, folders[cell.lm], mappings, list(range(n_seeds)), epochs)
+            write_text(output, pd.DataFrame(rows).to_csv(index=False, float_format="%.4g"))
+            print(cell, flush=True)
+    found = tables(pd.DataFrame(rows))
+    print("\n\n".join(found.values()))
+    place_tables(found)
+
+
+if __name__ == "__main__":
+    auto_cli(main)
