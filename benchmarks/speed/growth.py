@@ -11,7 +11,7 @@ and those that ``model.dry_run`` estimates. Subjects, labels and kinds of knowle
 world; parameters in LMs with random weights, of Llama's shape and the tiny world's words. Exponents
 are those of ``constant + factor * size ** exponent``. The large LMs are computed and not measured:
 tokens are those of a dry run with a tokenizer, and the time is that of the matrix products at 45 %
-of an H200's peak. The studies are the shipped configs (`CUT` shortens some, not their peak).
+of an H100's peak. The studies are the shipped configs (`CUT` shortens some, not their peak).
 
 Numbers are kept in ``benchmarks/results/growth.json``, from which the documents' tables are made.
 """
@@ -57,9 +57,9 @@ PROBE = ("fit", "--config=linear_probe.yaml", "--model.require_reference=[]", QU
 TWO = "--model.knowledge=[city, country]"
 SHAPES = {"15M": (320, 9), "135M": (768, 14), "500M": (1280, 19), "1.5B": (2048, 22)}
 """Width and number of layers."""
-LARGE = {"8B": 8.03e9, "70B": 70.6e9}
-_PEAK, _PEAK_SHARE = 7.9e14, 0.45  # operations per second of an H200's bfloat16 products
-_GPU_BYTES = 1.41e11
+LARGE = {"1.5B": 1.54e9, "8B": 8.03e9, "32B": 32.8e9, "70B": 70.6e9, "405B": 4.06e11}
+_PEAK, _PEAK_SHARE = 7.9e14, 0.45  # operations per second of an H100's bfloat16 products
+_GPU_GIB, _LAYER_SHARE = 0.9 * 8e10 / 2**30, 1 / 50  # FSDP gathers a layer
 STUDIES = (
     "linear_probe", "correlation_matrix", "resilience", "source_finetune", "source_finetune_lora",
     "forecast", "vocabulary_ablation", "token_geometry", "knowledge_geometry", "pretraining",
@@ -201,15 +201,16 @@ def large_table(tokenizer: str) -> str:
         said = dry_run((*options, f"--model.lm.name_or_path={lm}"), folder)
     rows = []
     for name, n in LARGE.items():
-        seconds = 2 * said["tokens"] * n / (_PEAK_SHARE * _PEAK)
-        mib = 2 * n / 2**20 + said["statistics"]
-        rows.append([name, f"{said['prompts'] / 1e6:.1f} M", f"{said['tokens'] / 1e6:.1f} M",
-                     f"{seconds / 60:,.1f} min", f"{mib / 1024:,.0f} GiB",
-                     "yes" if mib * 2**20 < _GPU_BYTES else "no"])  # fmt: skip
-    return markdown_table(
-        ["LM, computed", "prompts", "tokens", "products on one H200", "memory, bfloat16",
-         "fits 141 GB"], rows
-    )  # fmt: skip
+        weights, statistics = 2 * n / 2**30, said["statistics"] / 1024
+        single = statistics + weights
+        needed = {d: statistics + weights * (1 / d + _LAYER_SHARE) for d in (8, 16, 32)}
+        ways = [("none", 1, single), ("ddp.yaml", 8, single)] if single < _GPU_GIB else []
+        fitting = [("fsdp.yaml", d, gib) for d, gib in needed.items() if gib < _GPU_GIB]
+        for overlay, devices, gib in ways or fitting[:1]:
+            minutes = 2 * said["tokens"] * n / (_PEAK_SHARE * _PEAK * devices) / 60
+            rows.append([name, overlay, devices, f"{gib:,.0f} GiB", f"{minutes:,.1f} min"])
+    caption = f"time of {said['prompts'] / 1e6:.1f} M prompts, {said['tokens'] / 1e6:.1f} M tokens"
+    return markdown_table(["LM, computed", "overlay", "devices", "per GPU", caption], rows)
 
 
 def studies_table() -> str:
