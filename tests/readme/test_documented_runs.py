@@ -180,7 +180,7 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
         key=lambda block: "EarlyStopping" in block,
     )
     exec(compile(probe, "README.md", "exec"), {})
-    assert capsys.readouterr().out == next(blocks("text"))
+    assert capsys.readouterr().out == blocks("text")[0]
     script: dict[str, Any] = {"__name__": "readme"}
     exec(compile(own_module, "own_module.md", "exec"), script)
     (learned,) = re.findall(r"^learned (\d+)%, generalized \d+%$", capsys.readouterr().out, re.M)
