@@ -28,7 +28,7 @@ WORLD = [
 ]  # fmt: skip
 SGD = [
     "--model.knowledge=[city, country]", "--model.require_reference=[]", "--model.solver=sgd",
-    "--data.n_subjects=200", "--data.batch_size=40", "--trainer.max_epochs=3",
+    "--data.n_subjects=200", "--data.batch_size=40", "--trainer.max_epochs=3", "--model.ridge=0",
 ]  # fmt: skip
 
 # Config, options, and the checkpoints to resume at: those of a step, after validation (v) and at

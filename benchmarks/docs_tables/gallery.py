@@ -28,10 +28,9 @@ PICTURES = {
         name: name
         for name in ("clusters", "instance_matrix", "std_matrix", "ranking", "transitivity")
     },
-    "fit --config configs/linear_probe.yaml --model.ridge auto": {
-        "weights_city-country": "weights", "ridge_path": "ridge_path",
+    "fit --config configs/linear_probe.yaml": {
+        "weights_city-country": "weights", "ridge_path": "ridge_path", "nulls": "nulls",
     },
-    "fit --config configs/linear_probe.yaml": {"nulls": "nulls"},
     "fit --config configs/source_finetune.yaml --model.protocol joint "
     '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 2e-4 '
     "--model.save_model true && test --config configs/resilience.yaml "

@@ -28,7 +28,7 @@ from jsonargparse import auto_cli
 
 from benchmarks.common import QUIET, RESULTS, ROOT, markdown_table, read_numbers, write_numbers
 
-PROBE = ("fit", "--config", "configs/linear_probe.yaml", QUIET)
+PROBE = ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=0", QUIET)
 LORA = ("fit", "--config", "configs/source_finetune_lora.yaml", QUIET)
 EDITED = ("test", "--config", "configs/edited_lm.yaml", QUIET)
 

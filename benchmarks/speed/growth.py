@@ -53,7 +53,9 @@ Rows = Iterator[tuple[str, tuple[str, ...]]]
 RESULT = RESULTS / "growth.json"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 LINCORR = (sys.executable, "-m", "lincorr_lightning")
-PROBE = ("fit", "--config=linear_probe.yaml", "--model.require_reference=[]", QUIET)
+PROBE = (
+    "fit", "--config=linear_probe.yaml", "--model.ridge=0", "--model.require_reference=[]", QUIET
+)  # fmt: skip
 TWO = "--model.knowledge=[city, country]"
 SHAPES = {"15M": (320, 9), "135M": (768, 14), "500M": (1280, 19), "1.5B": (2048, 22)}
 """Width and number of layers."""

@@ -37,7 +37,8 @@ def probe(lm: str, n_subjects: int, options: tuple[str, ...], folder: str) -> tu
         command = [
             sys.executable, "-m", "lincorr_lightning", "fit", "--config=linear_probe.yaml", QUIET,
             f"--model.lm.name_or_path={lm}", f"--data.n_subjects={n_subjects}",
-            f"--trainer.default_root_dir={runs}", *(o.replace("{folder}", folder) for o in options),
+            f"--trainer.default_root_dir={runs}", "--model.ridge=0",
+            *(option.replace("{folder}", folder) for option in options),
         ]  # fmt: skip
         cost = cost_of(command, cwd=ROOT)
         (results,) = Path(runs).rglob("results.json")

@@ -28,6 +28,9 @@ _MAX_INFLUENCE_TABLES = 100
 _MAX_SCALAR_PAIRS = 600
 # A tree over fewer pairs, those of four kinds of knowledge, shows nothing beyond the matrix.
 _MIN_KNOWN = 12
+# Pairs that a sentence names.
+_MAX_NAMED = 5
+_SMALL_COST = 0.02  # in r, as that of `ridge: auto`
 _HIT1 = {"influenced_1": "Hit@1 of W", "best_baseline_1": "Hit@1, best baseline"}
 _SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
 _RANKING = (
@@ -252,14 +255,52 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
         rows,
         ["pair", *headings, *_HIT1],
         f"Label-wise r on {findings.n_test:,} held-out subjects",
-        "Sorted by r above the control prompt, which names no source. Random words: as many in "
-        "place of the source labels; r above them is of model.random_labels source labels at most. "
-        "Hit@1: share of source labels whose highest weight in W leads to a right target label; "
-        "its best baseline knows the vocabulary alone. See docs/concepts.md.",
+        f"{_cautions(findings)}Sorted by r above the control prompt, which names no source. "
+        "Random words: as many in place of the source labels; r above them is of "
+        "model.random_labels source labels at most. Hit@1: share of source labels whose highest "
+        "weight in W leads to a right target label; its best baseline knows the vocabulary alone. "
+        "See docs/concepts.md.",
         headline=True,
         headings=headings | _HIT1,
         formats=formats | dict.fromkeys(_HIT1, ".2f"),
     )
+
+
+def _cautions(findings: ProbeFindings) -> str:
+    """Return for which pairs W must not be read as what the LM knows, and what helps."""
+    rows = {score.pair: score.row() for score in findings.scores if score.precision}
+    hits = {pair: hit for pair, row in rows.items() if (hit := row["influenced_1"]) is not None}
+    wrong = [pair for pair, hit in hits.items() if hit < 0.5]
+    text = ""
+    if wrong:
+        text = f"W is imprecise, most source labels lead to a wrong target: {_named(wrong)}. "
+    for pair in wrong:
+        least = (rows[pair]["label_mean"] or 1) - _SMALL_COST
+        path = (p for p in findings.paths.get(pair, ()) if (p["label_mean"] or -1) >= least)
+        hit, ridge = max(
+            ((point["influenced"]["1"], point["ridge"]) for point in path), default=(0, 0)
+        )
+        if rows[pair]["ridge"] == 0 and hit > hits[pair]:
+            text += (
+                f"With a ridge of {ridge:.3g}, Hit@1 of {_named([pair])} is {hit:.2f} instead of "
+                f"{hits[pair]:.2f}, and r about the same: set model.ridge to auto. "
+            )
+            break
+    low = "excess_over_unembedding_low"
+    alike = [pair for pair in hits if rows[pair][low] is not None and rows[pair][low] <= 0]
+    if any(row["ridge"] for row in rows.values()):
+        text += "Control prompt and random words have the pair's ridge: compare them at ridge 0. "
+    if alike:
+        text += (
+            "W pairs no more labels right than the vocabulary alone (95 % over source labels): "
+            f"{_named(alike)}."
+        )
+    return f"{text.strip()}\n" if text else ""
+
+
+def _named(pairs: Sequence[Pair]) -> str:
+    more = [f"{len(pairs) - _MAX_NAMED} more"] if len(pairs) > _MAX_NAMED else []
+    return ", ".join(["->".join(pair) for pair in pairs[:_MAX_NAMED]] + more)
 
 
 def _wordings(findings: ProbeFindings) -> Iterator[Table]:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 from scipy.stats import rankdata
 
 from lincorr_lightning.linear_map import LinearMap
+from lincorr_lightning.lm.config import TINY_WORLD
 from lincorr_lightning.probe.results import top_influences
 from lincorr_lightning.reproduce.plan import LMRuns, plan_data, relation_probe
 from lincorr_lightning.results import paper as the_paper
@@ -120,6 +121,13 @@ def shared_labels(
     }  # fmt: skip
 
 
+def synthetic_note(rows: Iterable[Row]) -> str:
+    """Return what a reproduction on the tiny world can show, from rows of the overview."""
+    counts = [map(int, row["above null"].split(" of ")) for row in rows if row["above null"]]
+    above, n = map(sum, zip(*counts, strict=True)) if counts else (0, 0)
+    return plan_data("tiny_world")["note"].format(above=above, n=n)
+
+
 def agreement_tables(places: Sequence[str], lms: Sequence[LMRuns], size: str) -> list[Table]:
     """Return the overview: where do LMs agree with some tables of the paper?"""
     agreement = [row for place in places for row in agreements(table_numbers(place), lms)]
@@ -134,6 +142,8 @@ def agreement_tables(places: Sequence[str], lms: Sequence[LMRuns], size: str) ->
     tables = []
     for (name, texts), rows in zip(plan_data("overview").items(), (agreement, shared), strict=True):
         note = texts["note"].format(n_same=n_same, n_tested=len(tested), size=size)
+        if name == "agreement" and any(lm.lm == TINY_WORLD for lm in lms):
+            note = f"{synthetic_note(agreement)} {note}"
         formats = texts["formats"]
         tables.append(Table.of(name, rows, (), texts["caption"], note, True, formats=formats))
     return [table for table in tables if len(table)]

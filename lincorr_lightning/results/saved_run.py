@@ -258,7 +258,7 @@ def _print_table(console: "Console", table: Table) -> None:
         for row in zip(*(columns[i][1:] for i in block), strict=True):
             grid.add_row(*map(Text, row))
         console.print(grid)
-    console.print(Text(f"{table.note}\n" if table.note else ""))
+    console.print(Text(f"\n{table.note}\n" if table.note else ""))
 
 
 def _blocks(columns: Sequence[Sequence[str]], n_keys: int, room: int) -> Iterator[dict[int, int]]:

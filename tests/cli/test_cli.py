@@ -131,7 +131,7 @@ def test_settings_of_the_fit_are_reported_with_its_scores(run: Path, tmp_path: P
          f"--trainer.default_root_dir={tmp_path}", "--model.ridge=100"]
     )  # fmt: skip
     results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
-    assert results["settings"]["ridge"] == 0
+    assert results["settings"]["ridge"] == "auto"
     assert results["settings"]["data"]["n_subjects"] == 300
     assert set(results["versions"]) >= {"torch", "lincorr-lightning"}
 

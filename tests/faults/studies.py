@@ -84,7 +84,7 @@ _WORLD = (
 )  # fmt: skip
 
 STUDIES = {
-    "linear_probe": Study("fit", "linear_probe", _PROBE),
+    "linear_probe": Study("fit", "linear_probe", (*_PROBE, "--model.ridge=0")),
     "linear_probe_sgd": Study(
         "fit", "linear_probe",
         (*_PROBE, "--model.solver=sgd", "--model.ridge=5.0", "--trainer.max_epochs=4",

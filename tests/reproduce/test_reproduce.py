@@ -26,6 +26,7 @@ from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm import loading
 from lincorr_lightning.reproduce import command
 from lincorr_lightning.reproduce.agreement import (
+    agreement_tables,
     agreements,
     rank_correlation,
     shared_labels,
@@ -371,6 +372,24 @@ def test_agreement(found):
     assert float(cells[at + 6].replace("−", "-")) == pytest.approx(mean, abs=0.011)
     above = sum(r > null for r, null in zip(here, random, strict=True))
     assert cells[at + 7] == f"{above} of {len(body)}"
+
+
+def test_a_reproduction_on_the_tiny_world_says_what_it_cannot_show():
+    numbers = table_numbers("Table 8")
+    pairs = [
+        {"source": s, "target": t, "label_mean": 0.5, "control_label_mean": 0.4 + 0.2 * (i < 3)}
+        for i, n in enumerate(numbers)
+        for s, t in [n.relation.split("->")]
+    ]
+    run = SavedRun("linear_probe", {"pairs": pairs})
+    notes = [
+        agreement_tables(["Table 8"], [LMRuns("x", lm, finished={"probe_simile": run})], "s")[
+            0
+        ].note
+        for lm in ("tiny-world", "some-lm")
+    ]
+    assert "cannot have the paper's order" in notes[0] and "that 7 of 10 numbers" in notes[0]
+    assert "cannot have" not in notes[1]
 
 
 def test_agreement_over_relations():

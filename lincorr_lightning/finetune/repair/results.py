@@ -6,6 +6,7 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import scipy
 from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame
@@ -14,6 +15,7 @@ from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.repair.datamodule import HELD_OUT, SHOWN, RepairDataset
 from lincorr_lightning.finetune.results import BY_REFERENCE, OUTCOME_MEANS
 from lincorr_lightning.functional import Outcome, outcome_shares, reference_scores
+from lincorr_lightning.results.differences import difference_of_means
 from lincorr_lightning.results.plots import bars
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
@@ -81,7 +83,7 @@ def repair_results(
         for stage, parts in summaries.items()
         if part in parts
     ]
-    tables = [_summary_table(rows, perplexity), _cases_table(cases)]
+    tables = [_summary_table(rows, perplexity, _verdict(cases)), _cases_table(cases)]
     if dataset is not None:
         answers = [(answer, part) for part, texts in dataset.split.items() for answer in texts]
         texts = dataset.relation.target.texts
@@ -109,7 +111,31 @@ def repair_results(
     return Results("repair", values, tables=tables, figures=[figure], included=included)
 
 
-def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, float]) -> Table:
+def _verdict(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """Return whether fewer edits hallucinate after the repair, and why others than its own do."""
+    changes = {}
+    for part in _PARTS:
+        # The same edits, in the same order.
+        wrong = [[case["outcome"] == Outcome.HALLUCINATED for case in cases[stage]
+                  if case["part"] == part] for stage in ("before", "after")]  # fmt: skip
+        if wrong[0] and len(wrong[0]) == len(wrong[1]):
+            both = np.array(wrong, dtype=float).T
+            changes[part] = difference_of_means(both, np.ones_like(both), shares=True)
+    if (other := changes.get(HELD_OUT)) is None:
+        return ""
+    effect = "helps" if other.high < 0 else "harms" if other.low > 0 else "does not help"
+    about = f"hallucinated {100 * other.value:+.0f} points, 95 % {100 * other.low:+.0f} to "
+    text = f"The repair {effect} other answers ({about}{100 * other.high:+.0f}). "
+    if other.high < 0 or SHOWN not in changes:
+        return text
+    learned = changes[SHOWN].high < 0
+    why = "learned its examples, not what they share" if learned else "did not learn its examples"
+    return f"{text}It {why}: see docs/repair.md.\n"
+
+
+def _summary_table(
+    rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, float], verdict: str
+) -> Table:
     controls = sorted({f"{name}_unchanged" for row in rows for name in row["controls"]})
     shares = [
         "source_learned", "generalized", "macro_generalized", "constant", "hallucinated",
@@ -126,10 +152,10 @@ def _summary_table(rows: Sequence[Mapping[str, Any]], perplexity: Mapping[str, f
     table = Table.of(
         "repair", cells, ["part", "stage", "n", *shares, "perplexity"],
         "Edits before and after the repair",
-        "Right before the edit: the reference leads without it. Right in context: it leads when "
-        "the new answer is stated before the target prompt. By reference: the mean over distinct "
-        "references. Best constant: the one target label that is right most often. Perplexity: of "
-        "other texts, those of the tiny world unless data.texts is set.",
+        f"{verdict}Right before the edit: the reference leads without it. Right in context: it "
+        "leads when the new answer is stated before the target prompt. By reference: the mean over "
+        "distinct references. Best constant: the one target label that is right most often. "
+        "Perplexity: of other texts, those of the tiny world unless data.texts is set.",
         headline=True,
         headings=BY_REFERENCE | {
             "part": "edits of", "n": "edits", "hallucinated_low": "hallucinated, 95 % from",

@@ -18,7 +18,11 @@ from transformers import AutoModelForCausalLM
 
 from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
 from lincorr_lightning.finetune import EditsDataModule, Repair, RepairDataModule
-from lincorr_lightning.finetune.repair.results import hallucinated_interval, summarize_cases
+from lincorr_lightning.finetune.repair.results import (
+    hallucinated_interval,
+    repair_results,
+    summarize_cases,
+)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from tests.finetune.repair.test_datamodule import SMALL
@@ -299,6 +303,40 @@ def test_cases_show_the_answers(repair):
         assert row["target_shown"] == (not targets.isdisjoint(edit.reference))
     subjects = pd.read_csv(run.folder / "tables" / "examples.csv")["subject"].tolist()
     assert subjects == [edit.subject for edit in run.data.examples]
+
+
+def test_the_summary_says_whether_other_answers_are_helped():
+    """Beside the paired t-test of 400 edits, whose interval Bonett and Price's is close to."""
+    case = {
+        "source_learned": True, "target_shown": True, "right_before": False, "in_context": False,
+        "random": 0.1, "reference": "France", "subject": "Ada", "source_answer": "Paris",
+        "answer_before": "Italy", "answer_after": "Italy",
+    }  # fmt: skip
+
+    def verdict(**wrong: tuple[int, int]) -> str:
+        def cases(stage: int) -> list[dict[str, Any]]:
+            return [case | {"part": part, "outcome": outcome}
+                    for part, n in wrong.items() for i in range(400)
+                    for outcome in ["hallucinated" if i < n[stage] else "unchanged"]]  # fmt: skip
+
+        stages = {"before": cases(0), "after": cases(1)}
+        results = repair_results(stages, {}, n_steps=1, dataset=None)
+        assert {"answers of the repair's examples", "other answers"} >= {
+            row[0] for row in results.tables[0].texts()
+        }
+        return results.tables[0].note.partition("\n")[0]
+
+    worse = verdict(shown=(100, 20), held_out=(100, 200))
+    assert worse.startswith("The repair harms other answers (hallucinated +25 points, 95 % ")
+    low, high = map(int, re.findall(r"95 % (\S+) to (\S+)\)", worse)[0])
+    changed = torch.tensor([0.0] * 300 + [1.0] * 100)
+    half = 1.96 * float(changed.std()) / 20
+    assert (low, high) == pytest.approx((25 - 100 * half, 25 + 100 * half), abs=1)
+    assert worse.endswith("It learned its examples, not what they share: see docs/repair.md.")
+    same = verdict(shown=(100, 100), held_out=(100, 100))
+    assert "does not help other answers (hallucinated +0 points" in same
+    assert same.endswith("It did not learn its examples: see docs/repair.md.")
+    assert "helps other answers (hallucinated −20" in verdict(held_out=(100, 20)).replace("-", "−")
 
 
 def test_summaries():
