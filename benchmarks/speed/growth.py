@@ -158,14 +158,18 @@ def measure(name: str, lms: Sequence[str], repeats: int) -> dict[str, dict[str, 
     return found
 
 
-def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float:
+def exponent(sizes: Sequence[float], costs: Sequence[float]) -> float | None:
     """Return the exponent of ``constant + factor * size ** exponent``, by relative least squares.
+
+    None of costs that do not grow, by less than a twentieth, and of fewer than three sizes.
 
     Example:
         >>> exponent([1, 2, 4, 8], [5 + 3 * n**2 for n in (1, 2, 4, 8)])
         2.0
     """
     x, y = np.array(sizes) / max(sizes), np.array(costs)
+    if len(y) < 3 or np.ptp(y) < y.min() / 20:
+        return None
 
     def misfit(power: float) -> float:
         parts = np.stack([np.ones_like(x), x**power], 1) / y[:, None]
