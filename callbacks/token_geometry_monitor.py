@@ -104,10 +104,11 @@ class TokenGeometryMonitor(PeriodicCallback):
             name: {"before": points[0][1], "after": points[-1][1]}
             for name, points in curves.items()
         }
+        keys = {name: name.partition("/layer_") for name in curves}
         rows = [
-            [*(part.removeprefix("layer_") for part in name.partition("/")[::2]), step, value]
-            for name, points in curves.items()
-            for step, value in points
+            [observable, int(layer) if layer else None, step, value]
+            for name, (observable, _, layer) in keys.items()
+            for step, value in curves[name]
         ]
         texts = f"{len(self._prompts.names)} texts of {self.n_tokens} tokens"
         caption = f"Token geometry by layer and step, means over {texts}"

@@ -10,8 +10,9 @@ if TYPE_CHECKING:
     from lincorr_lightning.knowledge import Catalogue
     from lincorr_lightning.linear_map.artifact import LinearMap
     from lincorr_lightning.lm.language_model import LanguageModel
+    from lincorr_lightning.results import SavedRun
 
-__all__ = ["Catalogue", "LanguageModel", "LinearMap", "__version__"]
+__all__ = ["Catalogue", "LanguageModel", "LinearMap", "SavedRun", "__version__"]
 
 # In an installed package, callbacks and configs are inside it; in a checkout, next to it.
 if not _Path(__file__).with_name("callbacks").is_dir():
@@ -22,6 +23,7 @@ _MODULES = {
     "Catalogue": "lincorr_lightning.knowledge",
     "LanguageModel": "lincorr_lightning.lm",
     "LinearMap": "lincorr_lightning.linear_map.artifact",
+    "SavedRun": "lincorr_lightning.results",
 }
 
 

@@ -20,11 +20,12 @@ from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method, each a function of that name in a module, and their help.
 _MODULES = {"audit": "knowledge.audit", "report": "results.report", "compare": "results.compare",
-            "cache": "state_folder", "reproduce": "reproduce"}  # fmt: skip
+            "weights": "weights", "cache": "state_folder", "reproduce": "reproduce"}  # fmt: skip
 COMMANDS = {
     "audit": "Show which answers are labels of an LM, and why others are not.",
     "report": "Write an HTML page of finished runs, and LaTeX and Markdown tables.",
     "compare": "Show two finished runs of one study side by side, with errors.",
+    "weights": "Show the highest weights of a label in W, and another label's rank.",
     "cache": "Show or clear the states of LMs that model.lm.state_cache keeps.",
     "reproduce": "Write one page of all tables and figures of the paper on your LM.",
 }
@@ -112,7 +113,7 @@ def study_commands() -> dict[str, str]:
 
 def _run_command(name: str, args: Sequence[str]) -> Any:
     command = getattr(_import(f"lincorr_lightning.{_MODULES[name]}"), name)
-    if name in ("report", "compare", "reproduce"):  # with parsers of their own
+    if name in ("report", "compare", "weights", "reproduce"):  # with parsers of their own
         return command(args)
     # Imported here: jsonargparse takes a while to import.
     from jsonargparse import ArgumentError, ArgumentParser

@@ -18,7 +18,7 @@ LAYERS = [
     ["version", "errors"],
     ["config", "io", "termination"],
     ["functional"],
-    ["distributed", "state_folder"],
+    ["distributed", "state_folder", "weights"],
     ["lm"],
     ["knowledge"],
     ["metrics", "linear_map"],

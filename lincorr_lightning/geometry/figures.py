@@ -83,7 +83,7 @@ def history_figure(frame: DataFrame, note: str) -> Figure:
     The frame has means by ``observable``, ``layer`` and ``step``, of which rows without a layer are
     left out; the note, a subtitle, says what they are means over.
     """
-    frame = frame[frame["layer"] != ""]
+    frame = frame.dropna(subset="layer")
     names = list(frame["observable"].drop_duplicates())
     n_columns, n_layers = min(2, max(len(names), 1)), frame["layer"].nunique()
     figure = plots.new_figure(

@@ -13,7 +13,7 @@ from pandas import DataFrame
 
 from lincorr_lightning.geometry import closeness as tests
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import KnowledgeCloseness
+from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
@@ -233,9 +233,12 @@ def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[T
     ]
     return [
         Table.of(
-            "tests", closeness.tests,
-            caption="Spearman's rho of closeness and scores of the maps over pairs",
-            note="given: the wording of the prompts is partialled out.",
+            "tests",
+            [asdict(one) | {"layer": None if one.layer == "all" else int(one.layer)}
+             for one in closeness.tests],
+            ClosenessTest,
+            "Spearman's rho of closeness and scores of the maps over pairs",
+            "given: the wording of the prompts is partialled out; no layer: mean over all layers.",
         ),
         Table.of(
             "pairs", pairs,

@@ -4,8 +4,10 @@ import csv
 import hashlib
 import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
@@ -16,7 +18,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.errors import LinearMapError, SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, moments_of
-from lincorr_lightning.io import atomic_folder, atomic_write, read_json, regular_file, write_json
+from lincorr_lightning.io import atomic_folder, atomic_write, regular_file, write_json
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.linear_map import solver
@@ -24,18 +26,27 @@ from lincorr_lightning.linear_map.layout import JointLayout, RowReader, stem, wo
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.version import __version__
+from lincorr_lightning.weights import (
+    CONFIG_FILE,
+    FORMAT_VERSION,
+    TENSORS_FILE,
+    WAY_OUT,
+    Labels,
+    LabelWeight,
+    read_config,
+    weights_of,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 T = TypeVar("T")
 
-FORMAT_VERSION = 1
-_CONFIG = "config.json"
-_TENSORS = "linear_map.safetensors"
 _CHECKSUM = "sha256"  # of the safetensors file
 _MAX_NAMED = 5  # labels that an error message names
 _MIN_FITTED = 10  # subjects that must remain to fit a map on
 # What reading a file or a mapping raises that is not as `LinearMap.save` wrote it.
 _READING = (LinearMapError, SafetensorError, OSError, LookupError, TypeError, ValueError)
-_WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
 
 
 class LinearMap:
@@ -50,6 +61,8 @@ class LinearMap:
         ridge: Ridge strength that each pair was fitted with.
         lm: Name or path of the LM it was fitted on.
         fingerprint: Hashes of that LM's tokenizer, config, dtype and weights.
+        answers: Answers that each label stands for, by kind of knowledge, where known.
+        references: Places of the right target labels of each source label, by pair, where known.
     """
 
     def __init__(
@@ -63,6 +76,8 @@ class LinearMap:
         ridge: Mapping[str, float],
         lm: str,
         fingerprint: Mapping[str, str],
+        answers: Mapping[str, Sequence[Sequence[str]]] = MappingProxyType({}),
+        references: Mapping[str, Sequence[Sequence[int]]] = MappingProxyType({}),
     ) -> None:
         # Copied: a map that is still being trained must not change this one.
         self._weights = {pair: _float64(weight) for pair, weight in weights.items()}
@@ -73,6 +88,7 @@ class LinearMap:
         self.ridge = {pair: float(strength) for pair, strength in ridge.items()}
         self.lm = lm
         self.fingerprint = dict(fingerprint)
+        self._answers, self._references = dict(answers), dict(references)
         self._check()
 
     @classmethod
@@ -95,6 +111,15 @@ class LinearMap:
             ridge={name: fitted.ridges[pair] for pair, name in pairs.items()},
             lm=lm.config.name_or_path,
             fingerprint=lm.fingerprint,
+            answers={
+                name: [[answer.text for answer in label.answers] for label in domain.labels]
+                for name, domain in domains.items()
+            },
+            references={
+                name: [column.nonzero()[0].tolist() for column in mask.T]
+                for pair, name in pairs.items()
+                if (mask := layout.references.get(pair)) is not None
+            },
         )
 
     def __repr__(self) -> str:
@@ -144,6 +169,27 @@ class LinearMap:
     def token_ids(self, knowledge: str) -> list[int]:
         """Return the tokens of the labels of a kind of knowledge."""
         return list(_get(self._token_ids, knowledge, "knowledge"))
+
+    def top(self, pair: str, label: str, n: int = 10) -> "DataFrame":
+        """Return the n target labels with the highest weights of a source label, a row each.
+
+        The columns are those of `LabelWeight`. A label is named by its text or by an answer that it
+        stands for; LinearMapError if there is none.
+        """
+        from pandas import DataFrame
+
+        return DataFrame(self._weights_of(pair, label)).nsmallest(n, "rank").reset_index(drop=True)
+
+    def rank(self, pair: str, label: str, target: str) -> int:
+        """Return the rank of a target label among the weights of a source label; 1 is the best."""
+        return self._weights_of(pair, label)[self._side(pair.partition("->")[2]).index(target)].rank
+
+    def _side(self, name: str) -> Labels:
+        return Labels(name, self.labels(name), self._answers.get(name, ()))
+
+    def _weights_of(self, pair: str, label: str) -> list[LabelWeight]:
+        weight, sides = self.weight(pair).numpy(), map(self._side, pair.split("->"))
+        return weights_of(weight, *sides, label, self._references.get(pair, ()))
 
     def predict(self, pair: str, source_logits: Tensor) -> Tensor:
         """Predict the target logits of a pair, ``(n_subjects, n_target_labels)``, float64.
@@ -219,21 +265,26 @@ class LinearMap:
         config = {
             "format_version": FORMAT_VERSION,
             "lm": {"name_or_path": self.lm, "fingerprint": self.fingerprint},
-            "pairs": {pair: {"ridge": self.ridge[pair]} for pair in self.pairs},
+            "pairs": {
+                pair: {"ridge": self.ridge[pair]}
+                | ({"reference": self._references[pair]} if pair in self._references else {})
+                for pair in self.pairs
+            },
             "knowledge": {
                 name: {
                     "template": self.templates[name],
                     "labels": texts,
                     "token_ids": self._token_ids[name],
+                    **({"answers": self._answers[name]} if name in self._answers else {}),
                 }
                 for name, texts in self._labels.items()
             },
             "versions": {"lincorr_lightning": __version__, **versions},
         }
-        with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
-            with atomic_write(new / _TENSORS) as part:
+        with atomic_folder(folder, {CONFIG_FILE, TENSORS_FILE}) as new:
+            with atomic_write(new / TENSORS_FILE) as part:
                 save_file(tensors, part)
-            write_json(new / _CONFIG, {**config, _CHECKSUM: _checksum(new / _TENSORS)})
+            write_json(new / CONFIG_FILE, {**config, _CHECKSUM: _checksum(new / TENSORS_FILE)})
 
     @classmethod
     def from_pretrained(
@@ -245,14 +296,9 @@ class LinearMap:
         disagree, or the labels are not those of the LM whose logits will be mapped.
         """
         folder = Path(folder)
-        config = read_json(folder / _CONFIG, LinearMapError, _WAY_OUT)
-        if config.get("format_version") != FORMAT_VERSION:
-            raise LinearMapError(
-                f"cannot read {folder / _CONFIG}: it is not the config of a linear map in format "
-                f"version {FORMAT_VERSION}, which lincorr-lightning {__version__} reads. {_WAY_OUT}"
-            )
+        config = read_config(folder)
         try:
-            tensors = load_file(regular_file(folder / _TENSORS))
+            tensors = load_file(regular_file(folder / TENSORS_FILE))
             kinds, pairs = config["knowledge"], config["pairs"]
             for entry in kinds.values():
                 "".join([*entry["labels"], entry["template"]])  # a TypeError if one is no text
@@ -265,14 +311,16 @@ class LinearMap:
                 ridge={pair: entry["ridge"] for pair, entry in pairs.items()},
                 lm=config["lm"]["name_or_path"],
                 fingerprint=config["lm"]["fingerprint"],
+                answers={name: one["answers"] for name, one in kinds.items() if "answers" in one},
+                references={n: one["reference"] for n, one in pairs.items() if "reference" in one},
             )
-            if config[_CHECKSUM] != _checksum(folder / _TENSORS):
-                raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
+            if config[_CHECKSUM] != _checksum(folder / TENSORS_FILE):
+                raise LinearMapError(f"the SHA-256 of {TENSORS_FILE} is not that of {CONFIG_FILE}.")
         except _READING as error:
             reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
             raise LinearMapError(
-                f"cannot read {folder}: {_TENSORS} or {_CONFIG} is damaged or missing ({reason}). "
-                f"{_WAY_OUT}"
+                f"cannot read {folder}: {TENSORS_FILE} or {CONFIG_FILE} is damaged or missing "
+                f"({reason}). {WAY_OUT}"
             ) from error
         if language_model is not None:
             linear_map.check_labels(language_model.tokenizer)
@@ -312,7 +360,9 @@ def fit_linear_maps(
     stays within `tolerance` of the best, judged on every fifth subject and fitted on all. The LM
     reads each prompt once; the `reader` keeps the joint rows that others have read.
     """
-    layout = JointLayout.of_relation(relation)
+    layout, known = JointLayout.of_relation(relation), relation.has_reference
+    reference = relation.reference_mask if known else None
+    layout = replace(layout, references={layout.pairs[0]: reference})
     rows = (reader or RowReader(lm)).read(layout, subjects)
     moments, maps = moments_of(rows), []
     for ridge in ridges:

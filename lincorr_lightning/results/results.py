@@ -7,11 +7,12 @@ import logging
 import os
 import signal
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import version
 from multiprocessing import get_context
 from pathlib import Path
@@ -97,6 +98,18 @@ class Results:
     lm: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
     included: Sequence[Results] = ()
+
+    def __repr__(self) -> str:
+        """Return a summary: what was measured, and what there is to take out."""
+        on = f" of {self.lm['name_or_path']}" if self.lm else ""
+        parts = {
+            "tables": [f"{table.name} ({len(table):,})" for table in self.all_tables],
+            "figures": [figure.name for figure in self.all_figures],
+            "values": [key for key in self.values if key not in OWN_KEYS],
+        }
+        lines = (f"{kind + ':':<9}{', '.join(names)}" for kind, names in parts.items() if names)
+        wrap = partial(textwrap.fill, width=100, subsequent_indent=" " * 9)
+        return "\n".join([f"{type(self).__name__}: {self.study}{on}", *map(wrap, lines)])
 
     @property
     def all_tables(self) -> list[Table]:

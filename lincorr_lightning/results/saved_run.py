@@ -38,7 +38,7 @@ _CONSOLE_WIDTH = 110
 _WAY_OUT = "Run the study again, or delete the file to have the page without it."
 
 
-@dataclass
+@dataclass(repr=False)
 class SavedRun(Results):
     """The results of a finished run, read from its folder, as the user named that.
 
@@ -81,6 +81,11 @@ class SavedRun(Results):
             raise ReportError(f"{path} was changed: {str(error)[:100]}. {way_out}") from error
         parts = tables, figures, values["lm"] or {}, values["settings"]
         return cls(values["study"], values, {}, *parts, folder=folder, config=config)
+
+    def __repr__(self) -> str:
+        """Return a summary: that of `Results`, the folder, and headline tables in part."""
+        tables = table_text(table.first(5) for table in self.tables if table.headline)
+        return f"{super().__repr__()}\nfolder:  {self.folder}\n\n{tables}".rstrip()
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``."""

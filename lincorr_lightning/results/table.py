@@ -136,6 +136,23 @@ class Table:
     def __len__(self) -> int:
         return len(self.frame)
 
+    def to_pandas(self) -> DataFrame:
+        """Return a copy of the cells, in which numbers and truth values have NumPy's types.
+
+        Whole numbers of which some are missing are floats, NaN where they are; so is a column
+        without any value.
+        """
+        frame = self.frame.copy()
+        for i, (_, cells) in enumerate(frame.items()):
+            missing = cells.isna()
+            plain = {"Int64": "float64" if missing.any() else "int64", "boolean": "bool"}
+            kind = plain.get(str(cells.dtype))
+            if len(cells) and missing.all():
+                frame.isetitem(i, cells.astype("float64"))
+            elif kind and not (kind == "bool" and missing.any()):
+                frame.isetitem(i, cells.astype(kind))
+        return frame
+
     def first(self, n: int, rest: str = "") -> Table:
         """Return a table of the first n rows; if there are more, a note says where the rest is."""
         if len(self) <= n:

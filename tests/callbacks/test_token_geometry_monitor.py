@@ -80,8 +80,8 @@ def test_table_and_heat_map(texts, fit):
     callback = watch(texts, every_n_steps=3)
     folder = run_folder(fit(callback))
     assert (folder / "figures" / "token_geometry.png").is_file()
-    frame = read_csv(folder / "tables" / "token_geometry.csv", dtype={"layer": str})
-    rows = frame[(frame["observable"] == "cosine") & (frame["layer"] == "2")]
+    frame = read_csv(folder / "tables" / "token_geometry.csv")
+    rows = frame[(frame["observable"] == "cosine") & (frame["layer"] == 2)]
     curve = list(rows[["step", "mean"]].itertuples(index=False, name=None))
     assert curve == callback.history["token_geometry/cosine/layer_2"]
     assert list(rows["step"]) == [0, 3, 4]

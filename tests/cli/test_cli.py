@@ -146,7 +146,7 @@ def test_help_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     printed = capsys.readouterr().out
     for word in ("fit", "validate", "test", "predict", "audit", "report", "compare",
-                 "reproduce"):  # fmt: skip
+                 "weights", "reproduce"):  # fmt: skip
         assert f"\n  {word} " in printed
     for verb, name in (("fit", "linear_probe"), ("test", "resilience"), ("predict", "forecast")):
         assert re.search(

@@ -54,10 +54,10 @@ def test_rho_by_layer() -> None:
 
 
 def test_history_is_a_heat_map_per_observable() -> None:
-    rows = [(name, layer, step, 10 * int(layer) + step) for name in ("overlap_k=2", "angle")
-            for layer in ("1", "10", "2") for step in (0, 5)]  # fmt: skip
+    rows = [(name, layer, step, 10 * layer + step) for name in ("overlap_k=2", "angle")
+            for layer in (1, 10, 2) for step in (0, 5)]  # fmt: skip
     frame = DataFrame(
-        [*rows, ("loss", "", 0, 1.0)], columns=["observable", "layer", "step", "mean"]
+        [*rows, ("loss", None, 0, 1.0)], columns=["observable", "layer", "step", "mean"]
     )
     figure = figures.history_figure(frame, "means")
     first = figure.axes[0]

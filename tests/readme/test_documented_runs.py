@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pandas import read_csv
+from pandas.api.types import is_numeric_dtype
 from transformers import TrainingArguments
 
 from benchmarks.common import ROOT, placed
 from benchmarks.docs_tables import probe
+from lincorr_lightning.results import SavedRun
 from tests.readme.commands import (
     TEXT,
     blocks,
@@ -75,6 +78,8 @@ def small_form(command: list[str]) -> list[str]:
     return [*with_own_files(command), *SMALL.get(config_of(command), [])]
 
 
+NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
+WORDS = ("subject", "label", "token", "target_said", "source_said", "prompt", "id")
 # What a command of a config does that its plain form, which runs otherwise, does not.
 CHOSEN = {"correlation_matrix": "--model.partial_out", "forecast": "--data.max_risk"}
 CKPT = "--ckpt_path"
@@ -89,7 +94,9 @@ def a_command_of_each_config() -> list[list[str]]:
         if name in SMALL and (is_plain or CHOSEN.get(name, "no option") in command):
             found.setdefault(name, command)
     assert set(found) == set(SMALL) == {path.stem for path in (ROOT / "configs").glob("*.yaml")}
-    others = [c for c in lincorr_commands() if CKPT in c or c[0] in ("report", "compare")]
+    others = [
+        c for c in lincorr_commands() if CKPT in c or c[0] in ("report", "compare", "weights")
+    ]
     return [*(c for name, c in found.items() if name != "reproduce"), *others]
 
 
@@ -162,6 +169,30 @@ def test_every_number_of_the_concepts_is_in_a_run(small_runs: list[Path]) -> Non
             assert name in columns, name
             # A list of columns belongs to the tables named before it.
             tables = [*tables, name] if tables and f"`, `{name}`" in cell else [name]
+
+
+@pytest.mark.slow
+def test_columns_of_numbers_are_numeric(small_runs: list[Path]) -> None:
+    """In every table of every study: numbers as text would be sorted as words."""
+    runs = [SavedRun.read(run) for run in small_runs if (run / "results.json").is_file()]
+    tables = [(run.folder, table) for run in runs for table in run.tables]
+    assert {run.folder.parent.name for run in runs} == set(SMALL) - {"reproduce"}
+    assert len({table.name for _, table in tables}) > 50
+    n_sorted = 0
+    for folder, table in tables:
+        frame = table.to_pandas()
+        cells = read_csv(folder / "tables" / f"{table.name}.csv", dtype=str, keep_default_na=False)
+        for key, column in frame.items():
+            texts = [text for text in cells[key] if text not in ("", "True", "False")]
+            numbers = [float(text) for text in texts if NUMBER.fullmatch(text)]
+            # Subjects and answers are any words of the vocabulary.
+            if key in WORDS or not numbers:
+                continue
+            assert len(numbers) == len(texts), (folder, table.name, key)
+            assert is_numeric_dtype(column), (folder, table.name, key)
+            assert sorted(numbers) == column.dropna().sort_values().tolist()
+            n_sorted += 1
+    assert n_sorted > 300
 
 
 @pytest.mark.slow

@@ -125,6 +125,38 @@ def test_cells_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
     assert kinds == ["object", "float64", "Int64", "boolean", "Int64"]
 
 
+def test_numbers_of_a_data_frame_are_numbers(tmp_path: Path) -> None:
+    """Whatever is missing, in memory and read from a file."""
+    rows = [["10", 10, None, None, True, 1.5], ["9", 9, 3, None, False, None]]
+    columns = ["subject", "n", "rank", "partial_r", "right", "r"]
+    results = Results("s", tables=[Table.of("t", rows, columns)])
+    results.write(tmp_path)
+    for table in (results.table("t"), SavedRun.read(tmp_path).table("t")):
+        frame = table.to_pandas()
+        kinds = ["object", "int64", "float64", "float64", "bool", "float64"]
+        assert [str(kind).replace("str", "object") for kind in frame.dtypes] == kinds
+        assert list(frame.sort_values("n")["subject"]) == ["9", "10"]
+        assert list(frame["subject"]) == ["10", "9"]
+        assert isna(frame["rank"][0]) and frame["rank"][1] == 3 and frame["r"][0] == 1.5
+        frame.loc[0, "n"] = 0
+        assert table.frame["n"][0] == 10
+
+
+def test_a_run_is_shown_as_a_summary(tmp_path: Path) -> None:
+    results = small_results()
+    lines = repr(results).splitlines()
+    assert lines == [
+        "Results: linear_probe of tiny-world", "tables:  pairs (2), edits (1)",
+        "figures: matrix, edits", "values:  n_fit",
+    ]  # fmt: skip
+    results.write(tmp_path)
+    for part in results.included:
+        part.write_parts(tmp_path)
+    text = str(SavedRun.read(tmp_path))
+    assert text.startswith("\n".join(["SavedRun: linear_probe of tiny-world", *lines[1:3]]))
+    assert f"folder:  {tmp_path}\n\nPairs.\n" in text and "0.99" in text and "Read me." in text
+
+
 @pytest.mark.parametrize("exception", [KeyboardInterrupt, OutputError("the disk is full")])
 def test_a_run_interrupted_between_tables_and_results_leaves_no_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exception: type[BaseException]

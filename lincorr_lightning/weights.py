@@ -1,0 +1,161 @@
+"""The weights of a label in W, and the command ``lincorr weights``; torch is not imported."""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from lincorr_lightning.errors import ConfigError, LinearMapError
+from lincorr_lightning.io import read_json, regular_file
+from lincorr_lightning.version import __version__
+
+FORMAT_VERSION = 1
+CONFIG_FILE, TENSORS_FILE = "config.json", "linear_map.safetensors"
+WAY_OUT = "Pass the linear_map/ folder of a probe's run, or fit the map again with `lincorr fit`."
+_HELP = """Show the highest weights of a label in W of a probe's run, and the rank of another one:
+are Rome and Italy paired? Quote the pair, in which the shell would see a redirection.
+
+  lincorr weights runs/linear_probe/version_0 "city->country" Rome Italy
+"""
+
+
+class Labels(NamedTuple):
+    """The labels of a kind of knowledge, and the answers that each one stands for, if known."""
+
+    name: str
+    texts: Sequence[str]
+    answers: Sequence[Sequence[str]] = ()
+
+    def index(self, text: str) -> int:
+        """Return the place of a label, named as it is or by an answer; or raise LinearMapError."""
+        places = {answer: i for i, answers in enumerate(self.answers) for answer in answers}
+        places |= {label: i for i, label in enumerate(self.texts)}
+        if (place := places.get(text.removesuffix("…"))) is None:
+            near = difflib.get_close_matches(text, places, 3) or list(places)[:3]
+            raise LinearMapError(
+                f"{text!r} is no label of {self.name}; labels are such as {', '.join(near)}. "
+                "`lincorr audit` shows all labels of an LM."
+            )
+        return place
+
+    def shown(self) -> list[str]:
+        """Return the texts; one that only begins its answers ends in an ellipsis, as ``South…``."""
+        known = self.answers or [[text] for text in self.texts]
+        return [t if t in own else f"{t}…" for t, own in zip(self.texts, known, strict=True)]
+
+
+class LabelWeight(NamedTuple):
+    """A target label's weight in the column of a source label."""
+
+    label: str
+    weight: float
+    rank: int
+    """1 for the highest weight; equal weights share a rank."""
+    reference: bool | None
+    """Whether the reference pairs the two; None if the source label has none."""
+
+
+def weights_of(
+    weight: npt.NDArray[Any],
+    source: Labels,
+    target: Labels,
+    label: str,
+    reference: Sequence[Collection[int]] = (),
+) -> list[LabelWeight]:
+    """Return the weights of a source label in W, ``(n_target_labels, n_source_labels)``, in rows.
+
+    The reference has the places of the right target labels for each source label.
+    """
+    column = weight[:, source.index(label)]
+    ranks = 1 + np.searchsorted(np.sort(-column), -column)
+    right = reference[source.index(label)] if reference else ()
+    return [
+        LabelWeight(text, float(column[i]), int(ranks[i]), i in right if right else None)
+        for i, text in enumerate(target.shown())
+    ]
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the config of a linear map; raise LinearMapError for one of another format."""
+    config = read_json(folder / CONFIG_FILE, LinearMapError, WAY_OUT)
+    if config.get("format_version") != FORMAT_VERSION:
+        raise LinearMapError(
+            f"cannot read {folder / CONFIG_FILE}: it is not the config of a linear map in format "
+            f"version {FORMAT_VERSION}, which lincorr-lightning {__version__} reads. {WAY_OUT}"
+        )
+    return config
+
+
+def weights(args: Sequence[str]) -> list[LabelWeight]:
+    """Print the weights of a label, as the command line behind ``lincorr weights`` says."""
+    as_written: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(prog="lincorr weights", description=_HELP, **as_written)
+    parser.add_argument("run", metavar="RUN", help="folder of a probe's run, or its linear_map/")
+    parser.add_argument("pair", metavar="PAIR", help='a pair in quotes, such as "city->country"')
+    parser.add_argument("label", metavar="LABEL", help="a label of the source, such as Rome")
+    parser.add_argument("other", metavar="TARGET", nargs="?", help="a label of the target")
+    parser.add_argument("-n", type=int, default=10, help="number of labels to show (default: 10)")
+    options = parser.parse_args(args)
+    if "->" not in options.pair:
+        raise ConfigError(
+            f'{options.pair!r} is no pair. Put it in quotes, as in "city->country": without them '
+            "the shell takes > for the name of a file."
+        )
+    run = Path(options.run)
+    folder = run if (run / CONFIG_FILE).is_file() else run / "linear_map"
+    config = read_config(folder)
+    rows, target = _read_weights(folder, config, options.pair, options.label)
+    ridge, lm = config["pairs"][options.pair]["ridge"], config["lm"]["name_or_path"]
+    lines = [f"W of {options.pair} in {lm}, ridge {ridge:g}: highest weights of {options.label}"]
+    lines.append("rank  weight  " + target.name)
+    ordered = sorted(rows, key=lambda row: row.rank)
+    for row in ordered[: max(options.n, 1)]:
+        mark = "  (reference)" if row.reference else ""
+        lines.append(f"{row.rank:4}  {row.weight:6.2f}  {row.label}{mark}")
+    if options.other is not None:
+        row = rows[target.index(options.other)]
+        known = {True: ", the reference", False: ", not the reference", None: ""}[row.reference]
+        lines.append(f"{row.label}{known}: rank {row.rank} of {len(rows)}, weight {row.weight:.2f}")
+    lines += _precision(folder.parent, options.pair)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return ordered
+
+
+def _read_weights(
+    folder: Path, config: dict[str, Any], pair: str, label: str
+) -> tuple[list[LabelWeight], Labels]:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if pair not in config["pairs"]:
+            known = ", ".join(list(config["pairs"])[:8])
+            raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
+        kinds = [config["knowledge"][name] | {"name": name} for name in pair.split("->")]
+        sides = [Labels(one["name"], one["labels"], one.get("answers", ())) for one in kinds]
+        regular_file(folder / TENSORS_FILE)
+        with safe_open(folder / TENSORS_FILE, "numpy") as tensors:
+            weight = tensors.get_tensor(f"{pair}/weight")
+        reference = config["pairs"][pair].get("reference", ())
+        return weights_of(weight, *sides, label, reference), sides[1]
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, LinearMapError):
+            raise
+        raise LinearMapError(f"cannot read {folder}: {error}. {WAY_OUT}") from error
+
+
+def _precision(run: Path, pair: str) -> list[str]:
+    """Return how often W leads from a label to its reference, if the run says so."""
+    path = run / "results.json"
+    values = read_json(path, LinearMapError, WAY_OUT) if path.is_file() else {}
+    for one in values.get("pairs", ()):
+        if f"{one['source']}->{one['target']}" == pair and one.get("precision"):
+            hit, best = one["precision"]["influenced"]["1"], one.get("best_baseline_1")
+            beside = "" if best is None else f"; the strongest baseline does for {best:.0%}"
+            text = f"W leads from {hit:.0%} of the {one['source']} labels to their reference"
+            return [f"{text}{beside}."]
+    return []

@@ -1,0 +1,147 @@
+"""Are Rome and Italy paired? The weights of one label, in Python and by ``lincorr weights``."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lincorr_lightning import LinearMap
+from lincorr_lightning.cli import main
+from lincorr_lightning.errors import ConfigError, LinearMapError
+from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.linear_map import fit_linear_maps
+from lincorr_lightning.lm import LanguageModel
+from tests.cli.test_startup import HEAVY, imported
+from tests.toys import NAMES
+
+CITIES = ["Paris", "Rome", "Seoul", "Lima"]
+COUNTRIES = ["France", "Italy", "South", "Peru"]
+W = [[3.0, 0.5, 0.1, 0.0], [0.2, 2.0, 0.1, 0.0], [0.1, 0.5, -1.0, 0.0], [0.0, 0.5, 4.0, 0.0]]
+PAIR = "city->country"
+
+
+@pytest.fixture
+def parts() -> dict[str, Any]:
+    return {
+        "weights": {PAIR: torch.tensor(W, dtype=torch.float64)},
+        "biases": {PAIR: torch.zeros(4, dtype=torch.float64)},
+        "token_ids": {"city": [1, 2, 3, 4], "country": [5, 6, 7, 8]},
+        "labels": {"city": CITIES, "country": COUNTRIES},
+        "templates": {"city": "{} lives in", "country": "{} is from"},
+        "ridge": {PAIR: 31.6},
+        "lm": "tiny-world",
+        "fingerprint": {},
+        "answers": {
+            "city": [[city] for city in CITIES],
+            "country": [["France"], ["Italy"], ["South Korea", "South Africa"], ["Peru"]],
+        },
+        "references": {PAIR: [[0], [1], [2], []]},
+    }
+
+
+@pytest.fixture
+def run(parts: dict[str, Any], tmp_path: Path) -> Path:
+    LinearMap(**parts).save(tmp_path / "linear_map")
+    return tmp_path
+
+
+def test_top_and_rank(parts: dict[str, Any], run: Path) -> None:
+    for linear_map in (LinearMap(**parts), LinearMap.from_pretrained(run / "linear_map")):
+        frame = linear_map.top(PAIR, "Rome", n=3)
+        assert list(frame.columns) == ["label", "weight", "rank", "reference"]
+        # Equal weights share a rank, and come in the order of the labels.
+        rows = [("Italy", 2.0, 1, True), ("France", 0.5, 2, False), ("South…", 0.5, 2, False)]
+        assert list(frame.itertuples(index=False, name=None)) == rows
+        for city, column in zip(CITIES, np.array(W).T, strict=True):
+            for country, weight in zip(COUNTRIES, column, strict=True):
+                n_above = sum(other > weight for other in column)
+                assert linear_map.rank(PAIR, city, country) == 1 + n_above
+        # A label is named by an answer that it stands for, too.
+        assert linear_map.rank(PAIR, "Seoul", "South Korea") == 4
+        assert linear_map.rank(PAIR, "Seoul", "South…") == 4
+        assert linear_map.top(PAIR, "Lima")["reference"].tolist() == [None] * 4
+
+
+def test_a_map_that_knows_neither_answers_nor_references(parts: dict[str, Any]) -> None:
+    """Such as one of an earlier version."""
+    del parts["answers"], parts["references"]
+    frame = LinearMap(**parts).top(PAIR, "Seoul", n=1)
+    assert frame.to_dict("records") == [
+        {"label": "Peru", "weight": 4.0, "rank": 1, "reference": None}
+    ]
+
+
+def test_unknown_labels_are_refused(parts: dict[str, Any]) -> None:
+    linear_map = LinearMap(**parts)
+    with pytest.raises(LinearMapError, match=r"'Rom' is no label of city; labels are such as Rome"):
+        linear_map.top(PAIR, "Rom")
+    with pytest.raises(LinearMapError, match="'Spain' is no label of country"):
+        linear_map.rank(PAIR, "Rome", "Spain")
+    with pytest.raises(LinearMapError, match="no pair 'city->color'"):
+        linear_map.rank("city->color", "Rome", "Spain")
+
+
+def test_a_fitted_map_knows_its_reference(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    relation = TokenizedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
+    (linear_map,) = fit_linear_maps(lm, relation, NAMES[:60])
+    frame = linear_map.top(PAIR, "Rome", n=len(relation.target.labels)).set_index("label")
+    assert frame.index[frame["reference"] == True].tolist() == ["Italy"]  # noqa: E712
+    assert frame["weight"].is_monotonic_decreasing
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def lines(capsys: pytest.CaptureFixture[str], *args: object) -> list[str]:
+    main(["weights", *map(str, args)])
+    return capsys.readouterr().out.splitlines()
+
+
+def test_the_command_shows_the_same_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    expected = [
+        "W of city->country in tiny-world, ridge 31.6: highest weights of Seoul",
+        "rank  weight  country", "   1    4.00  Peru", "   2    0.10  France",
+        "South…, the reference: rank 4 of 4, weight -1.00",
+    ]  # fmt: skip
+    for folder in (run, run / "linear_map"):
+        shown = lines(capsys, folder, PAIR, "Seoul", "South Africa", "-n", 2)
+        assert shown == expected
+    assert lines(capsys, run, PAIR, "Rome")[2] == "   1    2.00  Italy  (reference)"
+    assert lines(capsys, run, PAIR, "Lima", "Peru")[-1] == "Peru: rank 1 of 4, weight 0.00"
+
+
+def test_it_says_how_precise_w_is_beside_its_baseline(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = {"source": "city", "target": "country", "best_baseline_1": 0.62,
+            "precision": {"influenced": {"1": 0.39}}}  # fmt: skip
+    (run / "results.json").write_text(json.dumps({"pairs": [pair]}))
+    assert lines(capsys, run, PAIR, "Rome")[-1] == (
+        "W leads from 39% of the city labels to their reference; the strongest baseline does for "
+        "62%."
+    )
+
+
+def test_wrong_arguments_are_refused(run: Path) -> None:
+    with pytest.raises(ConfigError, match=r"'city-' is no pair\. Put it in quotes"):
+        main(["weights", str(run), "city-", "Rome"])
+    with pytest.raises(LinearMapError, match="has no pair 'city->color', but city->country"):
+        main(["weights", str(run), "city->color", "Rome"])
+    with pytest.raises(LinearMapError, match="'Spain' is no label of country"):
+        main(["weights", str(run), PAIR, "Rome", "Spain"])
+    with pytest.raises(LinearMapError, match=r"nowhere/linear_map/config.json: No such file"):
+        main(["weights", str(run / "nowhere"), PAIR, "Rome"])
+    (run / "linear_map" / "linear_map.safetensors").write_bytes(b"damaged")
+    with pytest.raises(LinearMapError, match="fit the map again"):
+        main(["weights", str(run), PAIR, "Rome"])
+
+
+def test_the_command_imports_little(run: Path) -> None:
+    """It answers at once, where torch takes seconds."""
+    found = imported("-m", "lincorr_lightning", "weights", str(run), PAIR, "Rome", "Italy")
+    assert "safetensors" in found
+    assert not found & (HEAVY | {"pandas", "matplotlib", "jsonargparse", "rich"})
