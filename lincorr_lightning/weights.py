@@ -31,7 +31,7 @@ class Labels(NamedTuple):
     texts: Sequence[str]
     answers: Sequence[Sequence[str]] = ()
 
-    def index(self, text: str) -> int:
+    def place(self, text: str) -> int:
         """Return the place of a label, named as it is or by an answer; or raise LinearMapError."""
         places = {answer: i for i, answers in enumerate(self.answers) for answer in answers}
         places |= {label: i for i, label in enumerate(self.texts)}
@@ -71,9 +71,9 @@ def weights_of(
 
     The reference has the places of the right target labels for each source label.
     """
-    column = weight[:, source.index(label)]
+    column = weight[:, source.place(label)]
     ranks = 1 + np.searchsorted(np.sort(-column), -column)
-    right = reference[source.index(label)] if reference else ()
+    right = reference[source.place(label)] if reference else ()
     return [
         LabelWeight(text, float(column[i]), int(ranks[i]), i in right if right else None)
         for i, text in enumerate(target.shown())
@@ -118,7 +118,7 @@ def weights(args: Sequence[str]) -> list[LabelWeight]:
         mark = "  (reference)" if row.reference else ""
         lines.append(f"{row.rank:4}  {row.weight:6.2f}  {row.label}{mark}")
     if options.other is not None:
-        row = rows[target.index(options.other)]
+        row = rows[target.place(options.other)]
         known = {True: ", the reference", False: ", not the reference", None: ""}[row.reference]
         lines.append(f"{row.label}{known}: rank {row.rank} of {len(rows)}, weight {row.weight:.2f}")
     lines += _precision(folder.parent, options.pair)
@@ -136,12 +136,12 @@ def _read_weights(
             known = ", ".join(list(config["pairs"])[:8])
             raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
         kinds = [config["knowledge"][name] | {"name": name} for name in pair.split("->")]
-        sides = [Labels(one["name"], one["labels"], one.get("answers", ())) for one in kinds]
+        source, target = (Labels(x["name"], x["labels"], x.get("answers", ())) for x in kinds)
         regular_file(folder / TENSORS_FILE)
         with safe_open(folder / TENSORS_FILE, "numpy") as tensors:
             weight = tensors.get_tensor(f"{pair}/weight")
         reference = config["pairs"][pair].get("reference", ())
-        return weights_of(weight, *sides, label, reference), sides[1]
+        return weights_of(weight, source, target, label, reference), target
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
         if isinstance(error, LinearMapError):
             raise

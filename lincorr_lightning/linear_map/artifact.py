@@ -182,14 +182,14 @@ class LinearMap:
 
     def rank(self, pair: str, label: str, target: str) -> int:
         """Return the rank of a target label among the weights of a source label; 1 is the best."""
-        return self._weights_of(pair, label)[self._side(pair.partition("->")[2]).index(target)].rank
+        return self._weights_of(pair, label)[self._side(pair.partition("->")[2]).place(target)].rank
 
     def _side(self, name: str) -> Labels:
         return Labels(name, self.labels(name), self._answers.get(name, ()))
 
     def _weights_of(self, pair: str, label: str) -> list[LabelWeight]:
-        weight, sides = self.weight(pair).numpy(), map(self._side, pair.split("->"))
-        return weights_of(weight, *sides, label, self._references.get(pair, ()))
+        weight, (source, target) = self.weight(pair).numpy(), map(self._side, pair.split("->"))
+        return weights_of(weight, source, target, label, self._references.get(pair, ()))
 
     def predict(self, pair: str, source_logits: Tensor) -> Tensor:
         """Predict the target logits of a pair, ``(n_subjects, n_target_labels)``, float64.
