@@ -5,11 +5,12 @@ from lincorr_lightning.callbacks.forecast import Forecast
 from lincorr_lightning.callbacks.formation import Formation
 from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
+from lincorr_lightning.callbacks.intervention import Intervention
 from lincorr_lightning.callbacks.prediction_writer import PredictionWriter
 from lincorr_lightning.callbacks.resilience import Resilience
 from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMonitor
 
 __all__ = [
     "FeatureMovement", "Forecast", "Formation", "Generalization", "GradientCorrelation",
-    "PredictionWriter", "Resilience", "TokenGeometryMonitor",
+    "Intervention", "PredictionWriter", "Resilience", "TokenGeometryMonitor",
 ]  # fmt: skip

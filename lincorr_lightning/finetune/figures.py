@@ -108,3 +108,19 @@ def risk_figure(forecasts: Forecasts) -> Figure:
         percent=True, size=(7.0, 3.2),
         each=lambda axes, *_: axes.axvline(0, color=INK, linewidth=1),
     )  # fmt: skip
+
+
+def interventions_figure(doses: DataFrame, about: str) -> Figure:
+    """Draw the effect of moves over their strength; bands for W and for its other labels."""
+    responses = doses["response"].isin(["generalized", "hallucinated", "p reference"])
+    frame = doses[responses & (doses["arm"] != "W, plain")]
+    frame = frame.assign(panel=frame["response"] + ", " + frame["part"])
+    banded = frame["arm"].isin(["W", "W, other labels"])
+    frame.loc[~banded, ["effect_low", "effect_high"]] = np.nan
+    title = "Moves of the state at the target prompt: added to each response, in points"
+    about += "; change, state: the component is taken out of it; only: it alone is added to the "
+    about += "state before; strength 1: the length along W's column, in all arms; bands: 95 %"
+    return plots.curves(
+        frame, "strength", "effect", "arm", "panel", band=("effect_low", "effect_high"),
+        title=title, subtitle=about, labels=("strength", ""), percent=True, share_y=True,
+    )  # fmt: skip

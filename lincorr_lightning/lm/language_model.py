@@ -356,6 +356,12 @@ class LanguageModel(nn.Module):
         whole = weight.full_tensor() if isinstance(weight, DTensor) else weight
         return whole[torch.as_tensor(token_ids, device=whole.device)].double().cpu()
 
+    @property
+    def has_linear_head(self) -> bool:
+        """Whether a logit is the product of the state and the token's row of the head, no more."""
+        head: Any = heads.head_of(self.model)
+        return self._test().is_product and head.bias is None
+
     def joint_logits(
         self, prompts: Sequence[Sequence[str]], token_ids: Sequence[Sequence[int] | Tensor]
     ) -> Tensor:

@@ -42,6 +42,7 @@ SMALL = {
     "token_geometry": ["--data.n_texts=8"],
     "source_finetune": ["--data.n_edits=16"],
     "source_finetune_lora": ["--data.n_edits=16"],
+    "causal": ["--data.n_edits=16"],
     "edited_lm": ["--model.n_subjects=400"],
     "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
     "reproduce": ["--only=figure7"],

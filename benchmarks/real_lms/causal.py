@@ -1,0 +1,164 @@
+"""Does W cause? Moves of the states of edits, and matched pairs of edits, on pretrained LMs.
+
+    python -m benchmarks.real_lms.causal FOLDER
+
+FOLDER holds a folder for each LM. Of each, ``benchmarks/results/real_lms/LM/causal.json`` has the
+numbers whose tables are put into docs/causal.md, and ``causal.npz`` the target logits before and
+after each edit and the columns of the maps; an LM that has them is not run again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from shutil import copyfile
+from typing import Any
+
+import numpy as np
+import torch
+from jsonargparse import auto_cli
+from torch import Tensor
+
+from benchmarks.common import QUIET, markdown_table, place_tables, read_numbers, write_numbers
+from benchmarks.real_lms.tables import REAL_LMS
+from lincorr_lightning.callbacks import Intervention
+from lincorr_lightning.cli import main as lincorr
+from lincorr_lightning.finetune.interventions import EditStates
+from lincorr_lightning.functional.significance import bootstrap_interval
+
+SETTINGS = (
+    "fit", "--config", "configs/causal.yaml", "--model.lm.dtype=float32",
+    "--matmul_precision=medium", "--model.lm.attn_implementation=eager",
+)  # fmt: skip
+RESPONSES = ("generalized", "hallucinated", "p reference")
+
+
+def measure(lm: Path | str, output: Path, *options: str) -> None:
+    """Move the states of an LM's edits, and write the numbers."""
+    with tempfile.TemporaryDirectory() as scratch:
+        where = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={scratch}"
+        trainer = lincorr([*SETTINGS, *options, *where, QUIET]).trainer
+        copyfile(Path(trainer.log_dir) / "figures" / "intervention.png", output / "causal.png")
+    (found,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
+    save(found.edits, found.results, output, *options)
+
+
+def save(edits: EditStates, results: dict[str, Any], output: Path, *options: str) -> None:
+    """Write the numbers, and what they are made of but for what is drawn at random."""
+    arms = {arm: x[0] for arm, x in edits.weights.items() if arm in ("W", "W, plain", "W0")}
+    parts = {"before": edits.before, "after": edits.after, "popularity": edits.popularity, **arms}
+    np.savez_compressed(
+        output / "causal.npz", references=np.array(edits.references), mask=edits.reference_mask,
+        to_logits=edits.space.to_logits, **{k: x.float().numpy() for k, x in parts.items()},
+    )  # fmt: skip
+    now = edits.answers(edits.after)
+    content = {
+        "options": [*SETTINGS, *options], **results, "matched": list(matched(edits)),
+        "edits": {k: float(edits.by_reference(now[k]).mean()) for k in RESPONSES},
+    }  # fmt: skip
+    write_numbers(output / "causal.json", content)
+
+
+def matched_pairs(
+    scores: Sequence[float], groups: Sequence[str], covariates: Tensor
+) -> list[tuple[int, int]]:
+    """Pair edits of high and of low score in the same group that are alike in what else matters.
+
+    The upper half of a group's scores, from the highest on, is paired with the nearest by the
+    `covariates`, ``(n, n_covariates)``, of the lower half that is left; equal scores are no pair.
+    """
+    pairs, members = [], defaultdict(list)
+    for i in sorted(range(len(scores)), key=lambda i: -scores[i]):
+        members[groups[i]].append(i)
+    for own in members.values():
+        low = own[(len(own) + 1) // 2 :]
+        for high in own[: len(own) // 2]:
+            left = [i for i in low if scores[i] < scores[high]]
+            if left:
+                nearest = (covariates[left] - covariates[high]).norm(dim=1).argmin()
+                pairs.append((high, left[int(nearest)]))
+                low.remove(left[int(nearest)])
+    return pairs
+
+
+def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
+    """Yield what edits with a high weight of the reference have over their partners, by arm.
+
+    Partners have the same reference. What remains between them in the reference's logit before the
+    edit, less the leading one, and in the answer's popularity, is in standard deviations.
+    """
+    prior = edits.before.masked_fill(~edits.reference_mask, -torch.inf).amax(1)
+    covariates = {"prior": prior - edits.before.amax(1), "popularity": edits.popularity}
+    scaled = {k: x / x.std(correction=0).clamp(min=1e-12) for k, x in covariates.items()}
+    now, near = edits.answers(edits.after), torch.stack([*scaled.values()], 1)
+    for arm, weights in edits.weights.items():
+        scores = weights.masked_fill(~edits.reference_mask, -torch.inf).amax(-1)
+        pairs = [p for x in scores for p in matched_pairs(x.tolist(), edits.references, near)]
+        if pairs and arm != "reference's row":  # which is the same of all
+            high, low = torch.tensor(pairs).T
+            own = replace(edits, references=[edits.references[i] for i, _ in pairs])
+            differ = {k: own.by_reference(x[high] - x[low]) for k, x in (now | scaled).items()}
+            yield {
+                "score": arm, "pairs": len(pairs) / len(scores), "n": len(set(own.references)),
+                **{k: [float(differ[k].mean()), *bootstrap_interval(differ[k])] for k in RESPONSES},
+                **{k: float(differ[k].mean()) for k in covariates},
+            }  # fmt: skip
+
+
+def points(*values: float) -> str:
+    """Return points with their interval, such as −31 (−43, −20)."""
+    mean, low, high = (f"{100 * value:+.0f}".replace("-", "−") for value in values)
+    return f"{mean} ({low}, {high})"
+
+
+def tables(results: Path) -> dict[str, str]:
+    """Return the tables of docs/causal.md, of the LMs that are measured."""
+    rows: dict[str, list[list[str]]] = defaultdict(list)
+    for path in sorted(results.glob("*/causal.json"), reverse=True):
+        found, lm = read_numbers(path), path.parent.name
+        effects = {(x["part"], x["arm"], x["response"]): x for x in found["effects"]}
+        for arm in dict.fromkeys(arm for _, arm, _ in effects):
+
+            def shown(part: str, response: str, kind: str = "effect", arm: str = arm) -> str:
+                row = effects[part, arm, response]  # noqa: B023 (used at once)
+                return points(*(row[f"{kind}{end}"] for end in ("", "_low", "_high")))
+
+            share = f"{effects['change', arm, RESPONSES[0]]['share']:.0%}"
+            rest = "" if arm == "W" else shown("change", RESPONSES[0], "w_minus")
+            rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
+            others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[::2]]
+            rows["causal_parts"].append([lm, arm, *others])
+        for row in found["matched"]:
+            left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
+            own = [points(*row[k]) for k in RESPONSES]
+            count = f"{row['pairs']:.0f} / {row['n']}"
+            rows["causal_matched"].append([lm, row["score"], count, *own, *left])
+    columns = {
+        "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
+        "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
+                                        for k in RESPONSES[::2])],
+        "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
+    }  # fmt: skip
+    return {name: markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}
+
+
+def main(folder: str, output: str = str(REAL_LMS)) -> None:
+    """Measure the LMs that are not measured, and put the tables into the documents.
+
+    Args:
+        folder: Folder that holds a folder for each LM.
+        output: Folder of the results.
+    """
+    for lm in sorted(path.parent for path in Path(folder).glob("*/config.json")):
+        own = Path(output) / lm.name
+        if not (own / "causal.json").exists():
+            own.mkdir(parents=True, exist_ok=True)
+            measure(lm, own, "--data.n_edits=150")
+    place_tables(tables(Path(output)))
+
+
+if __name__ == "__main__":
+    auto_cli(main)

@@ -1,0 +1,167 @@
+"""Moves of the states that edits lead to: what an edit's target answer goes through.
+
+Beyond the paper, whose correlations do not say what causes an edit's target answer.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from lincorr_lightning.finetune.figures import interventions_figure
+from lincorr_lightning.functional import Outcome, outcome_codes
+from lincorr_lightning.functional.significance import bootstrap_interval
+from lincorr_lightning.results.results import Figure, Results
+from lincorr_lightning.results.table import Table
+
+STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
+N_DRAWS = 8  # of what is random
+PARTS = ("change", "state", "only")
+"""What is moved, see `EditStates.responses`."""
+W = "W"
+
+
+class TargetSpace:
+    """The part of hidden states that the target labels' rows of the LM's head read.
+
+    The head is linear in the state h that it reads, the one after the last norm: up to their mean
+    over labels, which changes no answer, target logits are U h, where U has the labels' rows minus
+    their mean. What is moved outside the row space of U changes none of them. Coordinates are in an
+    orthonormal basis of that space: lengths and angles are those of states, known from logits.
+
+    With matrices ``(n_target, rank)``, states are ``logits @ to_states``, and their logits, minus
+    the mean, ``states @ to_logits.T``. `head_rows` of the labels are ``(n_target, hidden_size)``.
+    """
+
+    def __init__(self, head_rows: Tensor) -> None:
+        rows = head_rows.double()
+        left, sizes, _ = torch.linalg.svd(rows - rows.mean(0), full_matrices=False)
+        kept = sizes > 1e-9 * sizes[0]  # less is rounding
+        self.to_logits, self.to_states = left[:, kept] * sizes[kept], left[:, kept] / sizes[kept]
+
+    def directions(self, weights: Tensor) -> Tensor:
+        """Return unit vectors along ``Uᵀ w`` for weights w of the labels, ``(..., n_target)``.
+
+        To take a state's component along ``Uᵀ w`` out is the smallest change after which its target
+        logits have no component along w. (Along ``U⁺ w`` logits would move by w itself, but
+        directions in which the rows hardly differ would count most.) One-hot weights give a row.
+        """
+        return normalize(weights.double() @ self.to_logits, dim=-1)
+
+
+@dataclass(frozen=True)
+class EditStates:
+    """Edits whose source was learned, and the states at their target prompts.
+
+    Target logits before and after the edits, and the right labels (bool), are ``(n, n_target)``;
+    `weights`, ``(n_draws, n, n_target)`` by arm, give what states are moved along; `W` is one arm.
+    `references` are what edits are grouped by; `popularity`, ``(n,)``, is the mean source logit of
+    each taught answer before the edits.
+    """
+
+    space: TargetSpace
+    before: Tensor
+    after: Tensor
+    reference_mask: Tensor
+    references: Sequence[str]
+    weights: Mapping[str, Tensor]
+    popularity: Tensor
+
+    def responses(self, part: str, arm: str) -> dict[str, Tensor]:
+        """Return `answers` after moves of `STRENGTHS`, ``(n_strengths, n)``, means over draws.
+
+        Of a vector v, the component along the arm's direction is taken out of the state after the
+        edit, where v is that state (``state``) or its change by the edit (``change``); or it alone
+        is added to the state before the edit, where v is the change (``only``). At strength 1 the
+        move is as long, in any direction, as the component of v along that of W. ``share`` is the
+        share of v's squared length along the direction, at every strength.
+        """
+        before, after = (logits @ self.space.to_states for logits in (self.before, self.after))
+        v = after if part == "state" else after - before
+        base, sign = (before, 1.0) if part == "only" else (after, -1.0)
+        along, along_w = (self.space.directions(self.weights[one]) for one in (arm, W))
+        own, length = (v * along).sum(-1), (v * along_w[0]).sum(-1).abs()
+        move = torch.where(own < 0, -sign, sign)[..., None] * length[:, None] * along
+        share = (own.square() / v.square().sum(-1)).nan_to_num().mean(0)
+        rows: dict[str, list[Tensor]] = defaultdict(list)
+        for strength in STRENGTHS:
+            draws = [self.answers((base + strength * one) @ self.space.to_logits.T) for one in move]
+            for name in draws[0]:
+                rows[name].append(torch.stack([each[name] for each in draws]).mean(0))
+            rows["share"].append(share)
+        return {name: torch.stack(values) for name, values in rows.items()}
+
+    def answers(self, logits: Tensor) -> dict[str, Tensor]:
+        """Return, ``(n,)`` each, what target logits, ``(n, n_target)``, make of the edits.
+
+        Whether the answer is generalized, or hallucinated, and the probabilities of the reference,
+        of the answer after the edit, and of the label with the largest weight in W.
+        """
+        codes = outcome_codes(self.before.argmax(1), logits.argmax(1), self.reference_mask)
+        p, labels = logits.softmax(1), {"p answer": self.after, "p favourite": self.weights[W][0]}
+        return {
+            "generalized": (codes == Outcome.GENERALIZED.code).double(),
+            "hallucinated": (codes == Outcome.HALLUCINATED.code).double(),
+            "p reference": (p * self.reference_mask).sum(1),
+            **{k: p.gather(1, x.argmax(1, keepdim=True))[:, 0] for k, x in labels.items()},
+        }
+
+    def by_reference(self, values: Tensor) -> Tensor:
+        """Return the means over the edits of each reference, ``(..., n_references)``."""
+        names = list(dict.fromkeys(self.references))
+        members = torch.tensor([[one == name for one in self.references] for name in names])
+        return values @ (members.double() / members.sum(1, keepdim=True)).T
+
+
+def _interval(name: str, values: Tensor) -> dict[str, float]:
+    low, high = bootstrap_interval(values)
+    return {name: float(values.mean()), f"{name}_low": low, f"{name}_high": high}
+
+
+def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
+    """Return a row per part, arm, response and strength, with 95 % intervals over references.
+
+    `effect` is what the move adds to the response, and `w_minus` that of W's arm minus it.
+    """
+    rows: list[dict[str, Any]] = []
+    for part, arm in product(PARTS, edits.weights):
+        found, of_w = ({k: edits.by_reference(x) for k, x in edits.responses(part, one).items()}
+                       for one in (arm, W))  # fmt: skip
+        share = _interval("share", found.pop("share")[0])
+        for response, values in found.items():
+            key = {"part": part, "arm": arm, "response": response}
+            rows += [
+                {**key, "strength": strength, "mean": float(own.mean()),
+                 **_interval("effect", own - values[0]), **_interval("w_minus", w - own), **share}
+                for strength, own, w in zip(STRENGTHS, values, of_w[response], strict=True)
+            ]  # fmt: skip
+    return rows
+
+
+def intervention_results(name: str, relation: str, edits: EditStates) -> Results:
+    """Return dose and response as means over references, and what strength 1 does."""
+    rows = dose_rows(edits)
+    at_one = [row for row in rows if row["strength"] == 1]
+    key = {"part": "change", "response": "generalized", "strength": 1}
+    shown = [{k: x[k] for k in x if k not in key} for x in at_one if key.items() <= x.items()]
+    values = {
+        "relation": relation, "n_learned": len(edits.before), "effects": at_one,
+        "n_references": len(set(edits.references)), "rank": edits.space.to_logits.shape[1],
+    }  # fmt: skip
+    about = f"{len(edits.before)} learned edits of {relation}, means over references"
+    note = "Mean: share of generalized edits where the component along W's column is taken out of "
+    note += "the change by the edit; other arms move as far. Share: of its squared length."
+    formats = {k: ".3f" for k, x in rows[0].items() if not isinstance(x, str)}
+    tables = [
+        Table.of(each, own, (), f"Moves of {about}.", note, each == name, None, formats)
+        for each, own in ((name, shown), (f"{name}_doses", rows))
+    ]
+    draw = partial(interventions_figure, tables[1].frame, about)
+    figures = [Figure(name, f"Dose and response of {about}.", draw)]
+    return Results(name, values, tables=tables, figures=figures)

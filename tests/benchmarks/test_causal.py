@@ -1,0 +1,69 @@
+"""Matched pairs and tables of interventions, against counting by hand."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.real_lms import causal
+from lincorr_lightning.finetune.interventions import EditStates, TargetSpace
+
+
+def test_pairs_have_the_same_reference_and_the_nearest_covariates() -> None:
+    scores = [4.0, 3.0, 2.0, 1.0, 9.0, 5.0, 5.0, 7.0]
+    groups = ["France"] * 4 + ["Italy"] + ["Peru"] * 2 + ["Italy"]
+    near = torch.tensor([[0.0], [5.0], [6.0], [1.0], [0.0], [0.0], [0.0], [9.0]])
+    # The highest takes the low one next to it, and the second what is left; equal ones are none.
+    assert causal.matched_pairs(scores, groups, near) == [(4, 7), (0, 3), (1, 2)]
+
+
+def test_differences_within_references(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    head, before, after = (torch.from_numpy(rng.normal(size=size))
+                           for size in ((3, 4), (6, 3), (6, 3)))  # fmt: skip
+    right = [0, 0, 1, 1, 2, 2]
+    mask = torch.eye(3).bool()[torch.tensor(right)]
+    weights = {"W": torch.from_numpy(rng.normal(size=(1, 6, 3)))}
+    weights["reference's row"] = mask.double()[None]
+    popularity = torch.from_numpy(rng.normal(size=6))
+    edits = EditStates(
+        TargetSpace(head), before, after, mask, [str(x) for x in right], weights, popularity
+    )
+    (found,) = causal.matched(edits)
+    p = after.softmax(1)
+    expected = []
+    for i, j in ((0, 1), (2, 3), (4, 5)):
+        w = [float(weights["W"][0, k, right[k]]) for k in (i, j)]
+        high, low = (i, j) if w[0] > w[1] else (j, i)
+        expected.append([float(x[high] - x[low]) for x in (
+            [float(p[k, right[k]]) for k in range(6)],
+            (after.argmax(1) == torch.tensor(right)).double(),
+            popularity / popularity.numpy().std(),
+        )])  # fmt: skip
+    for mean, key in zip(np.mean(expected, 0), ("p reference", "generalized"), strict=False):
+        assert found[key][0] == pytest.approx(mean)
+    assert found["popularity"] == pytest.approx(np.mean(expected, 0)[2])
+    assert (found["pairs"], found["n"]) == (3, 3)
+
+
+def test_tables_of_a_run(tmp_path: Path) -> None:
+    """The tiny world in a few edits, as the LMs are run."""
+    causal.measure("tiny-world", tmp_path, "--data.n_edits=24")
+    found = json.loads((tmp_path / "causal.json").read_text())
+    (tmp_path / "lm").mkdir()
+    (tmp_path / "causal.json").rename(tmp_path / "lm" / "causal.json")
+    made = causal.tables(tmp_path)
+    lines = made["causal"].splitlines()
+    assert len(lines) == 2 + 8 and lines[2].startswith("| lm | W | ")
+    effect = next(x for x in found["effects"] if x["part"] == "change" and x["arm"] == "random")
+    shown = causal.points(*(effect[f"effect{end}"] for end in ("", "_low", "_high")))
+    assert shown in next(line for line in lines if "| random |" in line)
+    stored = np.load(tmp_path / "causal.npz")
+    assert len(stored["before"]) == found["n_learned"] == len(stored["references"])
+    hits = stored["mask"][np.arange(len(stored["after"])), stored["after"].argmax(1)]
+    groups = stored["references"]
+    macro = np.mean([hits[groups == one].mean() for one in np.unique(groups)])
+    assert found["edits"]["generalized"] == pytest.approx(macro, rel=1e-3)
+    assert causal.points(-0.314, -0.4251, 0.0) == "−31 (−43, +0)"
