@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from lincorr_lightning import Catalogue, LanguageModel
+from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -130,3 +131,39 @@ def test_edits_generalize_as_in_the_paper(seed: int, tmp_path: Path) -> None:
     assert results["source_learned"] >= 0.95
     assert results["generalized"] == pytest.approx(0.537, abs=0.1)
     assert results["random"] < 0.05
+
+
+def test_a_swap_of_two_countries_rows_only_renames_them(
+    relation: TokenizedRelation, tmp_path: Path
+) -> None:
+    """Whatever the LM knows: it checks the code, and is no evidence for W."""
+    names, texts = [" France", " Italy"], relation.target.texts
+    labels = [texts.index(name) for name in names]
+    order = list(range(len(texts)))
+    order[labels[0]], order[labels[1]] = labels[1], labels[0]
+    swapped = LanguageModel.from_pretrained(NAME)
+    parts = (swapped.model.get_input_embeddings(), swapped.model.get_output_embeddings())
+    tokens = [relation.target.token_ids[label] for label in labels]
+    for weight in {part.weight for part in parts}:  # tied ones once
+        weight.data[tokens] = weight.data[tokens[::-1]]
+    swapped.model.save_pretrained(tmp_path / "lm")
+    swapped.tokenizer.save_pretrained(tmp_path / "lm")
+    answers = ["Paris", "Rome", "Milan", "Berlin", "Madrid", "Cairo"]
+    edits = [{"subject": f"John {x}", "answer": x} for x in answers]
+    (tmp_path / "edits.json").write_text(json.dumps(edits))
+    found = []
+    for name in (NAME, str(tmp_path / "lm")):
+        trainer = lincorr(
+            ["fit", "--config", "configs/causal.yaml", f"--model.lm.name_or_path={name}",
+             f"--trainer.default_root_dir={tmp_path}", f"--data.edits_file={tmp_path}/edits.json",
+             "--trainer.enable_progress_bar=false", "--trainer.callbacks=Intervention",
+             "--trainer.callbacks.n_subjects=300"]
+        ).trainer  # fmt: skip
+        (watch,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
+        found.append((watch.edits, watch.maps["auto"][0]))
+    (plain, w), (other, of_swapped) = found
+    change = (plain.after - plain.before)[:, labels].abs().max()
+    error = (other.after[:, order] - plain.after).abs().max()
+    assert (other.after - plain.after).abs().max() > 100 * error
+    assert error < 0.01 * change
+    assert (of_swapped[order] - w).abs().max() < 0.01 * w.abs().max()
