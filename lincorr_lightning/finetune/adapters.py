@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, require, require_one_of
 from lincorr_lightning.io import atomic_folder
@@ -160,6 +160,28 @@ def without_adapter(model: "PreTrainedModel") -> Iterator[None]:
     finally:
         for layer in layers:
             layer.enable_adapters(True)
+
+
+@contextmanager
+def merged_adapter(model: "PreTrainedModel") -> Iterator[None]:
+    """Add the adapter of `add_adapter` to copies of its layers' weights inside a ``with`` block.
+
+    A forward pass then multiplies once per layer, and is the same up to rounding. Weights of half
+    precision, which would round the adapter away, and quantized ones are left as they are.
+    """
+    kept: list[tuple[Any, Any, Tensor]] = []
+    try:
+        for layer in adapter_layers(model).values():
+            weight = layer.get_base_layer().weight
+            if weight.is_floating_point() and weight.dtype not in HALF_PRECISIONS:
+                kept.append((layer, weight, weight.data))
+                weight.data = weight.data + layer.get_delta_weight("default").detach()
+                layer.merged_adapters.append("default")
+        yield
+    finally:
+        for layer, weight, values in kept:
+            weight.data = values
+            layer.merged_adapters.clear()
 
 
 def save_merged(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -19,6 +19,7 @@ from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.edit_files import RawEdit
 from lincorr_lightning.finetune.edits import Edit, Skipped
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
+from lincorr_lightning.lm.head import head_of
 
 IGNORED = -100  # label of a position that has no loss
 
@@ -51,28 +52,34 @@ def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
     Raises:
         LanguageModelError: The LM has no gradients in eval mode.
     """
-    labels = batch.labels
-    positions = (labels != IGNORED).any(0).nonzero().squeeze(1)
-    options: dict[str, Any] = {}
-    # The head is most of the work, and most positions are the prompt's.
-    if "logits_to_keep" in inspect.signature(model.forward).parameters and len(positions):
-        options["logits_to_keep"] = positions
-    options |= {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask}
-    logits = model(use_cache=False, **options).logits
+    labelled = (batch.labels != IGNORED).nonzero()[:, 1]
+    # Nothing depends on what follows the last label.
+    end = int(labelled.max()) + 1 if len(labelled) else None
+    labels, ids, mask = (x[:, :end] for x in (batch.labels, batch.input_ids, batch.attention_mask))
+    # The labelled positions of each row, and others of rows that have fewer.
+    n_own = max(int((labels != IGNORED).sum(1).max()), 1)
+    own = (labels == IGNORED).long().argsort(dim=1, stable=True)[:, :n_own]
+
+    def select(head: nn.Module, args: tuple[Any, ...]) -> Any:
+        """Let the head, which is most of the work at one position, read these alone."""
+        if args[0].shape[:2] != labels.shape:
+            return None
+        return (args[0].take_along_dim(own.to(args[0].device)[:, :, None], 1), *args[1:])
+
+    head = head_of(model)  # type: ignore[arg-type]
+    # First, while the state is whole on each of the ranks that split the head's matrix.
+    with head.register_forward_pre_hook(select, prepend=True) if head else nullcontext():
+        logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
     if torch.is_grad_enabled() and not logits.requires_grad:
         raise LanguageModelError(
             f"{type(model).__name__} has no gradients in eval mode, without dropout, in which "
             "edits are trained. The probe and other studies without training still work."
         )
-    if not len(positions):
-        return logits.float().sum((1, 2)) * 0.0
-    if logits.shape[1] == labels.shape[1] and len(positions) != labels.shape[1]:
-        logits = logits[:, positions]
-    labels = labels[:, positions]
-    losses = cross_entropy(
-        logits.float().transpose(1, 2), labels, ignore_index=IGNORED, reduction="none"
-    )
-    return losses.sum(1) / (labels != IGNORED).sum(1).clamp(min=1)
+    if logits.shape[1] != n_own:  # another shape of states
+        logits = logits.take_along_dim(own.to(logits.device)[:, :, None], 1)
+    learned = labels.gather(1, own).to(logits.device)
+    losses = cross_entropy(logits.float().mT, learned, ignore_index=IGNORED, reduction="none")
+    return losses.sum(1) / (learned != IGNORED).sum(1).clamp(min=1)
 
 
 @dataclass  # not frozen, as above

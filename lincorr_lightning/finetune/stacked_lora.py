@@ -32,12 +32,12 @@ class _Rows(NamedTuple):
     n: int
     with_adapter: Tensor
     adapters: Tensor
-    are_first: bool  # the adapters 0, 1, ..., as in training: nothing is copied
+    n_first: int  # n if the adapters 0 to n - 1 have as many rows each, in this order; else 0
 
     def select(self, factors: Tensor) -> Tensor:
-        """Return the factors of each row that has an adapter."""
-        if self.are_first:
-            return factors[: len(self.adapters)]
+        """Return the factors of each row that has an adapter, or of the `n_first`: no copies."""
+        if self.n_first:  # a slice has the gradient of a whole, which would be filled with zeros
+            return factors if self.n_first == len(factors) else factors[: self.n_first]
         return factors.index_select(0, self.adapters.to(factors.device))
 
 
@@ -124,8 +124,11 @@ class StackedLoRA(nn.Module):
             )
         with_adapter = (chosen != _BASE).nonzero().flatten()
         adapters, device = chosen[with_adapter], next(self.parameters()).device
-        are_first = adapters.tolist() == list(range(len(adapters)))
-        rows = _Rows(len(chosen), with_adapter.to(device), adapters.to(device), are_first)
+        n = int(adapters.max()) + 1 if len(adapters) else 0
+        each = len(adapters) // max(n, 1)
+        in_order = adapters.tolist() == [i for i in range(n) for _ in range(each)]
+        n *= in_order
+        rows = _Rows(len(chosen), with_adapter.to(device), adapters.to(device), n)
         outer, self._rows = self._rows, rows
         try:
             yield
@@ -188,13 +191,43 @@ class StackedLoRA(nn.Module):
         with_adapter = rows.with_adapter.to(x.device)  # an LM may be spread over several devices
         if is_mixed:
             x = x.index_select(0, with_adapter)
-        added = torch.bmm(torch.bmm(x.to(down.dtype), down.mT) * self.scaling, up.mT)
+        # The rows of an adapter are one, so that its factors are read once.
+        x = x.reshape(len(down), -1, x.shape[-1]).to(down.dtype)
+        by_hand = output.dtype == x.dtype and not torch.is_autocast_enabled(x.device.type)
+        if by_hand and not is_mixed:
+            sums = output.reshape(len(down), -1, output.shape[-1])
+            return _Sum.apply(sums, x, down, up, self.scaling).reshape(output.shape)  # type: ignore[no-untyped-call, no-any-return]
+        added = torch.bmm(torch.bmm(x, down.mT) * self.scaling, up.mT)
         wide = output.reshape(rows.n, -1, output.shape[-1])
         wide = wide.to(torch.promote_types(output.dtype, added.dtype))
         # Not a sum with zeros: rows of the LM itself stay bitwise the same.
-        added = added.to(wide.dtype)
+        added = added.to(wide.dtype).reshape(len(rows.adapters), -1, wide.shape[-1])
         wide = wide.index_add(0, with_adapter, added) if is_mixed else wide + added
         return wide.to(output.dtype).reshape(output.shape)
+
+
+class _Sum(torch.autograd.Function):
+    """A layer's output plus that of adapters, ``sums + scaling * x A^T B^T``, by adapter.
+
+    The gradients of A and B are laid out as these are; with others, such as autograd's own of
+    transposed factors, fused AdamW makes wrong updates on a CPU (torch 2.13).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, sums: Tensor, x: Tensor, a: Tensor, b: Tensor, scaling: float) -> Tensor:
+        low = torch.bmm(x, a.mT).mul_(scaling)
+        ctx.save_for_backward(x, a, b, low)
+        ctx.scaling = scaling
+        return torch.baddbmm(sums, low, b.mT)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        (gradient,), (x, a, b, low) = gradients, ctx.saved_tensors
+        of_low = torch.bmm(gradient, b).mul_(ctx.scaling)
+        of_x = torch.bmm(of_low, a) if ctx.needs_input_grad[1] else None
+        if not any(ctx.needs_input_grad[2:]):  # of edits that are taught
+            return gradient, of_x, None, None, None
+        return gradient, of_x, torch.bmm(of_low.mT, x), torch.bmm(gradient.mT, low), None
 
 
 def _key(name: str) -> str:

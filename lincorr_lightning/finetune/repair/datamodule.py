@@ -324,9 +324,12 @@ class RepairDataModule(StudyData):
         self.prepare_edits()
         size, batches = self.eval_batch_size, list[Any]()
         for part, edits in self.measured.items():
+            prompts = self.tokenized.source_prompts([edit.subject for edit in edits])
+            lengths = [len(row) for row in self.language_model.rows(prompts)]
+            # Those of one length together: fewer tokens of padding.
+            ids = sorted(range(len(edits)), key=lengths.__getitem__)
             for first in range(0, len(edits), size):
-                ids = range(len(edits))[first : first + size]
-                batches.append(self._batch(edits, ids, part, self.controls))
+                batches.append(self._batch(edits, ids[first : first + size], part, self.controls))
         batches += [
             TokenBatch(rows, [], []) for rows in torch.split(self._texts[0], _TEXTS_PER_BATCH)
         ]

@@ -2,8 +2,8 @@
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, nullcontext
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax
+from torch.nn.functional import cross_entropy, kl_div, log_softmax, pad
 from transformers import PreTrainedModel
 
 from lincorr_lightning.data.texts import TokenBatch
@@ -149,11 +149,12 @@ class Repair(TrainedLMStudy):
         require_batch(self, batch, RepairBatch, StatementBatch)
         # Small gradients of edits would underflow in autocast.
         with evaluating(self.lm), torch.autocast(self.device.type, enabled=False):
-            loss = self._text_loss(batch.texts) if len(batch.texts) else torch.zeros(())
             if isinstance(batch, StatementBatch):
-                loss = loss + answer_losses(self.lm.model, batch).mean()
-            else:
-                loss = loss + self._edit_loss(batch)
+                loss = answer_losses(self.lm.model, batch).mean()
+            else:  # edits are taught before the texts take memory
+                loss = self._edit_loss(batch)
+            if len(batch.texts):
+                loss = loss + self._text_loss(batch.texts)
         if not loss.isfinite():
             raise NonFiniteError(
                 f"the loss is NaN or infinite at step {self.global_step}. Lower "
@@ -171,7 +172,6 @@ class Repair(TrainedLMStudy):
         ids = self._with_prefix(texts)
         before_repair: Any = self._reference[0] if self._reference else self.lm.model
         before_repair.to(self.device)  # the reference is no submodule, which Lightning would move
-        # Before the graph of the trained LM: its adapter is switched off and on.
         with torch.no_grad(), adapters.without_adapter(before_repair):
             before = before_repair(input_ids=ids, use_cache=False).logits
         after = self.lm.model(input_ids=ids, use_cache=False).logits
@@ -186,32 +186,50 @@ class Repair(TrainedLMStudy):
     def _edit_loss(self, batch: RepairBatch) -> Tensor:
         # New adapters in each epoch, and others than those of the measured edits.
         with self._taught(batch, _SEEDS_PER_EPOCH * (self.current_epoch + 1)):
-            log_p = log_softmax(self.lm(*batch.target), 1)
-            loss = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
-            self._log("target_loss", loss)
-            others = [
-                _divergence(self.lm(*prompts), batch.before[name])
-                for name, prompts in batch.others.items()
-            ]
-        changes = {"preserve_kl": others}
+            target, *others = self._read(batch.target, *batch.others.values(), taught=True)
+        log_p = log_softmax(target, 1)
+        loss = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
+        self._log("target_loss", loss)
+        changes = {"preserve_kl": list(zip(others, batch.others, strict=True))}
         if self.preserve_unedited:
-            changes["unedited_kl"] = [
-                _divergence(self.lm(*batch.source), batch.before["source"]),
-                _divergence(self.lm(*batch.target), batch.before["target"]),
-            ]
-        for name, values in changes.items():
-            if values:
+            unedited = self._read(batch.source, batch.target)
+            changes["unedited_kl"] = list(zip(unedited, ("source", "target"), strict=True))
+        for name, parts in changes.items():
+            if parts:
+                values = [_divergence(after, batch.before[kind]) for after, kind in parts]
                 change = torch.stack(values).mean()
                 self._log(name, change)
                 loss = loss + self.preserve_weight * change
         return loss
 
-    def _taught(self, batch: RepairBatch, first_seed: int = 0) -> AbstractContextManager[None]:
-        """Return a context in which each edit is taught in an adapter of its own."""
+    @contextmanager
+    def _taught(self, batch: RepairBatch, first_seed: int = 0) -> Iterator[None]:
+        """Teach each edit in an adapter of its own, which holds inside a ``with`` block."""
         assert self.edit_adapters is not None
         first_seed += self.edit_training.adapter.seed
         seeds = [first_seed + number for number in batch.edits.ids]
-        return trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds)
+        taught = trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds)
+        with ExitStack() as stack:
+            with adapters.merged_adapter(self.lm.model):  # constant while the edits are trained
+                stack.enter_context(taught)
+            yield
+
+    def _read(self, *prompts: DomainPrompts, taught: bool = False) -> list[Tensor]:
+        """Return the logits after each kind of prompts, of the same subjects, in one pass.
+
+        The prompts of a subject are successive rows; of `taught` edits, they share its adapter.
+        """
+        length = max(one.input_ids.shape[1] for one in prompts)
+        ids, mask = (
+            torch.stack([pad(x, (0, length - x.shape[1])) for x in columns], 1).flatten(0, 1)
+            for columns in list(zip(*prompts, strict=True))[:2]
+        )
+        rows = torch.arange(len(ids)) // len(prompts)
+        assert self.edit_adapters is not None
+        with self.edit_adapters.rows(rows) if taught else nullcontext():
+            logits = self.lm(ids, mask, torch.cat([one.token_ids for one in prompts]))
+        parts = logits.split([len(one.token_ids) for one in prompts], 1)
+        return [part[kind :: len(prompts)] for kind, part in enumerate(parts)]
 
     def validation_step(self, batch: RepairBatch | TokenBatch, batch_idx: int) -> None:
         """Measure edits, or the perplexity of texts."""
@@ -232,14 +250,15 @@ class Repair(TrainedLMStudy):
         """Return a row of the table ``cases`` for each edit."""
 
         @torch.no_grad()
-        def leading(prompts: DomainPrompts) -> Tensor:
-            return self.lm(*prompts).argmax(1).cpu()
+        def leading(*prompts: DomainPrompts, taught: bool = False) -> list[Tensor]:
+            return [logits.argmax(1).cpu() for logits in self._read(*prompts, taught=taught)]
 
-        before, in_context = leading(batch.target), leading(batch.in_context)
-        others = {name: leading(prompts) for name, prompts in batch.others.items()}
+        others = batch.others.values()
+        before, *old = leading(batch.target, *others)
+        (in_context,) = leading(batch.in_context)
         with self._taught(batch):
-            source, after = leading(batch.source), leading(batch.target)
-            kept = {name: leading(batch.others[name]) == old for name, old in others.items()}
+            source, after, *new = leading(batch.source, batch.target, *others, taught=True)
+        kept = {name: old[i] == new[i] for i, name in enumerate(batch.others)}
         mask, target_shown = batch.reference_mask.cpu(), batch.target_shown.tolist()
         codes = outcome_codes(before, after, mask)
         tokens = batch.target.token_ids.tolist()
