@@ -367,7 +367,7 @@ def test_a_row_that_lacks_the_fields_is_skipped_and_shown(
      "the fields data. .* rows are the list 'data', write that list alone"),
     ("e.jsonl", b'[\n{"subject": "a", "answer": "b"}]', r"line 1: a list\. .* to \.json"),
     ("e.jsonl", b'[{"subject": "a", "answer": "b"}]', r"line 1: a list\. .* to \.json"),
-    ("e.tsv", b"subject\tanswer\na\tb\tc\n", r"line 2: more fields .* holds a '\\t'"),
+    ("e.tsv", b"subject\tanswer\na\tb\tc\n", r"line 2: more fields .* those with a '\\t'"),
     ("e.csv", b"\x00\x01\x02", "e.csv cannot be read"),
     ("e.xlsx", b"PK\x03\x04", r"e\.xlsx cannot be read"),
     ("e.parquet", b"PAR1", r"e\.parquet cannot be read"),
