@@ -93,11 +93,9 @@ class TrainedLMStudy(LMStudy):
         """Return AdamW over the weights that are trained."""
         # Lightning's gradient scaler for float16 does not support the fused one.
         return torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad],
-            lr=self.learning_rate,
-            weight_decay=self.weight_decay,
-            fused=self.trainer.precision != "16-mixed",
-        )
+            [p for p in self.parameters() if p.requires_grad], lr=self.learning_rate,
+            weight_decay=self.weight_decay, fused=self.trainer.precision != "16-mixed",
+        )  # fmt: skip
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Replace the parameter numbers in the optimizer states by names.

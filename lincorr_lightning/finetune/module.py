@@ -237,12 +237,10 @@ class SourceFinetune(TrainedLMStudy):
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own
             n_steps = sum(gather(self._n_own_steps))
         run = {
-            "protocol": protocol,
-            "method": self.method,
-            "n_edits": n_seen if dataset is None else len(dataset.edits),
-            "n_steps": n_steps,
+            "protocol": protocol, "method": self.method,
+            "n_edits": n_seen if dataset is None else len(dataset.edits), "n_steps": n_steps,
             "seconds": self.seconds,
-        }
+        }  # fmt: skip
         measured = collect_callback_results(self.trainer)
         history: dict[str, Any] = {}
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

@@ -218,12 +218,10 @@ def score_relation(
         return number(summarize(labelwise_pearson(linear_map(source), target_now)).mean)
 
     return {
-        "fixed": r(old, source_now),
-        "target_only": r(old, source),
-        "refitted": r(new, source_now),
+        "fixed": r(old, source_now), "target_only": r(old, source), "refitted": r(new, source_now),
         "recall": float(correct.double().mean()) if relation.has_reference else None,
         "kept": float((now == then).double().mean()),
-    }
+    }  # fmt: skip
 
 
 def _fit(logits: RelationLogits, n_fit: int) -> Solution:

@@ -12,11 +12,9 @@ NUMBERS = range(11)  #: Answers (paper, table 12: a domain of eleven).
 
 # Operation and inverse by symbol.
 _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
-    "+": (operator.add, operator.sub),
-    "-": (operator.sub, operator.add),
-    "*": (operator.mul, operator.truediv),
-    "/": (operator.truediv, operator.mul),
-}
+    "+": (operator.add, operator.sub), "-": (operator.sub, operator.add),
+    "*": (operator.mul, operator.truediv), "/": (operator.truediv, operator.mul),
+}  # fmt: skip
 
 
 def arithmetic_knowledge() -> tuple[Knowledge, ...]:

@@ -554,11 +554,9 @@ class LanguageModel(nn.Module):
         An LM with an adapter has also the name of the adapter and that of the base.
         """
         return {
-            "name_or_path": self.config.name_or_path,
-            "dtype": modes.dtype_name(self.model.dtype),
-            "fingerprint": self.fingerprint,
-            "n_parameters": self.model.num_parameters(),
-        } | (self.checkpoint.merged if self.checkpoint else {})
+            "name_or_path": self.config.name_or_path, "dtype": modes.dtype_name(self.model.dtype),
+            "fingerprint": self.fingerprint, "n_parameters": self.model.num_parameters(),
+        } | (self.checkpoint.merged if self.checkpoint else {})  # fmt: skip
 
     @property
     def fingerprint(self) -> dict[str, str]:

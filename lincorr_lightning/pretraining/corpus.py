@@ -125,13 +125,11 @@ def build_corpus(
         return (statement.subject, statement.knowledge.name) not in withheld
 
     return Corpus(
-        world,
-        build_tokenizer(*world.words(knowledge)),
-        tuple(each.name for each in knowledge),
+        world, build_tokenizer(*world.words(knowledge)), tuple(each.name for each in knowledge),
         stated=tuple(filter(is_stated, statements)),
         withheld=tuple(filterfalse(is_stated, statements)),
         second_homes=tuple(filter(is_stated, world.second_homes(knowledge))),
-    )
+    )  # fmt: skip
 
 
 def _choose_withheld(

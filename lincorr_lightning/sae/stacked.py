@@ -239,12 +239,10 @@ class StackedAutoencoders(nn.Module):
                 activation=activation,
                 threshold=self.threshold[i].clone() if is_batchtopk else None,
                 k=None if activation == "relu" else settings.k,
-                input_scale=float(self.input_scale[i]),
-                subtract_decoder_bias=True,
-                lm=lm,
+                input_scale=float(self.input_scale[i]), subtract_decoder_bias=True, lm=lm,
             ).eval()
             for i, hook_point in enumerate(self.hook_points)
-        }
+        }  # fmt: skip
 
 
 LEARNING_RATE, WARMUP, DECAY = 4e-3, 0.05, 0.4
