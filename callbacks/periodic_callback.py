@@ -187,8 +187,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             )
         if before is None and trainer.ckpt_path is not None:
             rank_zero_warn(
-                f"the checkpoint has no measurements of this {name}: what it calls before "
-                "training is the LM at the resumed step."
+                f"the checkpoint has no measurements of this {name}, which begin at this step."
             )
 
     def open(self, trainer: L.Trainer) -> None:

@@ -262,9 +262,7 @@ class TextsDataModule(StudyData):
             list(texts), add_special_tokens=False, return_attention_mask=False,
             return_token_type_ids=False, verbose=False,
         )["input_ids"]  # fmt: skip
-        return [
-            lm.prefix + ids[start : start + n] for ids in encoded for start in range(0, len(ids), n)
-        ]
+        return [lm.prefix + ids[i : i + n] for ids in encoded for i in range(0, len(ids), n)]
 
     def blocks(self, rank: int = 0, n_shards: int = 1) -> TextBlocks:
         """Return the training steps of a data shard."""

@@ -139,8 +139,7 @@ def add_adapter(model: "PreTrainedModel", settings: AdapterSettings) -> None:
     if changed := sorted(adapter_layers(model).keys() ^ layers.keys()):
         raise LanguageModelError(
             f"LoRA is not possible: peft adapts other layers of {type(model).__name__} than the "
-            f"target modules ({changed[0]}). Set model.method to full, or name other layers in "
-            "model.adapter.target_modules."
+            f"target modules ({changed[0]}). Set model.method to full, or name other layers."
         )
     # Half-precision adapters would round small updates away.
     for parameter in trained_in_half_precision(model):

@@ -453,10 +453,8 @@ def flow_figure(
     notes = [f"features of {short_name(lm)}", "numbers: cosines of the decoders"]
     notes += ["thick frame: start", *(["shaded: in both flows"] if shared else [])]
     if n_left_out:
-        notes.append(
-            f"the {_MAX_PER_HOOK_POINT} most similar features of each hook point, {n_left_out:,} "
-            "more left out"
-        )
+        most = f"the {_MAX_PER_HOOK_POINT} most similar features of each hook point"
+        notes.append(f"{most}, {n_left_out:,} more left out")
     right = max(x for x, _ in positions.values()) + _STEP / 2
     left = min(min(x for x, _ in positions.values()) - _STEP / 2 - 0.9, right - 6)
     top = max(y for _, y in positions.values()) + _ROW / 2

@@ -195,8 +195,7 @@ class LanguageModel(nn.Module):
             return
         if self.config.compile and splits_matrices(mesh):
             raise ConfigError(
-                "model.lm.compile is true, which tensor parallelism does not support. Set it to "
-                "false, or use configs/trainer/fsdp.yaml."
+                "tensor parallelism does not support model.lm.compile: use configs/trainer/fsdp."
             )
         if self._state_cache is not None:
             _log.warning("lm.state_cache is not used: the LM is sharded.")

@@ -55,8 +55,7 @@ class SAESettings:
             require(f"model.sae.{name}", getattr(self, name), at_least=0)
         if self.activation != "relu" and self.k > self.n_features:
             raise ConfigError(
-                f"model.sae.k is {self.k}, but there are {self.n_features} features. Set a "
-                "smaller k, or more model.sae.n_features."
+                f"model.sae.k is {self.k}, more than model.sae.n_features, {self.n_features}."
             )
 
 
