@@ -97,10 +97,8 @@ class Study(PlainHyperparameters, L.LightningModule):
     `restore`. All of these but `write_artifacts` run on all ranks.
     """
 
-    study: ClassVar[str]
-    """Name of the study in ``results.json`` and of its run folders."""
-    batch_type: ClassVar[type]
-    """Class of the batches that the study takes, from any DataLoader."""
+    study: ClassVar[str]  #: Name of the study in ``results.json`` and of its run folders.
+    batch_type: ClassVar[type]  #: Class of the batches that the study takes, from any DataLoader.
     shards_lm: ClassVar[bool] = False
     """Whether the study can run with an LM that is sharded over devices."""
     float32_only: ClassVar[bool] = True
@@ -110,8 +108,7 @@ class Study(PlainHyperparameters, L.LightningModule):
     refused_callbacks: tuple[type[callbacks.Callback], ...] = ()
     """Callbacks of Lightning that the study cannot be trained with, beside those that none can."""
 
-    results: Results | None = None
-    """Results of the last run; None before."""
+    results: Results | None = None  #: Results of the last run; None before.
     lm_info: Mapping[str, Any] = MappingProxyType({})
     """Name, data type, fingerprint and size of the LM, once it is loaded."""
     _started: float | None = None
@@ -152,7 +149,6 @@ class Study(PlainHyperparameters, L.LightningModule):
         runs.prepare_run_folder(self.trainer)
 
     def on_fit_start(self) -> None:
-        """Start the clock."""
         self._started, self._is_trained = monotonic(), False
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
@@ -201,7 +197,6 @@ class Study(PlainHyperparameters, L.LightningModule):
                 self.results.write_values(runs.run_folder(self.trainer))
 
     def on_train_end(self) -> None:
-        """Finish the run."""
         self._is_trained = True
         self.finish()
 
@@ -215,12 +210,10 @@ class Study(PlainHyperparameters, L.LightningModule):
             )
 
     def on_validation_end(self) -> None:
-        """Finish the run, unless this is the validation of a fit."""
         if self.trainer.state.fn == "validate":
             self.finish()
 
     def on_test_end(self) -> None:
-        """Finish the run."""
         self.finish()
 
     on_predict_end = on_test_end
@@ -233,7 +226,6 @@ class Study(PlainHyperparameters, L.LightningModule):
         """Take over a `checkpoint_state`, before the parameters, or raise a `CheckpointError`."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the study's name, settings and state."""
         settings = self._run_settings()
         checkpoint["study"] = {"name": self.study, "settings": settings, **self.checkpoint_state()}
 
@@ -427,8 +419,7 @@ class LMStudy(Study):
 class StudyData(PlainHyperparameters, L.LightningDataModule):
     """Data of a study, the same on all ranks; `lm` is for data of its vocabulary or tokens."""
 
-    batch_type: ClassVar[type]
-    """Class of the batches."""
+    batch_type: ClassVar[type]  #: Class of the batches.
 
     def __init__(self, lm: LanguageModel | None = None) -> None:
         super().__init__()

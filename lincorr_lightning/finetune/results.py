@@ -168,15 +168,11 @@ def forecast_results(
     )  # fmt: skip
     outcomes = replace(outcomes, words=words)
     values = {
-        "relation": forecasts.relation,
-        "n_edits": n,
-        "skipped": skip_counts(skipped),
-        "predicted_outcomes": shares,
-        "mean_probability": expected,
-        "forecast_default": forecasts.default,
-        "probabilities_from": forecasts.probabilities_from,
+        "relation": forecasts.relation, "n_edits": n, "skipped": skip_counts(skipped),
+        "predicted_outcomes": shares, "mean_probability": expected,
+        "forecast_default": forecasts.default, "probabilities_from": forecasts.probabilities_from,
         "n_above_max_risk": n_above,
-    }
+    }  # fmt: skip
     return Results(
         "forecast", values, tables=[outcomes, *tables], figures=[_risk_figure(forecasts)]
     )
@@ -188,7 +184,6 @@ def _risk_figure(forecasts: Forecasts) -> Figure:
 
 
 def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float | None]]:
-    """Return the share of each predicted outcome by forecaster."""
     return {name: outcome_shares(forecasts.outcomes(name)) for name in forecasts.predicted}
 
 
@@ -278,7 +273,6 @@ def _after_training(
 
 
 def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
-    """Yield ``edits``, whose CSV file ``data.edits_file`` reads, and ``skipped`` rows."""
     relation, edits, left_out = dataset.relation, dataset.edits, dataset.left_out
     if edits:
         source, target = relation.source.texts, relation.target.texts
@@ -361,7 +355,6 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
 
 
 def _words(forecasters: Iterable[str]) -> dict[str, str]:
-    """Return what tables call forecasters."""
     of_maps = {name: f"W, ridge {name[4:]}" for name in forecasters if name.startswith("map_")}
     return of_maps | _FORECASTERS
 

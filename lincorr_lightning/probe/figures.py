@@ -62,13 +62,9 @@ def interesting_part(weight: _FLOATS, n: int = 25) -> tuple[list[int], list[int]
 
 
 def top_weights_figure(
-    weight: _FLOATS,
-    source_labels: Sequence[str],
-    target_labels: Sequence[str],
-    title: str,
-    subtitle: str,
-    reference: npt.NDArray[np.bool_] | None = None,
-) -> Figure:
+    weight: _FLOATS, source_labels: Sequence[str], target_labels: Sequence[str], title: str,
+    subtitle: str, reference: npt.NDArray[np.bool_] | None = None,
+) -> Figure:  # fmt: skip
     """Draw the part of W, ``(n_target_labels, n_source_labels)``, with the highest weights.
 
     Label pairs of the `reference`, a mask shaped like W, get a frame.
@@ -187,12 +183,9 @@ def logit_lens_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
 
 
 def _points(
-    frame: DataFrame,
-    chosen: Sequence[PairScore],
-    x: str,
-    columns: Mapping[str, tuple[str, str]],
+    frame: DataFrame, chosen: Sequence[PairScore], x: str, columns: Mapping[str, tuple[str, str]],
     table: str,
-) -> tuple[DataFrame, str]:
+) -> tuple[DataFrame, str]:  # fmt: skip
     """Return numbers of the chosen pairs, a row each, with their name in the legend, and a note."""
     order = {score.name: i for i, score in enumerate(chosen)}
     rows = frame[frame["pair"].isin(order)]
@@ -213,13 +206,9 @@ class _Dots(NamedTuple):
 
 
 def _dot_plot(
-    frame: DataFrame,
-    dots: Sequence[_Dots],
-    span: tuple[str, str],
-    span_colour: str,
-    title: str,
+    frame: DataFrame, dots: Sequence[_Dots], span: tuple[str, str], span_colour: str, title: str,
     note: tuple[str, str],
-) -> Figure:
+) -> Figure:  # fmt: skip
     """Draw dots by row on one scale of r, and a line from one column to another in each row.
 
     Rows beyond the first are left out, with a `note` of what is shown and of the table with all.
@@ -317,5 +306,4 @@ def transitivity_figure(frame: DataFrame, lm: str) -> Figure:
 
 
 def _cut_note(n_shown: int, n: int, what: str, table: str) -> str:
-    """Return the note of a figure that shows a part of its rows; empty if it shows all."""
     return f"{n_shown} of {n} {what}; all: tables/{table}.csv" if n_shown < n else ""

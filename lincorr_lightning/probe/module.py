@@ -51,8 +51,7 @@ from lincorr_lightning.study import FIXED_TRAINING, LMStudy, require_one_pass
 
 # Number of held-out subjects whose logits are kept until the end, for standard errors.
 _MAX_KEPT = 2000
-# Name of the LM itself among the views that are read; the others are layers.
-_LM = "lm"
+_LM = "lm"  # name of the LM itself among the views that are read; the others are layers
 _HALVES: tuple[Half, Half] = ("fit", "test")
 
 
@@ -240,7 +239,6 @@ class LinearProbe(LMStudy):
             yield source, x, y, module
 
     def on_train_epoch_start(self) -> None:
-        """Reset the moments: each epoch is a fit of its own."""
         self._batches["fit"].clear()
         for moments in (*self._moments_of("fit").values(), self.tune_moments):
             moments.reset()
@@ -371,7 +369,6 @@ class LinearProbe(LMStudy):
             )
 
     def on_validation_epoch_start(self) -> None:
-        """Forget earlier scores."""
         self._check_fitted()
         for metric in (*self._moments_of("test").values(), *self.instancewise):
             cast(JointMoments | InstancewisePearson, metric).reset()
@@ -381,7 +378,6 @@ class LinearProbe(LMStudy):
     on_test_epoch_start = on_validation_epoch_start
 
     def validation_step(self, batch: SubjectBatch, batch_idx: int) -> None:
-        """Add held-out subjects to the scores."""
         if self.trainer.sanity_checking:
             return  # there are no maps yet
         require_held_out(batch.subjects, self.fit_subjects)
@@ -392,7 +388,6 @@ class LinearProbe(LMStudy):
     test_step = validation_step
 
     def on_validation_epoch_end(self) -> None:
-        """Score all pairs."""
         if self.trainer.sanity_checking:
             return
         test, fitted = self._moments_of("test")[_LM].gather(), self._fitted_maps()
@@ -458,7 +453,6 @@ class LinearProbe(LMStudy):
         return FittedMaps(self.layout, self.ridges, maps, self.n_fit)
 
     def on_predict_start(self) -> None:
-        """Refuse to predict without maps."""
         self._check_fitted()
 
     def predict_step(self, batch: SubjectBatch, batch_idx: int) -> dict[str, Any]:

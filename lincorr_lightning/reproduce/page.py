@@ -50,7 +50,6 @@ def write_reproduction(
 
 
 def _section(item: Item, lms: Sequence[LMRuns]) -> PageSection:
-    """Return the section of an item."""
     needed = item.lacks(any(lm.after for lm in lms), len(lms))
     if needed or not any(name in lm.finished for lm in lms for name in item.runs):
         note = f"Not measured: {f'it needs {needed}' if needed else _WHY}."
@@ -199,7 +198,6 @@ def influence_rows(weights: LinearMap, n: int) -> Iterator[list[str]]:
 
 
 def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
-    """Yield the figures of a section: those of runs, or one of all LMs."""
     run, _, name = item.figure.partition("/")
     for lm in lms:
         for figure in lm.finished[run].figures if run in lm.finished else ():

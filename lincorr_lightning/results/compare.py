@@ -144,14 +144,12 @@ def _differing(runs: Sequence[SavedRun]) -> Iterator[tuple[str, ...]]:
 
 
 def _values(run: SavedRun) -> Table:
-    """Return the numbers of ``results.json`` as a table of one row."""
     own = pages.flatten({key: value for key, value in run.values.items() if key not in OWN_KEYS})
     numbers = {key: float(x) for key, x in own.items() if type(x) in (int, float)}
     return Table("values", DataFrame([numbers]), formats=dict.fromkeys(numbers, ".4g"))
 
 
 def _is_number(both: DataFrame, key: str) -> bool:
-    """Return whether a column holds numbers in both tables that are side by side."""
     kinds = [both[at, key].dtype for at in (0, 1) if (at, key) in both]
     return len(kinds) == 2 and all(is_numeric_dtype(k) and not is_bool_dtype(k) for k in kinds)
 
@@ -199,14 +197,12 @@ def _samples(number: str, keys: Sequence[str], pairs: Sequence[Pair]) -> Iterato
 
 
 def _sums(frame: DataFrame, mean: Mean, by: Sequence[str]) -> DataFrame:
-    """Return sum and count of what is averaged, by unit."""
     for key, value in mean.where.items():
         frame = frame[frame[key] == value]
     values = frame[mean.column] if mean.equals is None else frame[mean.column] == mean.equals
     groups = values.astype("float64").dropna().groupby([frame[key] for key in by])
     sums = groups.agg(["sum", "count"]).astype("float64")
-    # Each value of `per` counts once.
-    return sums.div(sums["count"], axis=0) if mean.per else sums
+    return sums.div(sums["count"], axis=0) if mean.per else sums  # each value of `per` counts once
 
 
 def _differences(
@@ -276,7 +272,6 @@ def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
 
 
 def _draw(frame: DataFrame, title: str) -> MatplotlibFigure:
-    """Draw differences with their intervals, beside the numbers of both runs."""
     frame = frame[~frame["row"].str.endswith(", in both")]
     by_number = list(frame.groupby(["table", "number"], sort=False))
     if all(len(rows) == 1 for _, rows in by_number):  # a panel for all of a format

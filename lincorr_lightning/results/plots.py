@@ -128,7 +128,6 @@ def legible(labels: Iterable[str], longest: int = 24) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    """Return a text in one line, without characters that are not drawn."""
     return "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"
 
 
@@ -215,8 +214,7 @@ def _draw_line(
         dark = rows[rows[filled].astype(bool)]
         axes.plot(dark[x], dark[y], "o", color=colour, markersize=4)
     if band:
-        # A band of one point has no width.
-        edge = 4 if len(rows) == 1 else 0
+        edge = 4 if len(rows) == 1 else 0  # a band of one point has no width
         low, high = rows[list(band)].to_numpy(float).T
         axes.fill_between(rows[x], low, high, color=colour, alpha=0.15, linewidth=edge)
 
@@ -287,8 +285,7 @@ def p_text(p: float | None) -> str:
     return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
 
 
-History = Mapping[str, Sequence[tuple[int, float]]]
-"""Pairs of step and value, by log key."""
+History = Mapping[str, Sequence[tuple[int, float]]]  #: Pairs of step and value, by log key.
 _MAX_PANELS, _MAX_CURVES = 6, 12
 _MANY, _SMOOTHING = 120, 0.6  # from so many points on, a curve is smoothed as TensorBoard does
 
@@ -383,7 +380,6 @@ def correlation_heatmap(
 
 
 def _write_values(axes: Axes, cells: _FLOATS, size: float, least: float, dark: float) -> None:
-    """Write values into their cells; from `dark` on, they are white."""
     for (row, column), value in np.ndenumerate(cells):
         if not math.isnan(value) and abs(value) >= least:
             # Outside of the layout, which would measure each of them and take long.
@@ -392,7 +388,6 @@ def _write_values(axes: Axes, cells: _FLOATS, size: float, least: float, dark: f
 
 
 def _draw_tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:
-    """Draw a dendrogram above the columns."""
     from scipy.cluster.hierarchy import dendrogram
 
     height = 1.1  # inches

@@ -301,8 +301,7 @@ def _join(tables: Sequence[Table], names: Sequence[str]) -> Table | None:
     if not numbers or not any(map(len, tables)):
         return None
     frame = frame[[(name, key) for name in names for key in numbers]].reset_index(col_level=1)
-    # A caption may name numbers of its run.
-    same = len({table.caption for table in tables}) == 1
+    same = len({table.caption for table in tables}) == 1  # a caption may name numbers of its run
     caption = (same and first.caption) or first.name.replace("_", " ").capitalize()
     return replace(first, frame=frame, caption=f"{caption.rstrip('.')}: by run")
 

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
-MAX_TABLE_ROWS = 10_000
-"""Rows of a table in loggers that have tables."""
+MAX_TABLE_ROWS = 10_000  #: Rows of a table in loggers that have tables.
 
 
 class RunLogger(TensorBoardLogger):

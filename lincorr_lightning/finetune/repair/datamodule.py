@@ -260,7 +260,6 @@ class RepairDataModule(StudyData):
     def _batch(
         self, every: Sequence[Edit], ids: Sequence[int], part: str, others: Sequence[str]
     ) -> RepairBatch:
-        """Return a batch of some of the edits, as they are measured."""
         edits = [every[i] for i in ids]
         lm, relation, subjects = self.language_model, self.tokenized, [e.subject for e in edits]
         mask = reference_mask(edits, len(relation.target.labels))
@@ -281,7 +280,6 @@ class RepairDataModule(StudyData):
         )  # fmt: skip
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the steps of an epoch: `RepairBatch` of edits, or `StatementBatch`."""
         self.prepare_edits()
         relation, kind = self.tokenized, self.kind
         size = min(self.batch_size, len(self.examples))
@@ -351,7 +349,6 @@ class RepairDataModule(StudyData):
         return tokens[:n], tokens[n:]
 
     def _preserved_texts(self, step: int) -> Tensor:
-        """Return the texts of a step whose predictions must not change."""
         _, texts = self._texts
         rng = np.random.default_rng([self.seed, 3, step])
         n = min(self.texts_per_step, len(texts))
@@ -364,14 +361,12 @@ class RepairDataModule(StudyData):
 
     @cached_property
     def _domains(self) -> dict[str, Domain]:
-        """The other kinds of knowledge, with the labels that this LM has."""
         known, tokenizer = self._catalogue, self.language_model.tokenizer
         return {
             name: build_domain(known[name], tokenizer) for name in self.preserve + self.controls
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the edits and the logits before, which a repaired LM would not give again."""
         return super().state_dict() | {
             "examples": list(map(tuple, self.examples)),
             "measured": {part: list(map(tuple, edits)) for part, edits in self.measured.items()},
@@ -380,7 +375,6 @@ class RepairDataModule(StudyData):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the edits of the run that is resumed."""
         super().load_state_dict(state_dict)
         self.examples = list(map(Edit._make, state_dict["examples"]))
         self.measured = {

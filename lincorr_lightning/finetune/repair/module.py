@@ -232,7 +232,6 @@ class Repair(TrainedLMStudy):
         return [part[kind :: len(prompts)] for kind, part in enumerate(parts)]
 
     def validation_step(self, batch: RepairBatch | TokenBatch, batch_idx: int) -> None:
-        """Measure edits, or the perplexity of texts."""
         if batch.is_padding:  # the LM is not sharded, so that no other rank waits for this one
             return
         if isinstance(batch, TokenBatch):
@@ -247,7 +246,6 @@ class Repair(TrainedLMStudy):
             self._measured += self._measure(copy.deepcopy(batch))
 
     def _measure(self, batch: RepairBatch) -> list[dict[str, Any]]:
-        """Return a row of the table ``cases`` for each edit."""
 
         @torch.no_grad()
         def leading(*prompts: DomainPrompts, taught: bool = False) -> list[Tensor]:
@@ -322,7 +320,6 @@ class Repair(TrainedLMStudy):
         return dataset if isinstance(dataset, RepairDataset) else None
 
     def build_results(self) -> Results:
-        """Return what the edits did before and after the repair, and what callbacks measured."""
         if not self.cases["after"] and not is_dry_run(self.trainer):
             raise ConfigError(
                 "training ended without a validation, so the repaired LM was not measured: remove "
@@ -355,6 +352,5 @@ class Repair(TrainedLMStudy):
 
 
 def _divergence(after: Tensor, before: Tensor) -> Tensor:
-    """Return the mean KL divergence of rows of logits from those before, in nats."""
     log_p, log_before = log_softmax(after, 1), log_softmax(before, 1)
     return kl_div(log_p, log_before, log_target=True, reduction="batchmean")
