@@ -193,8 +193,8 @@ class KnowledgeCloseness:
     layers: Sequence[int]
     range_scalings: Sequence[int]
     ks: Sequence[int]
-    dimension: Mapping[str, Floats]  #: Of each cloud, by knowledge, ``(n_layers, n_scalings)``.
-    overlap: Mapping[tuple[str, str], Floats]  #: Of two clouds, by pair, ``(n_layers, n_ks)``.
+    dimension: Mapping[str, Floats]  #: Intrinsic, of each cloud, ``(n_layers, n_scalings)``.
+    overlap: Mapping[tuple[str, str], Floats]  #: Mean, of neighborhoods, ``(n_layers, n_ks)``.
     wording: Mapping[tuple[str, str], float]
     """Similarity of the wording of two prompts by pair, from 0 to 1: the null of closeness."""
     n_permutations: int

@@ -31,7 +31,7 @@ class NearestTokens(NamedTuple):
     tokens only, and a copy has the neighbors of its first token: no distance is zero.
     """
 
-    distances: Tensor  #: Increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf: none left.
+    distances: Tensor  #: Increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf for none.
     indices: Tensor  #: Positions of these tokens, same shape, int64; -1 where the distance is inf.
     first: Tensor  #: Position of the first token of the same state, ``(n_layers, n_tokens)``.
 

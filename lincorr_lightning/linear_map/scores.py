@@ -105,7 +105,7 @@ class PairScore:
         logged=True,
     )  # fmt: skip
     """The mean of `excess_over_random_labels`."""
-    best_baseline_1: float | None = pair_number(logged=True)  #: Hit@1 of the strongest one.
+    best_baseline_1: float | None = pair_number(logged=True)  #: Hit@1 of the best baseline.
     label_error: float | None = None  #: Standard error of `label_mean` over subjects.
     excess_error: float | None = None  #: Standard error of `excess` (or `label_mean`).
     p: float | None = None  #: One-sided p-value of `excess`; of `label_mean` without control.
