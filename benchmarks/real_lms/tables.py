@@ -176,39 +176,6 @@ def flow_cut_table(found: Found) -> Rows:
                *(two(cut[key]) for key in keys)]  # fmt: skip
 
 
-@table_of("feature_flow_relation", "relation", "pairs", "flows meet", "other pairs", "flows meet")
-def flow_pair_table(found: Found) -> Rows:
-    """Yield how often the flows of two answers meet, beside pairs outside the reference."""
-    own = found["relation"]
-    yield [arrow(own["relation"]), own["n_reference_pairs"], percent(own["shared_flow"]),
-           own["n_other_pairs"], percent(own["shared_flow_permuted"])]  # fmt: skip
-
-
-@table_of("feature_flow_relation", "steering", "answers", "best strength", "probability",
-          "coherence", "score")  # fmt: skip
-def steering_table(found: Found) -> Rows:
-    """Yield the best strength of each way to steer."""
-    for name, best in found["steering"].items():
-        scores = (f"{best[key]:.4f}" for key in ("behaviour", "coherence", "score"))
-        yield [name, best["n_answers"], best["strength"], *scores]
-
-
-@table_of("knowledge_geometry", "subjects", "over pairs", "ρ with r", "ρ with r, given wording",
-          "ρ with Hit@1")  # fmt: skip
-def closeness_table(found: Found) -> Rows:
-    """Yield rho over pairs of closeness and scores of the maps, and p by permutation."""
-    shown = (("overlap", "k=10"), ("dimension_difference", "n2=8"), ("wording", ""))
-    columns = (("r", None), ("r", "wording"), ("hit1", None))
-    for measure in shown:
-        own = {
-            (test["against"], test["given"]): f"{two(test['spearman'])} (p {test['p']:.3f})"
-            for test in found["tests"]
-            if (test["closeness"], test["setting"]) == measure
-        }
-        cells = (own.get(column, "") for column in columns)
-        yield [found["n_subjects"], " ".join(measure).strip(), *cells]
-
-
 def pair_name(scores: Found) -> str:
     """Return the name of a pair of a probe."""
     return f"{scores['source']}->{scores['target']}"
@@ -301,5 +268,4 @@ def layer_table(found: Found) -> Rows:
 TABLES = (
     precision_table, random_words_table, remaining_table, layer_table,
     ablation_table, geometry_table, shuffling_table, sae_table, deactivation_table, flow_cut_table,
-    flow_pair_table, steering_table, closeness_table,
 )  # fmt: skip
