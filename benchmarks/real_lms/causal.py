@@ -110,7 +110,7 @@ def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
 
 def points(*values: float) -> str:
     """Return points with their interval, such as −31 (−43, −20)."""
-    mean, low, high = (f"{100 * value:+.0f}".replace("-", "−") for value in values)
+    mean, low, high = (f"{round(100 * value):+d}".replace("-", "−") for value in values)
     return f"{mean} ({low}, {high})"
 
 
@@ -129,7 +129,7 @@ def tables(results: Path) -> dict[str, str]:
             share = f"{effects['change', arm, RESPONSES[0]]['share']:.0%}"
             rest = "" if arm == "W" else shown("change", RESPONSES[0], "w_minus")
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
-            others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[::2]]
+            others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
@@ -139,7 +139,7 @@ def tables(results: Path) -> dict[str, str]:
     columns = {
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
-                                        for k in RESPONSES[::2])],
+                                        for k in RESPONSES[:2])],
         "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
     }  # fmt: skip
     return {name: markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}

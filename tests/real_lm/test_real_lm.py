@@ -137,7 +137,7 @@ def test_a_swap_of_two_countries_rows_only_renames_them(
     relation: TokenizedRelation, tmp_path: Path
 ) -> None:
     """Whatever the LM knows: it checks the code, and is no evidence for W."""
-    names, texts = [" France", " Italy"], relation.target.texts
+    names, texts = ["France", "Italy"], relation.target.texts
     labels = [texts.index(name) for name in names]
     order = list(range(len(texts)))
     order[labels[0]], order[labels[1]] = labels[1], labels[0]
