@@ -37,6 +37,12 @@ STUDIES = {
     "independent": ("source_finetune.yaml", EDITS, ["s4", "s6"]),
     "stacked": ("source_finetune_lora.yaml", [*EDITS, "--model.edits_per_step=2"],
                 ["s2", "s3", "s9", "e0"]),
+    "interventions": (
+        "causal.yaml",
+        [*EDITS, "--model.edits_per_step=2", "--model.learning_rate=0.1",
+         "--model.steps_per_edit=5"],
+        ["s2", "s7", "e0"],
+    ),
     "joint": ("source_finetune.yaml", JOINT, ["s2", "s3", "e0"]),
     "joint LoRA": ("source_finetune_lora.yaml", JOINT, ["s2", "s3", "e0", "s6", "e1"]),
     # Steps 1 to 8 are of the phase uncomposed, 9 to 23 of compose, 24 to 31 of learn.
