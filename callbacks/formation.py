@@ -176,15 +176,24 @@ class Formation(RelationCallback):
         if recall:
             name, caption = "formation_recall", "Recall of stated and of withheld facts"
             tables.append(Table.of(self.numbered(name), recall, (), caption, **look))
-        draw = partial(_draw, [*self.correlations, *self.recall])
+        right = [mask for mask in self._layout.references.values() if mask is not None]
+        chance = {"influenced": [one[:, one.any(0)].mean() for one in right],
+                  "influencing": [one[one.any(1)].mean() for one in right]}  # fmt: skip
+        draw = partial(_draw, [*self.correlations, *self.recall], chance)
         figure = Figure(self.name, "How correlations form during training", draw)
         values = {"correlations": self.correlations, "recall": self.recall}
         return Results(self.name, values, tables=tables, figures=[figure])
 
 
-def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
+def _draw(rows: Sequence[Mapping[str, Any]], chance: Mapping[str, Sequence[float]]) -> Any:
     """Draw numbers of pairs and of recall over the step, a panel for each, baselines dotted."""
     from pandas import DataFrame  # takes a second
+
+    levels = {_NUMBERS[way][1]: by_pair for way, by_pair in chance.items()}
+
+    def add_chance(axes: Any, panel: str, _: Any) -> None:
+        for level in levels.get(panel, ()):
+            axes.axhline(level, color="black", linestyle="--", linewidth=0.9, label="chance")
 
     frame = DataFrame([{"name": row.get("pair", row.get("knowledge")), **row} for row in rows])
     shown = [field for field in _NUMBERS if field in frame and field in (*_PANELS, *_DOTTED)]
@@ -195,5 +204,6 @@ def _draw(rows: Sequence[Mapping[str, Any]]) -> Any:
             baseline=points["field"].isin(_DOTTED),
         ),
         "step", "value", "name", "panel", "baseline", title="How correlations form",
-        subtitle="r on held-out subjects; dotted: random words, best vocabulary baseline; x: step",
+        subtitle="r on held-out subjects; dotted: random words, best vocabulary baseline",
+        labels=("step", ""), each=add_chance,
     )  # fmt: skip

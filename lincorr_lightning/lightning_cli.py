@@ -148,6 +148,12 @@ class LincorrCLI(LightningCLI):
             "GPUs) or medium (bfloat16 factors, on GPUs and CPUs that have them); null leaves "
             "torch's own, highest, computed by what is fastest.",
         )
+        parser.add_argument(
+            "--results.formats",
+            type=list[Literal["png", "pdf", "svg"]],
+            default=["png"],
+            help="Formats of figures; PNG is always one of them, which pages and loggers show.",
+        )
         for argument, (attribute, default) in _FROM_STUDY.items():
             parser.link_arguments(
                 "model",
@@ -238,7 +244,8 @@ class LincorrCLI(LightningCLI):
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
         trainer = super().instantiate_trainer(**kwargs)
         set_up_checkpoints(trainer)
-        vars(trainer)["run_name"] = name
+        formats = self._get(self.config_init, "results.formats")
+        vars(trainer).update(run_name=name, figure_formats=formats)
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:

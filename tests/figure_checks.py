@@ -1,10 +1,12 @@
 """Checks that figures are legible: nothing cut, nothing on top of another."""
 
 import io
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -36,6 +38,9 @@ def assert_legible(figure: Figure, smallest: float = 6.0) -> None:
     """Nothing leaves the picture, nothing is too small, no text touches another."""
     page = figure.bbox
     drawn = texts(figure)
+    for axes in figure.axes:
+        if axes.axison and axes.get_lines():
+            assert names_its_numbers(axes.xaxis) and names_its_numbers(axes.yaxis)
     assert drawn
     for text, box in drawn:
         said = text.get_text()
@@ -48,6 +53,14 @@ def assert_legible(figure: Figure, smallest: float = 6.0) -> None:
     meet = (x0[:, None] < x1) & (x0 < x1[:, None]) & (y0[:, None] < y1) & (y0 < y1[:, None])
     np.fill_diagonal(meet, False)
     assert not meet.any(), [(boxes[i][1], boxes[j][1]) for i, j in np.argwhere(meet)[:5]]
+
+
+def names_its_numbers(axis: Axis) -> bool:
+    """Whether an axis has a label, or names in place of numbers, or shares that of a neighbour."""
+    ticks = [label.get_text().replace("−", "-") for label in axis.get_ticklabels()]
+    numbers = [text for text in ticks if re.fullmatch(r"[-.%\d\s]+", text)]
+    hidden = not any(label.get_visible() for label in axis.get_ticklabels())
+    return bool(axis.label.get_text()) or not any(numbers) or hidden
 
 
 def pixels(figure: Figure) -> np.ndarray:

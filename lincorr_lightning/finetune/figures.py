@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
@@ -17,6 +18,7 @@ from lincorr_lightning.results.plots import BLUE, INK, ORANGE, PALE
 _FORECASTERS = {
     "map": "W", "in_context": "new answer stated before", "optimizer_step": "one optimizer step",
 }  # fmt: skip
+_N_POINTS = 5
 
 
 def reference_weights_figure(
@@ -90,23 +92,47 @@ def outcomes_figure(
     )  # fmt: skip
 
 
-def risk_figure(forecasts: Forecasts) -> Figure:
-    """Draw the distribution of each forecaster's risks."""
+def risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
+    """Draw the distribution of each forecaster's risks; with `outcomes`, these against the risk.
+
+    Then a point is a fifth of the edits by risk, at their mean risk and the share of them that did
+    not generalize, and a line is horizontal if the forecast says nothing.
+    """
+    known = bool(outcomes)
+    failed = np.array([outcome != Outcome.GENERALIZED for outcome in outcomes], dtype=float)
     parts = []
     for name in forecasts.predicted:
         share = outcome_shares(forecasts.outcomes(name))[Outcome.HALLUCINATED] or 0.0
-        risks = np.sort(np.array(forecasts.risks(name), dtype=float))
-        at_most = np.arange(1, len(risks) + 1) / max(len(risks), 1)
-        label = f"{_FORECASTERS.get(name, name.replace('map_', 'W, ridge '))}: {share:.0%} wrong"
-        parts += [(label, x, y) for x, y in zip(risks, at_most, strict=True) if np.isfinite(x)]
+        risks = np.array(forecasts.risks(name), dtype=float)
+        order = np.argsort(risks, kind="stable")
+        label = _FORECASTERS.get(name, name.replace("map_", "W, ridge "))
+        if known:
+            fifths = np.array_split(order, min(_N_POINTS, len(order)))
+            parts += [(label, risks[one].mean(), failed[one].mean()) for one in fifths]
+        else:
+            at_most = np.arange(1, len(risks) + 1) / max(len(risks), 1)
+            label += f": {share:.0%} wrong"
+            parts += [(label, x, y) for x, y in zip(risks[order], at_most, strict=True)]
+    risk = "risk: how far the best wrong target label is predicted ahead of the reference"
+    lines = "a point: a fifth of the edits by risk; dashed: all edits" if known else (
+        "above 0, the edit is predicted not to generalize; wrong: predicted hallucinations"
+    )  # fmt: skip
+
+    def add_lines(axes: Axes, _: object, __: object) -> None:
+        axes.axvline(0, color=INK, linewidth=1)
+        if known:
+            axes.axhline(failed.mean(), color=INK, linewidth=1, linestyle="--")
+            axes.set_ylim(-0.03, 1.03)
+
+    frame = DataFrame(parts, columns=["forecaster", "risk", "share"])
     return plots.curves(
-        DataFrame(parts, columns=["forecaster", "risk", "share"]), "risk", "share", "forecaster",
-        title=f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}",
-        subtitle="risk: how far the best wrong target label is predicted ahead of the reference; "
-        "above 0, the edit is predicted not to generalize; wrong: predicted hallucinations",
-        labels=("risk, in logits", "share of edits with at most this risk"),
-        percent=True, size=(7.0, 3.2),
-        each=lambda axes, *_: axes.axvline(0, color=INK, linewidth=1),
+        frame[np.isfinite(frame["risk"])], "risk", "share", "forecaster",
+        title=f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
+        + " against their outcome" * known,
+        subtitle=f"{risk}; {lines}",
+        labels=("forecast: risk, in logits", "outcome: share not generalized" if known
+                else "share of edits with at most this risk"),
+        percent=True, size=(7.0, 3.2), each=add_lines,
     )  # fmt: skip
 
 

@@ -178,9 +178,10 @@ def forecast_results(
     )
 
 
-def _risk_figure(forecasts: Forecasts) -> Figure:
-    caption = f"Risks of {len(forecasts.subjects)} edits of {forecasts.relation}, by forecaster."
-    return Figure("forecast", caption, partial(risk_figure, forecasts))
+def _risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
+    caption = f"Risks of {len(forecasts.subjects)} edits of {forecasts.relation}, by forecaster"
+    caption += ", against their outcomes." if outcomes else "."
+    return Figure("forecast", caption, partial(risk_figure, forecasts, outcomes))
 
 
 def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float | None]]:
@@ -235,7 +236,7 @@ def finetune_results(
             values["forecast"] = forecasts.scores(*after)
             tables.append(_scores_table(values["forecast"], forecasts))
         tables.append(forecast_table(forecasts, after))
-        figures.append(_risk_figure(forecasts))
+        figures.append(_risk_figure(forecasts, after[1] if after else ()))
     if dataset is not None:
         tables += _edits_tables(dataset)
     merged = {one.study for one in (*outcomes, *gradients)}  # their values are among those above
@@ -380,5 +381,5 @@ def _panel(key: str, relation: str) -> str:
     if group in ("probability", "control_unchanged"):
         return f"{group.replace('_', ' ')}/{name}"
     if "correlation" in group:
-        return f"{name}/{group.replace('_', ' ')}"
-    return f"target of {relation}/{name}" if key.startswith("edit_step/") else key
+        return f"r, {name}/{group.replace('_', ' ')}"
+    return f"share of edits, {relation}/{name}" if key.startswith("edit_step/") else key

@@ -14,7 +14,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
-from pandas import DataFrame, concat
+from pandas import DataFrame
 
 from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
@@ -26,7 +26,7 @@ from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table, columns_of, short_name
-from lincorr_lightning.sae.hook_points import KIND_NAMES, KINDS, Feature, HookKind, HookPoint
+from lincorr_lightning.sae.hook_points import KINDS, Feature, HookKind, HookPoint
 
 Flows = Mapping[str, Sequence[FlowGraph]]
 """The flow graphs of a feature by its id, or of the features of two answers, as ``Rome->Italy``."""
@@ -277,8 +277,6 @@ def _figures(
     drawn: dict[str, tuple[str, str, Any]] = {
         "groups": ("groups", "Share of activations by the matched predecessors that are active "
                    "too.", partial(groups_figure, n_tokens=n_tokens)),
-        "transitions": ("transitions", "Variance that the features of a predecessor explain.",
-                        transitions_figure),
         "deactivation": ("deactivation", "Features switched off with their predecessors.",
                          deactivation_figure),
         "rescaling": ("deactivation", "Activations and losses as predecessors are rescaled.",
@@ -314,31 +312,6 @@ def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> MatplotlibFigure
         "the most similar feature is active at the same token",
         colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)), percent=True,
         labels=("layer of the residual stream", "share of activations"), size=(7.0, 3.2),
-    )  # fmt: skip
-
-
-def transitions_figure(transitions: DataFrame, lm: str) -> MatplotlibFigure:
-    """Draw the explained variance of transition matrices by k and weights (figures 21 to 23)."""
-    keys = ["kind", "k", "compared"]
-    means = transitions.groupby(keys, sort=False)[["explained_variance", "own"]].mean()
-    means = means.reset_index()
-    own_sae = means.drop_duplicates(["kind", "k"]).assign(
-        compared="the target’s own SAE", explained_variance=lambda rows: rows["own"]
-    )
-    weights = {name: f"matched by {name}s" for name in ("decoder", "encoder")}
-    points = concat([means, own_sae])
-    points = points.assign(
-        compared=points["compared"].replace(weights),
-        kind=points["kind"].map(lambda kind: f"from {KIND_NAMES[kind]}"),
-        # The sum of many sources overshoots without bound; how far does not matter.
-        explained_variance=points["explained_variance"].clip(lower=-1),
-    )
-    return plots.curves(
-        points, "k", "explained_variance", "compared", "kind", share_y=True,
-        title=f"What a transition matrix carries over: {short_name(lm)}",
-        subtitle="variance of the stream explained by features of the named hook point (mean over "
-        "layers; at least −1); k: features of it that are added up for each of the stream",
-        colours={"the target’s own SAE": GREY}, labels=("k", "explained variance"),
     )  # fmt: skip
 
 
@@ -427,7 +400,7 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Mat
         title=f"{name} with features removed: {short_name(lm)}",
         subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
         "points, as many and about as often active",
-        colours=colours, percent=False,
+        colours=colours, percent=False, label="r, or share of answers",
     )  # fmt: skip
 
 

@@ -117,7 +117,7 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
         7.4, 2.6 * len(scores) + 0.2, f"Is correlated knowledge close in geometry? {lm}",
         f"a point per pair of {len(closeness.names)} kinds of knowledge, "
         f"{closeness.n_subjects:,} subjects; p by permutation; grey: random words, and the "
-        "strongest pairing by the vocabulary; "
+        "strongest pairing by the vocabulary; dotted: chance; "
         f"wording alone: {_rho(closeness.test('wording', '', 'r'))}",
     )  # fmt: skip
     measures = (
@@ -127,6 +127,8 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
          "difference of log ID"),
     )  # fmt: skip
     upper = np.triu_indices(len(closeness.names), 1)
+    known_chance = [(one.precision or {}).get("chance") for one in closeness.scores]
+    chance = [one["influenced"]["1"] for one in known_chance if one]
     panels = iter(plots.panels_of(figure, 2 * len(scores), 2))
     for against, matrix in scores.items():
         for kind, setting, close, name in measures:
@@ -135,6 +137,8 @@ def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
                 axes.plot(x, baseline[upper], ".", color=GREY, markersize=3)
             axes.plot(x, y, "o", color=_SCORE_COLOURS[against], markersize=4, alpha=0.6,
                       markeredgewidth=0)  # fmt: skip
+            if against == "hit1" and chance:
+                axes.axhline(sum(chance) / len(chance), color=GREY, linestyle=":")
             rho = _rho(closeness.test(kind, setting, against))
             plots.plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", SCORES[against])
     return figure

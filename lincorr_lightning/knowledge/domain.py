@@ -67,6 +67,17 @@ class Domain:
         """Text of each label; all are different."""
         return [label.text for label in self.labels]
 
+    def places(self, names: Iterable[str]) -> list[int]:
+        """Return the places of labels named by text, answer or English name, in the names' order.
+
+        Names of no label are left out.
+        """
+        where: dict[str, int] = {}
+        for i, label in enumerate(self.labels):
+            for name in (label.text, *(x for a in label.answers for x in (a.text, a.identity))):
+                where.setdefault(name, i)
+        return list(dict.fromkeys(where[name] for name in names if name in where))
+
     @property
     def completeness(self) -> list[Completeness]:
         """How much each label says of its answer."""

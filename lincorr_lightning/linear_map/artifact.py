@@ -4,7 +4,6 @@ import csv
 import hashlib
 import importlib.metadata
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
@@ -16,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from lincorr_lightning import weights as stored
 from lincorr_lightning.errors import LinearMapError, SubjectsError
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, regular_file, write_json
@@ -26,22 +26,13 @@ from lincorr_lightning.linear_map.layout import JointLayout, RowReader, stem, wo
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.version import __version__
-from lincorr_lightning.weights import (
-    CONFIG_FILE,
-    FORMAT_VERSION,
-    TENSORS_FILE,
-    WAY_OUT,
-    Labels,
-    LabelWeight,
-    read_config,
-    weights_of,
-)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 T = TypeVar("T")
 
+_CONFIG, _TENSORS, _WAY_OUT = stored.CONFIG_FILE, stored.TENSORS_FILE, stored.WAY_OUT
 _CHECKSUM = "sha256"  # of the safetensors file
 _MAX_NAMED = 5  # labels that an error message names
 _MIN_FITTED = 10  # subjects that must remain to fit a map on
@@ -173,8 +164,8 @@ class LinearMap:
     def top(self, pair: str, label: str, n: int = 10) -> "DataFrame":
         """Return the n target labels with the highest weights of a source label, a row each.
 
-        The columns are those of `LabelWeight`. A label is named by its text or by an answer that it
-        stands for; LinearMapError if there is none.
+        The columns are those of `weights.LabelWeight`. A label is named by its text or by an answer
+        that it stands for; LinearMapError if there is none.
         """
         from pandas import DataFrame
 
@@ -184,12 +175,12 @@ class LinearMap:
         """Return the rank of a target label among the weights of a source label; 1 is the best."""
         return self._weights_of(pair, label)[self._side(pair.partition("->")[2]).place(target)].rank
 
-    def _side(self, name: str) -> Labels:
-        return Labels(name, self.labels(name), self._answers.get(name, ()))
+    def _side(self, name: str) -> stored.Labels:
+        return stored.Labels(name, self.labels(name), self._answers.get(name, ()))
 
-    def _weights_of(self, pair: str, label: str) -> list[LabelWeight]:
+    def _weights_of(self, pair: str, label: str) -> list[stored.LabelWeight]:
         weight, (source, target) = self.weight(pair).numpy(), map(self._side, pair.split("->"))
-        return weights_of(weight, source, target, label, self._references.get(pair, ()))
+        return stored.weights_of(weight, source, target, label, self._references.get(pair, ()))
 
     def predict(self, pair: str, source_logits: Tensor) -> Tensor:
         """Predict the target logits of a pair, ``(n_subjects, n_target_labels)``, float64.
@@ -263,11 +254,10 @@ class LinearMap:
             tensors[f"{name}/token_ids"] = torch.tensor(ids, dtype=torch.int64)
         versions = {name: importlib.metadata.version(name) for name in ("torch", "transformers")}
         config = {
-            "format_version": FORMAT_VERSION,
+            "format_version": stored.FORMAT_VERSION,
             "lm": {"name_or_path": self.lm, "fingerprint": self.fingerprint},
             "pairs": {
-                pair: {"ridge": self.ridge[pair]}
-                | ({"reference": self._references[pair]} if pair in self._references else {})
+                pair: {"ridge": self.ridge[pair], "reference": self._references.get(pair, ())}
                 for pair in self.pairs
             },
             "knowledge": {
@@ -275,16 +265,16 @@ class LinearMap:
                     "template": self.templates[name],
                     "labels": texts,
                     "token_ids": self._token_ids[name],
-                    **({"answers": self._answers[name]} if name in self._answers else {}),
+                    "answers": self._answers.get(name, ()),
                 }
                 for name, texts in self._labels.items()
             },
             "versions": {"lincorr_lightning": __version__, **versions},
         }
-        with atomic_folder(folder, {CONFIG_FILE, TENSORS_FILE}) as new:
-            with atomic_write(new / TENSORS_FILE) as part:
+        with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
+            with atomic_write(new / _TENSORS) as part:
                 save_file(tensors, part)
-            write_json(new / CONFIG_FILE, {**config, _CHECKSUM: _checksum(new / TENSORS_FILE)})
+            write_json(new / _CONFIG, {**config, _CHECKSUM: _checksum(new / _TENSORS)})
 
     @classmethod
     def from_pretrained(
@@ -296,9 +286,9 @@ class LinearMap:
         disagree, or the labels are not those of the LM whose logits will be mapped.
         """
         folder = Path(folder)
-        config = read_config(folder)
+        config = stored.read_config(folder)
         try:
-            tensors = load_file(regular_file(folder / TENSORS_FILE))
+            tensors = load_file(regular_file(folder / _TENSORS))
             kinds, pairs = config["knowledge"], config["pairs"]
             for entry in kinds.values():
                 "".join([*entry["labels"], entry["template"]])  # a TypeError if one is no text
@@ -311,16 +301,16 @@ class LinearMap:
                 ridge={pair: entry["ridge"] for pair, entry in pairs.items()},
                 lm=config["lm"]["name_or_path"],
                 fingerprint=config["lm"]["fingerprint"],
-                answers={name: one["answers"] for name, one in kinds.items() if "answers" in one},
-                references={n: one["reference"] for n, one in pairs.items() if "reference" in one},
+                answers={name: entry.get("answers", ()) for name, entry in kinds.items()},
+                references={pair: entry.get("reference", ()) for pair, entry in pairs.items()},
             )
-            if config[_CHECKSUM] != _checksum(folder / TENSORS_FILE):
-                raise LinearMapError(f"the SHA-256 of {TENSORS_FILE} is not that of {CONFIG_FILE}.")
+            if config[_CHECKSUM] != _checksum(folder / _TENSORS):
+                raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
         except _READING as error:
             reason = f"there is no {error}" if isinstance(error, KeyError) else str(error)
             raise LinearMapError(
-                f"cannot read {folder}: {TENSORS_FILE} or {CONFIG_FILE} is damaged or missing "
-                f"({reason}). {WAY_OUT}"
+                f"cannot read {folder}: {_TENSORS} or {_CONFIG} is damaged or missing ({reason}). "
+                f"{_WAY_OUT}"
             ) from error
         if language_model is not None:
             linear_map.check_labels(language_model.tokenizer)
@@ -360,9 +350,9 @@ def fit_linear_maps(
     stays within `tolerance` of the best, judged on every fifth subject and fitted on all. The LM
     reads each prompt once; the `reader` keeps the joint rows that others have read.
     """
-    layout, known = JointLayout.of_relation(relation), relation.has_reference
-    reference = relation.reference_mask if known else None
-    layout = replace(layout, references={layout.pairs[0]: reference})
+    layout = JointLayout.of_relation(relation)
+    if relation.has_reference:
+        layout.references[layout.pairs[0]] = relation.reference_mask
     rows = (reader or RowReader(lm)).read(layout, subjects)
     moments, maps = moments_of(rows), []
     for ridge in ridges:

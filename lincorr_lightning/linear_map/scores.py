@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lincorr_lightning.functional import Moments, hit_rates, summarize
+from lincorr_lightning.functional import Moments, hit_rates, random_hit_rates, summarize
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
 from lincorr_lightning.linear_map.layout import Pair, progress, wordings_of
@@ -120,7 +120,8 @@ class PairScore:
     n_constant_labels: int = 0  #: Number of target labels without r because they never change.
     precision: Mapping[str, Any] | None = None
     """Hit@N, ``influenced`` and ``influencing``, that of ``baselines`` (`vocabulary_baselines`),
-    and ``macro``, means over distinct reference sets; None without a reference."""
+    ``macro``, means over distinct reference sets, and ``chance``, that of weights in random order;
+    None without a reference."""
     baselines: Mapping[str, Any] | None = None  #: The same, with the range over draws of words.
     excess_over_random_labels: Mapping[str, Any] | None = None
     """R from some source labels above that from as many random words, with its interval over draws;
@@ -237,8 +238,12 @@ def score_maps(
         summary, r_control = summarize(r[pair]), mean_r(control.get(pair))
         mean, hits = number(summary.mean), None
         if reference is not None and reference.any():
-            both = hit_rates(weight, torch.from_numpy(reference))
-            hits = {way: rates.by_rank() for way, rates in zip(_WAYS, both, strict=True)}
+            right = torch.from_numpy(reference)
+            rates, chance = (
+                {way: one.by_rank() for way, one in zip(_WAYS, both, strict=True)}
+                for both in (hit_rates(weight, right), random_hit_rates(right))
+            )
+            hits = dict[str, Any](rates, chance=chance)
         completeness = layout.domains[pair[1]].completeness
         scores.append(
             PairScore(
@@ -303,7 +308,7 @@ def ridge_paths(
         for ridge in grid:
             alone = replace(fitted, maps={"y": {source: solver.solve(ridge)}})
             for one in score_maps(alone, test):
-                hits = one.precision or dict.fromkeys(_WAYS)
+                hits = {way: (one.precision or {}).get(way) for way in _WAYS}
                 point = {"ridge": float(ridge), "label_mean": one.label_mean, **hits}
                 paths.setdefault(one.pair, []).append(point)
     return paths

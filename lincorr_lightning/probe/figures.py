@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from pandas import DataFrame
 
+from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results import plots
@@ -21,6 +22,13 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 _MIN_SHOWN = 0.1
 _MAX_ROWS = 40
 _Z95 = 1.959964
+KNOWN_LABELS = (
+    "Paris", "Tokyo", "Berlin", "Rome", "Madrid", "London", "Beijing", "Moscow", "Cairo", "Warsaw",
+    "Athens", "Toronto", "Chicago", "Sydney", "Mumbai", "France", "Japan", "Germany", "Italy",
+    "Spain", "UK", "China", "Russia", "Egypt", "Poland", "Greece", "Canada", "USA", "Australia",
+    "India", "South Korea",
+)  # fmt: skip
+"""English names of the labels that figures of W show, where they are labels."""
 
 
 def cluster(matrix: _FLOATS) -> tuple[list[int], _FLOATS]:
@@ -46,13 +54,38 @@ def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:
     return plots.correlation_heatmap(matrix.iloc[order, order], title, note, links=links)
 
 
-def interesting_part(weight: _FLOATS, n: int = 25) -> tuple[list[int], list[int]]:
-    """Choose at most n rows and columns of W, ``(n_target, n_source)``, with the highest weights.
+def label_names(domain: Domain) -> list[str]:
+    """Return the labels as figures show them.
 
-    These are the targets with the highest maximum weight, highest first, and the sources that
-    influence them most: the strongest of each target, then the second of each, and so on; ordered
-    by the target they influence most, so that a sharp W shows a diagonal.
+    One that only begins its answers ends in an ellipsis, as ``South…``; one whose script no
+    installed font has is in English.
     """
+    names = []
+    for label in domain.labels:
+        is_whole = label.text in {answer.text for answer in label.answers}
+        name = label.text if is_whole else f"{label.text}…"
+        names.append(name if plots.has_glyphs(name) else label.answers[0].identity)
+    return names
+
+
+def interesting_part(
+    weight: _FLOATS, n: int = 25, known: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    reference: npt.NDArray[np.bool_] | None = None,
+) -> tuple[list[int], list[int]]:  # fmt: skip
+    """Choose at most n rows and columns of W, ``(n_target, n_source)``.
+
+    With `known` sources, the first of two lists, these, and as targets those of their reference, in
+    that order, known ones, and those with their highest weights. Else the targets with the highest
+    maximum weight, highest first, and the sources that influence them most: the strongest of each
+    target, then the second of each, and so on; ordered by the target they influence most, so that a
+    sharp W shows a diagonal.
+    """
+    if len(known[0]):
+        named = list(known[0])[:n]
+        right = [] if reference is None else [np.flatnonzero(reference[:, s]) for s in named]
+        strong = np.argsort(-weight[:, named].max(axis=1), kind="stable")
+        ordered: list[int] = np.concatenate([*right, known[1], strong]).astype(int).tolist()
+        return list(dict.fromkeys(ordered))[:n], named
     targets = np.argsort(-weight.max(axis=1), kind="stable")[:n]
     ranked = np.argsort(-weight[targets], axis=1, kind="stable")
     sources = np.array(list(dict.fromkeys(ranked.T.ravel().tolist()))[:n])
@@ -64,20 +97,22 @@ def interesting_part(weight: _FLOATS, n: int = 25) -> tuple[list[int], list[int]
 def top_weights_figure(
     weight: _FLOATS, source_labels: Sequence[str], target_labels: Sequence[str], title: str,
     subtitle: str, reference: npt.NDArray[np.bool_] | None = None,
+    known: tuple[Sequence[int], Sequence[int]] = ((), ()),
 ) -> Figure:  # fmt: skip
-    """Draw the part of W, ``(n_target_labels, n_source_labels)``, with the highest weights.
+    """Draw an `interesting_part` of W, ``(n_target_labels, n_source_labels)``.
 
     Label pairs of the `reference`, a mask shaped like W, get a frame.
     """
-    targets, sources = interesting_part(weight)
+    targets, sources = interesting_part(weight, known=known, reference=reference)
+    chosen = "chosen by name, first their references" if len(known[0]) else "the highest weights"
     cut = np.ix_(targets, sources)
     shown = weight[cut]
     framed = np.argwhere(reference[cut]) if reference is not None else ()
     limit = float(np.abs(shown).max(initial=0.0)) or 1.0
     notes = [
         subtitle,
-        f"{len(targets)} of {weight.shape[0]} targets, those with the highest weights, and "
-        f"{len(sources)} of {weight.shape[1]} sources",
+        f"{len(targets)} of {weight.shape[0]} targets and {len(sources)} of {weight.shape[1]} "
+        f"sources, {chosen}",
         *(["framed: in the reference"] if len(framed) else []),
         f"numbers from |W| = {plots.short(_MIN_SHOWN * limit)} on",
     ]
@@ -130,7 +165,8 @@ def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
                      linewidth=1, zorder=0)  # fmt: skip
         if baseline is not None:
             axes.axhline(baseline, label="strongest baseline of the top-1 target", color=ORANGE,
-                         linestyle=":", linewidth=1.4, zorder=0)  # fmt: skip
+                         linestyle="--", linewidth=1.2, zorder=0)  # fmt: skip
+        _add_chance(axes, scores[pair])
         # Linear below the smallest strength, so that it has a 0.
         axes.set_xscale("symlog", linthresh=10.0**first)
         axes.set_xlim(strengths[0] - 10.0**first / 4, 2 * max(strengths[-1], ridge))
@@ -141,8 +177,17 @@ def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
     return plots.curves(
         points, "ridge", "value", "score", "pair", share_y=True, each=add_lines,
         title=f"Correlation and precision along the ridge in {lm}", subtitle=note,
-        colours=dict(_PATHS.values()), labels=("ridge", ""),
+        colours=dict(_PATHS.values()), labels=("ridge", "r, or share of labels"),
     )  # fmt: skip
+
+
+def _add_chance(axes: Axes, score: PairScore, *ways: str) -> None:
+    """Draw Hit@1 of weights in random order as dotted lines in the colours of Hit@1."""
+    chance = (score.precision or {}).get("chance", {})
+    for way in ways or chance:
+        name, colour = _PATHS[f"{way}_1"]
+        axes.axhline(chance[way]["1"], label=f"{name}, by chance", color=colour, linestyle=":",
+                     linewidth=1.2, zorder=0)  # fmt: skip
 
 
 def random_words_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:
@@ -174,11 +219,13 @@ def logit_lens_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
 
     `frame` is the ``logit_lens`` table, `chosen` are the pairs to draw.
     """
+    scores = {score.name: score for score in chosen}
     points, note = _points(frame, chosen, "layer", _BY_LAYER, "logit_lens")
     return plots.curves(
         points, "layer", "value", "score", "pair", share_y=True,
         title=f"Correlation and precision by layer in {lm}", subtitle=note,
-        colours=dict(_BY_LAYER.values()), labels=("layer", ""),
+        colours=dict(_BY_LAYER.values()), labels=("layer", "r, or share of labels"),
+        each=lambda axes, pair, _: _add_chance(axes, scores[pair], "influenced"),
     )  # fmt: skip
 
 
@@ -207,7 +254,7 @@ class _Dots(NamedTuple):
 
 def _dot_plot(
     frame: DataFrame, dots: Sequence[_Dots], span: tuple[str, str], span_colour: str, title: str,
-    note: tuple[str, str],
+    note: tuple[str, str], shows: str = "label-wise Pearson r",
 ) -> Figure:  # fmt: skip
     """Draw dots by row on one scale of r, and a line from one column to another in each row.
 
@@ -232,7 +279,8 @@ def _dot_plot(
     names = ("->".join(row) for row in shown[parts].itertuples(index=False))
     axes.set_yticks(rows, plots.legible(names, 60), fontsize=8.5)
     plots.bare_axes(axes)
-    axes.set_xlabel("label-wise Pearson r", color=INK)
+    axes.set_xlabel(shows, color=INK)
+    axes.set_ylabel("source->target" if "via" not in shown else "source->via->target", color=INK)
     figure.legend(reverse=True, loc="outside lower left", ncols=3, frameon=False, fontsize=8)
     return figure
 
@@ -277,7 +325,8 @@ def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Fig
     evidence, is_finding = numbers["excess"].fillna(numbers["label_mean"]), numbers["q"] <= FINDING
     error = _Z95 * numbers["excess_error"].fillna(0)
     above = numbers["excess"].notna().any()
-    label = "r above its control, 95 % interval" if above else "r, 95 % interval"
+    minus = " minus r of the control prompt" if above else ""
+    label = f"r{minus}, 95 % interval"
     partialled = f"r, {', '.join(partial_out)} partialled out"
     dots = [
         _Dots("partial_label_mean", partialled, "D", GREEN, "white"),
@@ -288,8 +337,9 @@ def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Fig
         clear=evidence.where(is_finding), unclear=evidence.where(~is_finding),
         low=evidence - error, high=evidence + error,
     )  # fmt: skip
-    title = f"Correlation above its control in {lm}"
-    return _dot_plot(frame, dots, ("low", "high"), BLUE, title, ("pairs, the highest", "ranking"))
+    title = f"Correlation{' above its control' if above else ''} in {lm}"
+    note = ("pairs, the highest", "ranking")
+    return _dot_plot(frame, dots, ("low", "high"), BLUE, title, note, f"r{minus}")
 
 
 def transitivity_figure(frame: DataFrame, lm: str) -> Figure:

@@ -96,6 +96,8 @@ class LinearProbe(LMStudy):
             curvature.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         momentum: Momentum of ``sgd``.
+        figure_labels: Labels in figures of W, such as ``[Paris, Tokyo]``, by text, answer or
+            English name; [] takes well-known ones, or without any the highest weights.
         dry_run: Whether ``lincorr fit`` ends when it has shown the tokens that would be read, and
             about what time and memory that takes; an LM's weights are not needed.
     """
@@ -104,6 +106,7 @@ class LinearProbe(LMStudy):
     batch_type = SubjectBatch
     shards_lm = True
     step_setting = "data.batch_size"
+    free_settings = frozenset({"figure_labels"})
 
     def __init__(
         self, lm: LMConfig = LMConfig(),
@@ -115,7 +118,8 @@ class LinearProbe(LMStudy):
         partial_out: list[str] = [], subwords: bool = False, permuted: bool = True,  # noqa: B006
         random_labels: int = 20, layers: list[int] = [],  # noqa: B006
         solver: Literal["closed_form", "sgd"] = "closed_form", learning_rate: float = 0.5,
-        momentum: float = 0.9, prefix: str = "", dry_run: bool = False,
+        momentum: float = 0.9, prefix: str = "", figure_labels: list[str] = [],  # noqa: B006
+        dry_run: bool = False,
     ) -> None:  # fmt: skip
         if ridge != "auto":
             require("model.ridge", ridge, at_least=0)
@@ -147,6 +151,14 @@ class LinearProbe(LMStudy):
             None if pairs is None else split_names(pairs), require_reference, control, partial_out,
             subwords, permuted, random_labels, paraphrases,
         )  # fmt: skip
+        for label in figure_labels:
+            if not any(domain.places([label]) for domain in self.layout.domains.values()):
+                names = ", ".join(self.layout.domains)
+                raise ConfigError(
+                    f"model.figure_labels: {label!r} is no label of {names}. `lincorr audit` shows "
+                    "the labels."
+                )
+        self.figure_labels = list(figure_labels)
         # Parameters, so that checkpoints hold the maps and DDP accepts the module.
         self.maps = self._new_maps(trainable=True)
         _, *nulls = self.layout.problems[self.layout.sources[0]]
@@ -412,7 +424,7 @@ class LinearProbe(LMStudy):
             label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             layers=self._score_layers(),
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
-            n_fit=self.n_fit, n_test=int(test.n),
+            n_fit=self.n_fit, n_test=int(test.n), figure_labels=self.figure_labels,
         )  # fmt: skip
 
     on_test_epoch_end = on_validation_epoch_end

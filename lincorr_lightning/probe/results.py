@@ -63,6 +63,8 @@ class ProbeFindings:
     """Scores of the logit lens of each layer."""
     wordings: Sequence[PairScore] = ()
     """Scores of each wording."""
+    figure_labels: Sequence[str] = ()
+    """Labels that figures of W show, see `Domain.places`; without any, well-known ones."""
 
     def notable(self, limit: int) -> list[PairScore]:
         """Return the pairs with a reference by descending r, or a few pairs if none has one."""
@@ -440,9 +442,12 @@ def _figures(
             yield Figure(name, caption, partial(draw_curves, tables[name].frame, shown, lm))
     safe = safe_names(score.name for score in shown)
     for score in shown:
+        source, target = (findings.layout.domains[name] for name in score.pair)
+        wanted = findings.figure_labels or figures.KNOWN_LABELS
+        known = source.places(wanted), target.places(wanted)
         draw = partial(
-            figures.top_weights_figure, *findings.labelled_weights(score),
-            f"W of {score.name} in {lm}", f"ridge {score.ridge:g}",
-            findings.layout.references.get(score.pair),
+            figures.top_weights_figure, findings.weights[score.pair],
+            figures.label_names(source), figures.label_names(target), f"W of {score.name} in {lm}",
+            f"ridge {score.ridge:g}", findings.layout.references.get(score.pair), known,
         )  # fmt: skip
-        yield Figure(f"weights_{safe[score.name]}", f"Highest weights of W of {score.name}.", draw)
+        yield Figure(f"weights_{safe[score.name]}", f"Part of W of {score.name}.", draw)

@@ -108,10 +108,7 @@ def to_png(figure: Figure) -> bytes:
     Dollar signs in texts are no formulas. Matplotlib takes each character from the first font that
     has it, and warns if none has.
     """
-    for text in figure.findobj(Text):
-        assert isinstance(text, Text)
-        text.set_parse_math(False)
-        text.set_fontfamily(_installed_fonts())
+    _set_fonts(figure)
     # `savefig` would draw twice, for the layout first. Without transparency a file is smaller.
     canvas = FigureCanvasAgg(figure)  # type: ignore[no-untyped-call]
     canvas.draw()  # type: ignore[no-untyped-call]
@@ -121,6 +118,23 @@ def to_png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
+def to_vector(figure: Figure, form: str) -> bytes:
+    """Draw a figure; return the bytes of a PDF or SVG file, always the same ones."""
+    _set_fonts(figure)
+    file, date = io.BytesIO(), {"pdf": "CreationDate", "svg": "Date"}[form]
+    # Journals refuse the default fonts of type 3.
+    with matplotlib.rc_context({"pdf.fonttype": 42, "svg.hashsalt": "lincorr"}):
+        figure.savefig(file, format=form, metadata={date: None})
+    return file.getvalue()
+
+
+def _set_fonts(figure: Figure) -> None:
+    for text in figure.findobj(Text):
+        assert isinstance(text, Text)
+        text.set_parse_math(False)
+        text.set_fontfamily(_installed_fonts())
+
+
 def legible(labels: Iterable[str], longest: int = 24) -> list[str]:
     """Return labels in one line each, cut to a length in characters."""
     flat = map(_flat, labels)
@@ -128,7 +142,22 @@ def legible(labels: Iterable[str], longest: int = 24) -> list[str]:
 
 
 def _flat(text: str) -> str:
-    return "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"
+    """Return a text in one line, with Python's escapes for characters that no font has."""
+    plain = "".join(sign if sign.isprintable() else " " for sign in text).strip() or "␣"
+    if has_glyphs(plain):
+        return plain
+    return "".join(s if has_glyphs(s) else ascii(s)[1:-1] for s in plain)
+
+
+def has_glyphs(text: str) -> bool:
+    """Return whether the installed fonts have all characters of a text."""
+    return text.isascii() or all(map(_glyphs().__contains__, map(ord, text)))
+
+
+@cache
+def _glyphs() -> frozenset[int]:
+    files = [font_manager.findfont(family) for family in _installed_fonts()]
+    return frozenset(sign for file in files for sign in font_manager.get_font(file).get_charmap())
 
 
 @cache
@@ -162,8 +191,9 @@ def curves(
     which whole ones such as layers have whole ticks, or names, which keep their order. Of columns
     of truth values, rows that are `dashed` make a thin dotted line of their own, and those not
     `filled` have hollow markers. `band` are the columns of its lower and upper end, `colours` are
-    by value of `hue` (others are chosen), `labels` name the axes, and `size` is that of a panel in
-    inches. `each` is called with every panel, its value of `panel` and its rows, to add to it.
+    by value of `hue` (others are chosen), `labels` name the axes (without a label the
+    vertical one has the panel's name), and `size` is that of a panel in inches. `each` is called
+    with every panel, its value of `panel` and its rows, to add to it.
     """
     frame = frame.dropna(subset=[x, y])
     frame = frame.assign(_line=frame[hue] if hue else "", _panel=frame[panel] if panel else "")
@@ -184,7 +214,10 @@ def curves(
             label = legible([str(line)], _LONGEST)[0] if hue else None
             _draw_line(axes, rows, (x, y, dashed, filled, band), label, colour)
         heading = legible([str(name)], 46)[0] if panel else ""
-        plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
+        if labels[1]:
+            plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
+        else:  # panels are of different numbers
+            plain_axes(axes, "", labels[0], "\n".join(textwrap.wrap(heading, 28)))
         if ticks:
             axes.set_xticks(range(len(ticks)), legible(ticks), fontsize=8, rotation=35, ha="right")
         elif (frame[x] % 1 == 0).all():
@@ -252,7 +285,8 @@ def bars(
             axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
                         linestyle=dash, label="" if i else named)  # fmt: skip
     plain_axes(axes, "", "", label)
-    axes.set_xticks(range(len(groups)), legible(map(str, groups), 30), fontsize=8.5)
+    ticks = ["\n".join(textwrap.wrap(one, 20)) for one in legible(map(str, groups), 60)]
+    axes.set_xticks(range(len(groups)), ticks, fontsize=8.5)
     if percent:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.margins(y=0.12)
@@ -312,7 +346,7 @@ def training_curves(
             panel = "/".join(dict.fromkeys((str(group), *names)))
         panels.append(rows[rows["name"].isin(names[:_MAX_CURVES])].assign(panel=panel))
     n_groups = f"{_MAX_PANELS} of {len(panels)} groups" if len(panels) > _MAX_PANELS else ""
-    notes = [subtitle, "x: step" if points else "nothing was logged", n_groups]
+    notes = [subtitle, "" if points else "nothing was logged", n_groups]
     frame = concat(panels[:_MAX_PANELS]) if points else frame
     by_curve = frame.groupby(["group", "name"])["value"]
     many = by_curve.transform("size") > _MANY
@@ -322,7 +356,7 @@ def training_curves(
         frame["value"] = smooth.where(many, frame["value"])
     by, subtitle = "panel" if points else None, "; ".join(filter(None, notes))
     about: Any = {"title": title, "subtitle": subtitle, "colours": colours}
-    return curves(frame, "step", "value", "name", by, **about)
+    return curves(frame, "step", "value", "name", by, labels=("step", ""), **about)
 
 
 _FLOATS = npt.NDArray[np.floating[Any]]

@@ -358,14 +358,17 @@ def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
         return []
     sizes = [f" ({run.size})" if run.size else "" for run in runs]
     named = list(zip(runs, map(add, run_names(runs), sizes), strict=True))
+    paths = ".precision.", ".precision.chance."
     rows = [
-        (clean(pair), name, line.heading, line.of(run, pair))
-        for pair, line, (run, name) in product(pairs[:_MAX_PANELS], lines, named)
-    ]
-    frame = DataFrame(rows, columns=["pair", "LM", "line", "value"]).astype({"value": float})
+        (clean(pair), name, line.heading, path is paths[1],
+         line._replace(path=line.path.replace(paths[0], path)).of(run, pair))
+        for pair, line, (run, name), path in product(pairs[:_MAX_PANELS], lines, named, paths)
+    ]  # fmt: skip
+    frame = DataFrame(rows, columns=["pair", "LM", "line", "chance", "value"])
     draw = partial(
-        curves, frame, "LM", "value", "line", "pair", title="Precision of W by LM",
-        subtitle="x: the LMs in their order", labels=("", "Hit@N"),
+        curves, frame.astype({"value": float}), "LM", "value", "line", "pair", "chance",
+        title="Precision of W by LM",
+        subtitle="LMs in their order; dotted: weights in random order", labels=("LM", "Hit@N"),
         each=lambda axes, *_: axes.set_ylim(-0.03, 1.03),
     )  # fmt: skip
     left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""

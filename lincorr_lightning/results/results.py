@@ -8,10 +8,10 @@ import os
 import signal
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from importlib.metadata import version
 from multiprocessing import get_context
@@ -60,20 +60,30 @@ def set_earlier_results_aside(folder: Path) -> None:
 class Figure:
     """A figure of a study's results, ``figures/<name>.png``, drawn once for all writers.
 
-    The caption is one sentence; `draw` returns the figure, or the bytes of a PNG file.
+    The caption is one sentence; `draw` returns the figure, or the bytes of a PNG file. `formats`
+    are those of its files beside PNG, which pages and loggers show: ``pdf`` and ``svg``.
     """
 
     name: str
     caption: str
     draw: Callable[[], MatplotlibFigure | bytes]
+    formats: Collection[str] = ()
 
     @cached_property
-    def png(self) -> bytes:
-        """The drawn figure as the bytes of a PNG file."""
-        from lincorr_lightning.results.plots import to_png
+    def files(self) -> dict[str, bytes]:
+        """The drawn figure as the bytes of a file of each format."""
+        from lincorr_lightning.results.plots import to_png, to_vector
 
         drawn = self.draw()
-        return drawn if isinstance(drawn, bytes) else to_png(drawn)
+        if isinstance(drawn, bytes):
+            return {"png": drawn}
+        vectors = sorted({*self.formats} - {"png"})
+        return {"png": to_png(drawn), **{form: to_vector(drawn, form) for form in vectors}}
+
+    @property
+    def png(self) -> bytes:
+        """The drawn figure as the bytes of a PNG file."""
+        return self.files["png"]
 
     def _repr_png_(self) -> bytes:
         """Return the picture that a notebook shows."""
@@ -146,10 +156,11 @@ class Results:
         self.write_parts(folder)
         self.write_values(folder)
 
-    def write_parts(self, folder: Path) -> None:
+    def write_parts(self, folder: Path, formats: Collection[str] = ()) -> None:
         """Write ``tables/*.csv`` and ``figures/*.png``; raise OutputError if that fails.
 
-        Figures for which memory runs out are left out of `figures`, with a warning.
+        `formats` are those of `Figure`. Figures for which memory runs out are left out of
+        `figures`, with a warning.
         """
         from tqdm import tqdm
 
@@ -157,15 +168,19 @@ class Results:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
         drawn = []
-        figures, n = _side_by_side(self.figures), len(self.figures)
-        for figure in tqdm(figures, "drawing figures", n, delay=2, leave=False, disable=None):
+        figures = (
+            [replace(one, formats=formats) for one in self.figures] if formats else self.figures
+        )
+        bar: Any = {"total": len(figures), "delay": 2, "leave": False, "disable": None}
+        for figure in tqdm(_side_by_side(figures), "drawing figures", **bar):
             try:
-                png = figure.png
+                files = figure.files
             except MemoryError as error:
                 _log.warning("The figure %s is missing: memory ran out (%s).", figure.name, error)
                 continue
-            with atomic_write(folder / "figures" / f"{figure.name}.png") as part:
-                part.write_bytes(png)
+            for form, content in files.items():
+                with atomic_write(folder / "figures" / f"{figure.name}.{form}") as part:
+                    part.write_bytes(content)
             drawn.append(figure)
         self.figures = drawn
 
@@ -188,13 +203,13 @@ def _side_by_side(figures: Sequence[Figure]) -> Iterator[Figure]:
         yield from figures
         return
     processes = ProcessPoolExecutor(n_processes, get_context("fork"), _begin, (figures,))
-    pngs: list[Future[bytes]] = []
+    drawn: list[Future[dict[str, bytes]]] = []
     try:
         with suppress(OSError, AssertionError):  # there can be no process
-            pngs += (processes.submit(_png_of, i) for i in range(len(figures)))
+            drawn += (processes.submit(_files_of, i) for i in range(len(figures)))
         for i, figure in enumerate(figures):
             with suppress(Exception):
-                vars(figure)["png"] = pngs[i].result()
+                vars(figure)["files"] = drawn[i].result()
             yield figure
     finally:
         processes.shutdown(cancel_futures=True)
@@ -209,8 +224,8 @@ def _begin(figures: Sequence[Figure]) -> None:
         torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
 
 
-def _png_of(i: int) -> bytes:
-    return _in_process[i].png
+def _files_of(i: int) -> dict[str, bytes]:
+    return _in_process[i].files
 
 
 def _find(name: str, parts: Iterable[Any]) -> Any:

@@ -52,8 +52,9 @@ def run_folder(trainer: L.Trainer) -> Path:
 
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, of
-    which it is an attribute, as is ``run_name``, a name beside the study's. All ranks make the
-    first call together, as in ``setup``. Raises `OutputError`.
+    which it is an attribute, as are ``run_name``, a name beside the study's, and
+    ``figure_formats``, see `Figure`. All ranks make the first call together, as in ``setup``.
+    Raises `OutputError`.
     """
     state = vars(trainer)
     if "run_folder" not in state:
@@ -141,7 +142,7 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     log_scalars(trainer, results.scalars)
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
-    results.write_parts(run_folder(trainer))
+    results.write_parts(run_folder(trainer), vars(trainer).get("figure_formats", ()))
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):

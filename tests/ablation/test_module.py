@@ -196,7 +196,7 @@ def test_results_tables_figures_and_logs(ablate, tmp_path):
     assert heights == pytest.approx(
         [one[name] for name in ("generalized", "uncomposed") for one in results["mappings"]]
     )
-    titles = {axes.get_title(loc="left") for axes in curves.axes}
+    titles = {axes.get_ylabel().replace("\n", " ") for axes in curves.axes}
     assert len(titles) == 6
     events = EventAccumulator(str(run.folder)).Reload()
     for key in ("uncomposed/generalized", "compose/target_learned", "learn/generalized"):

@@ -101,7 +101,7 @@ def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -
         f"{f}.{end}" for f in ("residual.1.3", "mlp_out.0.2") for end in ("json", "graphml")
     }
     figures = {f.stem for f in (run / "figures").iterdir()}
-    assert figures >= {"groups", "transitions", "deactivation", "rescaling",
+    assert figures >= {"groups", "deactivation", "rescaling",
                        "flow_residual.1.3", "flow_mlp_out.0.2"}  # fmt: skip
     assert len(_rows(run / "tables" / "transitions.csv")) == 5 * 2 * 5
     assert results["settings"]["saes"] == saes and "torch" in results["versions"]

@@ -217,7 +217,7 @@ def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part() -> N
     results = _results(flows={"residual.2.0": [_wide_graph(0)]})
     drawn = {one.name: one.draw() for one in results.figures}
     assert set(drawn) == {
-        "groups", "transitions", "deactivation", "rescaling", "steering", "relation",
+        "groups", "deactivation", "rescaling", "steering", "relation",
         "flow_residual.2.0",
     }  # fmt: skip
     drawn["wide"] = groups_figure(_groups(26), "some/where/my-lm", 200)

@@ -102,6 +102,7 @@ def test_files_are_those_of_the_contract(parts: dict[str, Any], folder: Path) ->
     assert config["format_version"] == 1
     assert config["knowledge"]["country"] == {
         "template": "{} lives in the country of", "labels": COUNTRIES, "token_ids": [5, 4],
+        "answers": [],
     }  # fmt: skip
     assert config["lm"] == {"name_or_path": "tiny-world", "fingerprint": parts["fingerprint"]}
     assert config["pairs"]["country->city"]["ridge"] == 31.6

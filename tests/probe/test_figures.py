@@ -8,16 +8,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from pandas import DataFrame
 
+from lincorr_lightning.knowledge import Answer, Completeness, Domain, Label
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.figures import (
     cluster,
     cluster_heatmap,
     interesting_part,
+    label_names,
     nulls_figure,
+    ranking_figure,
     ridge_path_figure,
     top_weights_figure,
     wordings_figure,
 )
+from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import legible, to_png
 from tests.figure_checks import LONG, assert_legible, texts
 
@@ -101,6 +105,36 @@ def test_interesting_part_of_a_sharp_map_is_a_diagonal_and_that_of_a_small_one_a
     assert (sorted(targets), sorted(sources)) == (list(range(6)), list(range(25)))
 
 
+def test_known_sources_come_with_their_references_and_strongest_targets() -> None:
+    weight = np.random.default_rng(0).normal(size=(30, 40))
+    reference = np.zeros((30, 40), dtype=bool)
+    reference[[7, 3, 3, 9], [11, 5, 8, 5]] = True
+    targets, sources = interesting_part(weight, 8, ([5, 11, 8], [20]), reference)
+    assert sources == [5, 11, 8]
+    assert targets[:4] == [3, 9, 7, 20]
+    others = [i for i in range(30) if i not in {3, 9, 7, 20}]
+    best = sorted(others, key=lambda i: -weight[i, sources].max())
+    assert targets[4:] == best[:4]
+
+
+def test_labels_are_found_by_any_name_and_shown_so_that_all_can_read_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [("Paris", "巴黎"), ("South Korea", "South Korea"), ("Italy", "Italy")]
+    texts = ["巴黎", "South", "Italy"]
+    labels = tuple(
+        Label(i, text, (Answer(*answer),), Completeness.WHOLE)
+        for i, (text, answer) in enumerate(zip(texts, answers, strict=True))
+    )
+    domain = Domain(None, labels, ())  # type: ignore[arg-type]
+    wanted = ["Italy", "Atlantis", "South Korea", "Paris", "巴黎", "South"]
+    assert domain.places(wanted) == [2, 1, 0]
+    monkeypatch.setattr(plots, "has_glyphs", lambda text: "巴" not in text)
+    assert label_names(domain) == ["Paris", "South…", "Italy"]
+    monkeypatch.setattr(plots, "has_glyphs", lambda text: True)
+    assert label_names(domain) == ["巴黎", "South…", "Italy"]
+
+
 @pytest.mark.parametrize("shape", [(25, 3), (40, 60)])
 def test_the_highest_weights_are_legible_and_those_of_the_reference_framed(
     shape: tuple[int, int],
@@ -145,6 +179,9 @@ def test_map_of_zeros_and_labels_of_all_kinds() -> None:
 GRID = [0.0, *(10 ** (e / 2) for e in range(-2, 13))]
 
 
+CHANCE = {"influenced": {"1": 0.04}, "influencing": {"1": 0.02}}
+
+
 def path_figure(grid: list[float], ridges: list[float]) -> Figure:
     """The figure of pairs that have these ridges, of which the second has no reference."""
     rows = [
@@ -157,7 +194,13 @@ def path_figure(grid: list[float], ridges: list[float]) -> Figure:
         for j, ridge in enumerate(grid)
     ]  # fmt: skip
     chosen = [
-        PairScore(f"birthplace{i}", f"personality{i}", ridge=ridge, best_baseline_1=0.4)
+        PairScore(
+            f"birthplace{i}",
+            f"personality{i}",
+            ridge=ridge,
+            best_baseline_1=0.4,
+            precision=None if i else {"chance": CHANCE},
+        )
         for i, ridge in enumerate(ridges)
     ]
     return ridge_path_figure(DataFrame(rows), chosen, LONG)
@@ -184,6 +227,8 @@ def test_ridge_path_shows_its_numbers() -> None:
     assert ticks[0] == (0, 0) and all(at == value for at, value in ticks)
     places = axes.transData.transform([(tick, 0) for tick, _ in ticks])[:, 0]
     assert (np.diff(places) > 10).all(), "0 stands left of the smallest strength"
+    assert lines["top-1 target of a source, by chance"].get_ydata()[0] == 0.04  # type: ignore[index]
+    assert lines["top-1 source of a target, by chance"].get_ydata()[0] == 0.02  # type: ignore[index]
     assert lines["ridge of this run"].get_xdata()[0] == 100  # type: ignore[index]
     assert lines["ridge 0: the paper’s map"].get_xdata()[0] == 0  # type: ignore[index]
 
@@ -232,6 +277,15 @@ def test_nulls_are_legible(n: int) -> None:
     assert high > 1
     note = " ".join(text.get_text() for text, _ in texts(figure))
     assert ("40 of 70 pairs" in note) == (n == 70)
+
+
+def test_the_ranking_says_that_it_is_a_difference() -> None:
+    frame = scores(3).assign(excess=[0.5, 0.2, -0.1], excess_error=0.1, q=[0.001, 0.5, 1.0],
+                             partial_label_mean=None)  # fmt: skip
+    (axes,) = ranking_figure(frame, [], "an LM").axes
+    assert axes.get_xlabel() == "r minus r of the control prompt"
+    (axes,) = ranking_figure(frame.assign(excess=None), [], "an LM").axes
+    assert axes.get_xlabel() == "r"
 
 
 def test_r_of_the_wordings_spans_from_the_lowest_to_the_highest() -> None:

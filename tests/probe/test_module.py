@@ -379,6 +379,7 @@ def test_checkpoints_that_do_not_fit_are_refused(
         ({"ridge_grid": [1.0, 0.5]}, ConfigError, "model.ridge_grid must be increasing"),
         ({"momentum": 1.0}, ConfigError, "model.momentum is 1.0"),
         ({"control": "no place"}, ConfigError, "model.control 'no place'"),
+        ({"figure_labels": ["Paris", "Atlantis"]}, ConfigError, "'Atlantis' is no label of city"),
         ({"knowledge": ["city"]}, ConfigError, "two kinds of knowledge or more"),
         ({"require_reference": ["country->city"], "pairs": "city->country"}, ConfigError,
          "does not fit"),

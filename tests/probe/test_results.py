@@ -4,14 +4,15 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from lincorr_lightning.knowledge import Answer, Completeness, Domain, Label
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.results import ProbeFindings, probe_results
@@ -62,6 +63,12 @@ def make_scores(**changes: Any) -> list[PairScore]:
     return scores
 
 
+def make_domain(texts: list[str]) -> Domain:
+    answers = [(Answer(text, text),) for text in texts]
+    labels = map(Label, range(len(texts)), texts, answers, repeat(Completeness.WHOLE))
+    return Domain(None, tuple(labels), ())  # type: ignore[arg-type]
+
+
 def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Results:
     scores = make_scores() if scores is None else scores
     rng = np.random.default_rng(0)
@@ -69,7 +76,7 @@ def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Resul
         score.source: LABELS["city"] for score in scores if score.source not in LABELS
     }
     layout: Any = JointLayout(
-        {name: SimpleNamespace(texts=texts) for name, texts in labels.items()},  # type: ignore[misc]
+        {name: make_domain(texts) for name, texts in labels.items()},
         tuple(score.pair for score in scores),
         "One day, {} saw a",
         {score.pair: REFERENCE if score.precision else None for score in scores},

@@ -79,17 +79,19 @@ def test_missing_values_are_hatched_and_explained() -> None:
 
 
 def test_fonts_follow_one_another_character_by_character(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A character that the first font lacks is drawn in a later one, or reported."""
+    """A character that the first font lacks is drawn in a later one, or escaped."""
+    plots._glyphs.cache_clear()
     monkeypatch.setattr(plots, "_installed_fonts", lambda: ["STIXSizeOneSym", "DejaVu Sans"])
     first = font_manager.get_font(font_manager.findfont("STIXSizeOneSym")).get_charmap()
     assert ord("a") not in first
-    figure = correlation_heatmap(DataFrame(np.eye(2), ["abc", "Москва"], ["a", "b"]), "t")
+    figure = correlation_heatmap(DataFrame(np.eye(2), ["Москва", "上海"], ["a", "b"]), "东京 t")
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error")  # matplotlib's of a missing glyph
         to_png(figure)
-    figure = correlation_heatmap(DataFrame(np.eye(2), ["abc", "b"], ["上海", "b"]), "t")
-    with pytest.warns(UserWarning, match="Glyph 19978 .*missing from font"):
-        to_png(figure)
+    shown = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert shown == ["Москва", "\\u4e0a\\u6d77"]
+    assert figure.texts[0].get_text() == "\\u4e1c\\u4eac t"
+    plots._glyphs.cache_clear()
 
 
 def test_labels_of_all_kinds() -> None:
@@ -107,6 +109,18 @@ def test_picture_is_the_figure() -> None:
     image = Image.open(io.BytesIO(to_png(new_figure(4, 2, "title"))))
     assert image.width == 4 * 150 and image.format == "PNG"
     assert image.getpixel((0, 0))[:3] == (255, 255, 255)
+
+
+@pytest.mark.parametrize("form", ["pdf", "svg"])
+def test_a_vector_file_has_the_texts_and_is_always_the_same(form: str) -> None:
+    files = []
+    for _ in range(2):
+        figure = correlation_heatmap(DataFrame(np.eye(2), ["$a", "b"], ["Rom", "b"]), "Title")
+        files.append(plots.to_vector(figure, form))
+    assert files[0] == files[1]
+    assert files[0].startswith({"pdf": b"%PDF", "svg": b"<?xml"}[form])
+    assert {"pdf": b"/CIDFontType2", "svg": b"DejaVuSans"}[form] in files[0]
+    assert b"/Type3" not in files[0]
 
 
 def test_nothing_global_is_touched_and_nothing_is_imported_early() -> None:
@@ -133,7 +147,9 @@ assert settings() == before
 
 
 def panels(figure: Figure) -> dict[str, Axes]:
-    return {axes.get_title("left"): axes for axes in figure.axes if axes.get_lines()}
+    shown = {axes.get_ylabel(): axes for axes in figure.axes if axes.get_lines()}
+    assert {axes.get_xlabel() for axes in shown.values()} <= {"step"}
+    return shown
 
 
 def note(figure: Figure) -> str:

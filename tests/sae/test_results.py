@@ -12,7 +12,7 @@ def test_training_curves_have_a_panel_for_each_kind_and_none_is_left_out() -> No
         for what in ("explained_variance", "dead") for layer in range(26) for kind in KINDS
     }  # fmt: skip
     figure = training_figure(history, "my-lm")
-    panels = {axes.get_title(loc="left"): axes.get_lines() for axes in figure.axes}
+    panels = {axes.get_ylabel().replace("\n", " "): axes.get_lines() for axes in figure.axes}
     for what in ("explained variance", "dead"):
         for kind in ("residual stream", "MLP", "attention"):
             lines = panels.pop(f"{what}, {kind}")
@@ -34,7 +34,7 @@ def test_scores_stand_at_their_layers_and_unknown_ones_are_left_out() -> None:
     scores = [_score("residual", layer, explained_variance=0.1 * layer) for layer in range(3)]
     scores += [_score("mlp_out", layer, loss_recovered=None) for layer in range(3)]
     figure = quality_figure(Table.of("scores", scores).frame, "lm")
-    panels = {axes.get_title(loc="left"): axes for axes in figure.axes}
+    panels = {axes.get_ylabel().replace("\n", " "): axes for axes in figure.axes}
     stream, mlp = panels["explained variance"].get_lines()
     assert stream.get_xydata().tolist() == [[0.0, 0.0], [1.0, 0.1], [2.0, 0.2]]
     assert mlp.get_ydata().tolist() == [0.9] * 3
