@@ -54,19 +54,14 @@ class LabelWeight(NamedTuple):
 
     label: str
     weight: float
-    rank: int
-    """1 for the highest weight; equal weights share a rank."""
-    reference: bool | None
-    """Whether the reference pairs the two; None if the source label has none."""
+    rank: int  #: 1 for the highest weight; equal weights share a rank.
+    reference: bool | None  #: Whether that pairs the two; None if the source label has none.
 
 
 def weights_of(
-    weight: npt.NDArray[Any],
-    source: Labels,
-    target: Labels,
-    label: str,
+    weight: npt.NDArray[Any], source: Labels, target: Labels, label: str,
     reference: Sequence[Collection[int]] = (),
-) -> list[LabelWeight]:
+) -> list[LabelWeight]:  # fmt: skip
     """Return the weights of a source label in W, ``(n_target_labels, n_source_labels)``, in rows.
 
     The reference has the places of the right target labels for each source label.
@@ -135,16 +130,13 @@ def _read_weights(
         if pair not in config["pairs"]:
             known = ", ".join(list(config["pairs"])[:8])
             raise LinearMapError(f"{folder} has no pair {pair!r}, but {known}. Name one of these.")
-        kinds = [config["knowledge"][name] | {"name": name} for name in pair.split("->")]
-        source, target = (Labels(x["name"], x["labels"], x.get("answers", ())) for x in kinds)
-        regular_file(folder / TENSORS_FILE)
-        with safe_open(folder / TENSORS_FILE, "numpy") as tensors:
+        kinds = ((name, config["knowledge"][name]) for name in pair.split("->"))
+        source, target = (Labels(name, x["labels"], x.get("answers", ())) for name, x in kinds)
+        with safe_open(regular_file(folder / TENSORS_FILE), "numpy") as tensors:
             weight = tensors.get_tensor(f"{pair}/weight")
         reference = config["pairs"][pair].get("reference", ())
         return weights_of(weight, source, target, label, reference), target
     except (SafetensorError, OSError, LookupError, TypeError, ValueError) as error:
-        if isinstance(error, LinearMapError):
-            raise
         raise LinearMapError(f"cannot read {folder}: {error}. {WAY_OUT}") from error
 
 
@@ -156,6 +148,5 @@ def _precision(run: Path, pair: str) -> list[str]:
         if f"{one['source']}->{one['target']}" == pair and one.get("precision"):
             hit, best = one["precision"]["influenced"]["1"], one.get("best_baseline_1")
             beside = "" if best is None else f"; the strongest baseline does for {best:.0%}"
-            text = f"W leads from {hit:.0%} of the {one['source']} labels to their reference"
-            return [f"{text}{beside}."]
+            return [f"W leads from {hit:.0%} of {one['source']} labels to their reference{beside}."]
     return []

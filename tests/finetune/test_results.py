@@ -226,6 +226,16 @@ def test_the_curves_of_all_callbacks_make_one_figure():
 # -- figures -----------------------------------------------------------------------------------
 
 
+def test_a_forecast_is_drawn_against_the_outcomes() -> None:
+    """By hand: in the order of the risks of map_auto, Ann, Di, Cy, Bob."""
+    (axes,) = risk_figure(forecasts(), OUTCOMES).axes
+    lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.get_lines()}
+    assert lines["W, ridge auto"] == [[-1.5, 0.0], [-0.25, 0.0], [0.5, 1.0], [2.0, 1.0]]
+    assert axes.get_ylabel() == "outcome: share not generalized"
+    (level,) = (line for line in axes.get_lines() if line.get_linestyle() == "--")
+    assert list(level.get_ydata()) == [0.5, 0.5]  # type: ignore[arg-type]
+
+
 def cases_of(n: int) -> list[EditCase]:
     outcomes = ("generalized", "hallucinated", "unchanged", "hallucinated")
     causes = ("", "imprecise W", "", "low prior")

@@ -121,8 +121,7 @@ def test_it_says_how_precise_w_is_beside_its_baseline(
             "precision": {"influenced": {"1": 0.39}}}  # fmt: skip
     (run / "results.json").write_text(json.dumps({"pairs": [pair]}))
     assert lines(capsys, run, PAIR, "Rome")[-1] == (
-        "W leads from 39% of the city labels to their reference; the strongest baseline does for "
-        "62%."
+        "W leads from 39% of city labels to their reference; the strongest baseline does for 62%."
     )
 
 
