@@ -1,5 +1,6 @@
 """Writes what `lincorr predict` finds."""
 
+import sys
 from typing import Any
 
 import lightning as L
@@ -12,6 +13,11 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import require
 from lincorr_lightning.io import atomic_write, write_csv
 from lincorr_lightning.results.run_folder import run_folder
+from lincorr_lightning.results.saved_run import table_text
+from lincorr_lightning.results.table import Table
+
+_SHOWN = 10
+_CAPTION = "The target labels with the highest predicted logits"
 
 
 class PredictionWriter(BasePredictionWriter):
@@ -58,7 +64,13 @@ class PredictionWriter(BasePredictionWriter):
             for pair in pairs
         ]
         columns = ["subject", "pair", *numbered]
-        write_csv(folder / "tables" / "predictions.csv", columns, rows)
+        path = folder / "tables" / "predictions.csv"
+        write_csv(path, columns, rows)
+        formats = dict.fromkeys(numbered[1::2], ".2f")
+        note = f"The first {min(_SHOWN, len(rows))} of {len(rows):,} rows; all: {path}"
+        first = [row[:6] for row in rows[:_SHOWN]]  # two labels, with which it fits a console
+        table = Table.of("predictions", first, columns[:6], _CAPTION, note, formats=formats)
+        sys.stdout.write(table_text([table]))
 
     def _highest(self, logits: Tensor, labels: list[str]) -> list[Any]:
         top = logits.topk(min(self.top, len(labels)))

@@ -16,6 +16,7 @@ from typing import Any, Literal
 import lightning as L
 import yaml
 from jsonargparse import Namespace, set_parsing_settings
+from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from transformers.utils.logging import disable_progress_bar
 
@@ -44,6 +45,7 @@ from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, req
 from lincorr_lightning.io import atomic_write, check_writable, refuse_url
 from lincorr_lightning.lm import products
 from lincorr_lightning.option_errors import explain, one_line, subclasses
+from lincorr_lightning.progress import ProgressLines
 from lincorr_lightning.results.run_folder import RunLogger, is_dry_run, run_folder, study_name
 from lincorr_lightning.results.saved_run import describe_run
 from lincorr_lightning.run_errors import is_disk_full, run_error
@@ -246,6 +248,9 @@ class LincorrCLI(LightningCLI):
         set_up_checkpoints(trainer)
         formats = self._get(self.config_init, "results.formats")
         vars(trainer).update(run_name=name, figure_formats=formats)
+        bar, used = trainer.progress_bar_callback, vars(trainer)["callbacks"]
+        if type(bar) in (RichProgressBar, TQDMProgressBar) and not sys.stderr.isatty():
+            used[used.index(bar)] = ProgressLines()
         return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
@@ -290,7 +295,10 @@ def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
     # Help texts of settings such as those of the LM stand below their fields; to find them, the
     # source is parsed.
     is_help = any(one == "-h" or one.partition("=")[0].endswith("help") for one in args)
-    set_parsing_settings(docstring_parse_attribute_docstrings=is_help)
+    set_parsing_settings(
+        docstring_parse_attribute_docstrings=is_help,
+        add_print_completion_argument="--print_completion" in " ".join(args),
+    )
     if SAFE in args:
         allow_known_classes_only()
     hook, threading.excepthook = threading.excepthook, _report_thread
@@ -320,6 +328,8 @@ def _silence_expected_warnings() -> None:
         "It is recommended to use .*sync_dist=True",
         # A rank without a batch takes part in the reduction all the same.
         "The ``compute`` method of metric .* was called before",
+        # A new run has a folder of its own, also for checkpoints.
+        "The dirpath has changed from",
         # Loaders yield whole batches; a forecast names its edits itself.
         "Couldn't infer the batch indices",
     ):

@@ -16,7 +16,7 @@ PACKAGE = "lincorr_lightning"
 # From the ground up. A module imports from lower layers and from its own package.
 LAYERS = [
     ["version", "errors"],
-    ["config", "io", "termination"],
+    ["config", "io", "progress", "termination"],
     ["functional"],
     ["distributed", "state_folder", "weights"],
     ["lm"],

@@ -5,13 +5,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor
-from tqdm import tqdm
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning import knowledge as kinds
@@ -22,6 +20,7 @@ from lincorr_lightning.knowledge.answer_tokens import TokenReader, answer_tokens
 from lincorr_lightning.knowledge.domain import build_domain, label_answers, reference_matrix
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
+from lincorr_lightning.progress import progress as progress  # handed on
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256  # subjects that are read between two steps of a progress bar
@@ -215,13 +214,6 @@ class JointLayout:
         the order of the subjects.
         """
         return torch.cat([rows, rows[:, : self.n_labels].roll(1, 0)], 1) if self.permuted else rows
-
-
-def progress(items: Iterable[T], doing: str, **options: Any) -> Iterable[T]:
-    """Return items with a progress bar on rank 0, where they take longer than two seconds."""
-    # None hides the bar where there is no terminal.
-    hidden = getattr(rank_zero_only, "rank", 0) != 0 or None
-    return tqdm(items, desc=doing, disable=hidden, leave=False, delay=2, **options)
 
 
 @torch.no_grad()

@@ -26,11 +26,10 @@ _MAX_WEIGHT_FIGURES = 12
 _MAX_INFLUENCE_TABLES = 100
 # TensorBoard gets slow beyond some thousand tags; the tables have every pair.
 _MAX_SCALAR_PAIRS = 600
+_FIRST_LOGGED = ("label_mean", "excess_over_random", "influenced_1", "best_baseline_1")
 # A tree over fewer pairs, those of four kinds of knowledge, shows nothing beyond the matrix.
 _MIN_KNOWN = 12
-# Pairs that a sentence names.
-_MAX_NAMED = 5
-_SMALL_COST = 0.02  # in r, as that of `ridge: auto`
+_MAX_NAMED = 5  # pairs in a sentence
 _HIT1 = {"influenced_1": "Hit@1 of W", "best_baseline_1": "Hit@1, best baseline"}
 _SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
 _RANKING = (
@@ -134,16 +133,21 @@ def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
 
 
 def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, float]]:
-    """Yield numbers of the pairs, as ``val/label_mean/city-country``."""
-    shown = sorted(scores, key=lambda s: s.precision is None)[:_MAX_SCALAR_PAIRS]
+    """Yield numbers of the pairs, as ``val/label_mean/city-country``, the first what counts most.
+
+    That are r, Hit@1 and their strongest baselines, of pairs with a reference, then of high r.
+    """
+    shown = sorted(scores, key=lambda s: (s.precision is None, -(s.evidence or 0.0)))
+    shown = shown[:_MAX_SCALAR_PAIRS]
     safe = safe_names(score.name for score in shown)
     logged = [one.name for one in fields(PairScore) if one.metadata.get("logged")]
     logged += [key for key in hit_columns(None) if not key.endswith("_n")]
-    for score in shown:
-        row = score.row()
-        for key in logged:
-            if row[key] is not None:
-                yield f"{phase}/{key}/{safe[score.name]}", float(row[key])
+    rows = {score.name: score.row() for score in shown}
+    for keys in (_FIRST_LOGGED, [key for key in logged if key not in _FIRST_LOGGED]):
+        for name, row in rows.items():
+            for key in keys:
+                if row[key] is not None:
+                    yield f"{phase}/{key}/{safe[name]}", float(row[key])
 
 
 def pair_matrices(
@@ -270,39 +274,23 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
 
 def _cautions(findings: ProbeFindings) -> str:
     """Return for which pairs W must not be read as what the LM knows, and what helps."""
-    rows = {score.pair: score.row() for score in findings.scores if score.precision}
-    hits = {pair: hit for pair, row in rows.items() if (hit := row["influenced_1"]) is not None}
-    wrong = [pair for pair, hit in hits.items() if hit < 0.5]
-    text = ""
-    if wrong:
-        text = f"W is imprecise, most source labels lead to a wrong target: {_named(wrong)}. "
-    for pair in wrong:
-        least = (rows[pair]["label_mean"] or 1) - _SMALL_COST
-        path = (p for p in findings.paths.get(pair, ()) if (p["label_mean"] or -1) >= least)
-        hit, ridge = max(
-            ((point["influenced"]["1"], point["ridge"]) for point in path), default=(0, 0)
-        )
-        if rows[pair]["ridge"] == 0 and hit > hits[pair]:
-            text += (
-                f"With a ridge of {ridge:.3g}, Hit@1 of {_named([pair])} is {hit:.2f} instead of "
-                f"{hits[pair]:.2f}, and r about the same: set model.ridge to auto. "
-            )
-            break
-    low = "excess_over_unembedding_low"
-    alike = [pair for pair in hits if rows[pair][low] is not None and rows[pair][low] <= 0]
-    if any(row["ridge"] for row in rows.values()):
-        text += "Control prompt and random words have the pair's ridge: compare them at ridge 0. "
-    if alike:
-        text += (
-            "W pairs no more labels right than the vocabulary alone (95 % over source labels): "
-            f"{_named(alike)}."
-        )
-    return f"{text.strip()}\n" if text else ""
+    rows = [row for one in findings.scores if (row := one.row())["influenced_1"] is not None]
+    low, said = "excess_over_unembedding_low", []
+    if wrong := [row["pair"] for row in rows if row["influenced_1"] < 0.5]:
+        said.append(f"W is imprecise, most source labels lead to a wrong target: {_named(wrong)}.")
+        if not any(row["ridge"] for row in rows):
+            said.append("If Hit@1 rises in figures/ridge_path.png, set model.ridge to auto.")
+    if any(row["ridge"] for row in rows):
+        said.append("Control prompt and random words have the pair's ridge: compare at ridge 0.")
+    if alike := [row["pair"] for row in rows if row[low] is not None and row[low] <= 0]:
+        said.append("W pairs no more labels right than the vocabulary alone (95 % over source "
+                    f"labels): {_named(alike)}.")  # fmt: skip
+    return "".join(f"{sentence}\n" for sentence in said)
 
 
-def _named(pairs: Sequence[Pair]) -> str:
+def _named(pairs: Sequence[str]) -> str:
     more = [f"{len(pairs) - _MAX_NAMED} more"] if len(pairs) > _MAX_NAMED else []
-    return ", ".join(["->".join(pair) for pair in pairs[:_MAX_NAMED]] + more)
+    return ", ".join([*pairs[:_MAX_NAMED], *more])
 
 
 def _wordings(findings: ProbeFindings) -> Iterator[Table]:

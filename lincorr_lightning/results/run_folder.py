@@ -7,10 +7,12 @@ import io
 import math
 import re
 from collections.abc import Mapping
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 from lightning.pytorch.utilities import rank_zero_only
 
@@ -25,6 +27,9 @@ if TYPE_CHECKING:
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
 MAX_TABLE_ROWS = 10_000  #: Rows of a table in loggers that have tables.
+MAX_SCALARS = 50
+"""Scalars of a run's end that loggers get, of which the first count most; tables have the rest."""
+_MAX_METRICS = 10  # beside a run's settings in TensorBoard's HPARAMS
 
 
 class RunLogger(TensorBoardLogger):
@@ -139,7 +144,7 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     `Trainer.callback_metrics` on all of them. Tables and figures go to TensorBoard, to MLflow, and
     to any logger with the ``log_table`` and ``log_image`` of `WandbLogger`. Raises `OutputError`.
     """
-    log_scalars(trainer, results.scalars)
+    log_scalars(trainer, results.scalars, at_most=MAX_SCALARS)
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
     results.write_parts(run_folder(trainer), vars(trainer).get("figure_formats", ()))
@@ -147,6 +152,8 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):
                 _log_to_tensorboard(logger.experiment, results, trainer.global_step)
+                if results.settings:  # those of callbacks have none
+                    _log_hparams(logger.experiment, results)
         elif isinstance(logger, MLFlowLogger):
             _log_to_mlflow(logger, results)
         else:
@@ -158,9 +165,12 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
 
 
 def log_scalars(
-    trainer: L.Trainer, scalars: Mapping[str, float | None], step: int | None = None
+    trainer: L.Trainer,
+    scalars: Mapping[str, float | None],
+    step: int | None = None,
+    at_most: int | None = None,
 ) -> None:
-    """Send scalars to every logger and to `Trainer.callback_metrics`.
+    """Send scalars to `Trainer.callback_metrics`, and the first of them to every logger.
 
     The latter makes them available to `EarlyStopping` and `ModelCheckpoint`, also without a logger;
     `LightningModule.log` is not available where callbacks and the ends of runs log. All ranks call
@@ -171,8 +181,9 @@ def log_scalars(
     finite = {key: float(value) for key, value in known.items() if math.isfinite(value)}
     trainer.callback_metrics.update({key: torch.tensor(value) for key, value in finite.items()})
     if finite:
+        logged = dict(islice(finite.items(), at_most))
         for logger in trainer.loggers:
-            logger.log_metrics(finite, step=trainer.global_step if step is None else step)
+            logger.log_metrics(logged, step=trainer.global_step if step is None else step)
 
 
 def _join_rows(path: Path) -> None:
@@ -211,6 +222,18 @@ def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:
     writer.flush()
 
 
+def _log_hparams(writer: Any, results: Results) -> None:
+    """Fill TensorBoard's HPARAMS with a run's settings and its first scalars."""
+    from torch.utils.tensorboard import summary
+
+    settings = _sanitize_params(_flatten_dict(dict(results.settings)))
+    metrics = {name: value for name, value in results.scalars.items() if value is not None}
+    make: Any = summary.hparams
+    for part in make(settings, dict(islice(metrics.items(), _MAX_METRICS))):
+        writer._get_file_writer().add_summary(part)
+    writer.flush()
+
+
 def _log_to_mlflow(logger: Any, results: Results) -> None:
     client, run = logger.experiment, logger.run_id
     for table in results.tables:
@@ -223,6 +246,7 @@ def _log_by_methods(logger: Any, results: Results, step: int) -> None:
     """Use ``log_table`` and ``log_image`` of `WandbLogger`, if a logger has them."""
     for table in results.tables if callable(getattr(logger, "log_table", None)) else ():
         frame = table.frame.head(MAX_TABLE_ROWS)
+        frame = frame.astype(object).where(frame.notna(), None)  # W&B knows no NA of pandas
         logger.log_table(f"tables/{table.name}", dataframe=frame, step=step)
     for figure in results.figures if callable(getattr(logger, "log_image", None)) else ():
         pictures = {"images": [_image(figure)], "caption": [figure.caption]}

@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
-from tqdm import tqdm
 
 from lincorr_lightning.data.texts import TextBlocks, TokenStep
 from lincorr_lightning.errors import ConfigError, NonFiniteError, require, require_one_of
 from lincorr_lightning.functional.geometric_median import geometric_median
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.progress import progress
 from lincorr_lightning.sae.forwards import BlockActivations
 from lincorr_lightning.sae.hook_points import KINDS, HookPoint
 from lincorr_lightning.sae.hooks import find_hook_points, width_of
@@ -269,7 +269,7 @@ def train_saes(
         optimizer = torch.optim.Adam(saes.parameters(), lr=LEARNING_RATE)
         activations = BlockActivations(lm, saes.hook_points)
         n = len(steps)
-        for i in tqdm(range(n), desc="Training SAEs", unit="step", disable=None, leave=False):
+        for i in progress(range(n), "training SAEs, step"):
             read = activations.read(steps[i])
             if i == 0:
                 saes.fit_input(activations.block)

@@ -61,6 +61,8 @@ def test_outputs_are_those_of_the_contract(run: Path) -> None:
     events.Reload()
     tags = events.Tags()
     assert any("city" in tag and "country" in tag for tag in tags["scalars"])
+    assert len(tags["scalars"]) <= 60
+    assert {"_hparams_/session_start_info", "_hparams_/experiment"} <= set(events.summary_metadata)
     assert tags["images"]
     assert any("text_summary" in tag for tag in tags["tensors"])
 
@@ -101,7 +103,9 @@ def test_matmul_precision_holds_for_the_run_alone(run: Path, tmp_path: Path) -> 
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-def test_test_and_predict_take_the_checkpoint(run: Path, tmp_path: Path) -> None:
+def test_test_and_predict_take_the_checkpoint(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (checkpoint,) = run.rglob("*.ckpt")
     common = ["--config", "linear_probe.yaml", *QUICK, f"--trainer.default_root_dir={tmp_path}",
               "--ckpt_path", str(checkpoint)]  # fmt: skip
@@ -115,6 +119,12 @@ def test_test_and_predict_take_the_checkpoint(run: Path, tmp_path: Path) -> None
     folder = Path(cli.trainer.log_dir)
     lines = (folder / "tables" / "predictions.csv").read_text().splitlines()
     assert len(lines) == 1 + 2 * 6
+    printed = capsys.readouterr().out
+    subject, pair, label, logit, *_ = lines[1].split(",")
+    assert re.search(rf"^{subject} +{pair} +{label} +{float(logit):.2f} ", printed, re.M)
+    assert f"The first 10 of 12 rows; all: {folder}/tables/predictions.csv" in printed.replace(
+        "\n", " "
+    ).replace("  ", " ")
     assert (folder / "predictions.safetensors").is_file()
 
 

@@ -207,30 +207,24 @@ def test_the_summary_ranks_pairs_by_excess_and_is_the_headline(results: Results)
 
 
 def test_the_summary_says_where_w_is_imprecise_and_what_helps() -> None:
-    def note(hit: float, low: float, ridge: float = 0.0, at_ridge_1: float = 0.75) -> str:
+    def said(hit: float, low: float, ridge: float = 0.0) -> list[str]:
         hits = {"influenced": RATES | {"1": hit}, "influencing": RATES}
         score = next(score for score in make_scores() if score.pair == PAIR)
         over = {"mean": low + 0.1, "low": low, "high": low + 0.2}
-        scores = [replace(score, label_mean=0.9, ridge=ridge, precision=hits,
-                          excess_over_unembedding=over)]  # fmt: skip
-        path = [
-            {"ridge": x, "label_mean": r, "influenced": {"1": one}, "influencing": RATES}
-            for x, r, one in ((0.0, 0.9, hit), (1.0, 0.89, at_ridge_1), (10.0, 0.5, 1.0))
-        ]
-        found = make_results(scores, paths={PAIR: path}).table("summary").note
-        return found.partition("\n")[0] if "\n" in found else ""
+        one = replace(score, ridge=ridge, precision=hits, excess_over_unembedding=over)
+        return make_results([one]).table("summary").note.split("\n")[:-1]
 
-    assert note(0.6, low=0.1) == ""
-    vocabulary = "no more labels right than the vocabulary alone"
-    assert vocabulary in note(0.6, low=-0.1) and "imprecise" not in note(0.6, low=-0.1)
-    alone = note(0.25, low=0.1)
-    assert "W is imprecise, most source labels lead to a wrong target: city->country." in alone
-    # The ridge that costs little of r, not that of the highest Hit@1.
-    assert "With a ridge of 1, Hit@1 of city->country is 0.75 instead of 0.25" in alone
-    assert "ridge of" not in note(0.25, low=0.1, at_ridge_1=0.2)
-    with_ridge = note(0.25, low=0.1, ridge=1.0)
-    assert "imprecise" in with_ridge and "set model.ridge" not in with_ridge
-    assert "compare them at ridge 0" in with_ridge and "ridge 0" not in alone
+    imprecise = "W is imprecise, most source labels lead to a wrong target: city->country."
+    vocabulary = (
+        "W pairs no more labels right than the vocabulary alone (95 % over source labels): "
+        "city->country."
+    )
+    assert said(0.6, low=0.1) == []
+    assert said(0.6, low=-0.1) == [vocabulary]
+    first, advice = said(0.25, low=0.1)
+    assert first == imprecise and "set model.ridge to auto" in advice
+    first, nulls, last = said(0.25, low=-0.1, ridge=1.0)
+    assert (first, last) == (imprecise, vocabulary) and "compare at ridge 0" in nulls
 
 
 def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None:

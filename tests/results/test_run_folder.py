@@ -7,6 +7,7 @@ import io
 import multiprocessing
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from matplotlib.figure import Figure as MatplotlibFigure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lincorr_lightning.errors import OutputError, ReportError
@@ -299,6 +301,28 @@ def test_tensorboard(tmp_path: Path) -> None:
     assert text.endswith("Read me. The first 100 of 130 rows.") and "| p100 |" not in text
 
 
+def test_loggers_get_what_counts_most_and_hparams_the_settings(tmp_path: Path) -> None:
+    found = results()
+    found.scalars = {f"test/r/{i:03}": i / 8 for i in range(130)}
+    found.settings = {"ridge": "auto", "lm": {"name_or_path": "tiny-world"}, "prefix": None}
+    trainer = run(TensorBoardLogger(tmp_path, default_hp_metric=False), tmp_path, found)
+    events = EventAccumulator(str(trainer.log_dir)).Reload()
+    logged = [tag for tag in events.Tags()["scalars"] if tag.startswith("test/r/")]
+    assert sorted(logged) == list(found.scalars)[: module.MAX_SCALARS]
+    assert float(trainer.callback_metrics["test/r/129"]) == 129 / 8, "monitors have all"
+    hparams = {}
+    for tag in events.summary_metadata:
+        if tag.startswith("_hparams_"):
+            content = events.SummaryMetadata(tag).plugin_data.content
+            hparams[tag] = HParamsPluginData.FromString(content)
+    start = hparams["_hparams_/session_start_info"].session_start_info.hparams
+    assert {name: value.string_value for name, value in start.items()} == {
+        "ridge": "auto", "lm/name_or_path": "tiny-world", "prefix": "None",
+    }  # fmt: skip
+    metrics = {one.name.tag for one in hparams["_hparams_/experiment"].experiment.metric_infos}
+    assert metrics and metrics <= set(logged)
+
+
 def test_csv(tmp_path: Path) -> None:
     """Numbers of the run's end are in the file, though the last flush was before."""
     trainer = run(CSVLogger(tmp_path, flush_logs_every_n_steps=1000), tmp_path)
@@ -338,7 +362,11 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert list(own.parameters) == list(real.parameters)
     monkeypatch.setattr(module, "MAX_TABLE_ROWS", 3)
     logger = WandbStandIn()
-    run(logger, tmp_path, results(5))
+    found = results(5)
+    gaps = Table.of("gaps", [["a", 3], ["b", None]], ["pair", "n"])
+    assert str(gaps.frame["n"].dtype) == "Int64", "whose gaps are NA"
+    run(logger, tmp_path, replace(found, tables=[*found.tables, gaps]))
+    assert logger.tables.pop("tables/gaps") == (["pair", "n"], [["a", 3], ["b", None]], 2)
     assert ({"test/r": 0.5}, 2) in logger.metrics
     assert logger.tables == {
         "tables/pairs": (["pair", "r"], [["p0", 0.0], ["p1", 0.25], ["p2", 0.5]], 2)

@@ -112,22 +112,32 @@ def repair_results(
 
 
 def _verdict(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    """Return whether fewer edits hallucinate after the repair, and why others than its own do."""
+    """Return whether fewer edits hallucinate after the repair, and why others than its own do.
+
+    Each reference counts once: of all edits, the few most frequent ones would decide.
+    """
     changes = {}
     for part in _PARTS:
-        # The same edits, in the same order.
-        wrong = [[case["outcome"] == Outcome.HALLUCINATED for case in cases[stage]
-                  if case["part"] == part] for stage in ("before", "after")]  # fmt: skip
-        if wrong[0] and len(wrong[0]) == len(wrong[1]):
-            both = np.array(wrong, dtype=float).T
-            changes[part] = difference_of_means(both, np.ones_like(both), shares=True)
+        stages = [[case for case in cases[stage] if case["part"] == part]
+                  for stage in ("before", "after")]  # fmt: skip
+        before, after = (
+            DataFrame({"reference": [case["reference"] for case in stage],
+                       "wrong": [case["outcome"] == Outcome.HALLUCINATED for case in stage]})
+            .groupby("reference")["wrong"].mean() for stage in stages
+        )  # fmt: skip
+        if len(before) > 1 and before.index.equals(after.index):
+            both = np.column_stack([before, after])
+            changes[part] = difference_of_means(both, np.ones_like(both))
     if (other := changes.get(HELD_OUT)) is None:
         return ""
     effect = "helps" if other.high < 0 else "harms" if other.low > 0 else "does not help"
-    about = f"hallucinated {100 * other.value:+.0f} points, 95 % {100 * other.low:+.0f} to "
-    text = f"The repair {effect} other answers ({about}{100 * other.high:+.0f}). "
+    points = [f"{100 * number:+.0f}" for number in (other.value, other.low, other.high)]
+    text = (
+        f"The repair {effect} other answers (hallucinated {points[0]} points, 95 % {points[1]} to "
+        f"{points[2]}, over {len(before)} references). "
+    )
     if other.high < 0 or SHOWN not in changes:
-        return text
+        return text.strip() + "\n"
     learned = changes[SHOWN].high < 0
     why = "learned its examples, not what they share" if learned else "did not learn its examples"
     return f"{text}It {why}: see docs/repair.md.\n"

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 from lightning.pytorch.callbacks import LambdaCallback
+from scipy.stats import ttest_rel
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM
@@ -306,37 +307,40 @@ def test_cases_show_the_answers(repair):
 
 
 def test_the_summary_says_whether_other_answers_are_helped():
-    """Beside the paired t-test of 400 edits, whose interval Bonett and Price's is close to."""
+    """Over references, each of which counts once, by scipy's paired t-test."""
     case = {
         "source_learned": True, "target_shown": True, "right_before": False, "in_context": False,
-        "random": 0.1, "reference": "France", "subject": "Ada", "source_answer": "Paris",
-        "answer_before": "Italy", "answer_after": "Italy",
+        "random": 0.1, "subject": "Ada", "source_answer": "Paris", "answer_before": "Italy",
+        "answer_after": "Italy",
     }  # fmt: skip
 
-    def verdict(**wrong: tuple[int, int]) -> str:
+    def verdict(**wrong: list[tuple[int, int]]) -> str:
+        """Of each part: how many of ten edits of each reference hallucinate before and after."""
+
         def cases(stage: int) -> list[dict[str, Any]]:
-            return [case | {"part": part, "outcome": outcome}
-                    for part, n in wrong.items() for i in range(400)
+            return [case | {"part": part, "reference": f"r{r}", "outcome": outcome}
+                    for part, counts in wrong.items() for r, n in enumerate(counts)
+                    for i in range(10)
                     for outcome in ["hallucinated" if i < n[stage] else "unchanged"]]  # fmt: skip
 
         stages = {"before": cases(0), "after": cases(1)}
         results = repair_results(stages, {}, n_steps=1, dataset=None)
-        assert {"answers of the repair's examples", "other answers"} >= {
-            row[0] for row in results.tables[0].texts()
-        }
+        parts = {row[0] for row in results.tables[0].texts()}
+        assert parts <= {"answers of the repair's examples", "other answers"}
         return results.tables[0].note.partition("\n")[0]
 
-    worse = verdict(shown=(100, 20), held_out=(100, 200))
-    assert worse.startswith("The repair harms other answers (hallucinated +25 points, 95 % ")
-    low, high = map(int, re.findall(r"95 % (\S+) to (\S+)\)", worse)[0])
-    changed = torch.tensor([0.0] * 300 + [1.0] * 100)
-    half = 1.96 * float(changed.std()) / 20
-    assert (low, high) == pytest.approx((25 - 100 * half, 25 + 100 * half), abs=1)
-    assert worse.endswith("It learned its examples, not what they share: see docs/repair.md.")
-    same = verdict(shown=(100, 100), held_out=(100, 100))
-    assert "does not help other answers (hallucinated +0 points" in same
-    assert same.endswith("It did not learn its examples: see docs/repair.md.")
-    assert "helps other answers (hallucinated −20" in verdict(held_out=(100, 20)).replace("-", "−")
+    better, worse = [(9, 2), (8, 1), (7, 1), (9, 3)], [(2, 9), (1, 8), (1, 7), (3, 9)]
+    text = verdict(shown=better, held_out=worse)
+    assert text.startswith("The repair harms other answers (hallucinated +65 points, 95 % ")
+    expected = ttest_rel(*zip(*[(b / 10, a / 10) for a, b in worse], strict=True))
+    low, high = (round(100 * end) for end in expected.confidence_interval())
+    assert f"95 % {low:+d} to {high:+d}, over 4 references)" in text
+    assert text.endswith("It learned its examples, not what they share: see docs/repair.md.")
+    # One reference of four is helped, and nothing can be said.
+    text = verdict(shown=[(5, 5)] * 4, held_out=[(10, 0), (1, 1), (1, 2), (2, 1)])
+    assert "does not help other answers" in text
+    assert text.endswith("It did not learn its examples: see docs/repair.md.")
+    assert verdict(held_out=better).startswith("The repair helps other answers")
 
 
 def test_summaries():
