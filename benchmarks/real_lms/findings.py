@@ -374,7 +374,7 @@ FINDINGS = (
     Finding(IN_CONTEXT, known_generalize),
     Finding(REPAIR, repair_helps),
     Finding(VOCABULARY, composes("ablation")),
-    Finding("… with the paper's protocol, too", composes(*PAPER_PROTOCOL)),
+    Finding("… with all cities and the paper's number of epochs, too", composes(*PAPER_PROTOCOL)),
     Finding("correlated prompts have the same 10 neighbors, wording partialled out", closeness),
     Finding("cutting matched predecessors switches features off (3 times the control)", cutting),
     Finding("intrinsic dimension peaks in early to middle layers", dimension_peak),
