@@ -29,8 +29,10 @@ PICTURES = {
         for name in ("clusters", "instance_matrix", "std_matrix", "ranking", "transitivity")
     },
     "fit --config configs/linear_probe.yaml": {
-        "weights_city-country": "weights", "ridge_path": "ridge_path", "nulls": "nulls",
+        "weights_city-country": "weights", "ridge_path": "ridge_path",
     },
+    # The nulls' maps have the pair's ridge, which is not chosen for them.
+    "fit --config configs/linear_probe.yaml --model.ridge 0": {"nulls": "nulls"},
     "fit --config configs/source_finetune.yaml --model.protocol joint "
     '--data.relation "ceo->company" --trainer.max_epochs 10 --model.learning_rate 2e-4 '
     "--model.save_model true && test --config configs/resilience.yaml "

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -58,18 +59,19 @@ def audit_domains(knowledge: Iterable[Knowledge], tokenizer: Any) -> list[Domain
 
 def audit_table(domains: Iterable[Domain], title: str) -> Table:
     """Return a table with a row per domain, where answers = labels + merged + dropped."""
-    table = Table(title=escape(title), caption=_CAPTION)
+    plain: Any = {"box": box.SIMPLE_HEAD, "padding": (0, 1, 0, 0), "show_edge": False}
+    table = Table(title=escape(title), caption=_CAPTION, pad_edge=False, **plain)
     table.add_column("knowledge", no_wrap=True)
-    table.add_column("language")
-    for heading in ("answers", "paper", "labels", "whole", "phrase", "merged", "dropped"):
-        table.add_column(heading, justify="right")
-    table.add_column("why dropped")
+    table.add_column("language", no_wrap=True)
+    for heading in ("answers", "paper", "labels", "whole", "phrase", "merged"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("dropped, why", overflow="fold")
     for domain in domains:
         knowledge, n_labels = domain.knowledge, Counter(domain.completeness)
         row = (
             knowledge.name, knowledge.language, len(knowledge.answers), knowledge.paper_size or "",
             len(domain.labels), n_labels[Completeness.WHOLE], n_labels[Completeness.PHRASE],
-            domain.n_merged, len(domain.dropped), domain.drop_reasons,
+            domain.n_merged, domain.drop_reasons,
         )  # fmt: skip
         table.add_row(*map(escape, map(str, row)), style=None if domain.labels else "red")
     return table
