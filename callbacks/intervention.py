@@ -82,7 +82,6 @@ class Intervention(MapCallback):
         return maps
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:
-        """Read the edits that are complete."""
         if edit_batch is not None and edit_batch.last:
             queries = self.queries(*self.own_subjects(edit_batch))
             self.keep_edits(edit_batch, self.read(queries))

@@ -56,12 +56,9 @@ from lincorr_lightning.version import __version__
 
 # What a datamodule takes from the study: argument -> attribute of the study, and its default.
 _FROM_STUDY: dict[str, tuple[str, Any]] = {
-    "lm": ("lm", None),
-    "training": ("edit_training", None),
-    "edits_beside": ("edits_beside", None),
-    "plan": ("plan", None),
-    "training_tokens": ("training_tokens", 0),
-}
+    "lm": ("lm", None), "training": ("edit_training", None), "edits_beside": ("edits_beside", None),
+    "plan": ("plan", None), "training_tokens": ("training_tokens", 0),
+}  # fmt: skip
 # Defaults of Lightning's classes may be enums, such as Timer's, which config.yaml has as texts.
 yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
 # A text such as 1e3 is quoted: jsonargparse would read a number.

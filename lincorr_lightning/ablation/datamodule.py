@@ -82,12 +82,9 @@ class TrainingPlan:
 class PairedTexts:
     """The subjects of a seed and their source answers."""
 
-    subjects: tuple[str, ...]
-    """Distinct subjects, first those of paired texts, then the new ones."""
-    answers: tuple[int, ...]
-    """Index of each subject's source label, see `PairedLabels`."""
-    n_paired: int
-    """Number of subjects of paired texts."""
+    subjects: tuple[str, ...]  #: Distinct subjects, first those of paired texts, then the new ones.
+    answers: tuple[int, ...]  #: Index of each subject's source label, see `PairedLabels`.
+    n_paired: int  #: Number of subjects of paired texts.
 
     @property
     def n_new(self) -> int:
@@ -195,15 +192,10 @@ class PhaseDataset(Dataset[TextBatch]):
         own = np.array_split(rows, self._world_size, axis=1)[self._rank]
         ends_epoch = first + phase.batch_size >= len(texts)
         return TextBatch(
-            self.corpus,
-            torch.from_numpy(np.ascontiguousarray(own)),
-            n_rows=rows.shape[1],
-            phase=name,
-            epoch=epoch,
-            begins=epoch == first == 0,
-            ends_epoch=ends_epoch,
+            self.corpus, torch.from_numpy(np.ascontiguousarray(own)), n_rows=rows.shape[1],
+            phase=name, epoch=epoch, begins=epoch == first == 0, ends_epoch=ends_epoch,
             ends=ends_epoch and epoch == phase.epochs - 1,
-        )
+        )  # fmt: skip
 
 
 class PairedTextsDataModule(StudyData):
@@ -285,7 +277,6 @@ class PairedTextsDataModule(StudyData):
         self.keep_contents(texts_file=self.corpus.fingerprint)
 
     def train_dataloader(self) -> ResumableLoader:
-        """Return the steps of all phases."""
         assert self.corpus is not None, "setup makes the texts"
         require_items(self.trainer, self.corpus.n_new, "new texts", "raise data.n_new")
         shard = data_shard(self.trainer)

@@ -23,10 +23,8 @@ class PairedLabels:
     """The source labels of a run, each with the target label that is taught with it."""
 
     relation: TokenizedRelation
-    sources: tuple[int, ...]
-    """Index of each source label in ``relation.source``."""
-    targets: tuple[int, ...]
-    """Index of its target label in ``relation.target``."""
+    sources: tuple[int, ...]  #: Index of each source label in ``relation.source``.
+    targets: tuple[int, ...]  #: Index of its target label in ``relation.target``.
 
     def __len__(self) -> int:
         return len(self.sources)
@@ -56,10 +54,8 @@ class MappedLabels:
     """The tokens of the labels under a mapping."""
 
     source_tokens: tuple[int, ...]
-    target_tokens: tuple[int, ...]
-    """Target token that is taught with each source token."""
-    domain_tokens: tuple[int, ...]
-    """Distinct target tokens."""
+    target_tokens: tuple[int, ...]  #: Target token that is taught with each source token.
+    domain_tokens: tuple[int, ...]  #: Distinct target tokens.
     reference: npt.NDArray[np.bool_]
     """Whether each domain token is right for each source, ``(n_sources, n_domain)``."""
 

@@ -143,7 +143,6 @@ class VocabularyAblation(Study):
         super().setup(stage)
 
     def configure_model(self) -> None:
-        """Read the token embedding, and initialize the networks."""
         if hasattr(self, "networks"):
             return
         n_tokens = 0
@@ -175,7 +174,6 @@ class VocabularyAblation(Study):
             self.networks.embeddings.data.copy_(self.texts.per_network(self.texts.embeddings))
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Return AdamW over the networks; each phase sets its own rates."""
         # Lightning's gradient scaler for float16 does not support the fused one.
         fused = self.trainer.precision != "16-mixed"
         rate, embeddings = self.plan.phases["learn"].learning_rate, self.networks.embeddings
@@ -200,7 +198,6 @@ class VocabularyAblation(Study):
             self.reset_networks()
 
     def _pool(self, corpus: PairedCorpus) -> PooledTexts:
-        """Return the pooled texts of a corpus, which are made once."""
         if self.texts is None or self.texts.corpus is not corpus:
             if corpus.plan != self.plan:
                 raise ConfigError(
@@ -258,7 +255,6 @@ class VocabularyAblation(Study):
             self.history.setdefault(key, []).append((step, value))
 
     def build_results(self) -> Results:
-        """Return shares, tables and figures."""
         from lincorr_lightning.ablation.results import ablation_results
 
         if "learn" not in self.scores and not is_dry_run(self.trainer):

@@ -220,17 +220,13 @@ def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[
     in_domain = target.gather(-1, domain.clamp(min=0)).masked_fill(domain < 0, -torch.inf)
     best = in_domain.argmax(-1, keepdim=True)
     return {
-        "source_answer": taught,
-        "source_said": source.argmax(-1),
-        "reference": mapped,
-        "target_in_domain": domain.gather(-1, best)[..., 0],
-        "target_said": target.argmax(-1),
+        "source_answer": taught, "source_said": source.argmax(-1), "reference": mapped,
+        "target_in_domain": domain.gather(-1, best)[..., 0], "target_said": target.argmax(-1),
         "generalized": texts.reference_mask.gather(-1, best)[..., 0],
-    }
+    }  # fmt: skip
 
 
-Shares = dict[str, list[list[float]]]
-"""Shares of the subjects by name, ``(n_seeds, n_mappings)``."""
+Shares = dict[str, list[list[float]]]  #: Shares of the subjects by name, ``(n_seeds, n_mappings)``.
 
 
 def score(texts: PooledTexts, networks: StackedNetworks) -> Shares:

@@ -26,22 +26,19 @@ class MappingScores:
     n_seeds: int = column("seeds")
     source_learned: float = column("learned", ".0%")
     generalized: float = column(format=".0%")
-    macro_generalized: float = column("macro", ".0%")
-    """Mean over the answers that are taught."""
+    macro_generalized: float = column("macro", ".0%")  #: Mean over the answers that are taught.
     std: float | None = column("std", ".0%")
     """Standard deviation of `generalized` over seeds; None of one seed."""
     uncomposed: float | None = column("without paired texts", ".0%")
     """`generalized` without the compose phase; None if it was not measured."""
-    gain: float | None = column(format="+.0%")
-    """`generalized` minus `uncomposed`."""
+    gain: float | None = column(format="+.0%")  #: `generalized` minus `uncomposed`.
     unrestricted: float = column("best of all candidates", ".0%")
     says_source: float = column("answers the source", ".0%")
     random: float = column("chance", ".0%")
     majority: float = column("most frequent answer", ".0%")
     upper_bound: float = column("upper bound", ".0%")
     """The most that can be right for who knows the source answer only."""
-    paper: float | None = column(format=".0%")
-    """`generalized` with the vocabulary of Llama-3."""
+    paper: float | None = column(format=".0%")  #: `generalized` with the vocabulary of Llama-3.
 
 
 def ablation_results(
@@ -129,15 +126,10 @@ def _summarize(
     means = composed[shares].mean().to_dict()
     before = number(uncomposed["generalized"].mean())
     return MappingScores(
-        mapping,
-        len(composed),
-        **means,
-        std=number(composed["generalized"].std()),
-        uncomposed=before,
-        gain=None if before is None else means["generalized"] - before,
-        **baselines,
-        paper=paper.get(f"mapping_{mapping}"),
-    )
+        mapping, len(composed), **means, std=number(composed["generalized"].std()),
+        uncomposed=before, gain=None if before is None else means["generalized"] - before,
+        **baselines, paper=paper.get(f"mapping_{mapping}"),
+    )  # fmt: skip
 
 
 def _figures(

@@ -41,8 +41,7 @@ _IN_A_LAYER = re.compile(r"\.\d+\.")
 _MAX_LISTED = 12
 _COPY_AGAIN = "Copy or download the whole checkpoint again, or pass another one."
 
-_Tensors = dict[str, Callable[[], Tensor]]
-"""How to read each tensor of a checkpoint."""
+_Tensors = dict[str, Callable[[], Tensor]]  #: How to read each tensor of a checkpoint.
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +51,7 @@ class TokenEmbedding:
     weight: Tensor
     """Embedding matrix in the precision of the checkpoint, ``(n_tokens, d)``; mapped from the file
     where its format allows."""
-    key: str
-    """Name of the matrix in the checkpoint."""
+    key: str  #: Name of the matrix in the checkpoint.
     tokenizer: PreTrainedTokenizerBase
     checkpoint: Checkpoint
 

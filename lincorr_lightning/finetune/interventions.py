@@ -22,8 +22,7 @@ from lincorr_lightning.results.table import Table
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 N_DRAWS = 8  # of what is random
-PARTS = ("change", "state", "only")
-"""What is moved, see `EditStates.responses`."""
+PARTS = ("change", "state", "only")  #: What is moved, see `EditStates.responses`.
 W = "W"
 
 

@@ -170,7 +170,6 @@ def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
 
 
 def _title(key: str) -> str:
-    """Return the title of an observable, such as ``overlap k=10``."""
     name, _, setting = key.partition(" ")
     return _NAMES.get(name, name) + (f", {setting.replace('=', ' = ')}" if setting else "")
 

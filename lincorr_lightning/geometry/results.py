@@ -26,16 +26,13 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     settings, prompts, lm = profiles.settings, profiles.prompts, short_name(lm)
     means = layer_means(profiles)
     values: Row = {
-        "n_prompts": profiles.n_prompts,
-        "n_skipped": profiles.n_skipped,
-        "n_tokens": profiles.n_tokens,
-        "n_corpora": prompts["corpus"].nunique(),
+        "n_prompts": profiles.n_prompts, "n_skipped": profiles.n_skipped,
+        "n_tokens": profiles.n_tokens, "n_corpora": prompts["corpus"].nunique(),
         "layers": profiles.layers["layer"].unique().tolist(),
-        "range_scalings": list(settings.range_scalings),
-        "ks": list(settings.ks),
+        "range_scalings": list(settings.range_scalings), "ks": list(settings.ks),
         "shuffles": [_level(profiles, means, level) for level in prompts["shuffle"].unique()],
         "dimension_loss": list(_dimension_loss_rows(profiles)),
-    }
+    }  # fmt: skip
     values["spearman"] = list(_spearman_rows(profiles, values["dimension_loss"]))
     first = means[means["shuffle"] == means["shuffle"].min()]
     scalars = {f"test/{name}": values["shuffles"][0][name] for name in ("loss", "entropy")}

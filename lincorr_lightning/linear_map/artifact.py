@@ -336,13 +336,10 @@ def _checksum(path: Path) -> str:
 
 
 def fit_linear_maps(
-    lm: LanguageModel,
-    relation: TokenizedRelation,
-    subjects: Sequence[str],
-    ridges: Sequence[float | str] = (0.0,),
-    tolerance: float = 0.02,
+    lm: LanguageModel, relation: TokenizedRelation, subjects: Sequence[str],
+    ridges: Sequence[float | str] = (0.0,), tolerance: float = 0.02,
     reader: RowReader | None = None,
-) -> "list[LinearMap]":
+) -> "list[LinearMap]":  # fmt: skip
     """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
 
     The maps, one for each ridge strength, are those of ``lincorr fit`` on the same subjects (paper,

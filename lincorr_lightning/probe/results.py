@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 _FLOATS = npt.NDArray[np.floating[Any]]
-# A run over all knowledge has thousands of pairs with a reference.
-_MAX_WEIGHT_FIGURES = 12
+_MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with a reference
 _MAX_INFLUENCE_TABLES = 100
 # TensorBoard gets slow beyond some thousand tags; the tables have every pair.
 _MAX_SCALAR_PAIRS = 600
@@ -43,25 +42,20 @@ _RANKING = (
 class ProbeFindings:
     """Scores, maps and subjects of a probe, from which its results are made."""
 
-    phase: str
-    """First part of the log keys, ``val`` or ``test``."""
-    scores: Sequence[PairScore]
-    """Of each pair, means over its wordings if there are several."""
-    weights: Mapping[Pair, _FLOATS]
-    """W of each pair, ``(n_target_labels, n_source_labels)``."""
+    phase: str  #: First part of the log keys, ``val`` or ``test``.
+    scores: Sequence[PairScore]  #: Of each pair, means over its wordings if there are several.
+    weights: Mapping[Pair, _FLOATS]  #: W of each pair, ``(n_target_labels, n_source_labels)``.
     layout: JointLayout
     paths: Mapping[Pair, Sequence[Mapping[str, Any]]]
     """Ridge path of each pair; empty when stored maps were scored."""
     compositions: Sequence[Composition]
-    subjects: Mapping[str, Sequence[str]]
-    """Subjects of each half."""
+    subjects: Mapping[str, Sequence[str]]  #: Subjects of each half.
     n_fit: int
     n_test: int
     label_counts: Sequence[LabelCount] = ()
     layers: Mapping[int, Sequence[PairScore]] = field(default_factory=dict)
     """Scores of the logit lens of each layer."""
-    wordings: Sequence[PairScore] = ()
-    """Scores of each wording."""
+    wordings: Sequence[PairScore] = ()  #: Scores of each wording.
     figure_labels: Sequence[str] = ()
     """Labels that figures of W show, see `Domain.places`; without any, well-known ones."""
 
@@ -339,22 +333,17 @@ class Influence(NamedTuple):
     """``influenced``: `token` is a target of the source `label`; ``influencing``: `token` is a
     source of the target `label`."""
     label: str
-    rank: int
-    """1 for the highest weight."""
-    token: str
-    """The label at the other end."""
+    rank: int  #: 1 for the highest weight.
+    token: str  #: The label at the other end.
     weight: float
     in_reference: bool | None
     """Whether the reference pairs the two; None for labels without a reference."""
 
 
 def top_influences(
-    weight: _FLOATS,
-    source_labels: Sequence[str],
-    target_labels: Sequence[str],
-    n: int = 5,
+    weight: _FLOATS, source_labels: Sequence[str], target_labels: Sequence[str], n: int = 5,
     reference: npt.NDArray[np.bool_] | None = None,
-) -> list[Influence]:
+) -> list[Influence]:  # fmt: skip
     """Return the `n` highest weights of every label, in both directions.
 
     The weights are W, ``(n_target_labels, n_source_labels)``; `reference` says which label pairs
@@ -386,12 +375,9 @@ def top_influences(
 
 
 def _figures(
-    findings: ProbeFindings,
-    tables: Mapping[str, Table],
-    lm: str,
-    note: str,
+    findings: ProbeFindings, tables: Mapping[str, Table], lm: str, note: str,
     partial_out: Sequence[str],
-) -> Iterator[Figure]:
+) -> Iterator[Figure]:  # fmt: skip
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 

@@ -106,8 +106,7 @@ def shared_labels(
     paper = [set(printed.labels[name]) for name in here]
     shared = np.array([[len(set(labels) & each) for each in paper] for labels in here.values()])
     n, mean = len(shared), float(np.diag(shared).mean())
-    # Labels of the paper that are missing here never match.
-    share = min(printed.n / len(known), 1)
+    share = min(printed.n / len(known), 1)  # labels of the paper that are missing here never match
     chance = float(np.mean([len(labels & set(known)) for labels in paper]) * share)
     others = float((shared.sum() - np.trace(shared)) / (n * (n - 1))) if n > 1 else None
     p, rng = None, np.random.default_rng(0)

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-SCHEMA = 2
-"""Version of the layout of ``results.json``."""
+SCHEMA = 2  #: Version of the layout of ``results.json``.
 
 RESULTS_FILE = "results.json"
 EARLIER_FILE = "results.earlier.json"
@@ -86,7 +85,6 @@ class Figure:
         return self.files["png"]
 
     def _repr_png_(self) -> bytes:
-        """Return the picture that a notebook shows."""
         return self.png
 
 

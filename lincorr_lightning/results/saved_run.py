@@ -218,8 +218,7 @@ def _read_png(path: Path) -> bytes:
 def describe_run(folder: Path) -> str:
     """Return what a run prints at its end: its headline tables, and where its files are."""
     text = ""
-    # A run that was only fitted, or predicted, has no results.
-    with suppress(ReportError):
+    with suppress(ReportError):  # a run that was only fitted, or predicted, has no results
         headlines = (table for table in SavedRun.read(folder).tables if table.headline)
         text = table_text(table.first(MAX_CONSOLE_ROWS) for table in headlines)
     text += f"Run folder:  {folder}\n"

@@ -177,7 +177,6 @@ class Table:
         return "\n".join(f"| {' | '.join(row)} |" for row in (cells[0], rule, *cells[1:]))
 
     def _repr_markdown_(self) -> str:
-        """Return what a notebook shows."""
         return self.first(20).markdown()
 
     def to_json(self) -> dict[str, Any]:
