@@ -69,14 +69,10 @@ class Forecast(RelationCallback):
     def open(self, trainer: L.Trainer) -> None:
         super().open(trainer)
         if self.cache.lm.is_sharded:
-            raise ConfigError(
-                "Forecast needs the whole LM on each device, and this one is sharded."
-            )
+            raise ConfigError("Forecast needs the whole LM on each device; this one is sharded.")
         self._edits = self.find_edits(self.edits, trainer)
         if not self._edits:
-            raise ConfigError(
-                "Forecast has no edits: name them in Forecast.edits, or train on an EditDataset."
-            )
+            raise ConfigError("Forecast has no edits: name some in Forecast.edits.")
         self.declare_measured(f"{edit.subject}: {edit.answer}" for edit in self._edits)
 
     def start(self, trainer: L.Trainer) -> None:

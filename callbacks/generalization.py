@@ -127,9 +127,8 @@ class Generalization(MapCallback):
         self.declare_measured([*edits, *self.neighbours, *self._control_names, *self.paraphrases])
         self.domains += controls
         for prompt in self.paraphrases:
-            self.domains.append(
-                replace(source, knowledge=replace(source.knowledge, template=prompt))
-            )
+            other = replace(source.knowledge, template=prompt)
+            self.domains.append(replace(source, knowledge=other))
         for domain in self.domains:
             self.cache.register_tokens(domain.token_ids)
 
@@ -184,9 +183,8 @@ class Generalization(MapCallback):
             for adapter_id, edit in enumerate(edit_batch.ids):
                 adapters = [adapter_id] * len(self.neighbours)
                 logits = self.read(self.queries(self.neighbours, adapters))
-                self._by_neighbours[edit] = cases.neighbour_means(
-                    self._last_rows(self.base), logits
-                )
+                means = cases.neighbour_means(self._last_rows(self.base), logits)
+                self._by_neighbours[edit] = means
         if trainer.is_last_batch:  # before monitors decide at the end of the epoch
             means, _, _ = self._independent_means(trainer, self.edits_by_step())
             self.set_callback_metrics(trainer, self._keyed(means))

@@ -201,9 +201,7 @@ class GradientCorrelation(MapCallback):
         """Return the correlations across edits, and log them for each of their steps."""
         n_edits = len({edit for edits, _ in by_step.values() for edit in edits})
         if n_edits < MIN_SUBJECTS:
-            rank_zero_warn(
-                f"{n_edits} edits are too few for a correlation; it needs {MIN_SUBJECTS}."
-            )
+            rank_zero_warn(f"{n_edits} edits are too few for a correlation, of {MIN_SUBJECTS}.")
         numbers = {step: self._correlate(*logits) for step, (_, logits) in by_step.items()}
         for step, values in numbers.items():
             self.log_scalars(trainer, self._named(values, "edit_step/"), step + 1)

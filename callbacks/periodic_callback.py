@@ -186,9 +186,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
                 "the same to go on with its curves, or start a new run."
             )
         if before is None and trainer.ckpt_path is not None:
-            rank_zero_warn(
-                f"the checkpoint has no measurements of this {name}, which begin at this step."
-            )
+            rank_zero_warn(f"the checkpoint has no measurements of this {name}: they begin here.")
 
     def open(self, trainer: L.Trainer) -> None:
         """Resolve what the arguments name for this run's LM."""

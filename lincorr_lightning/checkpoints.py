@@ -73,9 +73,8 @@ def check_checkpoint(path: str | Path, weights_only: bool | None = None) -> None
         if not zipfile.is_zipfile(regular_file(path)):
             raise EOFError
         # Tensors are not read.
-        content = torch.load(
-            path, map_location="cpu", weights_only=weights_only is not False, mmap=True
-        )
+        safe = weights_only is not False
+        content = torch.load(path, map_location="cpu", weights_only=safe, mmap=True)
     except Exception as error:
         # Without torch's advice to trust the file.
         reason = "it is damaged, truncated or not a checkpoint"

@@ -37,7 +37,8 @@ def refuse_url(path: object, name: str = "the path") -> None:
     """Refuse to write to a URL, also one that `Path` has shortened: ``s3:/bucket`` is no folder."""
     if re.match(r"[A-Za-z][\w+.:-]+:/", str(path)):
         raise OutputError(
-            f"{name} {path} is a URL, to which nothing is written. Name a local folder."
+            f"{name} {path} is a URL, to which nothing is written. Name a local folder, and copy "
+            "it there after the run."
         )
 
 

@@ -51,9 +51,7 @@ def without_chat(lm: LMConfig | Mapping[str, Any]) -> LMConfig:
     """Return the LM's settings for a study without prompts, which refuses a chat template."""
     config = as_settings(LMConfig, lm)
     if config.chat_template:
-        raise ConfigError(
-            "model.lm.chat_template is true, but this study reads no prompts. Set it to false."
-        )
+        raise ConfigError("model.lm.chat_template is true, but this study reads no prompts.")
     return config
 
 
@@ -239,9 +237,8 @@ class Study(PlainHyperparameters, L.LightningModule):
                 "trainer.default_root_dir. Move it elsewhere to begin anew."
             )
         if stored.get("name") != self.study:
-            raise CheckpointError(
-                f"Not a {type(self).__name__} checkpoint, but of {stored.get('name')}."
-            )
+            name = stored.get("name")
+            raise CheckpointError(f"Not a {type(self).__name__} checkpoint, but of {name}.")
         try:
             if trainer is not None and trainer.state.fn == "fit":
                 self._require_same_run(stored["settings"], checkpoint)
@@ -397,9 +394,8 @@ class LMStudy(Study):
 
     def _kept_keys(self, keys: Iterable[str]) -> set[str]:
         """Return those keys of a state that belong to a checkpoint."""
-        trained = {
-            name for name, p in self.named_parameters(remove_duplicate=False) if p.requires_grad
-        }
+        named = self.named_parameters(remove_duplicate=False)
+        trained = {name for name, parameter in named if parameter.requires_grad}
         return {key for key in keys if not key.startswith("lm.") or key in trained}
 
     def _check_lm(self, stored: Mapping[str, Any]) -> None:

@@ -176,7 +176,7 @@ def read_texts(
                 yield text
         if is_empty:
             raise SubjectsError(
-                f"{owner}.texts {path} holds no text. Put {', '.join(SUFFIXES)} files there."
+                f"{owner}.texts {path} holds no text. Put {', '.join(SUFFIXES)} there."
             )
 
 
@@ -205,7 +205,7 @@ def _texts(file: Path, key: str, sample_by: SampleBy, owner: str) -> Iterator[Te
             text = row.get(key) if isinstance(row, Mapping) else None
             if not isinstance(text, str):
                 raise SubjectsError(
-                    f"{where}: {key!r} is {text!r}, no text. Name the right field as {owner}.key."
+                    f"{where}: {key!r} is {text!r}, not a text. Name its field as {owner}.key."
                 )
             if text.strip():
                 yield Text(where, str(row.get("corpus") or file.stem), text)

@@ -43,7 +43,8 @@ def require_fit_half_first(batch: SubjectBatch, batch_idx: int) -> None:
     """Refuse a test that fits maps unless it begins with the fit half; all ranks must call it."""
     if batch_idx == 0 and "fit" not in gather(batch.half):
         raise ConfigError(
-            "This study fits maps while it tests. Set data.test_on to all, not the held-out half."
+            "This study fits maps while it tests, and the first batches are of the held-out half. "
+            "Set data.test_on to all."
         )
 
 

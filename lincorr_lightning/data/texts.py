@@ -364,10 +364,10 @@ def read_prompts(
     The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in
     messages, as ``data`` of ``data.texts``.
     """
-    longest_input = None if lm.max_length is None else lm.max_length - len(lm.prefix)
-    if longest_input is not None and n_tokens > longest_input:
+    limit = None if lm.max_length is None else lm.max_length - len(lm.prefix)
+    if limit is not None and n_tokens > limit:
         raise ConfigError(
-            f"{owner}.n_tokens is {n_tokens}; {lm.config.name_or_path} reads {longest_input}."
+            f"{owner}.n_tokens is {n_tokens}; {lm.config.name_or_path} reads {limit} at most."
         )
     if texts is None:
         n_texts = n_texts or 96

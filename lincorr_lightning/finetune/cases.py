@@ -69,9 +69,8 @@ def edit_cases(
     """
     source, target = relation.source.texts, relation.target.texts
     before, after = target_before.argmax(1), target_after.argmax(1)
-    outcomes = [
-        list(Outcome)[i] for i in functional.outcome_codes(before, after, reference_mask).tolist()
-    ]
+    codes = functional.outcome_codes(before, after, reference_mask)
+    outcomes = [list(Outcome)[i] for i in codes.tolist()]
     causes = functional.attribute_causes(weight, labels, reference_mask, learned)
     ambiguous = torch.from_numpy(relation.ambiguous_mask)
     p_before, p_after = target_before.softmax(1), target_after.softmax(1)
@@ -202,9 +201,8 @@ def edit_means(
     `labels`, ``(n,)``, the source label that it taught; they are None without edits. Logits of
     paraphrases of the source may follow those of the `controls`.
     """
-    codes = functional.outcome_codes(
-        before.target.argmax(1), after.target.argmax(1), reference_mask
-    )
+    leading = before.target.argmax(1), after.target.argmax(1)
+    codes = functional.outcome_codes(*leading, reference_mask)
     values = {f"generalization/{name}": codes == i for i, name in enumerate(Outcome)}
     if labels is not None:
         learned = after.source.argmax(1) == labels

@@ -76,9 +76,7 @@ class EditsDataModule(StudyData):
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training", "edits_beside"])
         if edits_beside is not None and max_risk is not None:
-            raise ConfigError(
-                "data.max_risk is for edits that are still to be made. Set it to null."
-            )
+            raise ConfigError("data.max_risk is for edits that are still to be made: use null.")
         edits_file = edits_file or (None if edited_lms else edits_beside)
         if not edits_file and (edited_lms or edits_beside is not None):
             raise ConfigError("data.edits_file is null. Name the file of the edits that were made.")
@@ -94,9 +92,7 @@ class EditsDataModule(StudyData):
             require("data.max_risk", max_risk, at_least=0, at_most=1)
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         if subjects is not None and edits_file is not None:
-            raise ConfigError(
-                "data.subjects and data.edits_file both name subjects. Leave one of them null."
-            )
+            raise ConfigError("data.subjects and data.edits_file are set. Leave one of them null.")
         if isinstance(subjects, str):
             if not Path(subjects).is_file():
                 raise ConfigError(f"data.subjects is {subjects}, no file or list such as [a, b].")

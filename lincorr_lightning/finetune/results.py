@@ -173,9 +173,8 @@ def forecast_results(
         "forecast_default": forecasts.default, "probabilities_from": forecasts.probabilities_from,
         "n_above_max_risk": n_above,
     }  # fmt: skip
-    return Results(
-        "forecast", values, tables=[outcomes, *tables], figures=[_risk_figure(forecasts)]
-    )
+    figures = [_risk_figure(forecasts)]
+    return Results("forecast", values, tables=[outcomes, *tables], figures=figures)
 
 
 def _risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:

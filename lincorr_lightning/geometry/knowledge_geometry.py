@@ -192,7 +192,5 @@ def _read_probe(folder: Path) -> dict[str, Any]:
     way_out = f"model.probe {folder} holds no finished run; name the folder of one."
     results = read_json(folder / RESULTS_FILE, ConfigError, way_out)
     if (results.get("study"), results.get("schema")) != ("linear_probe", SCHEMA):
-        raise ConfigError(
-            f"model.probe {folder} is not a run of LinearProbe of this version. Run it again."
-        )
+        raise ConfigError(f"model.probe {folder} is not a run of LinearProbe of this version.")
     return results

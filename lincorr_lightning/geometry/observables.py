@@ -52,9 +52,8 @@ def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
     layers = zip(*(_nearest(tokens, max_rank) for tokens in hidden), strict=True)
     distances, indices, first = map(torch.stack, layers)
     beyond = (0, max_rank - distances.shape[-1])
-    return NearestTokens(
-        pad(distances, beyond, value=torch.inf), pad(indices, beyond, value=-1), first
-    )
+    distances, indices = pad(distances, beyond, value=torch.inf), pad(indices, beyond, value=-1)
+    return NearestTokens(distances, indices, first)
 
 
 def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:

@@ -50,9 +50,7 @@ class TokenGeometry(LMStudy):
     ) -> None:  # fmt: skip
         super().__init__(without_chat(lm))
         if not shuffles or len(set(shuffles)) < len(shuffles) or min(shuffles) < 0:
-            raise ConfigError(
-                f"model.shuffles is {list(shuffles)}; it must hold levels from 0 on, each once."
-            )
+            raise ConfigError(f"model.shuffles is {shuffles}; it must hold levels from 0, once.")
         require("model.seed", seed, at_least=0)
         self.save_hyperparameters(logger=False)
         self.shuffles = tuple(sorted(shuffles))

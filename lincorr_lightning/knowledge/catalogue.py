@@ -100,9 +100,7 @@ class Catalogue(dict[str, Knowledge]):
         if source.alike not in (None, target.kind):
             return {}
         answers, facts = frozenset(target.canonical), self._facts_of(source).items()
-        known = {
-            name: answers.intersection(by_kind.get(target.kind, ())) for name, by_kind in facts
-        }
+        known = {name: answers & {*by_kind.get(target.kind, ())} for name, by_kind in facts}
         return {name: right for name, right in known.items() if right}
 
     def _other_facts(self, source: Knowledge, target: Knowledge) -> dict[str, tuple[str, ...]]:

@@ -392,9 +392,7 @@ def random_word_tokens(
     for name, domain in domains.items() if n_random else ():
         n = max(2 * len(domain.labels), _DRAWS_AT_ONCE * n_random)
         # Some merge with the prompt or are several tokens after a space.
-        drawn = sample_up_to(
-            tokenizer, 2 * n, excluding=domain.texts, seed=_WORDS_SEED, kind="words"
-        )
+        drawn = sample_up_to(tokenizer, 2 * n, domain.texts, _WORDS_SEED, "words")
         other = replace(domain.knowledge, answers=tuple(Answer(word, word) for word in drawn))
         found = label_answers(other, TokenReader(tokenizer), {kinds.Completeness.WHOLE}).token_ids
         words[name] = [token for token in found if token not in set(domain.token_ids)][:n]

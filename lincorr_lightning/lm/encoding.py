@@ -59,9 +59,7 @@ class PromptEncoder:
     def rows(self, prompts: Sequence[str], lead_in: bool = True) -> list[list[int]]:
         """Return the token ids of each prompt, unpadded; of texts, without `lead_in`."""
         if isinstance(prompts, str):
-            raise SubjectsError(
-                f"prompts is the single string {prompts!r}; pass a list of prompts."
-            )
+            raise SubjectsError(f"prompts is the single string {prompts!r}; pass a list of them.")
         for index, prompt in enumerate(prompts):
             if LONE_SURROGATE.search(prompt):
                 raise SubjectsError(

@@ -194,9 +194,7 @@ class LanguageModel(nn.Module):
         if mesh is None or self.is_sharded:
             return
         if self.config.compile and splits_matrices(mesh):
-            raise ConfigError(
-                "tensor parallelism does not support model.lm.compile: use configs/trainer/fsdp."
-            )
+            raise ConfigError("tensor parallelism goes without model.lm.compile. Set it to false.")
         if self._state_cache is not None:
             _log.warning("lm.state_cache is not used: the LM is sharded.")
         whole = self.fingerprint["weights"]
@@ -450,9 +448,8 @@ class LanguageModel(nn.Module):
         def forward(own: Sequence[int], batch: list[int]) -> None:
             chosen = [own[i] for i in batch]
             ids, mask = self._encoder.pad([rows[i] for i in chosen])
-            ids, last = (
-                heads.to_device(part, states.all.device) for part in (ids, mask.sum(1) - 1)
-            )
+            device = states.all.device
+            ids, last = (heads.to_device(part, device) for part in (ids, mask.sum(1) - 1))
             with context(chosen) if context is not None else nullcontext():
                 if tokens is None:
                     part = heads.read_states(self.model, ids, heads.flat_ends(ids, last))

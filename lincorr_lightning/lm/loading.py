@@ -183,9 +183,7 @@ def _check_folder(folder: Path, what: str) -> None:
         )
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):  # it could block a reader
-            raise LanguageModelError(
-                f"{path} is a FIFO, a device or a socket, not a file. Remove it."
-            )
+            raise LanguageModelError(f"{path} is a FIFO, a device or a socket, not a file.")
 
 
 def _can_ask_hub(config: LMConfig) -> bool:

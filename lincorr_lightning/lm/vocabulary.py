@@ -56,9 +56,8 @@ def _decode_usable(
     for text, token in zip(texts, tokens, strict=True):
         string = text.strip().removeprefix(_WORDPIECE_MARK if is_wordpiece else "")
         if whole_words:
-            begins = token.startswith(_WORD_MARKS) or not (
-                marked or token.startswith(_WORDPIECE_MARK)
-            )
+            is_first = not (marked or token.startswith(_WORDPIECE_MARK))
+            begins = token.startswith(_WORD_MARKS) or is_first
             if not (begins and len(string) > 1 and string.isalpha()):
                 continue
         if _is_usable(string):

@@ -209,9 +209,8 @@ class Pretraining(Study):
         n_total = self.trainer.strategy.reduce(counts.clone(), reduce_op="sum").clamp(min=1)
         weight, weight_of_answers = (self.trainer.world_size * counts / n_total).float()
         loss = loss * weight
-        self.log(
-            "train/loss", loss.detach(), prog_bar=True, batch_size=len(targets), sync_dist=True
-        )
+        size = len(targets)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=size, sync_dist=True)
         if self.off_target_penalty:
             penalty = off_target_penalty(logits, targets, second, knowledge, self._answers)
             # At full weight from the start it would prevent learning.

@@ -300,9 +300,8 @@ class LinearProbe(LMStudy):
     def _solve(self) -> None:
         fit, tune = self._moments_of("fit")[_LM].gather(), self.tune_moments.gather()
         if self.ridge == "auto":
-            self.ridges = choose_ridges(
-                fit, tune, self.layout, self.ridge_grid, self.ridge_tolerance
-            )
+            grid, tolerance = self.ridge_grid, self.ridge_tolerance
+            self.ridges = choose_ridges(fit, tune, self.layout, grid, tolerance)
             fit = merge_moments(fit, tune)
         self._fit = fit_layout(fit, self.layout, self.ridges)
         self.n_fit = self._fit.n

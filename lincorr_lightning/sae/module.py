@@ -126,9 +126,7 @@ class SparseAutoencoders(LMStudy):
         n_steps, max_steps = float(self.trainer.num_training_batches), self.trainer.max_steps
         self._n_steps = n_steps if max_steps < 1 else min(n_steps, max_steps)
         if math.isinf(self._n_steps):
-            raise ConfigError(
-                "the training DataLoader has no length. Set trainer.max_steps, for the schedule."
-            )
+            raise ConfigError("the training DataLoader has no length. Set trainer.max_steps.")
 
     def on_train_batch_start(self, batch: TokenStep | TokenRows, batch_idx: int) -> None:
         """Set the learning rate, and read the activations of a new block."""

@@ -54,9 +54,7 @@ class SAESettings:
         for name in ("l1_coef", "aux_loss_coef"):
             require(f"model.sae.{name}", getattr(self, name), at_least=0)
         if self.activation != "relu" and self.k > self.n_features:
-            raise ConfigError(
-                f"model.sae.k is {self.k}, more than model.sae.n_features, {self.n_features}."
-            )
+            raise ConfigError(f"model.sae.k is {self.k}, but there are {self.n_features} features.")
 
 
 class StepLosses(NamedTuple):
@@ -150,9 +148,8 @@ class StackedAutoencoders(nn.Module):
         if self.settings.aux_loss_coef:
             auxiliary = self._auxiliary(inputs, before.detach(), error.detach())
             total = total + self.settings.aux_loss_coef * auxiliary
-        return StepLosses(
-            total, unexplained.detach(), active.sum(1) / inputs.shape[1], active, least
-        )
+        l0 = active.sum(1) / inputs.shape[1]
+        return StepLosses(total, unexplained.detach(), l0, active, least)
 
     def _features(
         self, inputs: Tensor, before: Tensor, chosen: Tensor

@@ -27,8 +27,9 @@ def test_maps_of_half_precision_agree(capsys: pytest.CaptureFixture[str], rows: 
 
 def test_growth(rows: Rows, tmp_path: Path) -> None:
     """Exponents of known laws, and what the runs of a sweep are given."""
-    sizes = {str(n): {"size": n, "seconds": 5 + 3 * n**2, "estimated seconds": 7, "MiB": 400 + n,
-                      "estimated MiB": 8} for n in (1.0, 2.0, 5.0, 10.0)}  # fmt: skip
+    sizes = {str(n): {"size": n, "seconds": 5 + 3 * n**2, "estimated seconds": 7,
+                      "MiB": 400 + 90 * n, "estimated MiB": 8}
+             for n in (1.0, 2.0, 5.0, 10.0)}  # fmt: skip
     table = rows(growth.growth_table({"labels": sizes}))
     assert [row[:3] for row in table[:2]] == [["labels", "1.0", "8"], ["labels", "2.0", "17"]]
     assert (table[0][4], table[0][7], table[1][4]) == ("2.00", "1.00", "")

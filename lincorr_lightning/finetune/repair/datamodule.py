@@ -362,9 +362,8 @@ class RepairDataModule(StudyData):
     @cached_property
     def _domains(self) -> dict[str, Domain]:
         known, tokenizer = self._catalogue, self.language_model.tokenizer
-        return {
-            name: build_domain(known[name], tokenizer) for name in self.preserve + self.controls
-        }
+        names = self.preserve + self.controls
+        return {name: build_domain(known[name], tokenizer) for name in names}
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {
@@ -377,9 +376,8 @@ class RepairDataModule(StudyData):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)
         self.examples = list(map(Edit._make, state_dict["examples"]))
-        self.measured = {
-            part: list(map(Edit._make, edits)) for part, edits in state_dict["measured"].items()
-        }
+        measured = state_dict["measured"].items()
+        self.measured = {part: list(map(Edit._make, edits)) for part, edits in measured}
         self.split = state_dict["split"]
         self._before = state_dict["before"]
 
