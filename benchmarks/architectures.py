@@ -110,8 +110,6 @@ def tiny_model(model_type: str, vocab_size: int) -> Any:
     return model.eval()
 
 
-# -- the checks --------------------------------------------------------------------------------
-
 SUBJECTS = ("Anna Berg", "Oslo", "the old river", "Tom")
 PROMPTS = [
     [f"{subject} {rest}" for subject in SUBJECTS]
@@ -291,8 +289,6 @@ class Checks:
             )  # fmt: skip
 
 
-# -- the sweep ---------------------------------------------------------------------------------
-
 LIMITS = {"bfloat16": 0.1, "lora": 1e-2, "joint": 1e-3}
 # The method of `Checks` and the heading of the table.
 CHECKS = {
@@ -371,8 +367,6 @@ def _work(model_type: str, sender: Any) -> None:
     torch.set_num_threads(1)
     sender.send(examine(model_type))
 
-
-# -- the page ----------------------------------------------------------------------------------
 
 _STATE_SPACE = ("mamba", "ssm", "state_size", "linear_", "conv_L", "lru_", "time_step", "rescale")
 

@@ -26,9 +26,6 @@ QUIET = "--trainer.enable_progress_bar=false"
 T = TypeVar("T")
 
 
-# -- runs and processes ------------------------------------------------------------------------
-
-
 def results_of(*arguments: str) -> dict[str, Any]:
     """Run `lincorr` in this process and return the content of its results.json."""
     from lincorr_lightning.cli import main as lincorr
@@ -74,9 +71,6 @@ def least_time(work: Callable[[], T], repeats: int = 1, device: str = "cpu") -> 
     return result, min(seconds)
 
 
-# -- files of numbers --------------------------------------------------------------------------
-
-
 def write_text(path: str | Path, text: str) -> None:
     """Write a file, the whole of it or nothing."""
     part = Path(path).with_name(f".{Path(path).name}.part")
@@ -100,9 +94,6 @@ def _short(value: Any) -> Any:
     if isinstance(value, list):
         return [_short(entry) for entry in value]
     return float(f"{value:.4g}") if isinstance(value, float) else value
-
-
-# -- tables ------------------------------------------------------------------------------------
 
 
 def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
@@ -132,9 +123,6 @@ def two(value: float | None) -> str:
 def percent(value: float | None) -> str:
     """Return a share in percent."""
     return "" if value is None else f"{value:.0%}"
-
-
-# -- README.md and the pages of docs/ ----------------------------------------------------------
 
 
 def documents() -> list[Path]:
@@ -173,9 +161,6 @@ def place_tables(tables: Mapping[str, str]) -> None:
         after = placed(before, tables)
         if after != before:
             write_text(path, after)
-
-
-# -- figures -----------------------------------------------------------------------------------
 
 
 def new_figure(width: float, height: float, title: str, subtitle: str) -> Any:

@@ -20,11 +20,9 @@ if not _Path(__file__).with_name("callbacks").is_dir():
 
 # Imported on first use: `import lincorr_lightning` and `lincorr --version` stay fast.
 _MODULES = {
-    "Catalogue": "lincorr_lightning.knowledge",
-    "LanguageModel": "lincorr_lightning.lm",
-    "LinearMap": "lincorr_lightning.linear_map.artifact",
-    "SavedRun": "lincorr_lightning.results",
-}
+    "Catalogue": "lincorr_lightning.knowledge", "LanguageModel": "lincorr_lightning.lm",
+    "LinearMap": "lincorr_lightning.linear_map.artifact", "SavedRun": "lincorr_lightning.results",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -31,16 +31,10 @@ from lincorr_lightning import (  # noqa: F401
     pretraining,
     probe,
 )
+from lincorr_lightning import config as configs
 from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.checkpoints import SignalCheckpoint, check_checkpoint, set_up_checkpoints
-from lincorr_lightning.config import (
-    SAFE,
-    WRITTEN,
-    allow_known_classes_only,
-    check_settings,
-    leaves,
-    prepare_args,
-)
+from lincorr_lightning.config import SAFE, leaves
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
 from lincorr_lightning.io import atomic_write, check_writable, refuse_url
 from lincorr_lightning.lm import products
@@ -180,10 +174,10 @@ class LincorrCLI(LightningCLI):
         """Check the settings that no study checks, before anything is loaded."""
         config: Namespace = self.config[self.subcommand]
         for key, value in leaves(config):
-            if key.rpartition(".")[2] in WRITTEN:
+            if key.rpartition(".")[2] in configs.WRITTEN:
                 refuse_url(value, key)
         if self.is_safe:
-            check_settings(leaves(config))
+            configs.check_settings(leaves(config))
         # Lightning would run the code of a checkpoint that it downloads.
         if config.weights_only is None:
             config.weights_only = True
@@ -297,11 +291,11 @@ def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
         add_print_completion_argument="--print_completion" in " ".join(args),
     )
     if SAFE in args:
-        allow_known_classes_only()
+        configs.allow_known_classes_only()
     hook, threading.excepthook = threading.excepthook, _report_thread
     try:
         with products.fastest():
-            return LincorrCLI(prepare_args(args))
+            return LincorrCLI(configs.prepare_args(args))
     finally:
         threading.excepthook = hook
 

@@ -50,9 +50,6 @@ COMPUTED_SOURCE = (COMPUTED, "Arithmetic, on the numbers from 0 to 10.")
 Audits = Mapping[str, Mapping[str, Domain]]  #: Domains by tokenizer and kind of knowledge.
 
 
-# -- where things come from --------------------------------------------------------------------
-
-
 def origin(knowledge: Knowledge) -> str:
     """Return the file of the prompt and, where it is another, those of its answers."""
     files = built_in_files()
@@ -72,9 +69,6 @@ def references(catalogue: Catalogue, knowledge: Knowledge) -> str:
         return f"all {len(targets)} others"
     counts = Counter(target.name.removesuffix(f"_{target.language}") for target in targets)
     return ", ".join(name if n == 1 else f"{name} ×{n}" for name, n in counts.items())
-
-
-# -- tokenizers --------------------------------------------------------------------------------
 
 
 def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokenizerBase]:
@@ -109,9 +103,6 @@ def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
         make += ", marks the end of words"
     lowers = backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"
     return make + (", lower case" if lowers else "")
-
-
-# -- tables ------------------------------------------------------------------------------------
 
 
 def cell(domain: Domain) -> str:
@@ -191,9 +182,6 @@ def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Know
             title = family.capitalize() + (f": {language}" if len(languages) > 1 else "")
             found[title] = group
     return found
-
-
-# -- the card ----------------------------------------------------------------------------------
 
 
 def tables(

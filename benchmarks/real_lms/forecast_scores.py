@@ -231,9 +231,6 @@ def stored_model(everything: Sequence[ForecastRun], method: str) -> dict[str, An
     }
 
 
-# -- intervals ---------------------------------------------------------------------------------
-
-
 def drawn(group: npt.NDArray[Any], n_samples: int, rng: np.random.Generator) -> FLOATS:
     """Return how often each reference is in the data, 1, and in each sample of references.
 

@@ -139,11 +139,9 @@ def map_labels(
     for i, is_right in zip(domain, labels.reference.T, strict=True):
         reference[:, domain_tokens.index(token_of[i])] |= is_right
     return MappedLabels(
-        tuple(source_tokens),
-        tuple(token_of[labels.targets[i]] for i in order),
-        tuple(domain_tokens),
-        reference[order],
-    )
+        tuple(source_tokens), tuple(token_of[labels.targets[i]] for i in order),
+        tuple(domain_tokens), reference[order],
+    )  # fmt: skip
 
 
 def _permutation(labels: PairedLabels, forbidden: npt.NDArray[np.bool_], seed: int) -> list[int]:

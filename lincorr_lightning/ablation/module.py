@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from lincorr_lightning import study as studies
 from lincorr_lightning.ablation import networks
 from lincorr_lightning.ablation.datamodule import (
     LearnSettings,
@@ -30,15 +31,6 @@ from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import is_dry_run, log_scalars
-from lincorr_lightning.study import (
-    FIXED_TRAINING,
-    Study,
-    as_settings,
-    plain,
-    require_one_epoch,
-    require_same,
-    without_chat,
-)
 
 _ALL_PHASES = (
     "networks are compared after all phases. Leave out trainer.max_steps, max_time, "
@@ -47,7 +39,7 @@ _ALL_PHASES = (
 )
 
 
-class VocabularyAblation(Study):
+class VocabularyAblation(studies.Study):
     """Trains one feed-forward network between pretrained token embeddings.
 
     A text is the mean of its tokens' embeddings; the output of the network times the same
@@ -82,7 +74,7 @@ class VocabularyAblation(Study):
     study = "vocabulary_ablation"
     batch_type = TextBatch
     step_setting = "batch_size of model.compose and model.learn"
-    refused_callbacks = FIXED_TRAINING
+    refused_callbacks = studies.FIXED_TRAINING
 
     def __init__(
         self,
@@ -98,8 +90,11 @@ class VocabularyAblation(Study):
         score_every: int = 10,
     ) -> None:
         super().__init__()
-        lm, network = without_chat(lm), as_settings(NetworkSettings, network)
-        compose, learn = as_settings(PhaseSettings, compose), LearnSettings(**plain(learn))
+        lm, network = studies.without_chat(lm), studies.as_settings(NetworkSettings, network)
+        compose, learn = (
+            studies.as_settings(PhaseSettings, compose),
+            LearnSettings(**studies.plain(learn)),
+        )
         mapping, seeds = split_names(mapping), [0] if seeds is None else list(seeds)
         require_one_of("model.candidates", candidates, get_args(Candidates))
         require_one_of("model.embedding_source", embedding_source, get_args(EmbeddingSource))
@@ -131,7 +126,7 @@ class VocabularyAblation(Study):
 
     def setup(self, stage: str) -> None:
         """Check the trainer before anything is trained."""
-        require_one_epoch(self.trainer, "model.compose.epochs and model.learn.epochs")
+        studies.require_one_epoch(self.trainer, "model.compose.epochs and model.learn.epochs")
         limits = self.trainer.max_steps, self.trainer.limit_train_batches
         if limits != (-1, 1.0) and not is_dry_run(self.trainer):
             raise ConfigError(_ALL_PHASES)
@@ -262,14 +257,12 @@ class VocabularyAblation(Study):
         # There are none if the run was resumed after the last step.
         texts = self.texts or self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
         return ablation_results(
-            texts.corpus,
-            self.embedding,
+            texts.corpus, self.embedding,
             scores={"learn": networks.score(texts, self.networks)} | self.scores,
-            baselines=networks.baselines(texts),
-            history=self.history,
+            baselines=networks.baselines(texts), history=self.history,
             cases=networks.cases(texts, self.networks, self.embedding.tokenizer),
             seconds=self.seconds,
-        )
+        )  # fmt: skip
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""
@@ -283,5 +276,7 @@ class VocabularyAblation(Study):
         """Restore the scores; refuse another embedding."""
         if not hasattr(self, "networks"):
             self._make_networks(state["n_tokens"])
-        require_same({"lm": state["embedding"]}, {"lm": self.embedding.fingerprint}, "model.")
+        studies.require_same(
+            {"lm": state["embedding"]}, {"lm": self.embedding.fingerprint}, "model."
+        )
         self.scores, self.history = state["scores"], state["history"]

@@ -66,9 +66,6 @@ def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> li
     return [f"{state(edit.subject, edit.answer)}. {prompt(edit.subject)}" for edit in edits]
 
 
-# -- sampling --------------------------------------------------------------------------------------
-
-
 def sample_edits(
     relation: TokenizedRelation, lm: LanguageModel, n: int, subjects: Sequence[str] | None = None,
     seed: int = 0, labels: Collection[int] | None = None, setting: str = "data.n_edits",
@@ -141,9 +138,6 @@ def sample_candidates(
     pool = sample_up_to(lm.tokenizer, _MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
     unknown = set(unknown_subjects(pool, lm))
     return [subject for subject in pool if subject not in unknown]
-
-
-# -- resolving -------------------------------------------------------------------------------------
 
 
 class ResolvedEdits(NamedTuple):

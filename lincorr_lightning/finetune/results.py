@@ -8,15 +8,11 @@ from functools import partial
 from statistics import fmean
 from typing import Any
 
+from lincorr_lightning.finetune import figures as drawing
 from lincorr_lightning.finetune.batches import EditDataset
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.edits import Skipped, skip_counts
-from lincorr_lightning.finetune.figures import (
-    outcomes_figure,
-    reference_weights_figure,
-    risk_figure,
-)
 from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional.outcomes import Outcome, outcome_shares
 from lincorr_lightning.results.plots import training_curves
@@ -70,9 +66,9 @@ def case_results(
         Figure(f"reference_weights{suffix}",
                f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
                "figure 5).",
-               partial(reference_weights_figure, cases, relation, taught)),
+               partial(drawing.reference_weights_figure, cases, relation, taught)),
         Figure(f"outcomes{suffix}", f"Share of each outcome of the edits of {relation}.",
-               partial(outcomes_figure, cases, relation, random, taught)),
+               partial(drawing.outcomes_figure, cases, relation, random, taught)),
     ]  # fmt: skip
 
 
@@ -87,12 +83,10 @@ def forecast_table(
     are more likely to hallucinate than that.
     """
     cells: dict[str, Sequence[Any]] = {
-        "subject": forecasts.subjects,
-        "source_answer": forecasts.source_answers,
-        "reference": forecasts.references,
-        "answer_before": forecasts.leading(forecasts.before),
+        "subject": forecasts.subjects, "source_answer": forecasts.source_answers,
+        "reference": forecasts.references, "answer_before": forecasts.leading(forecasts.before),
         "expected_answer": forecasts.leading(forecasts.predicted[forecasts.default]),
-    }
+    }  # fmt: skip
     headings = {
         "source_answer": "new answer", "answer_before": "before", "answer_after": "after",
         "above_max_risk": "above max_risk", "answer": "expected answer",
@@ -180,7 +174,7 @@ def forecast_results(
 def _risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
     caption = f"Risks of {len(forecasts.subjects)} edits of {forecasts.relation}, by forecaster"
     caption += ", against their outcomes." if outcomes else "."
-    return Figure("forecast", caption, partial(risk_figure, forecasts, outcomes))
+    return Figure("forecast", caption, partial(drawing.risk_figure, forecasts, outcomes))
 
 
 def _predicted_shares(forecasts: Forecasts) -> dict[str, dict[str, float | None]]:

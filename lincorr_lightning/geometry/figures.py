@@ -25,8 +25,6 @@ _NAMES = {
 _SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "excess_over_random": INK, "hit1": ORANGE}
 _BASELINES = {"r": "random_label_mean", "hit1": "best_baseline_1"}
 
-# -- token geometry --------------------------------------------------------------------------------
-
 
 def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figure:
     """Draw ID, overlap, cosine and angle by layer, a curve per shuffling level.
@@ -42,10 +40,8 @@ def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figur
     colours = [BLUE, ORANGE] if len(levels) <= 2 else dark_to_light
     return plots.curves(
         frame.assign(
-            low=frame["mean"] - frame["std"],
-            high=frame["mean"] + frame["std"],
-            level=frame["shuffle"].map(levels),
-            panel=frame["key"].map(_title),
+            low=frame["mean"] - frame["std"], high=frame["mean"] + frame["std"],
+            level=frame["shuffle"].map(levels), panel=frame["key"].map(_title),
         ),
         "layer", "mean", "level", "panel", band=("low", "high"), labels=("layer", ""), per_row=2,
         title=f"Token geometry of {lm}",

@@ -345,8 +345,6 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-# -- weights -------------------------------------------------------------------------------------
-
 # LMs with their state, and tokenizers; nothing is kept outside of `weights_read_once`.
 _Kept = tuple[dict[LMConfig, Any], dict[Checkpoint, Any]]
 _kept: ContextVar[_Kept | None] = ContextVar("kept", default=None)

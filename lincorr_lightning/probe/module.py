@@ -21,6 +21,7 @@ from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModel
 from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
+from lincorr_lightning.linear_map import solver as solving
 from lincorr_lightning.linear_map.artifact import LinearMap, require_held_out
 from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows, stem, wordings_of
@@ -31,14 +32,7 @@ from lincorr_lightning.linear_map.scores import (
     score_maps,
     with_numbers,
 )
-from lincorr_lightning.linear_map.solver import (
-    AffineMap,
-    FittedMaps,
-    choose_ridges,
-    fit_layout,
-    split_targets,
-    tuning_rows,
-)
+from lincorr_lightning.linear_map.solver import AffineMap, FittedMaps
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.finder import logit_lens
 from lincorr_lightning.lm.sharding_strategy import refuse_sharding
@@ -240,7 +234,7 @@ class LinearProbe(LMStudy):
         return {
             (source, target): prediction
             for source, x, _, module in self._by_source(rows)
-            for target, prediction in split_targets(self.layout, source, module(x))
+            for target, prediction in solving.split_targets(self.layout, source, module(x))
         }
 
     def _by_source(self, rows: Tensor) -> Iterable[tuple[str, Tensor, Tensor, AffineMap]]:
@@ -273,7 +267,7 @@ class LinearProbe(LMStudy):
                 if room > 0:
                     kept.append(used[:room, : self.layout.n_kept].float().cpu())
             elif view == _LM and self.ridge == "auto":
-                judge = tuning_rows(len(used), batch.first).to(used.device)
+                judge = solving.tuning_rows(len(used), batch.first).to(used.device)
                 self.tune_moments.update(self.layout.with_permuted(used[judge]))
                 used = used[~judge]
             moments.update(self.layout.with_permuted(used))
@@ -301,9 +295,9 @@ class LinearProbe(LMStudy):
         fit, tune = self._moments_of("fit")[_LM].gather(), self.tune_moments.gather()
         if self.ridge == "auto":
             grid, tolerance = self.ridge_grid, self.ridge_tolerance
-            self.ridges = choose_ridges(fit, tune, self.layout, grid, tolerance)
+            self.ridges = solving.choose_ridges(fit, tune, self.layout, grid, tolerance)
             fit = merge_moments(fit, tune)
-        self._fit = fit_layout(fit, self.layout, self.ridges)
+        self._fit = solving.fit_layout(fit, self.layout, self.ridges)
         self.n_fit = self._fit.n
         self._warn_of_few_subjects()
         # Gradient descent has also seen those of earlier epochs, which a resumed run may lack.
@@ -449,7 +443,7 @@ class LinearProbe(LMStudy):
         for layer in self.layers:
             fit, test = (self._moments_of(half)[str(layer)].gather() for half in _HALVES)
             if fit.n > 0:
-                fitted = fit_layout(fit, self.layout, self.ridges)
+                fitted = solving.fit_layout(fit, self.layout, self.ridges)
                 own, kept = score_maps(fitted, test), self._gather_kept(str(layer))
                 own, _ = beside_baselines(own, fitted, test, self.lm, self.random_labels, rows=kept)
                 scores[layer] = [*over_wordings({score.pair: score for score in own}).values()]
@@ -505,12 +499,10 @@ class LinearProbe(LMStudy):
     def checkpoint_state(self) -> dict[str, Any]:
         """Return what the maps were fitted on."""
         return {
-            "fitted_on": self._fitted_on(),
-            "ridge": self.ridge,
-            "fit_subjects": self.fit_subjects,
+            "fitted_on": self._fitted_on(), "ridge": self.ridge, "fit_subjects": self.fit_subjects,
             "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
             "n_fit": self.n_fit,
-        }
+        }  # fmt: skip
 
     def _fitted_on(self) -> dict[str, tuple[str | None, list[int]]]:
         """Return each prompt, the control included, and the labels that are read after it."""

@@ -81,11 +81,9 @@ def probe_results(
     `partial_out` the knowledge that was partialled out.
     """
     values: dict[str, Any] = {
-        "n_fit": int(findings.n_fit),
-        "n_test": int(findings.n_test),
-        "control": findings.layout.control,
-        "pairs": [score.to_json() for score in findings.scores],
-    }
+        "n_fit": int(findings.n_fit), "n_test": int(findings.n_test),
+        "control": findings.layout.control, "pairs": [score.to_json() for score in findings.scores],
+    }  # fmt: skip
     known_for_some = {
         "ridge_path": [
             {"source": source, "target": target, "path": path}
@@ -112,12 +110,10 @@ def probe_results(
     # The first picture is of what no other words have.
     heatmaps.sort(key=lambda figure: figure.name != "random_words_matrix")
     return Results(
-        study="linear_probe",
-        values=values,
-        scalars=dict(_scalars(findings.scores, findings.phase)),
-        tables=list(tables.values()),
+        study="linear_probe", values=values,
+        scalars=dict(_scalars(findings.scores, findings.phase)), tables=list(tables.values()),
         figures=[*heatmaps, *_figures(findings, tables, lm, note, partial_out)],
-    )
+    )  # fmt: skip
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:

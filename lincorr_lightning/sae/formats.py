@@ -247,8 +247,6 @@ def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -
         sae.save(Path(folder) / SAE_FOLDER / hook_point.id)
 
 
-# -- formats of other libraries ------------------------------------------------------------------
-
 _KEYS = ("W_enc", "W_dec", "b_enc", "b_dec")
 # SAELens' architectures; nested losses (Matryoshka) only matter for training.
 _ARCHITECTURES: dict[str, Activation] = {

@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor
 
+from lincorr_lightning import study as studies
 from lincorr_lightning.data.texts import TokenRows, TokenStep
 from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.lm.config import LMConfig
@@ -22,17 +23,9 @@ from lincorr_lightning.sae.hooks import find_hook_points, width_of
 from lincorr_lightning.sae.results import SCORES, sae_results, score_hook_points
 from lincorr_lightning.sae.sparse_autoencoder import SparseAutoencoder
 from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, StepLosses
-from lincorr_lightning.study import (
-    LMStudy,
-    as_settings,
-    require_batch,
-    require_one_epoch,
-    require_same,
-    without_chat,
-)
 
 
-class SparseAutoencoders(LMStudy):
+class SparseAutoencoders(studies.LMStudy):
     """Trains an SAE at every hook point of an LM: after each layer, and each MLP and attention.
 
     A training batch is a `TokenStep`, some tokens of a block of texts, or `TokenRows`, all counted
@@ -75,8 +68,8 @@ class SparseAutoencoders(LMStudy):
         require("model.warmup", warmup, at_least=0)
         require("model.decay", decay, at_least=0)
         require("model.warmup + model.decay", warmup + decay, at_most=1)
-        self.sae = as_settings(SAESettings, sae)
-        super().__init__(without_chat(lm))
+        self.sae = studies.as_settings(SAESettings, sae)
+        super().__init__(studies.without_chat(lm))
         self.save_hyperparameters(logger=False)
         self.kinds, self.layers, self.saes, self.seed = kinds, layers, saes, seed
         self.learning_rate, self.warmup, self.decay = learning_rate, warmup, decay
@@ -96,7 +89,7 @@ class SparseAutoencoders(LMStudy):
             raise ConfigError(
                 "model.saes names SAEs to score, not to train. Run `lincorr validate`, or set null."
             )
-        require_one_epoch(self.trainer, "data.n_tokens")
+        studies.require_one_epoch(self.trainer, "data.n_tokens")
 
     def prepare_lm(self) -> None:
         if self.saes is None:
@@ -135,7 +128,7 @@ class SparseAutoencoders(LMStudy):
         factor = stacked.learning_rate_factor(step, self._n_steps, self.warmup, self.decay)
         for group in self.trainer.optimizers[0].param_groups:
             group["lr"] = self.learning_rate * factor
-        require_batch(self, batch, TokenRows, TokenStep)
+        studies.require_batch(self, batch, TokenRows, TokenStep)
         if self._reader is None:
             self._reader = BlockActivations(self.lm, saes.hook_points)
         self._activations = self._reader.read(batch)
@@ -209,7 +202,7 @@ class SparseAutoencoders(LMStudy):
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
         """Reconstruct held-out activations, and compute the LM's loss with them."""
         del batch_idx
-        require_batch(self, batch, TokenRows)
+        studies.require_batch(self, batch, TokenRows)
         score_texts(self.lm.model, self._scored, batch, self._quality)
 
     def on_validation_epoch_end(self) -> None:
@@ -244,7 +237,7 @@ class SparseAutoencoders(LMStudy):
         """Refuse a checkpoint of other SAEs, also where they are only scored."""
         super().on_load_checkpoint(checkpoint)
         own = {name: self.hparams[name] for name in ("sae", "kinds", "layers")}
-        require_same(checkpoint["hyper_parameters"], own, "model.")
+        studies.require_same(checkpoint["hyper_parameters"], own, "model.")
 
     def restore(self, state: Mapping[str, Any]) -> None:
         history = state["history"].items()

@@ -16,21 +16,10 @@ from lincorr_lightning.data.loaders import ResumableLoader, make_loader
 from lincorr_lightning.data.texts import TokenBatch, read_prompts
 from lincorr_lightning.distributed import DataShard, data_shard, require_items
 from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
-from lincorr_lightning.finetune.batches import (
-    EditBatch,
-    LabelledTokens,
-    edit_batch,
-    labelled_tokens,
-)
+from lincorr_lightning.finetune import batches as batching
+from lincorr_lightning.finetune import edits as resolving
 from lincorr_lightning.finetune.edit_files import read_edits
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    prompts_in_context,
-    reference_mask,
-    resolve_edits,
-    sample_candidates,
-    sample_edits,
-)
+from lincorr_lightning.finetune.edits import Edit, reference_mask
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation, build_domain
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind
@@ -61,7 +50,7 @@ class RepairBatch:
     """
 
     part: str  #: ``shown`` or ``held_out``, see `RepairDataModule`.
-    edits: EditBatch
+    edits: batching.EditBatch
     source: DomainPrompts
     target: DomainPrompts
     in_context: DomainPrompts  #: The target prompts after the statement of the new answer.
@@ -74,7 +63,7 @@ class RepairBatch:
 
 
 @dataclass  # not frozen, as above
-class StatementBatch(LabelledTokens):
+class StatementBatch(batching.LabelledTokens):
     """Statements to train on: all tokens but the first are learned; `texts` as in `RepairBatch`."""
 
     texts: Tensor
@@ -208,10 +197,12 @@ class RepairDataModule(StudyData):
         labels, limit = self._split(relation), self.max_edits_per_reference
         edits: list[Edit] = []
         if file is not None:
-            edits = resolve_edits(read_edits(file), relation, lm, max_per_reference=limit).edits
+            edits = resolving.resolve_edits(
+                read_edits(file), relation, lm, max_per_reference=limit
+            ).edits
         taken = {edit.subject for edit in edits}
         pools = self._candidates(self.n_edits if file is None else 0, taken)
-        sample = partial(sample_edits, relation, lm, seed=self.seed)
+        sample = partial(resolving.sample_edits, relation, lm, seed=self.seed)
         examples = sample(
             self.n_examples, pools[0], labels=labels[SHOWN], setting="data.n_examples"
         )
@@ -253,7 +244,9 @@ class RepairDataModule(StudyData):
         """Return disjoint subjects: of the examples, and twice those of measured edits."""
         sizes = [self.n_examples, n_edits, n_edits]
         n = sum(sizes)
-        pool = sample_candidates(self.language_model, n, self.seed, self.subject_kind, excluding)
+        pool = resolving.sample_candidates(
+            self.language_model, n, self.seed, self.subject_kind, excluding
+        )
         edges = (np.cumsum(sizes) / n * len(pool)).astype(int).tolist()
         return [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
 
@@ -271,9 +264,9 @@ class RepairDataModule(StudyData):
             return DomainPrompts(input_ids.cpu(), attention_mask.cpu(), tokens)
 
         return RepairBatch(
-            part, edit_batch(edits, ids, lm.rows(relation.source_prompts(subjects))),
+            part, batching.edit_batch(edits, ids, lm.rows(relation.source_prompts(subjects))),
             prompts(relation.source), prompts(relation.target),
-            prompts(relation.target, prompts_in_context(edits, relation)),
+            prompts(relation.target, resolving.prompts_in_context(edits, relation)),
             {name: prompts(self._domains[name]) for name in others}, mask,
             (mask & reference_mask(self.examples, mask.shape[1]).any(0)).any(1), {},
             torch.empty(0, self.n_tokens, dtype=torch.long),
@@ -309,7 +302,7 @@ class RepairDataModule(StudyData):
             rows = self.language_model.rows(texts, lead_in=False)
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
-                tokens = labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
+                tokens = batching.labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
                 return StatementBatch(*tokens, self._preserved_texts(step))
 
         steps = RepairDataset(
