@@ -184,10 +184,7 @@ class Pretraining(Study):
         total, start = self._n_steps
         done = min(self.global_step / start, 1.0)
         mixing = start <= self.global_step < total
-        embedding = lm.get_input_embeddings()
-        embeds: Tensor = embedding(batch.input_ids)
-        if mixing:
-            embeds = torch.lerp(embeds, embedding(batch.partners), batch.shares[..., None])
+        embeds = self._embed(batch, mixing)
         outputs = lm.model(inputs_embeds=embeds, position_ids=batch.position_ids, use_cache=False)
         hidden = outputs.last_hidden_state
         has_target = batch.targets != IGNORED
@@ -216,6 +213,13 @@ class Pretraining(Study):
             # At full weight from the start it would prevent learning.
             loss = loss + self.off_target_penalty * done**2 * (penalty * weight_of_answers)
         return loss
+
+    def _embed(self, batch: PackedBatch, mixing: bool) -> Tensor:
+        embedding = self._ready[0].get_input_embeddings()
+        subjects: Tensor = embedding(batch.input_ids)
+        if not mixing:
+            return subjects
+        return torch.lerp(subjects, embedding(batch.partners), batch.shares[..., None])
 
     def on_validation_epoch_start(self) -> None:
         names = self._ready[1].knowledge

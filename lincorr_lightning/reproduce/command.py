@@ -309,8 +309,7 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
     quiet = "--trainer.enable_progress_bar=false"
     command = [*run.arguments, f"--model.lm.name_or_path={lm}", quiet]
     if run.probe is not None:
-        frame = SavedRun.read(run.probe).table("subjects").frame
-        subjects = frame["subject"][frame["half"] != "fit"].astype(str).tolist()
+        subjects = _held_out_subjects(run.probe)
         if not run.answers:
             candidates = run.folder.with_suffix(".txt")
             with files.atomic_write(candidates) as part:
@@ -330,6 +329,11 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
     for module in cli.model.modules():
         if isinstance(module, StackedLoRA):
             module.remove()  # so that the next run can use the LM
+
+
+def _held_out_subjects(probe: Path) -> list[str]:
+    frame = SavedRun.read(probe).table("subjects").frame
+    return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
 
 
 @contextmanager
