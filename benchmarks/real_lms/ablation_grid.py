@@ -191,7 +191,9 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
             " / ".join(interval(of[way, mapping]["generalized"]) for mapping in BOTH)
             for way in WAYS
         ]
-        readings.append([*size, kind, "centered" if center else "as they are", n_seeds, *pairs])
+        inputs = "centered" if center else "as they are"
+        learned = percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
+        readings.append([*size, kind, inputs, n_seeds, *pairs, learned])
         if of["network", "letters"].empty:
             continue
         for way in WAYS:
@@ -203,7 +205,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
     return {
         "ablation_closest": closest(rows),
         "ablation_readings": markdown_table(
-            [*sizes, "network", "inputs", "seeds", *ways], readings
+            [*sizes, "network", "inputs", "seeds", *ways, "learned, at least"], readings
         ),
         "ablation_nulls": markdown_table(
             [*sizes, "trained", "reference", "macro", "permuted", "permuted as countries",

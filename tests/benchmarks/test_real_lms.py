@@ -414,8 +414,8 @@ def test_ablation_grid_goes_on_with_its_file(
         done.append(cell)
         return [
             {**asdict(cell), "dimensions": 4, "labels": "3 / 3", "train": way, "mapping": mapping,
-             "seed": seed, "generalized": next(shares), "macro_generalized": 0.5,
-             "upper_bound": 0.3, "majority": 0.1}
+             "seed": seed, "source_learned": 0.9, "generalized": next(shares),
+             "macro_generalized": 0.5, "upper_bound": 0.3, "majority": 0.1}
             for way in ablation_grid.WAYS for mapping in mappings for seed in seeds
         ]  # fmt: skip
 
@@ -429,7 +429,7 @@ def test_ablation_grid_goes_on_with_its_file(
     first, *_ = rows(placed[0]["ablation_readings"])
     # Two seeds with .2 and .6: the standard error is .2, times 12.7 of Student's t.
     assert first[:6] == ["a", "4", "3 / 3", "plain", "as they are", "2"]
-    assert first[6:] == ["40 ± 254 / 40 ± 254"] * 3
+    assert first[6:] == [*["40 ± 254 / 40 ± 254"] * 3, "90%"]
     null, *_ = rows(placed[0]["ablation_nulls"])
     assert null[3:] == ["network", "40 ± 254", "50 ± 0", "40 ± 254", "–", "40 ± 254", "30%", "10%"]
 
