@@ -44,8 +44,7 @@ def minutes(seconds: float) -> str:
 
 def progress(items: Iterable[T], doing: str, **bar: Any) -> Iterator[T]:
     """Yield items, on rank 0 with a bar if they take more than two seconds, or `ProgressLines`."""
-    if getattr(rank_zero_only, "rank", 0) != 0 or sys.stderr.isatty():
-        hidden = getattr(rank_zero_only, "rank", 0) != 0
+    if (hidden := getattr(rank_zero_only, "rank", 0) != 0) or sys.stderr.isatty():
         yield from tqdm(items, doing, leave=False, delay=2, disable=hidden, **bar)
         return
     _running.append(loop := Loop(doing, getattr(items, "__len__", int)(), monotonic()))
@@ -103,9 +102,8 @@ class ProgressLines(ProgressBar):
         self._begin("training", n if trainer.max_steps < 0 else min(n, trainer.max_steps))
 
     def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
-        is_check = trainer.sanity_checking
-        n = trainer.num_sanity_val_batches if is_check else trainer.num_val_batches
-        self._begin("validation", n)
+        check, n = trainer.num_sanity_val_batches, trainer.num_val_batches
+        self._begin("validation", check if trainer.sanity_checking else n)
 
     def on_test_start(self, trainer: L.Trainer, *_: Any) -> None:
         self._begin("test", trainer.num_test_batches)

@@ -116,25 +116,23 @@ def _verdict(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
 
     Each reference counts once: of all edits, the few most frequent ones would decide.
     """
-    changes = {}
-    for part in _PARTS:
-        stages = [[case for case in cases[stage] if case["part"] == part]
-                  for stage in ("before", "after")]  # fmt: skip
-        before, after = (
-            DataFrame({"reference": [case["reference"] for case in stage],
-                       "wrong": [case["outcome"] == Outcome.HALLUCINATED for case in stage]})
-            .groupby("reference")["wrong"].mean() for stage in stages
-        )  # fmt: skip
-        if len(before) > 1 and before.index.equals(after.index):
-            both = np.column_stack([before, after])
-            changes[part] = difference_of_means(both, np.ones_like(both))
+    if not all(cases.values()):  # as in a dry run
+        return ""
+    rows = [
+        (case["part"], case["reference"], stage, case["outcome"] == Outcome.HALLUCINATED)
+        for stage, own in cases.items() for case in own
+    ]  # fmt: skip
+    frame = DataFrame(rows, columns=["part", "reference", "stage", "wrong"])
+    shares = frame.groupby(list(frame)[:3])["wrong"].mean().unstack()[["before", "after"]]
+    both = {part: own.to_numpy(float) for part, own in shares.groupby("part") if len(own) > 1}
+    changes = {part: difference_of_means(own, np.ones_like(own)) for part, own in both.items()}
     if (other := changes.get(HELD_OUT)) is None:
         return ""
     effect = "helps" if other.high < 0 else "harms" if other.low > 0 else "does not help"
     points = [f"{100 * number:+.0f}" for number in (other.value, other.low, other.high)]
     text = (
         f"The repair {effect} other answers (hallucinated {points[0]} points, 95 % {points[1]} to "
-        f"{points[2]}, over {len(before)} references). "
+        f"{points[2]}, over {len(both[HELD_OUT])} references). "
     )
     if other.high < 0 or SHOWN not in changes:
         return text.strip() + "\n"
