@@ -181,11 +181,10 @@ class FeatureMovement(RelationCallback):
         least = self.least * self._typical[key.partition("/")[0]]
         return {
             "change": float(sums["change"].sum()) / before if before else 0.0,
-            "moved": float((sums["change"] / n > least).sum()),
-            "on": float(sums["on"].sum()) / n,
+            "moved": float((sums["change"] / n > least).sum()), "on": float(sums["on"].sum()) / n,
             "off": float(sums["off"].sum()) / n,
             "explained": 1 - error / total if total else float("nan"),
-        }
+        }  # fmt: skip
 
     def _log_step(self, trainer: L.Trainer, step: int) -> None:
         scalars = {

@@ -164,10 +164,9 @@ class Formation(RelationCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         self._measure_once(trainer)
         look: dict[str, Any] = {
-            "headline": True,
-            "headings": {field: title for field, (_, title) in _NUMBERS.items()},
+            "headline": True, "headings": {field: title for field, (_, title) in _NUMBERS.items()},
             "formats": dict.fromkeys(_NUMBERS, ".3f"),
-        }
+        }  # fmt: skip
         correlations, recall = (
             sorted(rows, key=lambda row: -row["step"]) for rows in (self.correlations, self.recall)
         )

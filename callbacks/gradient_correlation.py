@@ -213,9 +213,8 @@ class GradientCorrelation(MapCallback):
         return next(iter(numbers.values())) | {
             "gradient_correlation_error": mean_r_error(predicted, after.target - before.target),
             "logit_correlation": self._logit_r(self.base),
-            "gradient_correlation_all_steps": all_steps,
-            "n_updates": len(all_after.source),
-        }
+            "gradient_correlation_all_steps": all_steps, "n_updates": len(all_after.source),
+        }  # fmt: skip
 
 
 def _mean_r(prediction: Tensor, target: Tensor) -> float:

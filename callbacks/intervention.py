@@ -26,8 +26,7 @@ class Intervention(MapCallback):
     the edit reaches the target? The state that the head reads at the target prompt is moved along
     the column, as the head's rows of the target labels map it into states: see
     `lincorr_lightning.finetune.interventions.EditStates`, and docs/causal.md for the arms. This
-    takes one forward pass of an edit, at its end. Edits are independent ones with LoRA: others
-    change the head, too.
+    takes one forward pass of an edit, at its end. Edits are independent ones with LoRA.
 
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
@@ -73,7 +72,6 @@ class Intervention(MapCallback):
         super().start(trainer)
 
     def _fit_maps(self) -> dict[str, LinearMap]:
-        """Fit W, with both ridges, and W₀ with that of ``auto``."""
         maps = super()._fit_maps()
         (maps["vocabulary"],) = fit_linear_maps(
             self.cache.lm, self._w0, self._fitted_subjects(),

@@ -168,9 +168,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             if not (isinstance(rows, RowReader) and rows.lm is cache.lm):
                 rows = RowReader(cache.lm)
             step = trainer.global_step + self._uncounted
-            states[model] = SharedState(
-                cache, rows, step, max(len(trainer.optimizers), 1), self._uncounted
-            )
+            n = max(len(trainer.optimizers), 1)
+            states[model] = SharedState(cache, rows, step, n, self._uncounted)
         self.shared = states[model]
         self.cache = self.shared.cache
         self.adapter_id: int | None = None

@@ -113,12 +113,11 @@ class Resilience(MapCallback):
                  if (at := f"resilience_{key}/{self.tag}") in self.history}  # fmt: skip
         reason = "They need a map that this run fits, and random_labels above 0."
         values = {
-            "relation": self.tokenized.name,
-            "before": number(self._r[0]),
+            "relation": self.tokenized.name, "before": number(self._r[0]),
             "after": number(self._r[-1]),
             "worst": min((r for r in self._r if r == r), default=None),
             "baselines": {key: [points[i][1] for i in (0, -1)] for key, points in known.items()},
             "without_random_words": None if known else reason,
-        }
+        }  # fmt: skip
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.name, values, tables=[self.history_table(caption)])

@@ -185,11 +185,10 @@ class Study(PlainHyperparameters, L.LightningModule):
             self.write_artifacts(runs.run_folder(self.trainer))
         if results is not None:
             self.results = replace(
-                results,
-                settings=plain(runs.run_settings(self.trainer)),
+                results, settings=plain(runs.run_settings(self.trainer)),
                 lm=results.lm or dict(self.lm_info),
                 included=results.included or runs.collect_callback_results(self.trainer),
-            )
+            )  # fmt: skip
             runs.write_parts(self.trainer, self.results)
             if writes:  # last, so that an interrupted run has none
                 self.results.write_values(runs.run_folder(self.trainer))

@@ -123,11 +123,10 @@ class PairedCorpus:
             # Not verbose: positions of the LM do not matter here.
             tokenizer(
                 relation.source_prompts(one.subjects) + relation.target_prompts(one.subjects),
-                add_special_tokens=False,
-                verbose=False,
+                add_special_tokens=False, verbose=False,
             )["input_ids"]
             for one in self.texts
-        ]
+        ]  # fmt: skip
         answers = mappings.answer_token_ids(labels, tokenizer)
         self.vocabularies = [sorted(answers.union(*rows)) for rows in self.token_ids]
         new = (one.subjects[self.n_paired :] for one in self.texts)

@@ -61,10 +61,8 @@ class VocabularyAblation(studies.Study):
             ``input`` for its embedding, ``output`` for its head.
         mapping: ``reference``, ``permuted``, ``permuted_targets`` or ``letters``, or several.
         seeds: Seeds; each mapping is trained once per seed.
-        skip_compose_baseline: Whether to also measure what is generalized without the compose
-            phase.
-        candidates: Tokens that the training softmax is over: the ``vocabulary``, or those of the
-            ``texts``.
+        skip_compose_baseline: Whether to also measure what is generalized without composing.
+        candidates: Tokens that the softmax is over: the ``vocabulary``, or those of the ``texts``.
         network: Settings of the network.
         compose: Settings of the phase of paired texts.
         learn: Settings of the phase of source texts, and what it trains.
@@ -199,9 +197,8 @@ class VocabularyAblation(studies.Study):
                     f"the texts are for another study: {corpus.plan}. Pass plan=module.plan to "
                     "the data."
                 )
-            self.texts = PooledTexts(
-                corpus, self.embedding, self.candidates, self.network, self.device
-            )
+            about = self.embedding, self.candidates, self.network, self.device
+            self.texts = PooledTexts(corpus, *about)
         return self.texts
 
     def training_step(self, batch: TextBatch, batch_idx: int) -> Tensor:
@@ -276,7 +273,6 @@ class VocabularyAblation(studies.Study):
         """Restore the scores; refuse another embedding."""
         if not hasattr(self, "networks"):
             self._make_networks(state["n_tokens"])
-        studies.require_same(
-            {"lm": state["embedding"]}, {"lm": self.embedding.fingerprint}, "model."
-        )
+        now = {"lm": self.embedding.fingerprint}
+        studies.require_same({"lm": state["embedding"]}, now, "model.")
         self.scores, self.history = state["scores"], state["history"]

@@ -109,16 +109,13 @@ class PooledTexts:
             zeros beyond the last.
         parts: What each of them contributes to a text's mean, as scaled, ``(n_seeds,
             2 · n_subjects, n_tokens)``.
-        answers: Index of each text's answer among the candidates, ``(n_seeds, n_mappings,
-            2 · n_subjects)``.
+        answers: Index of each text's answer, ``(n_seeds, n_mappings, 2 · n_subjects)``.
         head: Embeddings of the candidates, ``(n_seeds, d, n_candidates)``; one for all seeds if
             they are the vocabulary.
         logit_mask: 0, and minus infinity where a seed has fewer candidates than another; None where
             all have equally many.
-        domain: Candidates of the target domain, ``(n_seeds, n_mappings, n_domain)``; -1 beyond the
-            last.
-        reference_mask: Whether they are right for each new subject, ``(n_seeds, n_mappings, n_new,
-            n_domain)``.
+        domain: Candidates of the target domain, ``(n_seeds, n_mappings, n_domain)``; -1: no more.
+        reference_mask: Whether they are right, ``(n_seeds, n_mappings, n_new, n_domain)``.
         candidate_tokens: Token id of each candidate, by seed.
     """
 
@@ -278,10 +275,9 @@ def baselines(texts: PooledTexts) -> dict[str, list[float]]:
     per_answer = is_right.mean(2)
     alike = (source[..., :, None] == source[..., None, :]).double()
     shares = {
-        "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1),
-        "majority": per_answer.amax(-1),
+        "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1), "majority": per_answer.amax(-1),
         "upper_bound": ((alike @ is_right).amax(-1) / alike.sum(-1)).mean(-1),
-    }
+    }  # fmt: skip
     return {name: share.mean(0).tolist() for name, share in shares.items()}
 
 

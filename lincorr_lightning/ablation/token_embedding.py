@@ -49,8 +49,7 @@ class TokenEmbedding:
     """The token embedding of a checkpoint, with its tokenizer."""
 
     weight: Tensor
-    """Embedding matrix in the precision of the checkpoint, ``(n_tokens, d)``; mapped from the file
-    where its format allows."""
+    """Embedding matrix in the checkpoint's precision, ``(n_tokens, d)``; mapped from the file."""
     key: str  #: Name of the matrix in the checkpoint.
     tokenizer: PreTrainedTokenizerBase
     checkpoint: Checkpoint

@@ -2,11 +2,8 @@
 
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
 from lincorr_lightning.data.texts import (
-    TextsDataModule,
-    TokenBatch,
-    TokenizedTextDataModule,
-    TokenRows,
-)
+    TextsDataModule, TokenBatch, TokenizedTextDataModule, TokenRows,
+)  # fmt: skip
 
 __all__ = [
     "SubjectBatch", "SubjectsDataModule", "TextsDataModule", "TokenBatch", "TokenRows",

@@ -175,9 +175,8 @@ def read_texts(
                 is_empty = False
                 yield text
         if is_empty:
-            raise SubjectsError(
-                f"{owner}.texts {path} holds no text. Put {', '.join(SUFFIXES)} there."
-            )
+            known = ", ".join(SUFFIXES)
+            raise SubjectsError(f"{owner}.texts {path} holds no text. Put {known} files there.")
 
 
 def _files(path: Path, owner: str) -> list[Path]:

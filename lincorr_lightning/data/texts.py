@@ -253,7 +253,6 @@ class TextsDataModule(StudyData):
         return rows
 
     def _tokenize(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return rows of token ids, each beginning with the tokenizer's special tokens."""
         lm = self.language_model
         n = min(self.max_length, lm.max_length or self.max_length) - len(lm.prefix)
         if not texts:

@@ -6,10 +6,8 @@ from lincorr_lightning.finetune.edited.module import EditedLM
 from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
 from lincorr_lightning.finetune.repair.datamodule import (
-    RepairBatch,
-    RepairDataModule,
-    StatementBatch,
-)
+    RepairBatch, RepairDataModule, StatementBatch,
+)  # fmt: skip
 from lincorr_lightning.finetune.repair.module import Repair
 
 __all__ = [

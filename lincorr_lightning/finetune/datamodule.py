@@ -175,7 +175,6 @@ class EditsDataModule(StudyData):
         return edits
 
     def _sampled_edits(self) -> list[Edit]:
-        """Sample edits, but none of subjects that the LM was repaired with."""
         n, lm = self.n_edits, self.language_model
         assert n is not None
         if self.subjects is None:

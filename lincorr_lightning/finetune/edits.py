@@ -123,7 +123,6 @@ def sample_edits(
 
 
 def _take_new(answers: list[SourceAnswer], source: int, target: int) -> SourceAnswer | None:
-    """Take the first answer that changes these labels, which lead now, out of the list."""
     for index, answer in enumerate(answers):
         if answer.label != source and target not in answer.reference:
             return answers.pop(index)
@@ -197,13 +196,12 @@ def label_rows(
         fact, answer, reason = labels.find(row)
         edit = nfc(fact.subject), answer.answer
         reasons = {
-            reason: bool(reason),
-            "the subject has no token of the LM": fact.subject in unknown,
+            reason: bool(reason), "the subject has no token of the LM": fact.subject in unknown,
             "an earlier row teaches the subject this answer": bool(row.id) and edit in taught,
             "the subject was an example of the LM's repair": fact.subject in repaired,
             "above data.max_edits_per_reference": counts[answer.reference] == max_per_reference,
             "beyond data.n_edits": len(labelled) == n_edits,
-        }
+        }  # fmt: skip
         if reason := next((reason for reason, holds in reasons.items() if holds), ""):
             firsts.setdefault(reason, fact)
             skipped.append(Skipped(row.where, fact.subject, fact.answer, reason))

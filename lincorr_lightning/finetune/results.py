@@ -73,10 +73,9 @@ def case_results(
 
 
 def forecast_table(
-    forecasts: Forecasts,
-    after: tuple[Sequence[str], Sequence[str]] | None = None,
+    forecasts: Forecasts, after: tuple[Sequence[str], Sequence[str]] | None = None,
     max_risk: float | None = None,
-) -> Table:
+) -> Table:  # fmt: skip
     """Return the table ``forecast`` with a row per edit.
 
     `after` are the answers and outcomes after training; with `max_risk`, the table says which edits
@@ -238,12 +237,10 @@ def finetune_results(
 
 
 def _of_kind(measured: Sequence[Results], study: str) -> list[Results]:
-    """Return the results of a kind of callback, the second of which is numbered."""
     return [one for one in measured if re.fullmatch(rf"{study}(_\d+)?", one.study)]
 
 
 def _by_relation(measured: Sequence[Results]) -> dict[str, dict[str, Any]]:
-    """Return values by relation; the second result of a relation is numbered."""
     values: dict[str, dict[str, Any]] = {}
     counts: Counter[str] = Counter()
     for one in measured:
@@ -362,10 +359,9 @@ def _training_figure(
             continue  # near the shares of all edits, in the same panel
         curves.setdefault(_panel(key, relation), []).extend(points)
     return Figure(
-        "training",
-        "Outcomes, probabilities and correlations in the course of training.",
+        "training", "Outcomes, probabilities and correlations in the course of training.",
         partial(training_curves, curves, f"Training on edits of {relation}", subtitle),
-    )
+    )  # fmt: skip
 
 
 def _panel(key: str, relation: str) -> str:

@@ -64,10 +64,9 @@ def predecessors_by_method(
     best = {at: match.indices for at, match in matcher.match(hook_point, k=_TOP).items()}
     targets, others = matcher.decoders[hook_point], {at: matcher.decoders[at] for at in best}
     return {
-        "top-1": {at: indices[:, :1] for at, indices in best.items()},
-        "top-5": best,
+        "top-1": {at: indices[:, :1] for at, indices in best.items()}, "top-5": best,
         "one-to-one": {at: assign_features(targets, one).indices for at, one in others.items()},
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -212,11 +211,10 @@ def run_cuts(
 
 
 def text_losses(
-    lm: LanguageModel,
-    rows: Rows,
+    lm: LanguageModel, rows: Rows,
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
     batches: MicroBatches | None = None,
-) -> list[Tensor]:
+) -> list[Tensor]:  # fmt: skip
     """Return the loss of each token but the first of texts, in nats; see `run_with_hooks`."""
     found = [torch.empty(0, dtype=torch.float64)] * len(rows)
 
@@ -236,11 +234,10 @@ def summarize_outcomes(outcomes: Tensor, cut: int, which: Tensor) -> dict[str, A
     (old, new), losses = outcomes[:, [0, cut]][..., which]
     loss, loss_after = losses[:, losses.isfinite().all(0)].sum(1).tolist()
     return {
-        "n": int(which.sum()),
-        "success": float((new <= 0).double().mean()),
+        "n": int(which.sum()), "success": float((new <= 0).double().mean()),
         "activation_change": float((new / old - 1).mean()),
         "loss_change": (loss_after - loss) / loss if loss > 0 else None,
-    }
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,6 @@ class DecoderMatcher:
     def _edges(
         self, features: Sequence[Feature], other: HookPoint, backward: bool, limit: float, k: int
     ) -> list[Edge]:
-        """Return the edges from features of one hook point to the one before or after it."""
         decoder = self.decoders[features[0].hook_point][[feature.index for feature in features]]
         matches = match_features(decoder, self.decoders[other], k)
         rows, ranks = (matches.cosines >= limit).nonzero(as_tuple=True)

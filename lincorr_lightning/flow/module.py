@@ -197,9 +197,8 @@ class FeatureFlow(LMStudy):
             # Evenly spaced, because they may come in the order of their length.
             n = self.steering.n_texts
             texts = self._rows[:: max(1, len(self._rows) // n)][:n]
-            steering = measure_steering(
-                lm, saes, statistics.activity, answers, texts, self.steering
-            )
+            activity, how = statistics.activity, self.steering
+            steering = measure_steering(lm, saes, activity, answers, texts, how)
         self._flows = {
             name: [matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
             for name, features in starts.items()

@@ -128,9 +128,8 @@ class RelationFlow:
         for label in (carried[i * len(carried) // n] for i in range(n)):
             graph = matcher.follow(target[label].feature, thresholds=thresholds)
             prompts = [rows[i] for i in (answers != label).nonzero()[:n_prompts, 0].tolist()]
-            steered.append(
-                SteeredAnswer(domain.texts[label], domain.token_ids[label], graph, prompts)
-            )
+            text, token = domain.texts[label], domain.token_ids[label]
+            steered.append(SteeredAnswer(text, token, graph, prompts))
         return steered
 
 

@@ -359,9 +359,8 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
     """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17)."""
     titles = {
         "behaviour": "probability of the answer",
-        "coherence": "perplexity of other texts, before / after",
-        "score": "their product",
-    }
+        "coherence": "perplexity of other texts, before / after", "score": "their product",
+    }  # fmt: skip
     labels = list(dict.fromkeys(points["label"]))
     named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
     means = mean_steering(points).rename(columns=titles)

@@ -176,11 +176,10 @@ class FeatureGroups:
     def summarize(self) -> dict[str, Any]:
         """Return the counts of this layer as plain data."""
         return {
-            "layer": self.hook_point.layer,
-            "n_activations": int(self.counts.sum()),
+            "layer": self.hook_point.layer, "n_activations": int(self.counts.sum()),
             "shares": self.shares(),
             "auroc": {source.kind: number(self.auroc(source)) for source in self.matches},
-        }
+        }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -2,25 +2,15 @@
 
 from lincorr_lightning.functional.auroc import auroc, auroc_within, class_auroc, counted_auroc
 from lincorr_lightning.functional.correlation import (
-    CorrelationSummary,
-    labelwise_pearson,
-    labelwise_pearson_from_moments,
-    segmented_pearson,
+    CorrelationSummary, labelwise_pearson, labelwise_pearson_from_moments, segmented_pearson,
     summarize,
-)
+)  # fmt: skip
 from lincorr_lightning.functional.least_squares import HALF_DECADES, LeastSquares, strongest_within
 from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
 from lincorr_lightning.functional.outcomes import (
-    Cause,
-    Outcome,
-    attribute_causes,
-    forecast_from_map,
-    macro_mean,
-    outcome_codes,
-    outcome_shares,
-    reference_scores,
-    risk,
-)
+    Cause, Outcome, attribute_causes, forecast_from_map, macro_mean, outcome_codes, outcome_shares,
+    reference_scores, risk,
+)  # fmt: skip
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
 
 __all__ = [

@@ -60,9 +60,8 @@ def reference_scores(
     judged = [pair for pair in zip(outcomes, references, strict=True) if pair[1]]
     groups = [frozenset(reference) for _, reference in judged]
     for one in (Outcome.GENERALIZED, Outcome.HALLUCINATED):
-        scores[f"macro_{one}"] = macro_mean(
-            [float(outcome == one) for outcome, _ in judged], groups
-        )
+        hits = [float(outcome == one) for outcome, _ in judged]
+        scores[f"macro_{one}"] = macro_mean(hits, groups)
     return scores
 
 

@@ -152,8 +152,7 @@ def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
         frame.assign(
             panel=frame["closeness"].map(names) + ", " + frame["setting"],
             score=frame["against"].replace(scored).map(SCORES),
-            baseline=frame["against"].isin(scored),
-            clear=frame["p"] < _MANTEL_ALPHA,
+            baseline=frame["against"].isin(scored), clear=frame["p"] < _MANTEL_ALPHA,
         ),
         "layer", "spearman", "score", "panel", "baseline", filled="clear",
         labels=("layer", "Spearman ρ"),

@@ -88,9 +88,8 @@ class KnowledgeGeometry(LMStudy):
             pairs = ["{source}->{target}".format(**pair) for pair in self.probed["pairs"]]
             random_labels = 0
         catalogue = Catalogue.load(*knowledge_files)
-        self.layout = build_layout(
-            self.lm.tokenizer, catalogue, names, pairs, n_random=random_labels
-        )
+        tokenizer, n = self.lm.tokenizer, random_labels
+        self.layout = build_layout(tokenizer, catalogue, names, pairs, n_random=n)
         kept = (0,) if self.probed is not None else (self.layout.n_columns, self.layout.blocks)
         self.fit_moments, self.test_moments = JointMoments(*kept), JointMoments(*kept)
         self.closeness: KnowledgeCloseness | None = None

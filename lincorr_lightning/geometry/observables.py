@@ -99,7 +99,6 @@ def _squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _exact_distances(tokens: Tensor, rows: Tensor) -> Tensor:
-    """Return squared distances of some tokens from all, ``(n_rows, n_tokens)``, by differences."""
     squared = tokens.new_zeros(len(rows), len(tokens), dtype=torch.float64)
     for columns in torch.split(tokens, _COLUMNS, dim=-1):
         block = columns.double()

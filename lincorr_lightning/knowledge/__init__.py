@@ -1,21 +1,12 @@
 """Kinds of knowledge: prompts, domains of answers and real-world references."""
 
 from lincorr_lightning.knowledge.answer_tokens import (
-    WHOLE_WORDS,
-    Completeness,
-    answer_tokens,
-    unknown_words,
-)
+    WHOLE_WORDS, Completeness, answer_tokens, unknown_words,
+)  # fmt: skip
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import (
-    Domain,
-    Dropped,
-    Label,
-    TokenizedRelation,
-    ambiguous_matrix,
-    build_domain,
-    reference_matrix,
-)
+    Domain, Dropped, Label, TokenizedRelation, ambiguous_matrix, build_domain, reference_matrix,
+)  # fmt: skip
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge, Relation
 
 __all__ = [

@@ -44,10 +44,9 @@ def answer_tokens(
     gap = " " if knowledge.leading_space else ""
     encoded = tokenizer(
         [prompt, *(f"{prompt}{gap}{answer.text}" for answer in knowledge.answers)],
-        add_special_tokens=False,
-        return_attention_mask=False,
+        add_special_tokens=False, return_attention_mask=False,
         return_offsets_mapping=tokenizer.is_fast,
-    )
+    )  # fmt: skip
     head, *rows = encoded["input_ids"]
     _, *spans = encoded["offset_mapping"] if tokenizer.is_fast else [None] * (len(rows) + 1)
     tokens: list[list[int] | None] = []

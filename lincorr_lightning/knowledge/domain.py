@@ -96,10 +96,9 @@ class Domain:
 
 
 def build_domain(
-    knowledge: Knowledge,
-    tokenizer: "PreTrainedTokenizerBase",
+    knowledge: Knowledge, tokenizer: "PreTrainedTokenizerBase",
     keep: Collection[Completeness] = WHOLE_WORDS,
-) -> Domain:
+) -> Domain:  # fmt: skip
     """Return the domain of a kind of knowledge; a `DomainError` if it has no label."""
     domain = label_answers(knowledge, TokenReader(tokenizer), keep)
     if domain.labels:

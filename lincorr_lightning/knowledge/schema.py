@@ -38,8 +38,7 @@ class Knowledge:
         leading_space: Whether a space separates the prompt and its answer.
         printed_template: Wording in the paper where that has an error, else None.
         alike: For a simile, the only kind of fact that the subject shares with the answer: an
-            object of the same color as X says nothing else about X. None: all facts of the
-            answer follow.
+            object of the same color as X says nothing else about X. None: all facts follow.
         paper_size: Size of the domain in the paper; None if the paper has no such prompt.
         more_templates: Other wordings of the prompt, as a file lists them under ``templates``.
         paraphrases: Other wordings of the prompt that are read only where they are asked for.

@@ -122,11 +122,10 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     kinds = parts.get("entities", nothing).mapping("must map kinds to entities", names=True)
     entries = parts.get("knowledge", nothing).mapping("must map names to prompts", names=True)
     return KnowledgeFile(
-        origin=origin,
-        source=parts["source"].text() if "source" in parts else "",
+        origin=origin, source=parts["source"].text() if "source" in parts else "",
         entities={kind: _entities(kind, value) for kind, value in kinds.items()},
         knowledge={name: _entry(name, value) for name, value in entries.items()},
-    )
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,11 +299,10 @@ class LinearMap:
                 labels={name: entry["labels"] for name, entry in kinds.items()},
                 templates={name: entry["template"] for name, entry in kinds.items()},
                 ridge={pair: entry["ridge"] for pair, entry in pairs.items()},
-                lm=config["lm"]["name_or_path"],
-                fingerprint=config["lm"]["fingerprint"],
+                lm=config["lm"]["name_or_path"], fingerprint=config["lm"]["fingerprint"],
                 answers={name: entry.get("answers", ()) for name, entry in kinds.items()},
                 references={pair: entry.get("reference", ()) for pair, entry in pairs.items()},
-            )
+            )  # fmt: skip
             if config[_CHECKSUM] != _checksum(folder / _TENSORS):
                 raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
         except _READING as error:

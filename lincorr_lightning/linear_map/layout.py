@@ -318,9 +318,8 @@ def build_layout(
         _check_reference(catalogue.relation(name), references)
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
     words = random_word_tokens(tokenizer, in_pairs, n_random)
-    layout = JointLayout(
-        domains, tuple(chosen), control or None, references, left_out, permuted, words
-    )
+    found = domains, tuple(chosen), control or None, references, left_out, permuted, words
+    layout = JointLayout(*found)
     return layout if paraphrases is None else _with_wordings(layout, tokenizer, paraphrases)
 
 

@@ -288,10 +288,9 @@ def by_completeness(
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
             influenced = hit_rates(elsewhere, right & chosen[:, None])[0].by_rank()
         scores[str(kind)] = {
-            "n_labels": int(chosen.sum()),
-            "label_mean": mean_r(r[chosen]),
+            "n_labels": int(chosen.sum()), "label_mean": mean_r(r[chosen]),
             "influenced": influenced,
-        }
+        }  # fmt: skip
     return scores
 
 

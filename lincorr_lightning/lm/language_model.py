@@ -522,7 +522,6 @@ class LanguageModel(nn.Module):
         return torch.equal(*(heads.logits_of_states(model, parts, way) for way in (True, False)))
 
     def _casts_to_head(self, probe: Sequence[int]) -> bool:
-        """Return whether the LM rounds states to the dtype of its head."""
         seen: list[torch.dtype] = []
         head, ids = heads.head_of(self.model), torch.tensor([list(probe)], device=self.model.device)
         assert head is not None
@@ -569,6 +568,5 @@ class LanguageModel(nn.Module):
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),
-            "dtype": modes.dtype_name(self.model.dtype),
-            "weights": cached[1],
-        }
+            "dtype": modes.dtype_name(self.model.dtype), "weights": cached[1],
+        }  # fmt: skip

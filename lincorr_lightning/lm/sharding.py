@@ -144,7 +144,6 @@ def _generic(name: str) -> str:
 
 
 def _split_layers(model: nn.Module, plan: dict[str, str]) -> Iterator[tuple[str, Any, str]]:
-    """Yield the layers and adapter matrices that are split: name in the plan, module and style."""
     for name, module in list(model.named_modules()):
         style = plan.get(_generic(name))
         if style not in _SPLIT:

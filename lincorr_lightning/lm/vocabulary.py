@@ -130,7 +130,6 @@ def _draw(parts: list[list[str]], n: int, seed: int) -> list[str]:
 def _parts(
     tokenizer: PreTrainedTokenizerBase, words_per_subject: int, kind: SubjectKind
 ) -> list[list[str]]:
-    """Return the strings that each part of a subject is drawn from."""
     require("data.words_per_subject", words_per_subject, at_least=1)
     if kind == "names":
         if words_per_subject != 1:

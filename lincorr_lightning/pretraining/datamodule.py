@@ -189,8 +189,7 @@ class CorpusDataModule(StudyData):
             all related answers change together.
         pair: Two kinds of knowledge, as ``city->country``, that `cooccurrence` applies to.
         cooccurrence: Share of the people of whom both kinds of knowledge of `pair` are stated. Of
-            each other person the text states one and never the other; half of them have the source
-            stated.
+            each other person the text states one and never the other, of half of them the source.
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of the order, of the mixing, and of the choice of people for `cooccurrence`.
     """

@@ -130,18 +130,16 @@ def top_weights_figure(
 
 # Columns of a table, what they are in the legend, and their colours.
 _PATHS = {
-    "label_mean": ("label-wise r", BLUE),
-    "influenced_1": ("top-1 target of a source", ORANGE),
+    "label_mean": ("label-wise r", BLUE), "influenced_1": ("top-1 target of a source", ORANGE),
     "influencing_1": ("top-1 source of a target", GREEN),
-}
+}  # fmt: skip
 _WORDS = {"label_mean": ("labels of the source", BLUE), "random_mean": ("random words", GREY)}
 _WORDS_STD = {key.replace("mean", "std"): shown for key, shown in _WORDS.items()}
 _BY_LAYER = {
-    "label_mean": ("label-wise r", BLUE),
-    "random_label_mean": ("r, random words", GREY),
+    "label_mean": ("label-wise r", BLUE), "random_label_mean": ("r, random words", GREY),
     "influenced_1": ("top-1 target of a source", ORANGE),
     "best_baseline_1": ("its strongest baseline", GREEN),
-}
+}  # fmt: skip
 
 
 def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:

@@ -67,13 +67,10 @@ class LinearProbe(LMStudy):
         paraphrases: Whether the paraphrases of each kind of knowledge are read, too. Scores are
             means over wordings, with their spread; the maps that are saved are of the first.
         ridge: Penalty on ``|W|^2``. 0 is the paper's map; ``auto`` takes, for each pair, the
-            strongest one of `ridge_grid` that costs at most `ridge_tolerance` of r, judged on a
-            fifth of the fit half.
-        ridge_grid: Ridge strengths of the path, increasing; null takes 0 and half decades from 0.1
-            to 1e6.
+            strongest one of `ridge_grid` that costs at most `ridge_tolerance` of held-out r.
+        ridge_grid: Ridge strengths of the path, increasing; null: 0, half decades from 0.1 to 1e6.
         ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r.
-        require_reference: Pairs that must have a reference, for Hit@N; other pairs get Hit@N if
-            they have one.
+        require_reference: Pairs that must have a reference, for Hit@N; others may have one.
         control: Neutral prompt that replaces the source's as a null; null leaves it out.
         partial_out: Knowledge that is independent of the rest, as far as known: each pair's r is
             also reported with all that this knowledge predicts removed from both sides. It is read
@@ -86,8 +83,7 @@ class LinearProbe(LMStudy):
         layers: Layers, from 0, whose logit lens (final norm and head on the states after the
             layer) is probed, too, with the ridges of the last one. Each takes as long again.
         solver: ``closed_form``, or ``sgd`` for gradient descent over ``trainer.max_epochs``.
-        learning_rate: Learning rate of ``sgd``, in units of the inverse of the source's largest
-            curvature.
+        learning_rate: Learning rate of ``sgd``, in units of 1 / the source's largest curvature.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         momentum: Momentum of ``sgd``.
         figure_labels: Labels in figures of W, such as ``[Paris, Tokyo]``, by text, answer or
@@ -469,11 +465,10 @@ class LinearProbe(LMStudy):
         logits = self(self.joint_rows(batch.subjects))
         logits = {pair: logits[pair] for pair in wordings_of(logits)}
         return {
-            "subjects": subjects,
-            "first": batch.first,
+            "subjects": subjects, "first": batch.first,
             "logits": {f"{s}->{t}": y[: len(subjects)].cpu() for (s, t), y in logits.items()},
             "labels": {f"{s}->{t}": self.layout.domains[t].texts for s, t in logits},
-        }
+        }  # fmt: skip
 
     def linear_map(self) -> LinearMap:
         """Return the fitted maps as an artifact of their own."""

@@ -123,10 +123,6 @@ def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
 
 
 def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, float]]:
-    """Yield numbers of the pairs, as ``val/label_mean/city-country``, the first what counts most.
-
-    That are r, Hit@1 and their strongest baselines, of pairs with a reference, then of high r.
-    """
     shown = sorted(scores, key=lambda s: (s.precision is None, -(s.evidence or 0.0)))
     shown = shown[:_MAX_SCALAR_PAIRS]
     safe = safe_names(score.name for score in shown)
@@ -284,7 +280,6 @@ def _named(pairs: Sequence[str]) -> str:
 
 
 def _wordings(findings: ProbeFindings) -> Iterator[Table]:
-    """Yield how far scores differ between wordings, and the scores of each."""
     form = "{mean:.2f} ± {std:.2f} ({low:.2f} to {high:.2f})"
     spread = [
         {"pair": score.name, "wordings": score.templates["n"]}

@@ -212,7 +212,6 @@ def _figures(item: Item, lms: Sequence[LMRuns]) -> Iterator[Figure]:
 
 
 def _languages(lm: LMRuns) -> Iterator[Figure]:
-    """Yield the mean label-wise r between languages of an LM (figure 22), if it has some."""
     catalogue, run = Catalogue.load(), lm.finished.get("probe_cross_language")
     pairs = DataFrame(run.values["pairs"] if run is not None else [])
     if pairs.empty or pairs["label_mean"].isna().all():

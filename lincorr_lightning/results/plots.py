@@ -233,7 +233,6 @@ def curves(
 def _draw_line(
     axes: Axes, rows: DataFrame, columns: tuple[Any, ...], label: str | None, colour: Any
 ) -> None:
-    """Draw a line of `curves`, of whose arguments `columns` has those that name columns."""
     x, y, dashed, filled, band = columns
     marker = "o" if len(rows) <= _MAX_MARKERS else ""
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)

@@ -1,13 +1,8 @@
 """Sparse autoencoders (SAEs) of an LM's activations: formats, hook points and training."""
 
 from lincorr_lightning.sae.formats import (
-    FORMATS,
-    SAEFormat,
-    load_sae,
-    load_saes,
-    register_format,
-    save_saes,
-)
+    FORMATS, SAEFormat, load_sae, load_saes, register_format, save_saes,
+)  # fmt: skip
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
 from lincorr_lightning.sae.hooks import captured, edited, find_hook_points, width_of
 from lincorr_lightning.sae.sparse_autoencoder import ACTIVATIONS, Activation, SparseAutoencoder

@@ -313,11 +313,10 @@ _DICTIONARIES: dict[str, tuple[Sequence[str], Activation, bool]] = {
     "AutoEncoder": ((*_LINEAR[:3], "bias"), "relu", True),
     "AutoEncoderNew": ((*_LINEAR[:3], "decoder.bias"), "relu", False),
     "GatedAutoEncoder": ((*_LINEAR[:2], "mag_bias", "decoder_bias"), "jumprelu", True),
-    "JumpReluAutoEncoder": (_KEYS, "jumprelu", False),
-    "AutoEncoderTopK": (_LINEAR, "topk", True),
+    "JumpReluAutoEncoder": (_KEYS, "jumprelu", False), "AutoEncoderTopK": (_LINEAR, "topk", True),
     "BatchTopKSAE": (_LINEAR, "batchtopk", True),
     "MatryoshkaBatchTopKSAE": (_KEYS, "batchtopk", True),
-}
+}  # fmt: skip
 
 
 def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:

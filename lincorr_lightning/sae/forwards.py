@@ -125,10 +125,9 @@ def _run_batches(
     batches = batches or MicroBatches(lm.config.tokens_per_forward)
     with reading(lm.model, device, compiled=lm.config.compile):
         batches.run(
-            [len(row) for row in rows],
-            device,
+            [len(row) for row in rows], device,
             lambda cases: run(cases, *lm.pad([rows[case] for case in cases])),
-        )
+        )  # fmt: skip
 
 
 def last_activations(

@@ -20,10 +20,9 @@ if TYPE_CHECKING:
 _COLOURS = dict(zip(KIND_NAMES.values(), (BLUE, ORANGE, GREEN), strict=True))
 _TITLES = {
     "explained_variance": "explained variance",
-    "loss_recovered": "loss recovered (0: zeros, 1: unchanged)",
-    "l0": "active features per token",
+    "loss_recovered": "loss recovered (0: zeros, 1: unchanged)", "l0": "active features per token",
     "dead": "dead features (active at no token)",
-}
+}  # fmt: skip
 SCORES = tuple(_TITLES)
 
 
@@ -93,11 +92,10 @@ def sae_results(
         tables = [table]
         means = table.frame[list(SCORES)].astype(float).mean()
         values = {
-            "n_held_out_tokens": scored.n_tokens,
-            "loss_clean": scored.clean,
+            "n_held_out_tokens": scored.n_tokens, "loss_clean": scored.clean,
             "mean": {what: number(means[what]) for what in SCORES},
             "hook_points": [asdict(score) for score in scores],
-        }
+        }  # fmt: skip
         is_one_size = len(set(sizes.values())) == 1
         size = f"{min(sizes.values()):,} features each" if is_one_size else "of several sizes"
         subtitle = f"{name}; {len(scores)} SAEs, {size}; {scored.n_tokens:,} held-out tokens"
@@ -114,10 +112,9 @@ def quality_figure(scores: "DataFrame", subtitle: str) -> Drawing:
     """Draw the scores of SAEs by layer, a panel per score; the rows are `SAEScore`."""
     points = scores.melt(["kind", "layer"], list(_TITLES), "score")
     points = points.assign(
-        value=points["value"].astype(float),
-        kind=points["kind"].map(KIND_NAMES),
+        value=points["value"].astype(float), kind=points["kind"].map(KIND_NAMES),
         score=points["score"].map(_TITLES),
-    )
+    )  # fmt: skip
 
     def limit(axes: Axes, score: str, rows: "DataFrame") -> None:
         low, high = rows["value"].min(), rows["value"].max()

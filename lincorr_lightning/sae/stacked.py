@@ -123,10 +123,9 @@ class StackedAutoencoders(nn.Module):
         # Of the other activations, only the chosen features have gradients.
         with torch.set_grad_enabled(is_relu and torch.is_grad_enabled()):
             before = torch.baddbmm(
-                self.encoder_bias[:, None],
-                inputs - self.decoder_bias[:, None],
+                self.encoder_bias[:, None], inputs - self.decoder_bias[:, None],
                 self.encoder.transpose(1, 2),
-            )
+            )  # fmt: skip
         if is_relu:
             features = before.relu()
             rebuilt = torch.baddbmm(self.decoder_bias[:, None], features, self.decoder)
@@ -167,7 +166,6 @@ class StackedAutoencoders(nn.Module):
         return values.relu(), entries
 
     def _choose(self, before: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which features are active, and the least pre-activation of each hook point."""
         k = self.settings.k
         if self.settings.activation == "topk":
             values, columns = before.topk(k, dim=-1, sorted=False)

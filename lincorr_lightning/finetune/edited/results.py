@@ -103,7 +103,6 @@ def _prompts_table(
     near: Sequence[cases.DomainLogits], asked: Mapping[str, Sequence[Sequence[str]]],
     neighbours: Sequence[str],
 ) -> Table:  # fmt: skip
-    """Return a row for each other wording and neighbour, by the number that it is counted in."""
     rows, means = list[tuple[Any, ...]](), dict[str, Mean]()
     for kind, prompts in asked.items():
         own = [(x, text) for x, texts in zip(edits.edits, prompts, strict=True) for text in texts]

@@ -120,8 +120,7 @@ class RepairDataModule(StudyData):
         n_edits: Number of measured edits of the shown answers, and of the others.
         max_edits_per_reference: Largest number of measured edits of either part with the same
             reference; of a file, the first of both. null sets no limit.
-        edits_file: File of edits to measure instead, see `EditsDataModule`. Their subjects are left
-            out of the examples.
+        edits_file: File of edits to measure instead (`EditsDataModule`), of other subjects.
         batch_size: Examples of a step, on all ranks together; a multiple of the ranks.
         eval_batch_size: Measured edits that are trained side by side.
         preserve: Other kinds of knowledge, whose answers examples of kind ``edits`` keep.
@@ -203,9 +202,8 @@ class RepairDataModule(StudyData):
         taken = {edit.subject for edit in edits}
         pools = self._candidates(self.n_edits if file is None else 0, taken)
         sample = partial(resolving.sample_edits, relation, lm, seed=self.seed)
-        examples = sample(
-            self.n_examples, pools[0], labels=labels[SHOWN], setting="data.n_examples"
-        )
+        shown, setting = labels[SHOWN], "data.n_examples"
+        examples = sample(self.n_examples, pools[0], labels=shown, setting=setting)
         if file is None:
             measured = {
                 part: sample(self.n_edits, pool, labels=labels[part], max_per_reference=limit)
@@ -305,9 +303,8 @@ class RepairDataModule(StudyData):
                 tokens = batching.labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
                 return StatementBatch(*tokens, self._preserved_texts(step))
 
-        steps = RepairDataset(
-            self.examples, relation, self.split, make_batch, size, self.seed, shard
-        )
+        split, seed = self.split, self.seed
+        steps = RepairDataset(self.examples, relation, split, make_batch, size, seed, shard)
         return ResumableLoader(steps, self.trainer)
 
     def val_dataloader(self) -> DataLoader[Any]:
@@ -321,14 +318,12 @@ class RepairDataModule(StudyData):
             ids = sorted(range(len(edits)), key=lengths.__getitem__)
             for first in range(0, len(edits), size):
                 batches.append(self._batch(edits, ids[first : first + size], part, self.controls))
-        batches += [
-            TokenBatch(rows, [], []) for rows in torch.split(self._texts[0], _TEXTS_PER_BATCH)
-        ]
+        parts = torch.split(self._texts[0], _TEXTS_PER_BATCH)
+        batches += [TokenBatch(rows, [], []) for rows in parts]
         return make_loader(batches, self.trainer)
 
     @cached_property
     def _texts(self) -> tuple[Tensor, Tensor]:
-        """The texts that are measured, and those that are preserved."""
         n, n_preserved = self.n_texts, self.n_preserved_texts
         tokens = read_prompts(
             self.language_model, self.texts, self.key, self.n_tokens, n + n_preserved,
@@ -362,9 +357,8 @@ class RepairDataModule(StudyData):
         return super().state_dict() | {
             "examples": list(map(tuple, self.examples)),
             "measured": {part: list(map(tuple, edits)) for part, edits in self.measured.items()},
-            "split": self.split,
-            "before": self._before,
-        }
+            "split": self.split, "before": self._before,
+        }  # fmt: skip
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict)

@@ -168,7 +168,6 @@ class Repair(TrainedLMStudy):
         self.log(f"train/{name}", value.detach(), prog_bar=is_loss, batch_size=1, sync_dist=True)
 
     def _text_loss(self, texts: Tensor) -> Tensor:
-        """Return the weighted change of the predictions of each token of some texts."""
         ids = self._with_prefix(texts)
         before_repair: Any = self._reference[0] if self._reference else self.lm.model
         before_repair.to(self.device)  # the reference is no submodule, which Lightning would move
@@ -204,7 +203,6 @@ class Repair(TrainedLMStudy):
 
     @contextmanager
     def _taught(self, batch: RepairBatch, first_seed: int = 0) -> Iterator[None]:
-        """Teach each edit in an adapter of its own, which holds inside a ``with`` block."""
         assert self.edit_adapters is not None
         first_seed += self.edit_training.adapter.seed
         seeds = [first_seed + number for number in batch.edits.ids]
@@ -326,9 +324,8 @@ class Repair(TrainedLMStudy):
                 "callbacks that stop before trainer.max_epochs."
             )
         measured = collect_callback_results(self.trainer)
-        return repair_results(
-            self.cases, self.perplexity, self.global_step, self._dataset, measured
-        )
+        n, dataset = self.global_step, self._dataset
+        return repair_results(self.cases, self.perplexity, n, dataset, measured)
 
     def write_artifacts(self, folder: Path) -> None:
         """Save the repaired LM if wanted."""
