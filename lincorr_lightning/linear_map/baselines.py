@@ -51,7 +51,7 @@ def random_words(
     fitted: FittedMaps, test: Moments, n_compared: int, counts: Sequence[int] = _COUNTS,
     rows: Tensor | None = None,
 ) -> tuple[Numbers, list[LabelCount]]:  # fmt: skip
-    """Fit maps from and to random words after the same prompts, with the ridges of the pairs.
+    """Fit maps from and to random words after the same prompts, with the pairs' ridges or none.
 
     Stored maps have no moments, and so no numbers. `test` has the moments of all held-out subjects;
     with `rows`, the first columns of the joint rows of some, ``(n, n_kept)``, intervals cover
@@ -116,13 +116,25 @@ def _r_of_draws(
         drawn = []
         for _ in range(_DRAWS if n < len(pool) else 1):
             x = pool[torch.from_numpy(rng.permutation(len(pool))[:n])]
-            solution = RidgeSolver(fitted.moments, x, y=y).solve(ridge)
+            solution = _better(RidgeSolver(fitted.moments, x, y=y), ridge, test, x, y)
             values = _r_and_influences(test, solution, x, y, rows)
             parts = (part.nanmean(1) for _, part in solver.split_targets(layout, source, values))
             drawn.append(torch.stack(list(parts), 1))
         both = torch.stack(drawn)
         sides.append((both[:, 0].numpy(), both[:, 1:].nanmean(0).numpy()))
     return sides
+
+
+def _better(
+    one: RidgeSolver, ridge: float | Tensor, test: Moments, x: Tensor, y: Tensor, problem: str = "y"
+) -> Solution:
+    """Return the better of the maps with a ridge and without one, label by label.
+
+    A ridge that a pair's own labels bear may cost random words their r.
+    """
+    ridged, plain = one.solve(ridge, problem), one.solve(0.0, problem)
+    r, r_plain = (solver.label_r(test, each.weight, x, y) for each in (ridged, plain))
+    return ridged._replace(weight=torch.where((r_plain > r)[:, None], plain.weight, ridged.weight))
 
 
 def _r_and_influences(
@@ -149,7 +161,8 @@ def _r_at_targets(
     to_words = RidgeSolver(fitted.moments, x, **words)
     values, sides = _r_and_influences(test, own, x, y, rows), {}
     for target, labels in solver.split_targets(layout, source, values):
-        one = to_words.solve(fitted.ridges[source, target], target)
+        ridge = fitted.ridges[source, target]
+        one = _better(to_words, ridge, test, x, words[target], target)
         both = labels, _r_and_influences(test, one, x, words[target], rows)
         sides[target] = [(each[0].numpy(), each[1:].nanmean(1).numpy()) for each in both]
     return sides

@@ -267,7 +267,7 @@ def _cautions(findings: ProbeFindings) -> str:
         if not any(row["ridge"] for row in rows):
             said.append("If Hit@1 rises in figures/ridge_path.png, set model.ridge to auto.")
     if any(row["ridge"] for row in rows):
-        said.append("Control prompt and random words have the pair's ridge: compare at ridge 0.")
+        said.append("The control prompt's maps have the pair's ridge: compare them at ridge 0.")
     if alike := [row["pair"] for row in rows if row[low] is not None and row[low] <= 0]:
         said.append("W pairs no more labels right than the vocabulary alone (95 % over source "
                     f"labels): {_named(alike)}.")  # fmt: skip
