@@ -74,24 +74,18 @@ def overview() -> str:
     """Return the text of ``lincorr --help``: the commands, and a command for each study."""
     commands = TRAINER_COMMANDS | COMMANDS
     lines = [
-        "usage: lincorr COMMAND [options]",
-        "",
+        "usage: lincorr COMMAND [options]\n",
         "Measure, watch and explain the linear correlation between pieces of knowledge",
-        "in a language model.",
-        "",
-        "commands:",
+        "in a language model.\n\ncommands:",
         *(f"  {name:<9} {text}" for name, text in commands.items()),
-        "",
-        "studies (copy and change the configs, or override them with options):",
+        "\nstudies (copy and change the configs, or override them with options):",
     ]
     for command, about in study_commands().items():
         lines += [f"  {command}", *(f"      {line}" for line in wrap(about, 74))]
     lines += [
-        "",
-        "examples:",
+        "\nexamples:",
         "  lincorr fit --config configs/linear_probe.yaml --model.lm.name_or_path MY/LM",
-        "  lincorr fit --model.help LinearProbe",
-        "",
+        "  lincorr fit --model.help LinearProbe\n",
         "`lincorr COMMAND --help` lists the options, `lincorr --version` the version.",
     ]
     return "\n".join(lines) + "\n"

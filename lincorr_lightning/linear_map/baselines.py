@@ -128,10 +128,7 @@ def _r_of_draws(
 def _better(
     one: RidgeSolver, ridge: float | Tensor, test: Moments, x: Tensor, y: Tensor, problem: str = "y"
 ) -> Solution:
-    """Return the better of the maps with a ridge and without one, label by label.
-
-    A ridge that a pair's own labels bear may cost random words their r.
-    """
+    """Return the better of the maps with a pair's ridge and without, which words may need."""
     ridged, plain = one.solve(ridge, problem), one.solve(0.0, problem)
     r, r_plain = (solver.label_r(test, each.weight, x, y) for each in (ridged, plain))
     return ridged._replace(weight=torch.where((r_plain > r)[:, None], plain.weight, ridged.weight))
