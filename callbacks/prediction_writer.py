@@ -67,10 +67,10 @@ class PredictionWriter(BasePredictionWriter):
         path = folder / "tables" / "predictions.csv"
         write_csv(path, columns, rows)
         formats = dict.fromkeys(numbered[1::2], ".2f")
-        note = f"The first {min(_SHOWN, len(rows))} of {len(rows):,} rows; all: {path}"
+        note = f"The first {min(_SHOWN, len(rows))} of {len(rows):,} rows."
         first = [row[:6] for row in rows[:_SHOWN]]  # two labels, with which it fits a console
         table = Table.of("predictions", first, columns[:6], _CAPTION, note, formats=formats)
-        sys.stdout.write(table_text([table]))
+        sys.stdout.write(f"{table_text([table])}All rows:    {path}\n\n")
 
     def _highest(self, logits: Tensor, labels: list[str]) -> list[Any]:
         top = logits.topk(min(self.top, len(labels)))

@@ -122,9 +122,8 @@ def test_test_and_predict_take_the_checkpoint(
     printed = capsys.readouterr().out
     subject, pair, label, logit, *_ = lines[1].split(",")
     assert re.search(rf"^{subject} +{pair} +{label} +{float(logit):.2f} ", printed, re.M)
-    assert f"The first 10 of 12 rows; all: {folder}/tables/predictions.csv" in printed.replace(
-        "\n", " "
-    ).replace("  ", " ")
+    assert "The first 10 of 12 rows." in printed
+    assert f"\nAll rows:    {folder / 'tables' / 'predictions.csv'}\n" in printed
     assert (folder / "predictions.safetensors").is_file()
 
 
