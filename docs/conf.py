@@ -43,6 +43,8 @@ autodoc_typehints = "description"
 # Else the fields of a dataclass appear a second time, as parameters without a description.
 autodoc_typehints_description_target = "documented_params"
 autodoc_member_order = "bysource"
+# A hook without a docstring of its own is Lightning's: its documentation has it.
+autodoc_inherit_docstrings = False
 # Fields of named tuples stand in their class's docstring and would appear twice.
 napoleon_use_ivar = True
 default_role = "py:obj"
