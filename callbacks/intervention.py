@@ -25,7 +25,7 @@ class Intervention(MapCallback):
     W's column of the source answer that an edit teaches says which target logits rise. Is that how
     the edit reaches the target? The state that the head reads at the target prompt is moved along
     the column, as the head's rows of the target labels map it into states: see
-    ``lincorr_lightning.finetune.interventions.EditStates``, and docs/causal.md for the arms. This
+    `lincorr_lightning.finetune.interventions.EditStates`, and docs/causal.md for the arms. This
     takes one forward pass of an edit, at its end. Edits are independent ones with LoRA.
 
     Args:

@@ -39,6 +39,7 @@ nb_execution_raise_on_error = True
 nb_execution_timeout = 600
 # Lightning's log lines and warnings.
 nb_output_stderr = "remove"
+nb_render_markdown_format = "myst"  # with tables
 autodoc_typehints = "description"
 # Else the fields of a dataclass appear a second time, as parameters without a description.
 autodoc_typehints_description_target = "documented_params"
