@@ -61,7 +61,7 @@ class LearnSettings(PhaseSettings):
     """Hyper-parameters of the phase of source texts."""
 
     train: Trained = "network"
-    """What the phase trains: the network, the embeddings of the new subjects' tokens, or all."""
+    """What is trained, of the network and the embeddings of the new subjects' tokens, or all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

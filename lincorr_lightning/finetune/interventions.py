@@ -59,7 +59,7 @@ class EditStates:
     """Edits whose source was learned, and the states at their target prompts.
 
     Target logits before and after the edits, and the right labels (bool), are ``(n, n_target)``;
-    `weights`, ``(n_draws, n, n_target)`` by arm, give what states are moved along; `W` is one arm.
+    `weights`, ``(n_draws, n, n_target)`` by arm, give what states move along, ``W`` among them.
     `references` are what edits are grouped by; `popularity`, ``(n,)``, is the mean source logit of
     each taught answer before the edits.
     """
@@ -73,7 +73,7 @@ class EditStates:
     popularity: Tensor
 
     def responses(self, part: str, arm: str) -> dict[str, Tensor]:
-        """Return `answers` after moves of `STRENGTHS`, ``(n_strengths, n)``, means over draws.
+        """Return `answers` after moves of ``STRENGTHS``, ``(n_strengths, n)``, means over draws.
 
         Of a vector v, the component along the arm's direction is taken out of the state after the
         edit, where v is that state (``state``) or its change by the edit (``change``); or it alone
