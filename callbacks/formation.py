@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lincorr_lightning.callbacks.relation_callback import RelationCallback, require_template
 from lincorr_lightning.errors import ConfigError, SubjectsError, require
-from lincorr_lightning.functional import moments_of
+from lincorr_lightning.functional import moments_of, random_hit_rates
 from lincorr_lightning.linear_map.baselines import fit_and_score
 from lincorr_lightning.linear_map.layout import build_layout, domain_rows
 from lincorr_lightning.pretraining.corpus import Corpus
@@ -176,15 +176,16 @@ class Formation(RelationCallback):
             name, caption = "formation_recall", "Recall of stated and of withheld facts"
             tables.append(Table.of(self.numbered(name), recall, (), caption, **look))
         right = [mask for mask in self._layout.references.values() if mask is not None]
-        chance = {"influenced": [one[:, one.any(0)].mean() for one in right],
-                  "influencing": [one[one.any(1)].mean() for one in right]}  # fmt: skip
+        rates = [random_hit_rates(torch.from_numpy(one)) for one in right if one.any()]
+        ways = enumerate(("influenced", "influencing"))
+        chance = {way: [each[i].by_rank()["1"] for each in rates] for i, way in ways}
         draw = partial(_draw, [*self.correlations, *self.recall], chance)
         figure = Figure(self.name, "How correlations form during training", draw)
         values = {"correlations": self.correlations, "recall": self.recall}
         return Results(self.name, values, tables=tables, figures=[figure])
 
 
-def _draw(rows: Sequence[Mapping[str, Any]], chance: Mapping[str, Sequence[float]]) -> Any:
+def _draw(rows: Sequence[Mapping[str, Any]], chance: Mapping[str, Sequence[Any]]) -> Any:
     """Draw numbers of pairs and of recall over the step, a panel for each, baselines dotted."""
     from pandas import DataFrame  # takes a second
 

@@ -47,7 +47,8 @@ def progress(items: Iterable[T], doing: str, **bar: Any) -> Iterator[T]:
     if (hidden := getattr(rank_zero_only, "rank", 0) != 0) or sys.stderr.isatty():
         yield from tqdm(items, doing, leave=False, delay=2, disable=hidden, **bar)
         return
-    _running.append(loop := Loop(doing, getattr(items, "__len__", int)(), monotonic()))
+    total = bar.get("total") or getattr(items, "__len__", int)()
+    _running.append(loop := Loop(doing, total, monotonic()))
     try:
         for item in items:
             yield item

@@ -88,8 +88,8 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def weights(args: Sequence[str]) -> list[LabelWeight]:
     """Print the weights of a label, as the command line behind ``lincorr weights`` says."""
-    as_written: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(prog="lincorr weights", description=_HELP, **as_written)
+    parser = argparse.ArgumentParser(prog="lincorr weights", description=_HELP)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("run", metavar="RUN", help="folder of a probe's run, or its linear_map/")
     parser.add_argument("pair", metavar="PAIR", help='a pair in quotes, such as "city->country"')
     parser.add_argument("label", metavar="LABEL", help="a label of the source, such as Rome")

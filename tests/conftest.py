@@ -1,7 +1,7 @@
 """Shared by all tests. The environment is set before anything imports torch or transformers."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -10,7 +10,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lightning  # noqa: F401  (its log handler keeps the stderr of its first import)
 import pytest
-import torch
 
 from tests.toys import save_toy_lm
 
@@ -23,14 +22,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     long = ("tests/readme", "tests/cli/test_configs", "tests/flow", "tests/processes")
     items.sort(key=lambda item: not any(part in item.nodeid for part in long))
-
-
-@pytest.fixture(autouse=True)
-def _precision_of_products() -> Iterator[None]:
-    """Scripts of benchmarks set the precision of products for their whole process."""
-    yield
-    if torch.get_float32_matmul_precision() != "highest":
-        torch.set_float32_matmul_precision("highest")
 
 
 @pytest.fixture(scope="session")

@@ -286,27 +286,33 @@ def repair_helps(runs: Runs) -> tuple[bool, str]:
     return high < 1 and as_before and right <= 0.05 and texts <= 1.03, found
 
 
+def composed_shares(runs: Runs, *names: str) -> tuple[list[float], str, list[float]]:
+    """Return how often new sources compose, the best baseline, and its shares, by seed."""
+    parts = [runs[name] for name in names if name in runs]
+    if not parts:
+        raise KeyError(names[0])
+    shares: dict[tuple[str, bool], list[float]] = defaultdict(list)
+    for run in (run for part in parts for run in part["runs"]):
+        shares[run["mapping"], run["composed"]].append(run["generalized"])
+    own = shares["reference", True]
+    frequent = [part["mappings"][0]["majority"] for part in parts]
+    baselines = {
+        "permuted": shares["permuted", True], "letters": shares["letters", True],
+        "compose skipped": shares["reference", False],
+        "most frequent": frequent * (len(own) // len(parts)),
+    }  # fmt: skip
+    known = [name for name in baselines if baselines[name]]
+    best = max(known, key=lambda name: mean(baselines[name]))
+    return own, best, baselines[best]
+
+
 def composes(*names: str) -> Callable[[Runs], tuple[bool, str]]:
     """Return the rule: the reference mapping exceeds the best of its baselines with each seed."""
 
     def check(runs: Runs) -> tuple[bool, str]:
-        parts = [runs[name] for name in names if name in runs]
-        if not parts:
-            raise KeyError(names[0])
-        shares: dict[tuple[str, bool], list[float]] = defaultdict(list)
-        for run in (run for part in parts for run in part["runs"]):
-            shares[run["mapping"], run["composed"]].append(run["generalized"])
-        own = shares["reference", True]
-        frequent = [part["mappings"][0]["majority"] for part in parts]
-        baselines = {
-            "permuted": shares["permuted", True], "letters": shares["letters", True],
-            "compose skipped": shares["reference", False],
-            "most frequent": frequent * (len(own) // len(parts)),
-        }  # fmt: skip
-        known = [name for name in baselines if baselines[name]]
-        best = max(known, key=lambda name: mean(baselines[name]))
-        holds = all(one > other for one, other in zip(own, baselines[best], strict=True))
-        return holds, f"{mean(own):.0%}, {best} {mean(baselines[best]):.0%} ({len(own)})"
+        own, best, others = composed_shares(runs, *names)
+        holds = all(one > other for one, other in zip(own, others, strict=True))
+        return holds, f"{mean(own):.0%}, {best} {mean(others):.0%} ({len(own)})"
 
     return check
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -23,7 +24,14 @@ from jsonargparse import auto_cli
 from benchmarks.common import new_figure, plain_axes, results_of
 from benchmarks.real_lms import forecast_scores as scores
 from benchmarks.real_lms import repair
-from benchmarks.real_lms.findings import FINDINGS, SUMMARY, beside_constant, pair, read_lms
+from benchmarks.real_lms.findings import (
+    FINDINGS,
+    SUMMARY,
+    beside_constant,
+    composed_shares,
+    pair,
+    read_lms,
+)
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map.artifact import LinearMap
@@ -72,14 +80,8 @@ def repaired(runs: Mapping[str, Any]) -> Point:
 
 def composed(runs: Mapping[str, Any]) -> Point:
     """Return the share of new cities that compose to their country, and the best baseline's."""
-    own = mean(one["generalized"] for one in runs["ablation"]["runs"]
-               if one["mapping"] == "reference" and one["composed"])  # fmt: skip
-    others = [
-        [one["generalized"] for one in runs["ablation"]["runs"]
-         if (one["mapping"], one["composed"]) == key]
-        for key in (("permuted", True), ("letters", True), ("reference", False))
-    ]  # fmt: skip
-    return own, max(mean(shares) for shares in others if shares)
+    own, _, others = composed_shares(runs, "ablation")
+    return mean(own), mean(others)
 
 
 ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
@@ -107,10 +109,11 @@ def findings_figure(results: Path) -> Any:
     axes = figure.subplots()
     for row, ((claim, baseline, points), check) in enumerate(zip(ROWS, checks, strict=True)):
         held = 0
-        known = [runs for runs in lms.values() if _has(runs, points)]
-        for i, runs in enumerate(known):
-            own, other = points(runs)
-            holds, _ = check(runs)
+        known = []
+        for runs in lms.values():
+            with suppress(KeyError):  # not run
+                known.append((points(runs), check(runs)[0]))
+        for i, ((own, other), holds) in enumerate(known):
             held += holds
             y, color = -row + 0.24 - 0.16 * i, "C0" if holds else "C1"
             axes.plot([own, other], [y, y], color=color, linewidth=1)
@@ -124,14 +127,6 @@ def findings_figure(results: Path) -> Any:
     axes.spines["left"].set_visible(False)
     axes.set(xlim=(0, 1), yticks=[])
     return figure
-
-
-def _has(runs: Mapping[str, Any], points: Callable[[Mapping[str, Any]], Point]) -> bool:
-    try:
-        points(runs)
-    except KeyError:
-        return False
-    return True
 
 
 def weights_figure(folder: str, name: str) -> Any:

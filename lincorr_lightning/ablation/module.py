@@ -89,10 +89,8 @@ class VocabularyAblation(studies.Study):
     ) -> None:
         super().__init__()
         lm, network = studies.without_chat(lm), studies.as_settings(NetworkSettings, network)
-        compose, learn = (
-            studies.as_settings(PhaseSettings, compose),
-            LearnSettings(**studies.plain(learn)),
-        )
+        compose = studies.as_settings(PhaseSettings, compose)
+        learn = LearnSettings(**studies.plain(learn))
         mapping, seeds = split_names(mapping), [0] if seeds is None else list(seeds)
         require_one_of("model.candidates", candidates, get_args(Candidates))
         require_one_of("model.embedding_source", embedding_source, get_args(EmbeddingSource))

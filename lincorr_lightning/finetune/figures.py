@@ -1,7 +1,7 @@
 """Figures of edits: what they did, W of their references, and the risks that were forecast."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -15,10 +15,16 @@ from lincorr_lightning.functional import Cause, Outcome, outcome_shares, referen
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, INK, ORANGE, PALE
 
-_FORECASTERS = {
+FORECASTERS = {
     "map": "W", "in_context": "new answer stated before", "optimizer_step": "one optimizer step",
 }  # fmt: skip
 _N_POINTS = 5
+
+
+def forecaster_words(names: Iterable[str]) -> dict[str, str]:
+    """Return what screens and figures call forecasters."""
+    of_maps = {name: f"W, ridge {name[4:]}" for name in names if name.startswith("map_")}
+    return of_maps | FORECASTERS
 
 
 def reference_weights_figure(
@@ -98,29 +104,28 @@ def risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
     Then a point is a fifth of the edits by risk, at their mean risk and the share of them that did
     not generalize, and a line is horizontal if the forecast says nothing.
     """
-    known = bool(outcomes)
     failed = np.array([outcome != Outcome.GENERALIZED for outcome in outcomes], dtype=float)
-    parts = []
+    parts, words = [], forecaster_words(forecasts.predicted)
     for name in forecasts.predicted:
-        share = outcome_shares(forecasts.outcomes(name))[Outcome.HALLUCINATED] or 0.0
         risks = np.array(forecasts.risks(name), dtype=float)
         order = np.argsort(risks, kind="stable")
-        label = _FORECASTERS.get(name, name.replace("map_", "W, ridge "))
-        if known:
+        label = words.get(name, name)
+        if outcomes:
             fifths = np.array_split(order, min(_N_POINTS, len(order)))
             parts += [(label, risks[one].mean(), failed[one].mean()) for one in fifths]
         else:
             at_most = np.arange(1, len(risks) + 1) / max(len(risks), 1)
+            share = outcome_shares(forecasts.outcomes(name))[Outcome.HALLUCINATED] or 0.0
             label += f": {share:.0%} wrong"
             parts += [(label, x, y) for x, y in zip(risks[order], at_most, strict=True)]
     risk = "risk: how far the best wrong target label is predicted ahead of the reference"
-    lines = "a point: a fifth of the edits by risk; dashed: all edits" if known else (
+    lines = "a point: a fifth of the edits by risk; dashed: all edits" if outcomes else (
         "above 0, the edit is predicted not to generalize; wrong: predicted hallucinations"
     )  # fmt: skip
 
     def add_lines(axes: Axes, _: object, __: object) -> None:
         axes.axvline(0, color=INK, linewidth=1)
-        if known:
+        if outcomes:
             axes.axhline(failed.mean(), color=INK, linewidth=1, linestyle="--")
             axes.set_ylim(-0.03, 1.03)
 
@@ -128,9 +133,9 @@ def risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
     return plots.curves(
         frame[np.isfinite(frame["risk"])], "risk", "share", "forecaster",
         title=f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
-        + " against their outcome" * known,
+        + " against their outcome" * bool(outcomes),
         subtitle=f"{risk}; {lines}",
-        labels=("forecast: risk, in logits", "outcome: share not generalized" if known
+        labels=("forecast: risk, in logits", "outcome: share not generalized" if outcomes
                 else "share of edits with at most this risk"),
         percent=True, size=(7.0, 3.2), each=add_lines,
     )  # fmt: skip

@@ -7,7 +7,6 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Any
 
 import torch
@@ -129,17 +128,19 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
     `effect` is what the move adds to the response, and `w_minus` that of W's arm minus it.
     """
     rows: list[dict[str, Any]] = []
-    for part, arm in product(PARTS, edits.weights):
-        found, of_w = ({k: edits.by_reference(x) for k, x in edits.responses(part, one).items()}
-                       for one in (arm, W))  # fmt: skip
-        share = _interval("share", found.pop("share")[0])
-        for response, values in found.items():
-            key = {"part": part, "arm": arm, "response": response}
-            rows += [
-                {**key, "strength": strength, "mean": float(own.mean()),
-                 **_interval("effect", own - values[0]), **_interval("w_minus", w - own), **share}
-                for strength, own, w in zip(STRENGTHS, values, of_w[response], strict=True)
-            ]  # fmt: skip
+    for part in PARTS:
+        by_arm = {arm: {k: edits.by_reference(x) for k, x in edits.responses(part, arm).items()}
+                  for arm in edits.weights}  # fmt: skip
+        for arm, found in by_arm.items():
+            share = _interval("share", found.pop("share")[0])
+            for response, values in found.items():
+                key, of_w = {"part": part, "arm": arm, "response": response}, by_arm[W][response]
+                rows += [
+                    {**key, "strength": strength, "mean": float(own.mean()),
+                     **_interval("effect", own - values[0]), **_interval("w_minus", w - own),
+                     **share}
+                    for strength, own, w in zip(STRENGTHS, values, of_w, strict=True)
+                ]  # fmt: skip
     return rows
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -24,9 +24,8 @@ _CORRELATIONS = {
     "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
 }  # fmt: skip
 _OUTCOMES = [outcome.value for outcome in Outcome]
-_FORECASTERS = {
-    "map": "the given W", "in_context": "new answer stated before",
-    "optimizer_step": "one optimizer step", "same_reference": "edits with the same reference*",
+_WORDS = {
+    "map": "the given W", "same_reference": "edits with the same reference*",
     "minus_reference_weight": "W of the reference*", "answer_before": "answer before training*",
     "most_frequent": "most frequent answer*",
 }  # fmt: skip
@@ -141,7 +140,7 @@ def forecast_results(
     rows: list[dict[str, Any]] = [{"forecaster": name, **row} for name, row in shares.items()]
     every = forecast_table(forecasts, max_risk=max_risk)
     tables = [every, *skipped_tables(skipped)]
-    words = _words(shares)
+    words = drawing.forecaster_words(shares) | _WORDS
     note = f"Expected answers: {words.get(forecasts.default, forecasts.default)}. "
     expected = n_above = None
     if forecasts.probabilities is None:
@@ -342,12 +341,7 @@ def _scores_table(scores: Mapping[str, Mapping[str, Any]], forecasts: Forecasts)
                   "accuracy": "accuracy of the answer", "brier": "Brier score"},
         formats={"auroc": ".2f", "auroc_within": ".2f", "accuracy": ".1%", "brier": ".2f"},
     )  # fmt: skip
-    return replace(table, words=_words(scores))
-
-
-def _words(forecasters: Iterable[str]) -> dict[str, str]:
-    of_maps = {name: f"W, ridge {name[4:]}" for name in forecasters if name.startswith("map_")}
-    return of_maps | _FORECASTERS
+    return replace(table, words=drawing.forecaster_words(scores) | _WORDS)
 
 
 def _training_figure(

@@ -13,9 +13,10 @@ from lincorr_lightning.flow.steering import SteeredAnswer
 from lincorr_lightning.functional import labelwise_pearson, moments_of, summarize
 from lincorr_lightning.functional.auroc import class_auroc
 from lincorr_lightning.knowledge import TokenizedRelation
-from lincorr_lightning.linear_map.layout import RelationLogits, progress, relation_logits
+from lincorr_lightning.linear_map.layout import RelationLogits, relation_logits
 from lincorr_lightning.linear_map.solver import RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.progress import progress
 from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import last_activations, remove_features
 from lincorr_lightning.sae.hook_points import Feature, HookKind, HookPoint

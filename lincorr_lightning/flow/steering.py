@@ -16,8 +16,8 @@ from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.flow.deactivation import text_losses
 from lincorr_lightning.flow.graph import FlowGraph
 from lincorr_lightning.flow.text_statistics import FeatureActivity
-from lincorr_lightning.linear_map.layout import progress
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.progress import progress
 from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with_hooks
 from lincorr_lightning.sae.hook_points import Feature, HookPoint

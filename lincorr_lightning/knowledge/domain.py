@@ -67,6 +67,11 @@ class Domain:
         """Text of each label; all are different."""
         return [label.text for label in self.labels]
 
+    @property
+    def answer_texts(self) -> list[list[str]]:
+        """Texts of the answers that each label stands for."""
+        return [[answer.text for answer in label.answers] for label in self.labels]
+
     def places(self, names: Iterable[str]) -> list[int]:
         """Return the places of labels named by text, answer or English name, in the names' order.
 

@@ -102,10 +102,7 @@ class LinearMap:
             ridge={name: fitted.ridges[pair] for pair, name in pairs.items()},
             lm=lm.config.name_or_path,
             fingerprint=lm.fingerprint,
-            answers={
-                name: [[answer.text for answer in label.answers] for label in domain.labels]
-                for name, domain in domains.items()
-            },
+            answers={name: domain.answer_texts for name, domain in domains.items()},
             references={
                 name: [column.nonzero()[0].tolist() for column in mask.T]
                 for pair, name in pairs.items()

@@ -19,10 +19,11 @@ from lincorr_lightning.functional import Moments, macro_mean, precision
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.linear_map.scores import Numbers, PairScore, score_maps, with_numbers
 from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.progress import progress
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Numbers of source labels at which r is compared with that of as many random words.
@@ -129,7 +130,10 @@ def _better(
     one: RidgeSolver, ridge: float | Tensor, test: Moments, x: Tensor, y: Tensor, problem: str = "y"
 ) -> Solution:
     """Return the better of the maps with a pair's ridge and without, which words may need."""
-    ridged, plain = one.solve(ridge, problem), one.solve(0.0, problem)
+    ridged = one.solve(ridge, problem)
+    if not torch.as_tensor(ridge).any():
+        return ridged
+    plain = one.solve(0.0, problem)
     r, r_plain = (solver.label_r(test, each.weight, x, y) for each in (ridged, plain))
     return ridged._replace(weight=torch.where((r_plain > r)[:, None], plain.weight, ridged.weight))
 

@@ -20,7 +20,7 @@ from lincorr_lightning.knowledge.answer_tokens import TokenReader, answer_tokens
 from lincorr_lightning.knowledge.domain import build_domain, label_answers, reference_matrix
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
-from lincorr_lightning.progress import progress as progress  # handed on
+from lincorr_lightning.progress import progress
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256  # subjects that are read between two steps of a progress bar

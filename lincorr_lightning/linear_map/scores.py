@@ -15,8 +15,9 @@ from torch import Tensor
 from lincorr_lightning.functional import Moments, hit_rates, random_hit_rates, summarize
 from lincorr_lightning.io import number
 from lincorr_lightning.knowledge import Completeness
-from lincorr_lightning.linear_map.layout import Pair, progress, wordings_of
+from lincorr_lightning.linear_map.layout import Pair, wordings_of
 from lincorr_lightning.linear_map.solver import FittedMaps, mean_r
+from lincorr_lightning.progress import progress
 
 _NESTED = (
     "precision", "completeness", "baselines", "excess_over_random_labels",

@@ -17,7 +17,8 @@ from lincorr_lightning.functional.least_squares import LeastSquares, strongest_w
 from lincorr_lightning.functional.moments import Moments
 from lincorr_lightning.functional.significance import pearson_influence
 from lincorr_lightning.io import number
-from lincorr_lightning.linear_map.layout import JointLayout, Pair, progress
+from lincorr_lightning.linear_map.layout import JointLayout, Pair
+from lincorr_lightning.progress import progress
 
 _TUNE_EVERY = 5
 

@@ -16,6 +16,7 @@ from lincorr_lightning.linear_map.scores import PairScore
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
+from lincorr_lightning.weights import Labels
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Fraction of the largest weight from which on cells show numbers; more would hide the large ones.
@@ -55,17 +56,10 @@ def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:
 
 
 def label_names(domain: Domain) -> list[str]:
-    """Return the labels as figures show them.
-
-    One that only begins its answers ends in an ellipsis, as ``South…``; one whose script no
-    installed font has is in English.
-    """
-    names = []
-    for label in domain.labels:
-        is_whole = label.text in {answer.text for answer in label.answers}
-        name = label.text if is_whole else f"{label.text}…"
-        names.append(name if plots.has_glyphs(name) else label.answers[0].identity)
-    return names
+    """Return the labels as `Labels.shown`, in English if no installed font has their script."""
+    names = Labels("", domain.texts, domain.answer_texts).shown()
+    return [name if plots.has_glyphs(name) else label.answers[0].identity
+            for name, label in zip(names, domain.labels, strict=True)]  # fmt: skip
 
 
 def interesting_part(

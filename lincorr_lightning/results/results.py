@@ -160,17 +160,14 @@ class Results:
         `formats` are those of `Figure`. Figures for which memory runs out are left out of
         `figures`, with a warning.
         """
-        from tqdm import tqdm
+        from lincorr_lightning.progress import progress
 
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
         drawn = []
-        figures = (
-            [replace(one, formats=formats) for one in self.figures] if formats else self.figures
-        )
-        bar: Any = {"total": len(figures), "delay": 2, "leave": False, "disable": None}
-        for figure in tqdm(_side_by_side(figures), "drawing figures", **bar):
+        figures = [replace(one, formats=formats) for one in self.figures]
+        for figure in progress(_side_by_side(figures), "drawing figures", total=len(figures)):
             try:
                 files = figure.files
             except MemoryError as error:

@@ -1,9 +1,17 @@
-"""Reading what a benchmark printed."""
+"""Reading what a benchmark printed, and undoing what it sets for its process."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _precision_of_products() -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
 
 
 @pytest.fixture
