@@ -44,14 +44,15 @@ def main(folder: Path) -> None:
 
 def read(wheel: Path) -> list[str]:
     """Return the texts of the chosen files, without repetitions."""
+    return list(dict.fromkeys(row["prompt"] for name in FILES for row in rows(wheel, name)))
+
+
+def rows(wheel: Path, name: str) -> list[dict[str, str]]:
+    """Return the rows of one file."""
     csv.field_size_limit(2**30)
-    texts: dict[str, None] = {}
-    with zipfile.ZipFile(wheel) as archive:
-        for name in FILES:
-            with archive.open(f"sae_probes/data/cleaned_data/{name}.csv.zst") as file:
-                content = zstandard.ZstdDecompressor().stream_reader(file).read().decode()
-            texts |= dict.fromkeys(row["prompt"] for row in csv.DictReader(io.StringIO(content)))
-    return list(texts)
+    file = zipfile.Path(wheel, f"sae_probes/data/cleaned_data/{name}.csv.zst")
+    content = zstandard.ZstdDecompressor().stream_reader(file.read_bytes()).read().decode()
+    return list(csv.DictReader(io.StringIO(content)))
 
 
 if __name__ == "__main__":

@@ -13,14 +13,14 @@ from torch import nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, require
-from lincorr_lightning.functional import Moments
-from lincorr_lightning.io import read_json
+from lincorr_lightning.functional.significance import weight_cosine
+from lincorr_lightning.io import number, read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects, require_held_out
-from lincorr_lightning.linear_map.baselines import R_BASELINES, random_words
+from lincorr_lightning.linear_map.baselines import R_BASELINES, beside_baselines
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
-from lincorr_lightning.linear_map.scores import PairScore, pair_number, score_maps, with_numbers
+from lincorr_lightning.linear_map.scores import PairScore, pair_number, score_maps
 from lincorr_lightning.linear_map.solver import FittedMaps, Solution, fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -33,6 +33,7 @@ from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")
 _MAX_NAMED = 5
+_HITS = ("influenced_1", "macro_1", "gaussian_states_1", "gaussian_states_macro_1")
 _MIN_R = 0.2  # below this r a fraction of it means nothing
 _WITHOUT_WORDS = (
     "Without random words: they need model.before, an LM with the same words in its vocabulary, "
@@ -64,6 +65,7 @@ class PairResilience:
     random_target_label_mean: float | None = None
     """R of the old maps to random words after the target prompt, on the new LM."""
     same_prompt_label_mean: float | None = None  #: R of the old LM's W₀ on the new LM.
+    same_prompt_refitted: float | None = None  #: R of the new LM's own W₀.
     excess_over_random: float | None = None
     """R on the new LM of old maps of ``model.random_labels`` labels, above as many random words."""
     random_refitted: float | None = None  #: Of maps of random words, fitted on the new LM.
@@ -73,6 +75,15 @@ class PairResilience:
         "", "", "after_std", "The old map on the new LM, standard deviation of r over labels",
         "standard deviation of r", is_signed=False,
     )  # fmt: skip
+    cosine: float | None = None  #: Of the old W and the refitted one.
+    same_prompt_cosine: float | None = None  #: Of W₀ of both LMs.
+    rest_cosine: float | None = None  #: Of W - W₀ of both LMs: what they add to the vocabulary.
+    influenced_1: float | None = None  #: Hit@1 of the old W; next, of the refitted one.
+    refitted_influenced_1: float | None = None
+    macro_1: float | None = None  #: The same as a mean over references.
+    refitted_macro_1: float | None = None
+    gaussian_states_1: float | None = None  #: Hit@1 of the old W₀.
+    gaussian_states_macro_1: float | None = None
     n_labels: int = 0  #: Number of target labels.
 
 
@@ -228,29 +239,30 @@ class MapResilience(LMStudy):
             {half: cast(JointMoments, metric).gather() for half, metric in moments.items()}
             for moments in (self.moments, self.moments_before)
         )
+        lms = (now, self.layout, self.lm), (then, self.layout_before, self.before or self.lm)
         fits = [
-            fit_layout(moments["fit"], self.layout, self.ridges)
-            for moments in (now, then)
+            (fit_layout(moments["fit"], layout, self.ridges), lm)
+            for moments, layout, lm in lms
             if moments and moments["fit"].n > 0
         ]
-        old = fits[-1]
+        (new, _), (old, lm_before) = fits[0], fits[-1]
         if self.stored is not None:
             old = replace(old, maps={**old.maps, "y": self._stored_maps(self.stored)})
         before = _read_label_means(self._run) if self._run is not None and not then else {}
         if then:
             scores = score_maps(old, then["test"])
             before = {score.pair: score.label_mean for score in scores}
-        after, refitted = (self._score(each, now["test"]) for each in (old, fits[0]))
+        test, n = now["test"], self.random_labels
+        after, refitted = (
+            beside_baselines(score_maps(maps, test), maps, test, lm, n, counts=())[0]
+            for maps, lm in ((old, lm_before), (new, self.lm))
+        )
         pairs = [
-            _compare(one, other, before.get(one.pair))
+            _compare(one, other, before.get(one.pair), _cosines(old, new, one.pair))
             for one, other in zip(after, refitted, strict=True)
         ]
         about = self._about() | {f"n_{half}": int(moments.n) for half, moments in now.items()}
         return resilience_results(pairs, about, self.lm.config.name_or_path)
-
-    def _score(self, fitted: FittedMaps, test: Moments) -> list[PairScore]:
-        words, _ = random_words(fitted, test, self.random_labels, ())
-        return with_numbers(score_maps(fitted, test), words)
 
     def _stored_maps(self, stored: LinearMap) -> dict[str, Solution]:
         maps = {}
@@ -282,16 +294,30 @@ class MapResilience(LMStudy):
         }  # fmt: skip
 
 
-def _compare(old: PairScore, refitted: PairScore, before: float | None) -> PairResilience:
-    after = old.label_mean
+def _cosines(old: FittedMaps, new: FittedMaps, pair: Pair) -> dict[str, Any]:
+    """Return the cosines between the two LMs of W, W₀ and W - W₀."""
+    sides = {
+        name: [one.weights(kind)[pair] for one in (old, new) if kind in one.maps]
+        for name, kind in (("cosine", "y"), ("same_prompt_cosine", "vocabulary"))
+    }
+    sides["rest_cosine"] = [w - w0 for w, w0 in zip(*sides.values(), strict=False)]
+    return {name: number(weight_cosine(*each)) for name, each in sides.items() if each}
+
+
+def _compare(
+    old: PairScore, refitted: PairScore, before: float | None, cosines: dict[str, Any]
+) -> PairResilience:
+    after, row, new = old.label_mean, old.row(), refitted.row()
+    numbers = {key: row[key] for key in (*R_BASELINES, *_HITS)} | cosines
+    numbers |= {f"refitted_{key}": new[key] for key in _HITS[:2]}
     return PairResilience(
         *old.pair, before, after,
         difference=None if after is None or before is None else after - before,
         refitted=refitted.label_mean, kept=_kept(after, refitted.label_mean),
-        **{key: getattr(old, key) for key in R_BASELINES},
+        same_prompt_refitted=refitted.same_prompt_label_mean,
         random_refitted=refitted.random_label_mean,
         random_kept=_kept(old.random_label_mean, refitted.random_label_mean),
-        after_std=old.label_std, n_labels=old.n_labels,
+        after_std=old.label_std, n_labels=old.n_labels, **numbers,
     )  # fmt: skip
 
 

@@ -1,10 +1,12 @@
 """Maps of one LM on another, against scikit-learn on logits taken from the run's own subjects."""
 
 import json
+from collections import defaultdict
 
 import numpy as np
 import pytest
 import torch
+from scipy.spatial import distance
 from sklearn.linear_model import LinearRegression
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -18,6 +20,11 @@ from lincorr_lightning.probe.resilience import MapResilience
 from tests.toys import mean_r, quiet_trainer, read_table
 
 NAMES = ["city", "country", "color"]
+COUNTRIES = {
+    "Paris": "France", "Tokyo": "Japan", "Berlin": "Germany", "Madrid": "Spain", "Rome": "Italy",
+    "Vienna": "Austria", "Oslo": "Norway", "Cairo": "Egypt", "Lima": "Peru", "Beijing": "China",
+    "Moscow": "Russia",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +119,51 @@ def test_random_words_of_the_old_lm_are_scored_on_the_new_one(small_lm, changed_
         r = mean_r(to_words.predict(new["test", s]), new_words["test", t])
         assert pair["random_target_label_mean"] == pytest.approx(r, abs=0.05)
         targets = {s: layout.domains[t].token_ids}
-        at_source = logits_of(small_lm, {"fit": module.trainer.datamodule.halves["fit"]}, targets)
-        unchanged = LinearRegression().fit(old["fit", s], at_source["fit", s])
-        r = mean_r(unchanged.predict(new["test", s]), new["test", t])
-        assert pair["same_prompt_label_mean"] == pytest.approx(r, abs=1e-6)
+        half = {"fit": module.trainer.datamodule.halves["fit"]}
+        for lm, own, key in ((small_lm, old, "label_mean"), (changed_lm, new, "refitted")):
+            at_source = logits_of(lm, half, targets)
+            unchanged = LinearRegression().fit(own["fit", s], at_source["fit", s])
+            r = mean_r(unchanged.predict(new["test", s]), new["test", t])
+            assert pair[f"same_prompt_{key}"] == pytest.approx(r, abs=1e-6)
         # There are fewer labels than are compared: all of them.
         excess = pair["after"] - np.mean(after)
         assert pair["excess_over_random"] == pytest.approx(excess, abs=0.03)
         kept = pair["random_label_mean"] / pair["random_refitted"]
         assert pair["random_kept"] == (pytest.approx(kept) if pair["random_refitted"] >= 0.2
                                        else None)  # fmt: skip
+
+
+def test_pairing_and_cosines_of_old_and_refitted_maps(small_lm, changed_lm, tmp_path):
+    """Hit@1, and W beside W₀, by scikit-learn and by hand."""
+    module, results, _ = score_again(
+        tmp_path, changed_lm, before=LMConfig(small_lm), pairs=["city->country"]
+    )
+    (pair,), layout = results["pairs"], module.layout
+    cities, countries = (layout.domains[name].texts for name in ("city", "country"))
+    fit = {"fit": module.trainer.datamodule.halves["fit"]}
+    maps = []
+    for lm in (small_lm, changed_lm):
+        own = logits_of(lm, fit)
+        at_source = logits_of(lm, fit, {"city": layout.domains["country"].token_ids})
+        x = own["fit", "city"]
+        maps.append([LinearRegression().fit(x, y).coef_ for y in
+                     (own["fit", "country"], at_source["fit", "city"])])  # fmt: skip
+    (old, old_w0), (new, new_w0) = maps
+    for key, a, b in (
+        ("cosine", old, new), ("same_prompt_cosine", old_w0, new_w0),
+        ("rest_cosine", old - old_w0, new - new_w0),
+    ):  # fmt: skip
+        assert pair[key] == pytest.approx(1 - distance.cosine(a.ravel(), b.ravel()), abs=1e-6)
+    for prefix, weight in (("", old), ("refitted_", new), ("gaussian_states", old_w0)):
+        hits = defaultdict(list)
+        for i, city in enumerate(cities):
+            if city.strip() in COUNTRIES:
+                country = COUNTRIES[city.strip()]
+                hits[country].append(countries[weight[:, i].argmax()].strip() == country)
+        micro, macro = ("_1", "_macro_1") if "gaussian" in prefix else ("influenced_1", "macro_1")
+        assert sum(map(len, hits.values())) > 8
+        assert pair[prefix + micro] == pytest.approx(np.mean(np.concatenate([*hits.values()])))
+        assert pair[prefix + macro] == pytest.approx(np.mean([*map(np.mean, hits.values())]))
 
 
 def test_without_the_old_lm_there_are_no_random_words(probed, changed_lm, small_lm, tmp_path):
