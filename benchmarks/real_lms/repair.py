@@ -1,23 +1,36 @@
 """Repairs on pretrained LMs: tables of what they do to edits, and to everything else.
 
-``run.py`` makes the runs, and ``findings.py`` puts the tables into docs/repair.md.
+``run.py`` makes the runs, and ``findings.py`` puts the tables into docs/repair_results.md; but
+
+    python -m benchmarks.real_lms.repair FOLDER --texts TEXTS
+
+makes those that hold references out (``by_reference``) and edits other relations in repaired LMs.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import numpy as np
+import yaml
+from jsonargparse import auto_cli
 from pandas import DataFrame, Series, concat, read_csv
 
-from benchmarks.common import markdown_table, read_numbers
+from benchmarks.common import arrow, markdown_table, place_tables, read_numbers, write_numbers
 from benchmarks.real_lms.forecast_scores import N_RESAMPLES, drawn, interval
+from benchmarks.real_lms.run import KNOWN, OUTCOMES_ONLY, PRETRAINED, REPAIR_OF_LM, Run, execute
+from benchmarks.real_lms.tables import REAL_LMS
 
 TUNED_ON = "0"  # the seed that chose the weights
+PLAN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
+RUN, KEYS = ["LM", "examples", "seed"], ["part", "stage", "reference"]
+SHARES = ["learned", "right before", "unedited stays", "generalized", "hallucinated"]
 Score = Callable[[dict[str, Any], dict[str, Any], int], float]
 # Of a run, its held-out edits and 0 or 2 before or after the repair, where its maps begin: first
 # that of the relation, then that of a pair that should not be correlated.
@@ -60,8 +73,7 @@ def tables(results: Path) -> dict[str, str]:
 def read_cases(files: Sequence[Path]) -> DataFrame:
     """Return the cases of several seeds; without references, each answer is one."""
     cases = concat([read_csv(file, keep_default_na=False) for file in files])
-    cases["known"] = "reference" in cases
-    cases["reference"] = cases["reference" if cases["known"].all() else "source_answer"]
+    cases = cases.assign(reference=cases.get("reference", cases["source_answer"]))
     return cases.assign(hallucinated=cases["outcome"] == "hallucinated")
 
 
@@ -93,7 +105,7 @@ def _outcomes(cases: DataFrame) -> Iterator[str]:
     yield f"{len(stages[0])} {cases['part'].iloc[0].replace('_', ' ')}"
     yield " → ".join(f"{(one['outcome'] == 'generalized').mean():.0%}" for one in stages)
     yield _ratio(cases)
-    if not cases["known"].all():
+    if cases["reference"].equals(cases["source_answer"]):
         yield from ("", "", "")
         return
     frequent = is_frequent(cases)
@@ -104,11 +116,9 @@ def _outcomes(cases: DataFrame) -> Iterator[str]:
 
 def _ratio(cases: DataFrame) -> str:
     n, before, after, low, high = before_and_after(cases)
+    ratio = f": {after / before:.2f} ({low:.2f}–{high:.2f})" if before else ""
     # Of two references there is nothing to sample.
-    shown = before and cases["reference"].nunique() > 2
-    return f"{before} → {after} of {n}" + (
-        f": {after / before:.2f} ({low:.2f}–{high:.2f})" if shown else ""
-    )
+    return f"{before} → {after} of {n}" + ratio * (cases["reference"].nunique() > 2)
 
 
 def _price(runs: Sequence[dict[str, Any]], score: Score) -> str:
@@ -121,3 +131,78 @@ def _price(runs: Sequence[dict[str, Any]], score: Score) -> str:
     except KeyError:
         return ""
     return " → ".join(f"{one:.1f}" if one > 1 else f"{one:.2f}" for one in means)
+
+
+def by_reference(results: Path) -> dict[str, str]:
+    """Return ``repair_references``: edits by the references of a seed that both stages have."""
+    files = sorted(results.glob("*/by_reference/*_[0-9].json"), reverse=True)
+    runs = {(file.parts[-3], *file.stem.rsplit("_", 1)): read_numbers(file) for file in files}
+    edits = [[*key, *row] for key, run in runs.items() for row in run["edits"]]
+    units = DataFrame(edits, columns=[*RUN, *KEYS, "n", *SHARES])
+    units[SHARES] = units[SHARES].div(units["n"], axis=0)
+    units = units.groupby([*RUN, "part", "reference"]).filter(lambda one: len(one) == 2)
+    rows = []
+    for (lm, name, part), own in units.groupby([*RUN[:2], "part"], sort=False):
+        means = own.groupby("stage").agg(dict.fromkeys(SHARES, "mean") | {"n": "sum"})
+        before, after = (means.loc[stage] for stage in ("before", "after"))
+        ratio = after["hallucinated"] / before["hallucinated"]
+        texts = [run["results"]["perplexity"] for key, run in runs.items() if key[:2] == (lm, name)]
+        rows.append([
+            lm, name, own["seed"].nunique(), f"{after['n']:.0f} {arrow(part).replace('_', ' ')}",
+            own["reference"].nunique(), *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES),
+            "{:.2f} ({:.2f}–{:.2f})".format(ratio, *before_and_after(own)[-2:]),
+            f"{mean(one['after'] / one['before'] for one in texts) - 1:+.1%}",
+        ])  # fmt: skip
+    columns = ("LM", "examples", "seeds", "edits", "references", *SHARES, "ratio (95 %)")
+    return {"repair_references": markdown_table([*columns, "perplexity"], rows)}
+
+
+def measure(lm: Path, examples: str, seed: str, texts: str) -> dict[str, Any]:
+    """Repair an LM, and edit other relations in it and in the repaired one."""
+    repair, edits = PLAN["options"]["repair"], PLAN["options"]["edits"]
+    same, keep = (*PRETRAINED, f"--data.seed={seed}"), ("perplexity", "example_references")
+    options = (*repair, *same, *KNOWN, f"--data.texts={texts}", *REPAIR_OF_LM.get(lm.name, ()))
+    options += (*PLAN["examples"][examples],)
+    runs = [(Run("repair", options, keep, tables=("cases",), model=True), "before")]
+    for name in PLAN["relations"] if f"{examples}_{seed}" in PLAN["edited"] else ():
+        options = (*edits, *same, OUTCOMES_ONLY, f"--data.relation={name}")
+        runs += [(Run(name, options, (), tables=("cases",)), at) for at in ("before", "after")]
+    parts, content = [], dict[str, Any]()
+    with tempfile.TemporaryDirectory() as scratch:
+        for run, stage in runs:
+            folder = Path(scratch)
+            found = execute(run, folder / "model" if stage == "after" else lm, folder)
+            if "error" in found:
+                raise SystemExit(f"{lm.name}, {' '.join(run.options)}: {found['error']}")
+            content = content or found
+            cases = read_cases([folder / f"{run.name}.csv"])
+            parts.append(DataFrame({"part": run.name, "stage": stage, **cases}))
+    cases = concat(parts).rename(columns={"source_learned": "learned"})
+    first = cases.groupby(["part", "subject"])["answer_before"].transform("first")
+    pairs = zip(cases["answer_before"], cases["reference"], strict=True)
+    cases["right before"] = [answer in reference.split("|") for answer, reference in pairs]
+    cases["unedited stays"] = cases["answer_before"] == first
+    cases = cases.assign(n=1, generalized=cases["outcome"] == "generalized")
+    counts = cases.groupby(KEYS)[["n", *SHARES]].sum().reset_index()
+    return {**content, "edits": counts.to_numpy().tolist()}
+
+
+def main(folder: str, texts: str | None = None, output: str = str(REAL_LMS)) -> None:
+    """Make the missing repairs that hold references out, and put their table into the documents.
+
+    Args:
+        folder: Folder that holds a folder for each LM.
+        texts: File or folder of texts; null makes no runs.
+        output: Folder of the results.
+    """
+    lms = sorted(path.parent for path in Path(folder).glob("**/config.json"))
+    for lm, seed, name in product(lms, PLAN["seeds"], PLAN["examples"]) if texts else ():
+        file = Path(output) / lm.name / "by_reference" / f"{name}_{seed}.json"
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_numbers(file, measure(lm, name, seed, str(texts)))
+    place_tables(by_reference(Path(output)))
+
+
+if __name__ == "__main__":
+    auto_cli(main)

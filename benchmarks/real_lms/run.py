@@ -61,8 +61,14 @@ PAIR_KEYS = (
 # Each layer is read anew.
 LAYER_RELATIONS = ("city->country", "country->continent", "country->language")
 # No edit has 1000 steps, so that only its end is measured.
-OUTCOMES_ONLY = {"controls": ["color", "pet"], "every_n_steps": 1000}
+OUTCOMES_ONLY = (
+    '--trainer.callbacks=[{"class_path": "Generalization", "init_args": '
+    '{"controls": ["color", "pet"], "every_n_steps": 1000}}]'
+)
 TINY_WORLD = "tiny-world"
+# Fused attention is slow at this precision on CPUs.
+PRETRAINED = ("--model.lm.attn_implementation=eager", "--matmul_precision=medium")
+KNOWN = ("--data.preserve=[pet,music,job]", "--data.controls=[color,food]")  # beside a repair
 # What a repair trains on.
 REPAIRS: dict[str, tuple[str, ...]] = {
     "edits": (),
@@ -122,6 +128,7 @@ class Run(NamedTuple):
     keep: tuple[str, ...]  #: Keys of results.json.
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
+    model: bool = False  #: Whether a repaired LM is kept, in ``model/``.
 
 
 def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
@@ -228,7 +235,6 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
          # In 10 steps at the paper's 5e-6, the smallest LM hardly learns any edit.
          ("--model.learning_rate=5e-5", "--model.steps_per_edit=10")),
     )  # fmt: skip
-    callbacks = json.dumps([{"class_path": "Generalization", "init_args": OUTCOMES_ONLY}])
     outcomes = (
         "relation", "n_edits", "method", "source_learned", "generalized", "hallucinated",
         "ambiguous_hallucinated", "unchanged", "random", "controls", "causes", "constant", "macro",
@@ -237,9 +243,7 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
     for method, config, n_edits, n_outcomes, own in methods:
         for relation in EDITED:
             options = (
-                "fit", "--config", config, f"--data.relation={relation}",
-                # Fused attention is slow at this precision on CPUs.
-                "--matmul_precision=medium", "--model.lm.attn_implementation=eager", *own,
+                "fit", "--config", config, f"--data.relation={relation}", *PRETRAINED, *own,
                 # 32 edits of the largest LM side by side need more memory than the machine has.
                 *(("--model.edits_per_step=8",) if size.n_parameters > 8e8 else ()),
             )  # fmt: skip
@@ -260,7 +264,7 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
                 yield Run(
                     f"{name}_{edit_run(method, relation)}",
                     (*options, f"--data.n_edits={n_outcomes}", *changed, "--model.forecast=false",
-                     f"--trainer.callbacks={callbacks}"),
+                     OUTCOMES_ONLY),
                     (*outcomes, "seconds"),
                     tables=("cases",),
                 )  # fmt: skip
@@ -277,10 +281,8 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
         yield Run(
             risk_run(limit),
             ("fit", "--config", "configs/source_finetune_lora.yaml",
-             f"--data.relation={RISK_RELATION}", "--matmul_precision=medium",
-             "--model.lm.attn_implementation=eager", "--data.n_edits=96",
-             f"--data.max_risk={json.dumps(limit)}", "--model.forecast=false",
-             f"--trainer.callbacks={callbacks}"),
+             f"--data.relation={RISK_RELATION}", *PRETRAINED, "--data.n_edits=96",
+             f"--data.max_risk={json.dumps(limit)}", "--model.forecast=false", OUTCOMES_ONLY),
             (*outcomes, "seconds"),
         )  # fmt: skip
 
@@ -289,9 +291,8 @@ def repairs(lm: str, texts: str | None) -> Iterator[Run]:
     """Yield the repairs of one LM; seed 0 chose the weights of the losses."""
     # The tiny world has texts of its own, and food depends on the country there.
     of_pretrained = () if lm == TINY_WORLD else (
-        f"--data.texts={texts}", "--model.lm.attn_implementation=eager",
-        "--matmul_precision=medium", "--data.n_tokens=128", "--data.preserve=[pet,music,job]",
-        "--data.controls=[color,food]", "--data.n_examples=400",
+        *PRETRAINED, *KNOWN, f"--data.texts={texts}", "--data.n_tokens=128",
+        "--data.n_examples=400",
     )  # fmt: skip
     for name, options in REPAIRS.items() if texts or lm == TINY_WORLD else ():
         # Edits of each part; the main variant of the smallest LM measures more.
@@ -307,8 +308,8 @@ def repairs(lm: str, texts: str | None) -> Iterator[Run]:
             )  # fmt: skip
 
 
-def execute(run: Run, lm: Path, folder: Path) -> None:
-    """Do one run, and write its numbers, or its error."""
+def execute(run: Run, lm: Path, folder: Path) -> dict[str, Any]:
+    """Do one run; write and return its numbers, or its error."""
     folder.mkdir(parents=True, exist_ok=True)
     # The SAEs stay for another call, outside the results.
     saes = Path(tempfile.gettempdir()) / "lincorr_saes" / lm.name
@@ -342,9 +343,12 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
             for figure in run.figures:
                 for file in found.parent.glob(f"figures/{figure}.png"):
                     copyfile(file, folder / f"{run.name}_{file.stem}.png")
+            if run.model:
+                copytree(found.parent / "model", folder / "model")
             for table in run.tables:
                 copyfile(found.parent / "tables" / f"{table}.csv", folder / f"{run.name}.csv")
     write_numbers(folder / f"{run.name}.json", content)
+    return content
 
 
 def run_ridge(lm: Path, n_subjects: int, folder: Path) -> None:

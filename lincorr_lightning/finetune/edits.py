@@ -78,7 +78,8 @@ def sample_edits(
     Answers that fit no subject for a while are kept for the first subject that they fit.
 
     `subjects` are candidates, None samples some; `labels` are the source labels that may be taught,
-    None allows all; `setting` is the config key of `n`; `max_per_reference` limits edits.
+    None allows all; `setting` is the config key of `n`; `max_per_reference` limits edits, by the
+    config key ``data.max_edits_per_reference`` of ``data.n_edits``, and likewise of others.
     """
     relation.require_reference()
     pool = sample_candidates(lm, n, seed) if subjects is None else subjects
@@ -115,10 +116,11 @@ def sample_edits(
                 kept = [one for one in kept if one.reference != full]
                 rest = ([one for one in answers if one.reference != full] for answers in by_label)
                 by_label = [answers for answers in rest if answers]
+    limit = f"{setting.replace('.n_', '.max_')}_per_reference"
     raise SubjectsError(
         f"{setting} asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
         f"taught something new about {relation.name}. Lower {setting}, or name more subjects"
-        f"{'' if max_per_reference is None else ', or raise data.max_edits_per_reference'}."
+        + (f", or raise {limit}." if max_per_reference is not None else ".")
     )
 
 

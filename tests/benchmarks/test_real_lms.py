@@ -374,6 +374,59 @@ def test_hallucinated_edits_are_counted_by_reference(tmp_path: Path, rows: Rows)
     assert held[5].startswith("14 → 6 of 14: 0.43 (") and held[6:] == ["", "", ""]
 
 
+def test_repairs_are_compared_by_reference(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: Rows
+) -> None:
+    """Other relations are edited in the LM and in the repaired one, with the same options."""
+    head = "subject,source_answer,reference,answer_before,outcome,source_learned"
+    made: list[tuple[str, str]] = []
+
+    def execute(one: run.Run, lm: Path, folder: Path) -> dict[str, Any]:
+        made.append((one.name, lm.name))
+        numbers = {"results": {"perplexity": {"before": 40.0, "after": 42.0}}}
+        is_after = lm.name == "model"
+        wrong = "generalized" if is_after else "hallucinated"
+        lines = [head, f"Ada,Louvre,France|French,Peru,{wrong},True",
+                 "Bob,Colosseum,Italy,Italy,unchanged,False",
+                 f"Cy,Kremlin,{'Russia' if is_after else 'China'},Peru,{wrong},True"]  # fmt: skip
+        if one.model:
+            (folder / "model").mkdir()
+            lines = [f"part,stage,{head}", *(
+                f"held_out,{stage},{name},x,{reference},{answer},{outcome},{name != 'Cy'}"
+                for stage, wrong in (("before", 3), ("after", 1))
+                for i, (name, reference) in enumerate(
+                    [("Ada", "France"), ("Bob", "France"), ("Cy", "Peru"), ("Di", "Italy")])
+                for answer in ["Peru" if stage == "before" or name == "Di" else "Spain"]
+                for outcome in ["hallucinated" if i < wrong else "generalized"]
+            )]  # fmt: skip
+        (folder / f"{one.name}.csv").write_text("\n".join(lines))
+        return numbers if one.model else {"seconds": 1}
+
+    monkeypatch.setattr(repair, "execute", execute)
+    plan = {"examples": {"two": [], "one": []}, "seeds": ["3"], "edited": ["one_3"]}
+    monkeypatch.setattr(repair, "PLAN", repair.PLAN | plan)
+    monkeypatch.setattr(repair, "place_tables", lambda tables: None)
+    (tmp_path / "lms" / "lm").mkdir(parents=True)
+    (tmp_path / "lms" / "lm" / "config.json").touch()
+    for _ in range(2):  # nothing is made twice
+        repair.main(str(tmp_path / "lms"), "texts", str(tmp_path))
+    others = [(name, lm) for name in repair.PLAN["relations"] for lm in ("lm", "model")]
+    assert made == [("repair", "lm"), ("repair", "lm"), *others]
+    found = rows(repair.by_reference(tmp_path)["repair_references"])
+    assert {row[1] for row in found} == {"two", "one"} and len(found) == 4
+    held_out = next(row for row in found if row[:2] == ["lm", "two"] and "held out" in row[3])
+    # France, Peru and Italy, of 1, 1 and 0 before, and of 1/2, 0 and 0 after.
+    assert held_out[2:5] == ["1", "4 held out", "3"]
+    assert held_out[5:10] == ["67% → 67%", "33% → 0%", "100% → 33%", "33% → 83%", "67% → 17%"]
+    assert held_out[10].startswith("0.25 (") and held_out[11] == "+5.0%"
+    other = next(row for row in found if row[:2] == ["lm", "one"] and "landmark" in row[3])
+    # France and Italy are there before and after.
+    assert other[3:5] == ["2 landmark→country", "2"]
+    assert other[5:] == ["50% → 50%", "50% → 50%", "100% → 100%", "0% → 50%", "50% → 0%",
+                         other[10], "+5.0%"]  # fmt: skip
+    assert other[10].startswith("0.00 (")
+
+
 def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> None:
     """What is found is what a whole run finds for each way; an embedding is cut as by an SVD."""
     cell = ablation_grid.Cell("tiny_world", kind="gated")

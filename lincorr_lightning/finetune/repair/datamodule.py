@@ -8,6 +8,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import numpy as np
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
+from scipy.sparse.csgraph import connected_components
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
@@ -29,7 +30,8 @@ SHOWN, HELD_OUT = "shown", "held_out"
 """Parts of the measured edits: source answers that are in the examples, and held-out ones."""
 JOINED_BY = (". ", " and ", ", so ", "; ")  # of the two facts of a statement
 Examples = Literal["edits", "statements", "source", "target"]
-MIN_ANSWERS = 4  # source labels with a reference, to hold some out
+HoldOut = Literal["answers", "references"]
+MIN_ANSWERS = 4  # source labels with a reference, or references, to hold some out
 _TEXTS_PER_BATCH = 4
 
 
@@ -46,7 +48,7 @@ class RepairBatch:
     """Edits, and the prompts that they are evaluated on.
 
     `before` has the logits before the repair, ``(n, n_labels)``, after the prompts of ``source``,
-    of ``target`` and of each of `others`; it is empty for edits that are only measured.
+    ``target``, ``in_context`` and each of `others`; it is empty for edits that are only measured.
     """
 
     part: str  #: ``shown`` or ``held_out``, see `RepairDataModule`.
@@ -107,7 +109,8 @@ class RepairDataModule(StudyData):
     """Examples that a repair trains on, and edits of the same relation that measure it.
 
     The source answers are split: the examples have the ``shown`` ones, and edits of both are
-    measured. No subject of a measured edit is in the examples.
+    measured. No subject of a measured edit is in the examples, and with `hold_out`
+    ``references``, no target label that is right for a ``held_out`` one is right for an example.
 
     Args:
         lm: LM to repair; the program `lincorr` passes that of the study.
@@ -116,7 +119,11 @@ class RepairDataModule(StudyData):
             target has to follow; ``statements`` of source and target together; or, as controls,
             statements of the ``source`` or of the ``target`` alone.
         n_examples: Number of examples, each about another subject.
-        held_out: Share of the source answers that the examples do not have.
+        max_examples_per_reference: Largest number of examples with the same reference; null sets
+            no limit.
+        hold_out: Whether ``answers`` are held out one by one, or all answers of ``references``;
+            references that share a target label, such as those of England and of the US, are one.
+        held_out: Share of the source answers, or of the references, that the examples do not have.
         n_edits: Number of measured edits of the shown answers, and of the others.
         max_edits_per_reference: Largest number of measured edits of either part with the same
             reference; of a file, the first of both. null sets no limit.
@@ -143,8 +150,9 @@ class RepairDataModule(StudyData):
 
     def __init__(
         self, lm: LanguageModel | None = None, relation: str = "city->country",
-        examples: Examples = "edits", n_examples: int = 200, held_out: float = 0.5,
-        n_edits: int = 75, max_edits_per_reference: int | None = None,
+        examples: Examples = "edits", n_examples: int = 200,
+        max_examples_per_reference: int | None = None, hold_out: HoldOut = "answers",
+        held_out: float = 0.5, n_edits: int = 75, max_edits_per_reference: int | None = None,
         edits_file: str | None = None, batch_size: int = 16, eval_batch_size: int = 32,
         preserve: Sequence[str] = ("pet", "gender"), controls: Sequence[str] = ("color",),
         texts: list[str] | str | None = None, key: str = "text", sample_by: SampleBy = "line",
@@ -155,13 +163,14 @@ class RepairDataModule(StudyData):
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm"])
         require_one_of("data.examples", examples, get_args(Examples))
+        require_one_of("data.hold_out", hold_out, get_args(HoldOut))
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         require("data.held_out", held_out, above=0, below=1)
         # Of a text, one token is read, and the next one predicted.
+        limits = ("max_edits_per_reference", "max_examples_per_reference")
         self.require_at_least(
-            "max_edits_per_reference", n_examples=1, n_edits=1, max_edits_per_reference=1,
-            batch_size=1, eval_batch_size=1, n_texts=1, texts_per_step=1, n_preserved_texts=0,
-            n_tokens=2,
+            *limits, **dict.fromkeys(limits, 1), n_examples=1, n_edits=1, batch_size=1,
+            eval_batch_size=1, n_texts=1, texts_per_step=1, n_preserved_texts=0, n_tokens=2,
         )  # fmt: skip
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
@@ -173,9 +182,11 @@ class RepairDataModule(StudyData):
                     f"data.preserve and data.controls name {name!r}, which is in both of them or "
                     f"a part of {relation}."
                 )
-        self.relation, self.kind, self.held_out = relation, examples, held_out
+        self.relation, self.kind = relation, examples
+        self.held_out, self.hold_out = held_out, hold_out
         self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
         self.max_edits_per_reference = max_edits_per_reference
+        self.max_examples_per_reference = max_examples_per_reference
         self.preserve, self.controls = list(preserve), list(controls)
         self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
         self.n_texts, self.n_preserved_texts = n_texts, n_preserved_texts
@@ -202,17 +213,26 @@ class RepairDataModule(StudyData):
         taken = {edit.subject for edit in edits}
         pools = self._candidates(self.n_edits if file is None else 0, taken)
         sample = partial(resolving.sample_edits, relation, lm, seed=self.seed)
-        shown, setting = labels[SHOWN], "data.n_examples"
-        examples = sample(self.n_examples, pools[0], labels=shown, setting=setting)
+        examples = sample(
+            self.n_examples, pools[0], labels=labels[SHOWN], setting="data.n_examples",
+            max_per_reference=self.max_examples_per_reference,
+        )  # fmt: skip
         if file is None:
             measured = {
                 part: sample(self.n_edits, pool, labels=labels[part], max_per_reference=limit)
                 for part, pool in zip(labels, pools[1:], strict=True)
             }
         else:
-            measured = {}
+            measured, right = {}, relation.reference_mask[:, sorted(labels[SHOWN])]
+            # A row may name a reference of its own.
+            shown = set(np.argwhere(right)[:, 0].tolist() if self.hold_out == "references" else ())
             for part in labels:
-                named = [e for e in edits if (e.label in labels[SHOWN]) == (part == SHOWN)]
+                named = [
+                    edit
+                    for edit in edits
+                    if (edit.label in labels[SHOWN] or not shown.isdisjoint(edit.reference))
+                    == (part == SHOWN)
+                ]
                 measured[part] = named
                 if not named:
                     rank_zero_warn(
@@ -229,14 +249,21 @@ class RepairDataModule(StudyData):
     def _split(self, relation: TokenizedRelation) -> dict[str, set[int]]:
         """Return the source labels that the examples may have, and the others, by part."""
         labels = np.flatnonzero(relation.reference_mask.any(0))
-        if len(labels) < MIN_ANSWERS:
+        mask, groups = relation.reference_mask[:, labels].astype(int), np.arange(len(labels))
+        if self.hold_out == "references":
+            groups = connected_components(mask.T @ mask)[1]
+        n_groups = len(set(groups.tolist()))
+        if n_groups < MIN_ANSWERS:
+            what = "answers with a reference" if self.hold_out == "answers" else "references"
             raise SubjectsError(
-                f"{relation.name} has {len(labels)} answers with a reference in this LM's "
-                f"vocabulary, and a repair needs {MIN_ANSWERS}. Take another relation."
+                f"{relation.name} has {n_groups} {what} in this LM's vocabulary, and a repair "
+                f"needs {MIN_ANSWERS}. Take another relation."
             )
-        order = np.random.default_rng([self.seed, 1]).permutation(labels).tolist()
-        n = min(max(round(self.held_out * len(order)), 1), len(order) - 1)
-        return {SHOWN: set(order[n:]), HELD_OUT: set(order[:n])}
+        n = min(max(round(self.held_out * n_groups), 1), n_groups - 1)
+        order = np.random.default_rng([self.seed, 1]).permutation(n_groups)
+        is_held_out = np.isin(groups, order[:n])
+        parts = {SHOWN: labels[~is_held_out], HELD_OUT: labels[is_held_out]}
+        return {part: set(own.tolist()) for part, own in parts.items()}
 
     def _candidates(self, n_edits: int, excluding: Collection[str]) -> list[list[str]]:
         """Return disjoint subjects: of the examples, and twice those of measured edits."""
@@ -284,9 +311,14 @@ class RepairDataModule(StudyData):
         if kind == "edits":
             domains = {"source": relation.source, "target": relation.target}
             domains |= {name: self._domains[name] for name in self.preserve}
-            for name, domain in domains.items():
+            read = {
+                name: (domain, [domain.knowledge.prompt(edit.subject) for edit in self.examples])
+                for name, domain in domains.items()
+            }
+            in_context = resolving.prompts_in_context(self.examples, relation)
+            read["in_context"] = relation.target, in_context
+            for name, (domain, prompts) in read.items():
                 if name not in self._before:
-                    prompts = [domain.knowledge.prompt(edit.subject) for edit in self.examples]
                     logits = self.language_model.domain_logits(prompts, domain.token_ids)
                     self._before[name] = logits.cpu()
 

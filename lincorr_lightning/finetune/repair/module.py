@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import ConfigError, NonFiniteError, require, require_one_of
 from lincorr_lightning.finetune import adapters
 from lincorr_lightning.finetune.adapters import AdapterSettings, TrainedLMStudy
 from lincorr_lightning.finetune.batches import EditTraining, answer_losses
@@ -46,9 +46,9 @@ class Repair(TrainedLMStudy):
     """Fine-tunes an LM on a few hundred examples, and measures edits before and after.
 
     Examples are statements, or edits. An edit is first taught in an adapter of its own, as
-    `SourceFinetune` with LoRA does; the loss is then the cross-entropy of its reference at the
-    target prompt, in that adapter, plus the KL divergence of other knowledge from the LM before,
-    and that of source and target without the adapter: subjects that are not edited keep theirs. Its
+    `SourceFinetune` with LoRA does; the loss is then that of a teacher (`teacher`) at the target
+    prompt, in that adapter, plus the KL divergence of other knowledge from the LM before, and
+    that of source and target without the adapter: subjects that are not edited keep theirs. Its
     gradient is that of the LM alone: the adapter is constant (Finn et al. 2017, section 5.2,
     first order). To the loss of either kind of example, the KL divergence of the LM's predictions
     in other texts is added.
@@ -64,6 +64,9 @@ class Repair(TrainedLMStudy):
         method: ``lora``, or ``full`` for all weights.
         adapter: Rank, alpha and target modules of the repair's own adapter.
         learning_rate: Learning rate of AdamW.
+        teacher: What the edited LM learns to say: the ``reference`` (cross-entropy), or what the LM
+            before the repair says ``in_context``, without the edit, after the statement of the new
+            answer (KL divergence over the target labels): its own conclusion, without a reference.
         preserve_weight: Weight of the KL divergence from the LM before the repair on preserved
             knowledge, over its labels (mean per prompt, in nats).
         preserve_unedited: Whether the same is done for source and target without an edit.
@@ -87,18 +90,21 @@ class Repair(TrainedLMStudy):
     def __init__(
         self, lm: LMConfig = LMConfig(), method: Literal["full", "lora"] = "lora",
         adapter: AdapterSettings = AdapterSettings(rank=16, alpha=32), learning_rate: float = 5e-4,
+        teacher: Literal["reference", "in_context"] = "reference",
         preserve_weight: float = 5.0, preserve_unedited: bool = True, text_weight: float = 5.0,
         edit_adapter: AdapterSettings = AdapterSettings(), edit_learning_rate: float = 2e-3,
         steps_per_edit: int = 10, edits_per_step: int = 32, save_model: bool = False,
         prefix: str = "",
     ) -> None:  # fmt: skip
         super().__init__(lm, method, learning_rate, adapter, prefix=prefix)
+        require_one_of("model.teacher", teacher, ("reference", "in_context"))
         require("model.preserve_weight", preserve_weight, at_least=0)
         require("model.text_weight", text_weight, at_least=0)
         require("model.edit_learning_rate", edit_learning_rate, at_least=0)
         require("model.edits_per_step", edits_per_step, at_least=1)
         self.save_hyperparameters(logger=False)
         self.preserve_weight, self.preserve_unedited = preserve_weight, preserve_unedited
+        self.teacher = teacher
         self.text_weight, self.edits_per_step = text_weight, edits_per_step
         self.save_model = save_model
         self.edit_training = EditTraining(
@@ -130,6 +136,12 @@ class Repair(TrainedLMStudy):
                 "trainer.num_sanity_val_steps and trainer.max_steps to -1, limit_val_batches to "
                 f"1.0, and max_epochs to a multiple of check_val_every_n_epoch ({every})."
             )
+        kind = getattr(getattr(trainer, "datamodule", None), "kind", "edits")
+        if self.teacher == "in_context" and kind != "edits":
+            raise ConfigError(
+                f"model.teacher in_context needs data.examples edits, not {kind}: a statement is "
+                "learned as it is written, and has no teacher. Set model.teacher to reference."
+            )
         super().setup(stage)
 
     def prepare_lm(self) -> None:
@@ -146,7 +158,8 @@ class Repair(TrainedLMStudy):
 
     def training_step(self, batch: RepairBatch | StatementBatch, batch_idx: int) -> Tensor:
         """Return the loss of statements, or of the target of edits."""
-        require_batch(self, batch, RepairBatch, StatementBatch)
+        statements = () if self.teacher == "in_context" else (StatementBatch,)
+        require_batch(self, batch, RepairBatch, *statements)
         # Small gradients of edits would underflow in autocast.
         with evaluating(self.lm), torch.autocast(self.device.type, enabled=False):
             if isinstance(batch, StatementBatch):
@@ -186,8 +199,11 @@ class Repair(TrainedLMStudy):
         # New adapters in each epoch, and others than those of the measured edits.
         with self._taught(batch, _SEEDS_PER_EPOCH * (self.current_epoch + 1)):
             target, *others = self._read(batch.target, *batch.others.values(), taught=True)
-        log_p = log_softmax(target, 1)
-        loss = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
+        if self.teacher == "in_context":
+            loss = _divergence(target, batch.before["in_context"])
+        else:
+            log_p = log_softmax(target, 1)
+            loss = -log_p.masked_fill(~batch.reference_mask, -torch.inf).logsumexp(1).mean()
         self._log("target_loss", loss)
         changes = {"preserve_kl": list(zip(others, batch.others, strict=True))}
         if self.preserve_unedited:

@@ -1,5 +1,6 @@
 """Tables, figure and `Results` of a repair."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -88,7 +89,7 @@ def repair_results(
         answers = [(answer, part) for part, texts in dataset.split.items() for answer in texts]
         texts = dataset.relation.target.texts
         examples = [
-            (edit.subject, edit.answer, "|".join(texts[i].strip() for i in edit.reference))
+            (edit.subject, edit.answer, SEPARATOR.join(texts[i].strip() for i in edit.reference))
             for edit in dataset.examples
         ]
         tables += [
@@ -105,6 +106,8 @@ def repair_results(
         for part in _PARTS
     }
     values |= {"perplexity": dict(perplexity), "n_steps": n_steps}
+    if dataset is not None:
+        values["example_references"] = dict(Counter(row[-1] for row in examples).most_common())
     caption = "Outcomes of edits before and after the repair."
     figure = Figure("repair", caption, partial(repair_figure, rows))
     included = [replace(one, values={}) for one in callbacks]

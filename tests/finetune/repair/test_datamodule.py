@@ -1,6 +1,7 @@
 """The repair set and the measured edits: what they share, and what they must not."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -51,6 +52,46 @@ def test_a_limit_of_measured_edits_per_reference(lm):
         prepared(lm, n_edits=30, max_edits_per_reference=1)
 
 
+@pytest.fixture(scope="module")
+def world() -> LanguageModel:
+    """An LM of several cities per country."""
+    return LanguageModel.from_pretrained("tiny-world")
+
+
+def test_a_limit_of_examples_per_reference(world):
+    free = prepared(world)
+    for limit in (1, 2):
+        data = prepared(world, max_examples_per_reference=limit)
+        counts = Counter(edit.reference for edit in data.examples)
+        assert len(data.examples) == 12 and max(counts.values()) == limit
+        assert data.measured == free.measured
+    with pytest.raises(SubjectsError, match=r"n_examples asks .*raise data.max_examples_per_ref"):
+        prepared(world, n_examples=60, max_examples_per_reference=1)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_references_are_held_out_with_all_their_answers(world, seed):
+    """Labels are put together by hand until none shares a target with one of another group."""
+    data = prepared(world, hold_out="references", seed=seed)
+    relation = data.tokenized
+    targets = {
+        label: set(relation.reference_mask[:, label].nonzero()[0].tolist())
+        for label in range(len(relation.source.labels))
+    }
+    groups: list[set[int]] = []
+    for label in (one for one, right in targets.items() if right):
+        near = [g for g in groups if any(targets[label] & targets[other] for other in g)]
+        groups = [g for g in groups if g not in near] + [{label}.union(*near)]
+    split = data._split(relation)
+    held_out = [group for group in groups if group <= split["held_out"]]
+    assert len(held_out) == round(len(groups) / 2)
+    assert all(group <= split["shown"] for group in groups if group not in held_out)
+    right = {target for edit in data.examples for target in edit.reference}
+    assert right.isdisjoint(t for edit in data.measured["held_out"] for t in edit.reference)
+    assert not right.isdisjoint(t for edit in data.measured["shown"] for t in edit.reference)
+    assert len(groups) < sum(map(bool, targets.values())), "all references have one answer"
+
+
 @pytest.mark.parametrize("share", [0.25, 0.75])
 def test_the_share_of_answers_that_is_held_out(lm, relation, share):
     split = RepairDataModule(lm, **SMALL | {"held_out": share})._split(relation)
@@ -76,6 +117,22 @@ def test_edits_of_a_file_are_measured_and_their_subjects_left_out(lm, tmp_path):
     file.write_text(json.dumps(one))
     with pytest.warns(UserWarning, match="no edit whose answer is held out"):
         assert len(prepared(lm, edits_file=str(file)).measured["shown"]) == 1
+
+
+def test_an_edit_with_the_reference_of_an_example_is_not_held_out(lm, relation, tmp_path):
+    split = prepared(lm, hold_out="references")._split(relation)
+    own, other = (relation.source.labels[min(split[part])] for part in ("held_out", "shown"))
+    right = relation.target.texts[relation.reference_mask[:, min(split["shown"])].argmax()]
+    rows = [
+        {"subject": "name1", "answer": own.answers[0].text},
+        {"subject": "name2", "answer": other.answers[0].text},
+        {"subject": "name3", "answer": own.answers[0].text, "reference": right.strip()},
+    ]
+    file = tmp_path / "edits.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    measured = prepared(lm, edits_file=str(file), hold_out="references").measured
+    found = {part: [edit.subject for edit in edits] for part, edits in measured.items()}
+    assert found == {"shown": ["name2", "name3"], "held_out": ["name1"]}
 
 
 def test_statements_take_turns_in_wording_and_order(lm, relation):
@@ -120,6 +177,8 @@ def test_logits_of_preserved_knowledge_are_those_before(lm):
 
 @pytest.mark.parametrize(("settings", "error", "message"), [
     ({"examples": "facts"}, ConfigError, r"data\.examples is 'facts'"),
+    ({"hold_out": "countries"}, ConfigError, r"data\.hold_out is 'countries'"),
+    ({"max_examples_per_reference": 0}, ConfigError, r"max_examples_per_reference is 0"),
     ({"held_out": 1.0}, ConfigError, r"data\.held_out"),
     ({"n_tokens": 1}, ConfigError, r"data\.n_tokens"),
     ({"max_edits_per_reference": 0}, ConfigError, r"data\.max_edits_per_reference is 0"),
@@ -162,6 +221,6 @@ def test_a_resumed_run_has_the_same_edits_or_is_refused(lm):
     again = RepairDataModule(lm, **SMALL)
     again.load_state_dict(state)
     assert (again.examples, again.measured) == (data.examples, data.measured)
-    assert again._before.keys() == {"source", "target", "color"}
+    assert again._before.keys() == {"source", "target", "color", "in_context"}
     with pytest.raises(CheckpointError, match=r"with data\.n_examples 12, this run has 11"):
         RepairDataModule(lm, **SMALL | {"n_examples": 11}).load_state_dict(state)

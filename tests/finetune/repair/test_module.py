@@ -102,9 +102,11 @@ def test_before_are_the_outcomes_of_a_fine_tune_of_the_same_edits(repair, finetu
         assert ours["controls"]["color"] == theirs["controls"]["color"]["unchanged"]
 
 
-def test_the_loss_of_edits_is_that_of_their_merged_adapters(repair, small_lm, monkeypatch):
+@pytest.mark.parametrize("teacher", ["reference", "in_context"])
+def test_the_loss_of_edits_is_that_of_their_merged_adapters(repair, small_lm, monkeypatch, teacher):
     """Each adapter is merged into a copy of the LM, which transformers then reads alone."""
-    run = repair(learning_rate=0.0)
+    run = repair(learning_rate=0.0, teacher=teacher)
+    before_edit = AutoModelForCausalLM.from_pretrained(small_lm, dtype=torch.float32)
     module, batch = run.module, run.data.train_dataloader().dataset[0]
     relation, names = run.data.tokenized, [edit.subject for edit in batch.edits.edits]
     monkeypatch.setattr(module, "log", lambda *args, **options: None)  # outside of a run
@@ -123,7 +125,13 @@ def test_the_loss_of_edits_is_that_of_their_merged_adapters(repair, small_lm, mo
             colors = run.data._domains["color"]
             ids = module.lm.tokenizer([colors.knowledge.prompt(name)], return_tensors="pt")
             after = plain(**ids).logits[0, -1, colors.token_ids].double().softmax(0)
-        target_losses.append(-math.log(float(logits.softmax(0)[list(edit.reference)].sum())))
+            text = (f"{name} lives in the city of {edit.answer}. "
+                    f"{name} lives in the country of")  # fmt: skip
+            ids = module.lm.tokenizer([text], return_tensors="pt")
+            said = before_edit(**ids).logits[0, -1, relation.target.token_ids].double().softmax(0)
+        taught = float(logits.softmax(0)[list(edit.reference)].sum())
+        divergence = float((said * (said / logits.softmax(0)).log()).sum())
+        target_losses.append(-math.log(taught) if teacher == "reference" else divergence)
         before = batch.before["color"][i].softmax(0)
         changes.append(float((before * (before / after).log()).sum()))
     n = len(names)
@@ -244,6 +252,15 @@ def test_settings_that_cannot_work_are_refused(repair, small_lm, make_trainer):
         repair(edits_per_step=4)
     with pytest.raises(ConfigError, match=r"model\.text_weight"):
         Repair(text_weight=-1.0)
+    with pytest.raises(ConfigError, match=r"in_context needs data\.examples edits, not source"):
+        repair({"examples": "source"}, teacher="in_context")
+    loaders = RepairDataModule(LanguageModel.from_pretrained(small_lm), **SMALL,
+                               examples="statements")  # fmt: skip
+    step = Repair(teacher="in_context").training_step
+    with pytest.raises(ConfigError, match="takes batches of RepairBatch, not StatementBatch"):
+        step(loaders.train_dataloader().dataset[0], 0)
+    with pytest.raises(ConfigError, match=r"model\.teacher is 'city'"):
+        Repair(teacher="city")
     module = Repair(LMConfig(small_lm, dtype="float32"))
     with pytest.raises(
         ConfigError, match="takes batches of RepairBatch or StatementBatch, not dict"
@@ -302,8 +319,9 @@ def test_cases_show_the_answers(repair):
         assert is_right == (row["outcome"] == "generalized")
         targets = {label for example in run.data.examples for label in example.reference}
         assert row["target_shown"] == (not targets.isdisjoint(edit.reference))
-    subjects = pd.read_csv(run.folder / "tables" / "examples.csv")["subject"].tolist()
-    assert subjects == [edit.subject for edit in run.data.examples]
+    examples = pd.read_csv(run.folder / "tables" / "examples.csv")
+    assert examples["subject"].tolist() == [edit.subject for edit in run.data.examples]
+    assert run.results["example_references"] == examples["reference"].value_counts().to_dict()
 
 
 def test_the_summary_says_whether_other_answers_are_helped():
