@@ -43,7 +43,7 @@ KNOWLEDGE = (
     "city", "country", "continent", "language", "birthplace", "landmark", "ceo", "company", "color",
     "pet", "gender", "sport", "food", "job", "music", "city_es", "country_es", "X+1", "X+2", "X*2",
 )  # fmt: skip
-GEOMETRY_N2 = (2, 8, 32)
+GEOMETRY_N2 = (2, 8, 32, 128)
 # Tables 4, 8 and 14 of the paper.
 PAPER_PAIRS = (
     "city->country", "ceo->company", "city->city_es", "city->city_zh", "X+1->X+2", "X+1->X*2",
@@ -97,13 +97,14 @@ class Size(NamedTuple):
     n_outcomes: int  #: Edits of each relation with LoRA, measured at the end.
     n_full_outcomes: int  #: The same with all weights.
     geometry: int  #: Texts of the token geometry.
+    long_geometry: tuple[int, int] = (0, 0)  #: Of 1,024 tokens: as they are, and also shuffled.
     sae_tokens: int = 0  #: Tokens that SAEs of some layers are trained on, for the feature flow.
 
 
 SIZES = (
     Size(
         2e8, n_subjects=2000, n_probed=2000, n_ridge=6000, n_edits=150, n_full=40, n_outcomes=150,
-        n_full_outcomes=150, geometry=100, sae_tokens=393_216,
+        n_full_outcomes=150, geometry=100, long_geometry=(100, 10), sae_tokens=393_216,
     ),
     Size(
         4e8, n_subjects=1000, n_probed=2000, n_ridge=2000, n_edits=64, n_full=20, n_outcomes=150,
@@ -188,15 +189,19 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
             ablation,
             ("training",) if seed == 0 else (),
         )  # fmt: skip
-    if texts is not None:
+    n, n_shuffled = size.long_geometry
+    for name, options in (
+        ("", ("--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2")),
+        ("_shuffled_1024", (f"--data.n_texts={n_shuffled}", "--model.shuffles=[0,1,2,3,4,5]")),
+        ("_1024", (f"--data.n_texts={n}", "--model.shuffles=[0]")),
+    )[: 3 if n else 1] if texts is not None else ():  # fmt: skip
+        long = ("--data.n_tokens=1024", "--data.batch_size=1") if name else ()
         yield Run(
-            "token_geometry",
+            f"token_geometry{name}",
             ("test", "--config", "configs/token_geometry.yaml", f"--data.texts={texts}",
-             "--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2",
-             "--data.sample_by=document",
-             "--matmul_precision=medium"),
+             *long, *options, "--data.sample_by=document", "--matmul_precision=medium"),
             ("n_prompts", "n_tokens", "layers", "shuffles", "dimension_loss"),
-            ("profiles",),
+            ("profiles", "dimension_loss") if name else ("profiles",),
         )  # fmt: skip
     if texts is not None and size.sae_tokens:
         yield Run(
@@ -218,8 +223,8 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
             "feature_flow",
             (*flow, "--data.n_texts=60", "--model.deactivation.n_cases=400",
              "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]"),
-            ("n_texts", "n_tokens", "groups", "deactivation", "deactivation_layers", "relation",
-             "steering", "saes"),
+            ("n_texts", "n_tokens", "groups", "cosine_tests", "deactivation",
+             "deactivation_layers", "relation", "steering", "saes"),
             ("deactivation", "groups"),
         )  # fmt: skip
         yield Run(
@@ -376,7 +381,8 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
         unshuffled = [row for row in kept["dimension_loss"] if row["shuffle"] == 0]
         kept["dimension_loss"] = [row for row in unshuffled if row["n2"] in GEOMETRY_N2]
         for level in kept["shuffles"]:
-            level["dimension"] = {str(n2): level["dimension"][str(n2)] for n2 in GEOMETRY_N2}
+            dimension = level["dimension"].items()
+            level["dimension"] = {n2: value for n2, value in dimension if int(n2) in GEOMETRY_N2}
             level["overlap"] = {"2": level["overlap"]["2"]}
     return kept
 

@@ -104,34 +104,39 @@ def table_of(run: str, *columns: str, key: str = "lm") -> Callable[[RowsOf], Tab
     return decorate
 
 
-@table_of("token_geometry", "texts", "n2", "first layer", "ID", "peak layer",
-          "ID, by level of shuffling", "last layer", "ID")  # fmt: skip
-def geometry_table(found: Found) -> Rows:
-    """Yield the peak of the intrinsic dimension, of unshuffled and of shuffled texts."""
+def geometry_rows(found: Found) -> Rows:
+    """Yield the peak of the intrinsic dimension, and its correlation with the loss over texts."""
     layers, levels = found["layers"], found["shuffles"]
+    tests = {(r["layer"], r["n2"]): r for r in found["dimension_loss"] if r["shuffle"] == 0}
     for n2 in levels[0]["dimension"]:
         curve = levels[0]["dimension"][n2]
         peak = peak_of(curve)
         cells = [two(level["dimension"][n2][peak]) for level in levels]
+        r, low, high = (two(tests[layers[peak], int(n2)][k]) for k in ("pearson", "low", "high"))
         yield [found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak], " / ".join(cells),
-               layers[-1], two(curve[-1])]  # fmt: skip
+               layers[-1], two(curve[-1]), f"{r} ({low} to {high})"]  # fmt: skip
 
 
-@table_of("token_geometry", "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
-          "cosine, last layer", "r of log ID and log loss")  # fmt: skip
-def shuffling_table(found: Found) -> Rows:
+def shuffling_rows(found: Found) -> Rows:
     """Yield what shuffling changes where the dimension of unshuffled texts peaks, and below."""
     layers, levels = found["layers"], found["shuffles"]
     peak = peak_of(levels[0]["dimension"]["2"])
-    rows = found["dimension_loss"]
-    tests = {row["layer"]: row for row in rows if (row["n2"], row["shuffle"]) == (2, 0)}
     for level in levels:
-        own = tests.get(layers[peak]) if level["shuffle"] == 0 else None
-        r = "" if own is None else f"{two(own['pearson'])} (p {own['pearson_p']:.4f})"
-        at_peak = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
-        numbers = [two(observed[peak]) for observed in at_peak]
-        last = two(level["cosine_mean"][-1])
-        yield [level["shuffle"], two(level["loss"]), layers[peak], *numbers, last, r]
+        observed = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
+        yield [level["shuffle"], two(level["loss"]), layers[peak],
+               *(two(curve[peak]) for curve in observed), two(observed[-1][-1])]  # fmt: skip
+
+
+GEOMETRY_TABLES = tuple(
+    table_of(f"token_geometry{name}", *columns)(rows)
+    for name in ("", "_1024", "_shuffled_1024")
+    for rows, *columns in (
+        (geometry_rows, "texts", "n2", "first layer", "ID", "peak layer",
+         "ID, by level of shuffling", "last layer", "ID", "r of log ID and log loss at the peak"),
+        (shuffling_rows, "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
+         "cosine, last layer"),
+    )
+)  # fmt: skip
 
 
 @table_of("sparse_autoencoders", "hook points", "layers", "features", "explained variance", "L0",
@@ -267,5 +272,5 @@ def layer_table(found: Found) -> Rows:
 
 TABLES = (
     precision_table, random_words_table, remaining_table, layer_table,
-    ablation_table, geometry_table, shuffling_table, sae_table, deactivation_table, flow_cut_table,
+    ablation_table, *GEOMETRY_TABLES, sae_table, deactivation_table, flow_cut_table,
 )  # fmt: skip

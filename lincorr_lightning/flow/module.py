@@ -198,7 +198,7 @@ class FeatureFlow(LMStudy):
             n = self.steering.n_texts
             texts = self._rows[:: max(1, len(self._rows) // n)][:n]
             activity, how = statistics.activity, self.steering
-            steering = measure_steering(lm, saes, activity, answers, texts, how)
+            steering = measure_steering(lm, saes, activity, answers, texts, how, generator)
         self._flows = {
             name: [matcher.follow(s, thresholds=self.thresholds, k=self.k) for s in features]
             for name, features in starts.items()

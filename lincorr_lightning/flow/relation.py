@@ -1,6 +1,6 @@
 """Feature flow of a relation: features that carry its answers, what they share, ablations."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lincorr_lightning.flow.graph import DecoderMatcher
 from lincorr_lightning.flow.steering import SteeredAnswer
+from lincorr_lightning.flow.text_statistics import control_features
 from lincorr_lightning.functional import labelwise_pearson, moments_of, summarize
 from lincorr_lightning.functional.auroc import class_auroc
 from lincorr_lightning.knowledge import TokenizedRelation
@@ -25,7 +26,6 @@ from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 MIN_SUBJECTS = 3  #: Minimum number of subjects with a label as their answer, in each half.
 MIN_AUROC = 0.9  #: Minimum AUROC of a feature that carries an answer to steer towards.
-_N_NEAREST = 20
 
 
 @dataclass(frozen=True)
@@ -147,18 +147,16 @@ def measure_relation(
     """
     n_fit = len(subjects) // 2
     logits = relation_logits(lm, relation, subjects)
-    by_side: dict[str, AnswerFeatures] = {}
+    by_side: dict[str, dict[HookPoint, dict[int, AnswerFeature]]] = {"source": {}, "target": {}}
     n_active = {at: torch.zeros(sae.n_features) for at, sae in saes.items()}
     prompts = relation.source_prompts(subjects), relation.target_prompts(subjects)
-    for side, texts, domain_logits in zip(("source", "target"), prompts, logits, strict=True):
+    for found, texts, domain_logits in zip(by_side.values(), prompts, logits, strict=True):
         activations = last_activations(lm, lm.rows(texts), list(saes))
         members = answer_members(domain_logits, n_fit, answer_share)
-        by_hook_point = {}
         for at, sae in saes.items():
             features = sae.encode(activations[at]).cpu()
-            by_hook_point[at] = find_answer_features(at, features, members, n_fit)
+            found[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
-        by_side[side] = by_hook_point
     pairs = compare_answers(
         matcher, by_side["source"], by_side["target"], torch.from_numpy(relation.reference_mask),
         thresholds, k,
@@ -173,34 +171,12 @@ def measure_relation(
     for name, control in progress(plan, f"cutting {relation.name}", unit="cut"):
         removed = sorted(shared[name])
         if control:
-            removed = control_features(removed, n_active, generator)
+            removed = [*control_features(removed, n_active, generator).values()]
         with edited(lm.model, remove_features(saes, removed)):
             after = relation_logits(lm, relation, subjects)
         scores = score_relation(relation, logits, after, n_fit)
         cuts.append(RelationCut(name, control, len(removed), **scores))
     return RelationFlow(relation, subjects, n_fit, logits, by_side, matcher.last, pairs, cuts)
-
-
-def control_features(
-    features: Iterable[Feature], activations: Mapping[HookPoint, Tensor], generator: torch.Generator
-) -> list[Feature]:
-    """Draw as many other features of the same hook points that are active about as often.
-
-    Each is one of the 20 with the closest number of `activations`, ``(n_features,)`` each.
-    """
-    features = sorted(features)
-    drawn: list[Feature] = []
-    for feature in features:
-        at = feature.hook_point
-        count = activations[at].double().cpu()
-        difference = (count - count[feature.index]).abs()
-        taken = [f.index for f in (*features, *drawn) if f.hook_point == at]
-        difference[taken] = torch.inf
-        n = min(_N_NEAREST, int(difference.isfinite().sum()))
-        if n:
-            rank = torch.randint(n, (1,), generator=generator)
-            drawn.append(Feature(at, int(difference.argsort(stable=True)[rank])))
-    return drawn
 
 
 def score_relation(

@@ -14,13 +14,13 @@ from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
-from pandas import DataFrame
+from pandas import DataFrame, concat
 
 from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.relation import RelationCut, RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint
-from lincorr_lightning.flow.text_statistics import TextStatistics, Transition
+from lincorr_lightning.flow.text_statistics import TextStatistics, Transition, compare_cosines
 from lincorr_lightning.io import safe_names, write_json
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
@@ -40,6 +40,8 @@ def feature_flow_results(
 ) -> Results:  # fmt: skip
     """Build the results of the study from all that it measured."""
     groups = [each.summarize() for each in statistics.groups.values()]
+    pairs = [{"layer": one["layer"], **pair} for one in groups for pair in one["pairs"]]
+    tests = compare_cosines(statistics.groups.values())
     drawn = {f for graphs in flows.values() for graph in graphs for f in graph.features}
     caption = "Effect of rescaling the predecessors of features, by layer, method and group."
     effects = Table.of("deactivation", cuts, CutEffect, caption)
@@ -59,11 +61,16 @@ def feature_flow_results(
             "steering_summary", best,
             "Strength with the highest mean score of each steering strategy.",
             "Behaviour: probability of the answer; coherence: perplexity of other texts without "
-            "steering by that with steering; score: their product.",
-            headline=True, headings={"n_answers": "answers"},
-            formats=dict.fromkeys(("behaviour", "coherence", "score"), ".2f"),
+            "steering by that with steering; score: their product; texts: what the LM writes, "
+            "perplexity for the unsteered LM; control: other features.",
+            headline=True, headings={"n_answers": "answers", **points.headings},
+            formats={f"{a}{b}": form for a in ("", "control_") for b, form in _MEANS.items()},
         ),
         points,
+        Table.of("group_pairs", pairs, caption="Features of a group that are in another, too.",
+                 formats={"n": ",", "share": ".1%", "expected": ".1%"}),
+        Table.of("cosine_tests", tests, caption="Cosines to predecessors, of two groups' features.",
+                 formats={"n": ",", "n_other": ",", "auroc": ".2f", "p": ".2g", "q": ".2g"}),
         Table.of("transitions", transitions, Transition, explained),
     ]  # fmt: skip
     lm = short_name(lm_name)
@@ -71,13 +78,12 @@ def feature_flow_results(
     return Results(
         "feature_flow",
         {
-            "n_texts": statistics.n_texts,
-            "n_tokens": statistics.n_tokens,
-            "groups": groups,
+            "n_texts": statistics.n_texts, "n_tokens": statistics.n_tokens,
+            "groups": groups, "cosine_tests": tests,
             "transitions": [asdict(each) for each in transitions],
             "deactivation": _plain(by_method).set_index("method").to_dict("index"),
             "deactivation_layers": _plain(by_layer).to_dict("records"),
-            "steering": best.set_index("strategy").to_dict("index"),
+            "steering": _plain(best).set_index("strategy").to_dict("index"),
             "relation": None if relation is None else _relation_values(relation),
             "saes": [hook_point.id for hook_point in saes],
         },
@@ -87,7 +93,7 @@ def feature_flow_results(
             *_figures(frames, statistics.n_tokens, relation, lm),
             *_flow_figures(flows, statistics.names(drawn), lm),
         ],
-    )
+    )  # fmt: skip
 
 
 def write_graphs(flows: Flows, folder: Path) -> None:
@@ -135,18 +141,27 @@ def case_means(cuts: DataFrame, by: Sequence[str]) -> DataFrame:
     return (sums / totals).assign(n=n).reset_index()
 
 
+_MEANS = dict.fromkeys(("behaviour", "coherence", "score", "named"), ".2f") | {"perplexity": ".1f"}
+
+
 def mean_steering(points: DataFrame) -> DataFrame:
-    """Return the means over the answers, a row for each strategy and strength."""
-    groups = points.groupby(["strategy", "strength"], sort=False)
-    names = ["behaviour", "coherence", "score"]
-    return groups[names].mean().assign(n_answers=groups.size()).reset_index()
+    """Return the means over the answers, by strategy, control and strength."""
+    groups = points.groupby(["strategy", "control", "strength"], sort=False)
+    return groups[[*_MEANS]].mean().assign(n_answers=groups.size()).reset_index()
 
 
 def best_steering(points: DataFrame) -> DataFrame:
-    """Return the strength with the highest mean score over the answers, a row per strategy."""
-    means = mean_steering(points)
-    best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()]
-    return best[["strategy", "strength", "n_answers", "behaviour", "coherence", "score"]]
+    """Return the means at each strategy's best strength, its control's, and those of strength 0.
+
+    The best has the highest mean score over the answers; ``none`` is the strategy of strength 0.
+    """
+    means, at = mean_steering(points), ["strategy", "strength"]
+    is_control = means["control"].astype(bool)
+    control = means[is_control].set_index(at)[[*_MEANS]].add_prefix("control_")
+    means = means[~is_control]
+    best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()].join(control, on=at)
+    none = means[means["strength"] == 0].head(1).assign(strategy="none")
+    return concat([none, best])[[*at, "n_answers", *_MEANS, *control]]
 
 
 def _plain(frame: DataFrame) -> DataFrame:
@@ -182,8 +197,7 @@ def _scalars(
     }  # fmt: skip
     for row, kind in product(_plain(by_method).to_dict("records"), ("matched", "random")):
         scalars[f"deactivation/{row['method']}/{kind}"] = row[f"{kind}_success"]
-    names = ("strength", "behaviour", "coherence", "score")
-    for row, name in product(best.to_dict("records"), names):
+    for row, name in product(_plain(best).to_dict("records"), ("strength", *_MEANS)):
         scalars[f"steering/{row['strategy']}/{name}"] = row[name]
     for cut in () if relation is None else relation.cuts:
         name = cut.cut + ("_control" if cut.control else "")
@@ -360,11 +374,12 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
     titles = {
         "behaviour": "probability of the answer",
         "coherence": "perplexity of other texts, before / after", "score": "their product",
+        "named": "share of written texts that name the answer",
     }  # fmt: skip
     labels = list(dict.fromkeys(points["label"]))
     named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
     means = mean_steering(points).rename(columns=titles)
-    rows = means.melt(["strategy", "strength"], list(titles.values()), "measure", "value")
+    rows = means.melt(["strategy", "control", "strength"], [*titles.values()], "measure", "value")
 
     def unsteered(axes: Axes, measure: Any, panel: DataFrame) -> None:
         del measure
@@ -373,11 +388,12 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
         axes.set_ylim(-0.02, 1.04)
 
     return plots.curves(
-        rows, "strength", "value", "strategy", "measure",
+        rows, "strength", "value", "strategy", "measure", "control",
         title=f"Steering {short_name(lm)} along the flow",
-        subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without steering",
+        subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without "
+        "steering; dotted: as much of other features",
         colours={"single": GREY}, labels=("strength (in typical activations)", ""),
-        each=unsteered,
+        each=unsteered, per_row=2,
     )  # fmt: skip
 
 

@@ -1,22 +1,26 @@
 """Steer an LM along the flow of a feature, and measure what that costs on other texts.
 
 In the paper (arXiv 2502.03032, figures 9 to 11, 16 and 17) a judge LM rates behaviour and
-coherence; here both are probabilities of the steered LM itself.
+coherence. Here both are probabilities of the steered LM; the unsteered one reads what it writes.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from itertools import product
 from typing import Literal, NamedTuple, get_args
 
 import torch
+from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError, require, require_one_of
 from lincorr_lightning.flow.deactivation import text_losses
 from lincorr_lightning.flow.graph import FlowGraph
-from lincorr_lightning.flow.text_statistics import FeatureActivity
+from lincorr_lightning.flow.text_statistics import FeatureActivity, control_features
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.lm.modes import reading
 from lincorr_lightning.progress import progress
 from lincorr_lightning.results.table import column
 from lincorr_lightning.sae.forwards import Forward, Rows, add_features, run_with_hooks
@@ -44,6 +48,8 @@ class SteeringSettings:
     """Number of prompts with another answer."""
     n_texts: int = 128
     """Number of texts whose perplexity measures coherence."""
+    n_new_tokens: int = 20
+    """Number of tokens that the LM writes after each prompt, at most."""
 
     def __post_init__(self) -> None:
         for name in ("strategies", "strengths"):
@@ -54,8 +60,8 @@ class SteeringSettings:
         for strength in self.strengths:
             require("model.steering.strengths", strength)
         require("model.steering.decay", self.decay, above=0, at_most=1)
-        for name, least in (("n_answers", 0), ("n_prompts", 1), ("n_texts", 1)):
-            require(f"model.steering.{name}", getattr(self, name), at_least=least)
+        for name in ("n_answers", "n_prompts", "n_texts", "n_new_tokens"):
+            require(f"model.steering.{name}", getattr(self, name), at_least=name != "n_answers")
 
 
 def steering_weights(
@@ -73,12 +79,9 @@ def steering_weights(
     network = networkx.Graph([(edge.source, edge.target) for edge in graph.edges])
     network.add_node(graph.start)
     steps = networkx.single_source_shortest_path_length(network, graph.start)
-    beyond, weights = max(steps.values()) + 1, dict[Feature, float]()
-    for feature in sorted(steps, key=lambda f: (steps[f], f)):
-        step = steps[feature]
-        falling = 1 - step / beyond if strategy == "linear" else decay**step
-        weights[feature] = 1.0 if strategy == "constant" else falling
-    return weights
+    order = sorted((step, feature) for feature, step in steps.items())
+    beyond, decay = order[-1][0] + 1, 1.0 if strategy == "constant" else decay
+    return {f: 1 - i / beyond if strategy == "linear" else decay**i for i, f in order}
 
 
 def answer_probability(lm: LanguageModel, rows: Rows, token_id: int) -> float:
@@ -100,6 +103,29 @@ def mean_loss(lm: LanguageModel, rows: Rows) -> float:
     return float(losses.sum()) / max(1, len(losses))
 
 
+@torch.no_grad()
+def continue_rows(lm: LanguageModel, rows: Rows, draws: Tensor) -> list[list[int]]:
+    """Return what the LM writes after each row, up to and with a token that ends it.
+
+    Tokens are sampled by uniform draws, ``(n_rows, n_tokens)``: a little change changes few.
+    """
+    written = torch.empty(draws.shape, dtype=torch.int64)
+    past = "cache" if "cache" in signature(lm.model.forward).parameters else "past_key_values"
+
+    def write(cases: list[int]) -> None:
+        ids, cache = torch.tensor([rows[case] for case in cases]), None
+        for step in range(draws.shape[1]):
+            output = lm.model(ids.to(lm.model.device), use_cache=True, **{past: cache})
+            below = output.logits[:, -1].double().softmax(-1).cumsum(-1).cpu()
+            written[cases, step] = (below <= draws[cases, step, None] * below[:, -1:]).sum(-1)
+            ids, cache = written[cases, step, None], output.past_key_values
+
+    with reading(lm.model, lm.model.device.type):
+        lm.in_batches([len(row) for row in rows], write, equal_lengths=True)
+    end = lm.tokenizer.eos_token_id
+    return [row[: row.index(end) + 1] if end in row else row for row in written.tolist()]
+
+
 class SteeredAnswer(NamedTuple):
     """An answer to steer towards."""
 
@@ -108,45 +134,67 @@ class SteeredAnswer(NamedTuple):
     graph: FlowGraph
     prompts: Rows
 
+    def judge(self, lm: LanguageModel, texts: list[list[int]]) -> tuple[float, float]:
+        """Return which share of texts after the prompts name the answer, and their perplexity."""
+        name = re.compile(rf"(?<!\w){re.escape(self.label)}(?!\w)")
+        named = [bool(name.search(text)) for text in lm.tokenizer.batch_decode(texts)]
+        whole = [[*prompt, *text] for prompt, text in zip(self.prompts, texts, strict=True)]
+        read = zip(text_losses(lm, whole), texts, strict=True)
+        losses = torch.cat([of_whole[-len(text) :] for of_whole, text in read])
+        return sum(named) / len(named), float(losses.mean().exp())
+
 
 @dataclass(frozen=True)
 class SteeringPoint:
     """Effect of steering towards one answer, `label`, by the flow of the feature that carries it.
 
     `behaviour` is the mean probability of the answer, `coherence` the perplexity of other texts
-    without steering by that with steering, at most 1, and `score` their product.
+    without steering by that with steering, at most 1, and `score` their product. Of texts that the
+    LM writes after the prompts, a share has `named` the answer; the `perplexity` is theirs for the
+    unsteered LM. For a `control` other features, see `control_features`, are added by as much.
     """
 
     label: str
     feature: str
     strategy: str
+    control: bool
     strength: float
     n_features: int
     behaviour: float = column(format=".3f")
     coherence: float = column(format=".3f")
     score: float = column(format=".3f")
+    named: float = column("texts that name it", ".3f")
+    perplexity: float = column("their perplexity", ".1f")
 
 
 def measure_steering(
     lm: LanguageModel, saes: SAEs, activity: Mapping[HookPoint, FeatureActivity],
     answers: Sequence[SteeredAnswer], texts: Rows, settings: SteeringSettings,
+    generator: torch.Generator,
 ) -> list[SteeringPoint]:  # fmt: skip
-    """Steer towards each answer at every strength by every strategy."""
-    plan = list(product(answers, settings.strategies, settings.strengths))
+    """Steer towards each answer that has prompts, at every strength by every strategy."""
+    answers, points = [answer for answer in answers if answer.prompts], []
+    n_active = {at: each.n_active for at, each in activity.items()}
+    others = {a.label: control_features(a.graph.features, n_active, generator) for a in answers}
+    draws = torch.rand(settings.n_prompts, settings.n_new_tokens, generator=generator)
+    plan = list(product(answers, settings.strategies, (False, True), settings.strengths))
     loss_before = mean_loss(lm, texts) if plan else 0.0
-    points = []
-    for answer, strategy, strength in progress(plan, "steering", unit="strength"):
+    for answer, strategy, control, strength in progress(plan, "steering", unit="strength"):
         weights = steering_weights(answer.graph, strategy, settings.decay)
         typical = {f: float(activity[f.hook_point].mean[f.index]) for f in weights}
-        edits = add_features(saes, {f: strength * weights[f] * typical[f] for f in weights})
-        with edited(lm.model, edits):
+        amounts = {f: strength * weights[f] * typical[f] for f in weights}
+        if control:
+            other = others[answer.label]
+            amounts = {other[f]: amount for f, amount in amounts.items() if f in other}
+        with edited(lm.model, add_features(saes, amounts)):
             behaviour = answer_probability(lm, answer.prompts, answer.token_id)
             # Coherence is 1 at most, also where the perplexity falls.
             coherence = math.exp(min(0.0, loss_before - mean_loss(lm, texts)))
+            written = continue_rows(lm, answer.prompts, draws[: len(answer.prompts)])
         points.append(
             SteeringPoint(
-                answer.label, answer.graph.start.id, strategy, strength, len(weights),
-                behaviour, coherence, behaviour * coherence,
+                answer.label, answer.graph.start.id, strategy, control, strength, len(amounts),
+                behaviour, coherence, behaviour * coherence, *answer.judge(lm, written),
             )
         )  # fmt: skip
     return points

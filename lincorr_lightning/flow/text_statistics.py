@@ -1,19 +1,22 @@
 """Features on texts: their groups, their activity, and the variance they explain elsewhere.
 
 The group of a feature at a token is which of its matched predecessors are active with it (arXiv
-2502.03032, figures 3 to 5, 12, 14, 18). Transition matrices carry features on (figures 21 to 23).
+2502.03032, figures 3 to 5, 12 to 14, 18). Transition matrices carry features on (figures 21 to 23).
 """
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations, permutations
 from typing import Any
 
+import scipy
 import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.flow.graph import GROUPS, DecoderMatcher, Matches, match_features
 from lincorr_lightning.functional.auroc import counted_auroc
+from lincorr_lightning.functional.significance import adjust_for_many
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.results.table import column, number
 from lincorr_lightning.sae.forwards import Forward, Rows, run_with_hooks
@@ -22,6 +25,8 @@ from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 TRANSITION_K = (1, 2, 5, 10, 20)  #: Numbers of sources per target whose fit is measured.
 _N_SAMPLED = 2048
+_N_NEAREST = 20
+MIN_FEATURES = 5  #: Minimum number of features of a group whose cosines are compared.
 
 
 class TextStatistics:
@@ -173,13 +178,78 @@ class FeatureGroups:
         cosines = self.matches[source].cosines[:, 0]
         return counted_auroc(cosines, together, self.counts.sum(1) - together)
 
+    def pairs(self) -> Iterator[dict[str, Any]]:
+        """Yield how many features of each group are in each `other`, too (figure 13).
+
+        A feature is in a group if it ever is at a token: `n` are in `group`, a `share` of them in
+        both. It is `expected` if each activation were in a group at random, as often as all are.
+        """
+        counts = self.counts.double().cpu()
+        is_in, n = (counts > 0).double(), counts.sum(1)
+        p = counts.sum(0) / n.sum()
+        not_in = (1 - p) ** n[:, None]
+        in_neither = (1 - p[:, None] - p).clamp(min=0) ** n[:, None, None]
+        both = (1 - not_in[:, :, None] - not_in[:, None] + in_neither).sum(0)
+        for a, b in permutations(counts.sum(0).nonzero()[:, 0].tolist(), 2):
+            yield {
+                "group": GROUPS[a], "other": GROUPS[b], "n": int(is_in[:, a].sum()),
+                "share": float(is_in[:, a] @ is_in[:, b] / is_in[:, a].sum()),
+                "expected": float(both[a, b] / (1 - not_in[:, a]).sum()),
+            }  # fmt: skip
+
     def summarize(self) -> dict[str, Any]:
         """Return the counts of this layer as plain data."""
         return {
             "layer": self.hook_point.layer, "n_activations": int(self.counts.sum()),
             "shares": self.shares(),
             "auroc": {source.kind: number(self.auroc(source)) for source in self.matches},
+            "pairs": list(self.pairs()),
         }  # fmt: skip
+
+
+def compare_cosines(groups: Iterable[FeatureGroups]) -> list[dict[str, Any]]:
+    """Test whether cosines to predecessors tell groups of features apart (figures 4, 14).
+
+    A feature counts once, in the group that it is in most often; groups need `MIN_FEATURES`. Two
+    groups, of `n` and `n_other` features, have a row for each kind of predecessors, `source`:
+    `auroc` is the probability that one of `other` has the higher cosine, `p` of a two-sided
+    Mann-Whitney test, and `q` adjusted for all tests.
+    """
+    rows = []
+    for layer, (source, match) in ((one, each) for one in groups for each in one.matches.items()):
+        code, cosines = layer.counts.argmax(1), match.cosines[:, 0]
+        known = layer.counts.any(1) & ~cosines.isnan()
+        members = {name: cosines[known & (code == i)].cpu() for i, name in enumerate(GROUPS)}
+        large = (name for name, values in members.items() if len(values) >= MIN_FEATURES)
+        for a, b in combinations(large, 2):
+            n, n_other = len(members[a]), len(members[b])
+            u, p = map(float, scipy.stats.mannwhitneyu(members[b], members[a]))
+            where = {"layer": layer.hook_point.layer, "source": source.kind, "group": a, "other": b}
+            rows.append({**where, "n": n, "n_other": n_other, "auroc": u / (n * n_other), "p": p})
+    adjusted = adjust_for_many(torch.tensor([row["p"] for row in rows])).tolist()
+    return [{**row, "q": q} for row, q in zip(rows, adjusted, strict=True)]
+
+
+def control_features(
+    features: Iterable[Feature], activations: Mapping[HookPoint, Tensor], generator: torch.Generator
+) -> dict[Feature, Feature]:
+    """Draw another feature of the same hook point for each, that is active about as often.
+
+    It is one of the 20 neither given nor drawn with the closest numbers of `activations`,
+    ``(n_features,)`` each; a feature has none if there is no such one.
+    """
+    drawn: dict[Feature, Feature] = {}
+    for feature in (features := sorted(features)):
+        at = feature.hook_point
+        count = activations[at].double().cpu()
+        difference = (count - count[feature.index]).abs()
+        taken = [f.index for f in (*features, *drawn.values()) if f.hook_point == at]
+        difference[taken] = torch.inf
+        n = min(_N_NEAREST, int(difference.isfinite().sum()))
+        if n:
+            rank = torch.randint(n, (1,), generator=generator)
+            drawn[feature] = Feature(at, int(difference.argsort(stable=True)[rank]))
+    return drawn
 
 
 @dataclass(frozen=True)

@@ -126,11 +126,9 @@ def token_observables(
     return {
         **{f"dimension n2={n2}": dimension[..., i] for i, n2 in enumerate(range_scalings)},
         **{f"overlap k={k}": overlap[..., i] for i, k in enumerate(ks)},
-        "cosine_mean": cosine_mean,
-        "cosine_std": cosine_std,
-        "angle_mean": angles.mean(-1),
-        "angle_std": angles.std(-1, correction=0),
-    }
+        "cosine_mean": cosine_mean, "cosine_std": cosine_std,
+        "angle_mean": angles.mean(-1), "angle_std": angles.std(-1, correction=0),
+    }  # fmt: skip
 
 
 def intrinsic_dimension(

@@ -3,7 +3,7 @@
 Imported at the end of a run only, since it takes pandas and matplotlib.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -128,17 +128,13 @@ def _level_table(profiles: TokenProfiles, values: Row) -> Table:
         dimension = level["dimension"][str(n2)]
         overlap = [value for value in level["overlap"][str(k)] if value is not None]
         peak = int(np.argmax([value or 0 for value in dimension]))
-        rows.append(
-            {
-                **{key: level[key] for key in ("shuffle", "loss", "entropy")},
-                "dimension": dimension[-1],
-                "peak_dimension": dimension[peak],
-                "overlap": overlap[-1] if overlap else None,
-                "lowest_overlap": min(overlap, default=None),
-                "cosine": level["cosine_mean"][-1],
-                "peak_layer": values["layers"][peak],
-            }
-        )
+        rows.append({
+            **{key: level[key] for key in ("shuffle", "loss", "entropy")},
+            "dimension": dimension[-1], "peak_dimension": dimension[peak],
+            "overlap": overlap[-1] if overlap else None,
+            "lowest_overlap": min(overlap, default=None), "cosine": level["cosine_mean"][-1],
+            "peak_layer": values["layers"][peak],
+        })  # fmt: skip
     return Table.of(
         "levels", rows, headline=True,
         caption=f"Token geometry by shuffling level, means over {values['n_prompts']:,} prompts of "
@@ -192,10 +188,8 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
         figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
                               partial(draw.rho_figure, closeness, lm)))  # fmt: skip
     values = {
-        "n_subjects": closeness.n_subjects,
-        "layers": list(closeness.layers),
-        "range_scalings": list(scalings),
-        "ks": list(ks),
+        "n_subjects": closeness.n_subjects, "layers": list(closeness.layers),
+        "range_scalings": list(scalings), "ks": list(ks),
         "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
         "dimension": {
             name: {str(n2): [number(v) for v in by_layer[:, i]] for i, n2 in enumerate(scalings)}
@@ -206,7 +200,7 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
             {**row, "overlap": {str(k): by_layer[:, i].tolist() for i, k in enumerate(ks)}}
             for row, by_layer in zip(pairs, closeness.overlap.values(), strict=True)
         ],
-    }
+    }  # fmt: skip
     scalars = {
         f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
         for test in closeness.tests
@@ -216,18 +210,14 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
 
 
 def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[Table]:
-    dimension = [
-        (name, layer, n2, number(value))
-        for name, by_layer in closeness.dimension.items()
-        for layer, values in zip(closeness.layers, by_layer, strict=True)
-        for n2, value in zip(closeness.range_scalings, values, strict=True)
-    ]
-    overlap = [
-        (a, b, layer, k, number(value))
-        for (a, b), by_layer in closeness.overlap.items()
-        for layer, values in zip(closeness.layers, by_layer, strict=True)
-        for k, value in zip(closeness.ks, values, strict=True)
-    ]
+    def rows(found: Mapping[Any, Any], settings: Sequence[int]) -> list[tuple[Any, ...]]:
+        return [
+            (*([of] if isinstance(of, str) else of), layer, setting, number(value))
+            for of, by_layer in found.items()
+            for layer, values in zip(closeness.layers, by_layer, strict=True)
+            for setting, value in zip(settings, values, strict=True)
+        ]
+
     return [
         Table.of(
             "tests",
@@ -243,11 +233,12 @@ def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[T
             formats=dict.fromkeys(list(pairs[0])[2:], ".2f"),
         ),
         Table.of(
-            "dimension", dimension, ["knowledge", "layer", "n2", "dimension"],
+            "dimension", rows(closeness.dimension, closeness.range_scalings),
+            ["knowledge", "layer", "n2", "dimension"],
             "Intrinsic dimension of each kind of knowledge's prompts", formats={"dimension": ".2f"},
         ),
         Table.of(
-            "overlap", overlap, ["a", "b", "layer", "k", "overlap"],
+            "overlap", rows(closeness.overlap, closeness.ks), ["a", "b", "layer", "k", "overlap"],
             "Overlap of the neighborhoods of a subject under two prompts",
             formats={"overlap": ".3f"},
         ),

@@ -535,20 +535,17 @@ def at_output(sae: SparseAutoencoder, weight: Tensor, bias: Tensor) -> SparseAut
 
 
 FORMATS = {
-    "lincorr": SAEFormat(
-        [stored.CONFIG_FILE, stored.TENSORS_FILE],
-        lambda source: SparseAutoencoder.from_pretrained(source.folder),
-    ),
+    "lincorr": SAEFormat([stored.CONFIG_FILE, stored.TENSORS_FILE],
+                         lambda source: SparseAutoencoder.from_pretrained(source.folder)),
     "saelens": SAEFormat(["cfg.json", "sae_weights.safetensors"], _read_saelens),
     "gemma_scope": SAEFormat(["params.npz"], _read_gemma_scope),
     "gemma_scope_2, without settings": SAEFormat(["params.safetensors"], _read_gemma_scope),
     "gemma_scope_2": SAEFormat(["config.json", "params.safetensors"], _read_gemma_scope),
-    "llama_scope": SAEFormat(
-        ["hyperparams.json", "checkpoints/final.safetensors"], _read_llama_scope
-    ),
+    "llama_scope": SAEFormat(["hyperparams.json", "checkpoints/final.safetensors"],
+                             _read_llama_scope),
     "sparsify": SAEFormat(["cfg.json", "sae.safetensors"], _read_sparsify),
     "dictionary_learning": SAEFormat(["config.json", "ae.pt"], _read_dictionary_learning),
-}
+}  # fmt: skip
 """Formats that `load_sae` reads, the last that fits; `register_format` adds others."""
 
 

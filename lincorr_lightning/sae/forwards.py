@@ -66,15 +66,11 @@ def rows_of(texts: TokenRows) -> list[list[int]]:
 
 
 def run_with_hooks(
-    lm: LanguageModel,
-    rows: Rows,
-    callback: Callable[[Forward], None],
-    *,
-    hook_points: Sequence[HookPoint] = (),
-    logits: bool = True,
+    lm: LanguageModel, rows: Rows, callback: Callable[[Forward], None], *,
+    hook_points: Sequence[HookPoint] = (), logits: bool = True,
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
     batches: MicroBatches | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Run the LM over texts, in batches of similar length that fit the memory.
 
     The LM, loaded, runs in eval mode and its own precision, for logits to its end; its mode is

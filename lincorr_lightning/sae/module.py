@@ -194,10 +194,8 @@ class SparseAutoencoders(studies.LMStudy):
                     "there are no trained SAEs to score. Pass --ckpt_path, or --model.saes FOLDER."
                 )
             self._scored = self.trained()
-        quality = ReconstructionQuality(
-            len(self._sizes), width_of(self.lm.model), max(self._sizes.values())
-        )
-        self._quality = quality.to(self.device)
+        n, width, largest = len(self._sizes), width_of(self.lm.model), max(self._sizes.values())
+        self._quality = ReconstructionQuality(n, width, largest).to(self.device)
 
     def validation_step(self, batch: TokenRows, batch_idx: int) -> None:
         """Reconstruct held-out activations, and compute the LM's loss with them."""
@@ -209,8 +207,7 @@ class SparseAutoencoders(studies.LMStudy):
         self._reconstruction = self._quality.gather()
         for score in score_hook_points(self._sizes, self._reconstruction):
             for name in SCORES:
-                value = getattr(score, name)
-                if value is not None:
+                if (value := getattr(score, name)) is not None:
                     self.log(f"val/{name}/{score.hook_point}", value)
 
     def build_results(self) -> Results:

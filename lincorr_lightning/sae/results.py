@@ -62,23 +62,15 @@ def score_hook_points(sizes: Mapping[HookPoint, int], scored: Reconstruction) ->
 
 
 def sae_results(
-    sizes: Mapping[HookPoint, int],
-    scored: Reconstruction | None,
-    history: History,
-    *,
-    lm_name: str,
-    n_steps: int,
-    n_tokens: int,
-    seconds: float | None,
-) -> Results:
+    sizes: Mapping[HookPoint, int], scored: Reconstruction | None, history: History, *,
+    lm_name: str, n_steps: int, n_tokens: int, seconds: float | None,
+) -> Results:  # fmt: skip
     """Return the results of a run, whose SAEs have these numbers of features.
 
     Without held-out texts `scored` is None; without training, the history, (step, value) pairs by
     tag, is empty and `seconds` is None.
     """
-    values: dict[str, Any] = {}
-    tables: list[Table] = []
-    figures: list[Figure] = []
+    values, tables, figures = dict[str, Any](), list[Table](), list[Figure]()
     name = short_name(lm_name)
     if scored is not None:
         scores = score_hook_points(sizes, scored)
@@ -96,14 +88,13 @@ def sae_results(
             "mean": {what: number(means[what]) for what in SCORES},
             "hook_points": [asdict(score) for score in scores],
         }  # fmt: skip
-        is_one_size = len(set(sizes.values())) == 1
-        size = f"{min(sizes.values()):,} features each" if is_one_size else "of several sizes"
+        n, *others = set(sizes.values())
+        size = "of several sizes" if others else f"{n:,} features each"
         subtitle = f"{name}; {len(scores)} SAEs, {size}; {scored.n_tokens:,} held-out tokens"
         draw = partial(quality_figure, table.frame, subtitle)
         figures = [Figure("quality", "Scores of the SAEs on held-out texts by layer.", draw)]
     if history:
-        draw = partial(training_figure, history, name)
-        figures.append(Figure("training", "Training curves.", draw))
+        figures += [Figure("training", "Training curves.", partial(training_figure, history, name))]
     values |= {"n_steps": n_steps, "n_tokens": n_tokens, "seconds": seconds}
     return Results("sparse_autoencoders", values, tables=tables, figures=figures)
 

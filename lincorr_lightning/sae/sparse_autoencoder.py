@@ -80,28 +80,15 @@ class SparseAutoencoder(nn.Module):
     score_scale: Tensor | None
 
     def __init__(
-        self,
-        *,
-        hook_point: HookPoint,
-        encoder: Tensor,
-        decoder: Tensor,
-        encoder_bias: Tensor,
-        decoder_bias: Tensor,
-        activation: Activation = "relu",
-        threshold: Tensor | None = None,
-        k: int | None = None,
-        score_scale: Tensor | None = None,
-        input_scale: float = 1.0,
-        subtract_decoder_bias: bool = False,
-        lm: str | None = None,
-    ) -> None:
+        self, *, hook_point: HookPoint, encoder: Tensor, decoder: Tensor, encoder_bias: Tensor,
+        decoder_bias: Tensor, activation: Activation = "relu", threshold: Tensor | None = None,
+        k: int | None = None, score_scale: Tensor | None = None, input_scale: float = 1.0,
+        subtract_decoder_bias: bool = False, lm: str | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
-        self.hook_point = hook_point
-        self.activation = activation
-        self.k = k
+        self.hook_point, self.activation, self.k, self.lm = hook_point, activation, k, lm
         self.input_scale = float(input_scale)
         self.subtract_decoder_bias = bool(subtract_decoder_bias)
-        self.lm = lm
         self.encoder = nn.Parameter(encoder)
         self.decoder = nn.Parameter(decoder)
         self.encoder_bias = nn.Parameter(encoder_bias)

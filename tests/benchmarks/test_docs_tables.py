@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks import common
-from benchmarks.docs_tables import generalization
+from benchmarks.docs_tables import feature_flow, generalization
 
 Rows = Callable[[str], list[list[str]]]
 
@@ -30,6 +30,18 @@ def test_generalization_over_seeds(
     for cell, key in ((learned, "source_learned"), (generalized, "generalized")):
         shares = [run[key] for run in runs]
         assert cell == f"{statistics.mean(shares):.0%} ± {statistics.stdev(shares):.0%}"
+
+
+def test_groups_of_features_are_compared_with_chance_and_with_nowhere(rows: Rows) -> None:
+    pair = {"group": "From nowhere", "other": "From MLP", "n": 8, "share": 0.5, "expected": 0.751}
+    other = {"group": "From RES & MLP", "other": "From MLP", "n": 8, "share": 1, "expected": 1}
+    results = {"groups": [{"layer": 3, "pairs": [pair, other]}]}
+    assert rows(feature_flow.shared(results)) == [["3", "From nowhere", "", "", "50%, 75%", ""]]
+    test = {"layer": 3, "source": "mlp_out", "group": "From nowhere", "other": "From MLP", "n": 90,
+            "n_other": 7, "auroc": 0.8, "p": 0.001, "q": 0.0123}  # fmt: skip
+    # The cosines to another kind of predecessors say nothing of where these features come from.
+    tests = {"cosine_tests": [test, {**test, "source": "residual"}]}
+    assert rows(feature_flow.cosines(tests)) == [["3", "mlp out", "7", "90", "0.80", "0.01"]]
 
 
 def test_tables_are_put_between_their_markers() -> None:

@@ -12,10 +12,10 @@ from lincorr_lightning.flow.relation import (
     AnswerFeature,
     answer_members,
     compare_answers,
-    control_features,
     find_answer_features,
     score_relation,
 )
+from lincorr_lightning.flow.text_statistics import control_features
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.linear_map.layout import RelationLogits, relation_logits
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -98,9 +98,10 @@ def test_controls_are_other_features_that_are_as_often_active() -> None:
     again = control_features(reversed(cut), activations, torch.Generator().manual_seed(0))
     assert drawn == again
     # The third feature of the top is the only other one, and is taken once.
-    assert [f.hook_point for f in drawn] == [LOW, LOW, TOP]
-    assert len({*drawn, *cut}) == 7
-    assert all(abs(f.index - 50) <= 12 for f in drawn[:2])
+    assert list(drawn) == cut[:3]
+    assert [f.hook_point for f in drawn.values()] == [LOW, LOW, TOP]
+    assert len({*drawn.values(), *cut}) == 7
+    assert all(abs(drawn[f].index - 50) <= 12 for f in cut[:2])
 
 
 def test_scores_are_numpys() -> None:

@@ -45,8 +45,21 @@ CUTS = [
     _cut(0, "matched", 0.3, 30, r=0.5), _cut(0, "random", 0.05, 30, r=0.5),
 ]  # fmt: skip
 POINTS = [
-    SteeringPoint(label, "residual.2.1", strategy, strength, 4, behaviour, 0.5, behaviour / 2)
+    SteeringPoint(
+        label,
+        "residual.2.1",
+        strategy,
+        control,
+        strength,
+        4,
+        behaviour / (5 if control else 1),
+        0.5,
+        behaviour / (0.1 if control else 2),
+        behaviour / (10 if control else 1),
+        20 + strength + control,
+    )
     for label, plus in (("France", 0.0), ("Italy", 0.2))
+    for control in (False, True)
     for strategy, least in (("single", 0.1), ("linear", 0.3))
     for strength, behaviour in ((0.0, 0.0), (1.0, least + plus), (2.0, least / 2 + plus))
 ]
@@ -86,11 +99,13 @@ def _results(**more) -> Results:
     groups = {
         "layer": 0, "n_activations": 1000, "shares": dict.fromkeys(GROUPS, 0.125),
         "auroc": {"mlp_out": 0.75, "attention_out": None},
+        "pairs": [{"group": GROUPS[0], "other": GROUPS[2], "n": 9, "share": 0.5, "expected": 0.7}],
     }  # fmt: skip
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
     found = {"transitions": transitions, "cuts": CUTS, "steering": POINTS, "relation": _relation()}
     statistics: Any = SimpleNamespace(
-        n_texts=20, n_tokens=200, groups={STREAM: SimpleNamespace(summarize=lambda: groups)},
+        n_texts=20, n_tokens=200,
+        groups={STREAM: SimpleNamespace(summarize=lambda: groups, matches={})},
         names=lambda features: {},
     )  # fmt: skip
     return feature_flow_results("some/where/my-lm", [MLP, STREAM], statistics, **found | more)
@@ -117,12 +132,18 @@ def test_cuts_are_averaged_over_cases() -> None:
 
 
 def test_steering_is_averaged_over_answers() -> None:
-    single, linear = best_steering(Table.of("steering", POINTS).frame).to_dict("records")
-    assert linear.pop("strategy") == "linear"
+    found = best_steering(Table.of("steering", POINTS).frame).to_dict("records")
+    assert [row.pop("strategy") for row in found] == ["none", "single", "linear"]
+    none, single, linear = found
+    # The strength is chosen without the control, whose score is higher.
     assert linear == pytest.approx(
-        {"strength": 1.0, "n_answers": 2, "behaviour": 0.4, "coherence": 0.5, "score": 0.2}
-    )
+        {"strength": 1.0, "n_answers": 2, "behaviour": 0.4, "coherence": 0.5, "score": 0.2,
+         "named": 0.4, "perplexity": 21, "control_behaviour": 0.08, "control_coherence": 0.5,
+         "control_score": 4.0, "control_named": 0.04, "control_perplexity": 22}
+    )  # fmt: skip
     assert single["score"] == pytest.approx(0.1)
+    assert (none["strength"], none["behaviour"], none["perplexity"]) == (0, 0, 20)
+    assert math.isnan(none["control_behaviour"])
 
 
 def test_values_of_a_relation_compare_pairs_of_the_reference_with_others() -> None:
@@ -156,6 +177,8 @@ def test_tables_hold_the_measurements() -> None:
         0, "top-1", "matched", "all", 0.0, "all", 30, 0.5, -0.5, 0.1
     ]  # fmt: skip
     assert len(results.table("steering")) == len(POINTS)
+    (pair,) = results.table("group_pairs").texts()
+    assert pair == ["0", "From nowhere", "From MLP", "9", "50.0%", "70.0%"]
     assert list(results.table("answer_features").frame.iloc[1]) == [
         "source", "Rome", "mlp_out.0", "mlp_out.0.6", 0.8
     ]  # fmt: skip
@@ -182,7 +205,7 @@ def test_files(tmp_path) -> None:
     write_graphs(flows, tmp_path / "graphs")
     content = json.loads((tmp_path / "results.json").read_text())
     assert content["study"] == "feature_flow" and content["saes"] == ["mlp_out.0", "residual.0"]
-    assert set(content["groups"][0]) == {"layer", "n_activations", "shares", "auroc"}
+    assert set(content["groups"][0]) == {"layer", "n_activations", "shares", "auroc", "pairs"}
     assert (tmp_path / "figures" / "flow_Paris-France.png").is_file()
     assert {path.name for path in (tmp_path / "graphs").iterdir()} == {
         "residual.0.3.json", "residual.0.3.graphml"
@@ -237,7 +260,10 @@ def test_figures_show_means_at_the_lowest_r_and_leave_unknown_scores_out() -> No
     assert heights == pytest.approx([(0.5 * 30 + 0.2 * 10) / 40, 0.9])
     assert "r = 0)" in _shown(figure)
     behaviour = results.figure("steering").draw().axes[0]
-    single, linear, unsteered = behaviour.get_lines()
+    lines = [line for line in behaviour.get_lines() if len(line.get_xdata())]
+    assert len(lines) == 2 * 2 + 1  # dotted: controls
+    single, linear = (line for line in lines if line.get_linestyle() == "-")
+    unsteered = lines[-1]
     np.testing.assert_allclose(single.get_xydata(), [[0, 0], [1, 0.2], [2, 0.15]])
     np.testing.assert_allclose(linear.get_xydata(), [[0, 0], [1, 0.4], [2, 0.25]])
     assert unsteered.get_ydata()[0] == 0

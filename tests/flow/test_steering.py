@@ -1,5 +1,6 @@
 """Steering along a flow graph, and what it does, against forwards of the test's own."""
 
+import dataclasses
 import math
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from lincorr_lightning.flow.steering import (
     SteeredAnswer,
     SteeringSettings,
     answer_probability,
+    continue_rows,
     mean_loss,
     measure_steering,
     steering_weights,
@@ -76,10 +78,20 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     start, below = _feature(1, 0), _feature(0, 2)
     graph = FlowGraph(start, (Edge(below, start, 0.9),), {}, {})
     saes = {f.hook_point: toy_sae(f.hook_point, torch.eye(16)) for f in (start, below)}
-    activity = {at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer)) for at in saes}
-    settings = SteeringSettings(strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5)
+    # Of each hook point, one other feature is as often active.
+    n_active = torch.tensor([5, 5, 5, *[0] * 13])
+    activity = {at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer), n_active=n_active)
+                for at in saes}  # fmt: skip
+    settings = SteeringSettings(strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5,
+                                n_prompts=3, n_new_tokens=6)  # fmt: skip
     answer = SteeredAnswer("Paris", 7, graph, prompts)
-    none, point = measure_steering(lm, saes, activity, [answer], texts, settings)  # type: ignore[arg-type]
+
+    def measure() -> list:
+        generator = torch.Generator().manual_seed(0)
+        every = [answer, answer._replace(prompts=[])]
+        return measure_steering(lm, saes, activity, every, texts, settings, generator)  # type: ignore[arg-type]
+
+    none, point, same, control = measure()
     edits = add_features(saes, {start: 2.0 * 4.0, below: 2.0 * 0.5 * 3.0})
     before = mean_loss(lm, texts)
     with edited(lm.model, edits):
@@ -89,3 +101,39 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     assert point.score == pytest.approx(point.behaviour * point.coherence)
     assert none.behaviour == pytest.approx(answer_probability(lm, prompts, 7))
     assert (none.coherence, point.n_features) == (1.0, 2)
+    assert same == dataclasses.replace(none, control=True)
+    assert control.n_features == 2 and control.behaviour not in (point.behaviour, none.behaviour)
+
+
+def test_texts_are_those_of_whole_forwards_and_judged_by_the_unsteered_lm(small_lm: str) -> None:
+    lm = LanguageModel.from_pretrained(small_lm)
+    rows = lm.rows(["name1 lives in the city of", "red blue", "name2 lives in the city of"])
+    random = np.random.default_rng(0)
+    draws = random.random((3, 8))
+    change = lambda x: x + 2 * torch.linspace(-1, 1, 16)  # noqa: E731
+    expected = []
+    with torch.no_grad(), replaced_output(lm.model, HookPoint(0, "residual"), change):
+        for row, numbers in zip(rows, draws, strict=True):
+            text: list[int] = []
+            for number in numbers:
+                logits = lm.model(input_ids=torch.tensor([[*row, *text]])).logits[0, -1].double()
+                bounds = np.cumsum((logits - logits.max()).exp().numpy())
+                text.append(int(np.searchsorted(bounds / bounds[-1], number, side="right")))
+            expected.append(text)
+    with edited(lm.model, {HookPoint(0, "residual"): change}):
+        written = continue_rows(lm, rows, torch.from_numpy(draws))
+    ended = [1 + text.index(lm.tokenizer.eos_token_id) if lm.tokenizer.eos_token_id in text else 8
+             for text in expected]  # fmt: skip
+    assert written == [text[:n] for text, n in zip(expected, ended, strict=True)]
+
+    words = [lm.tokenizer.decode(text).split() for text in written]
+    label = next(word for word in words[0] if word not in words[1])
+    named = sum(label in text for text in words) / 3
+    losses = []
+    for row, text in zip(rows, written, strict=True):
+        with torch.no_grad():
+            p = lm.model(input_ids=torch.tensor([[*row, *text]])).logits[0].double().log_softmax(1)
+        losses += [-float(p[len(row) + i - 1, token]) for i, token in enumerate(text)]
+    found = SteeredAnswer(label, 7, GRAPH, rows).judge(lm, written)
+    assert found == pytest.approx((named, math.exp(np.mean(losses))), rel=1e-5)
+    assert 0 < named < 1

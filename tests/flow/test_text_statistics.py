@@ -1,6 +1,7 @@
 """Groups and activity of features on data, against loops over tokens and features."""
 
 from collections import Counter
+from itertools import combinations
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,12 @@ import torch
 from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.flow.graph import GROUPS, match_features
-from lincorr_lightning.flow.text_statistics import FeatureActivity, FeatureGroups
+from lincorr_lightning.flow.text_statistics import (
+    MIN_FEATURES,
+    FeatureActivity,
+    FeatureGroups,
+    compare_cosines,
+)
 from lincorr_lightning.sae.hook_points import HookPoint
 
 HERE = HookPoint(3, "residual")
@@ -96,6 +102,58 @@ def test_without_activations_there_are_no_shares() -> None:
     groups = FeatureGroups(HERE, {source: match_features(decoders[HERE], decoders[source])})
     assert groups.shares() == {}
     assert np.isnan(groups.auroc(source))
+
+
+def test_groups_share_features_as_sets_do_and_as_often_as_by_chance() -> None:
+    random = np.random.default_rng(0)
+    n, shares = random.integers(0, 12, 60), np.array([0.5, 0, 0.3, 0, 0.15, 0, 0, 0.05])
+    groups = FeatureGroups(
+        HERE, {SOURCES["residual"]: match_features(torch.eye(60), torch.eye(60))}
+    )
+    # Each feature keeps to one group as far as it can, or to none.
+    counts = np.array([random.multinomial(k, shares if f % 2 else np.eye(8)[2 * (f % 4)])
+                       for f, k in enumerate(n)])  # fmt: skip
+    groups.counts = torch.from_numpy(counts)
+    sets = [{f for f in range(60) if counts[f, code]} for code in range(8)]
+    drawn = random.multinomial(n, counts.sum(0) / counts.sum(), (20_000, 60)) > 0
+    found = list(groups.pairs())
+    known = [i for i in range(8) if sets[i]]
+    assert len(found) == len(known) * (len(known) - 1) > 5
+    for pair in found:
+        a, b = GROUPS.index(pair["group"]), GROUPS.index(pair["other"])
+        assert pair["n"] == len(sets[a])
+        assert pair["share"] == pytest.approx(len(sets[a] & sets[b]) / len(sets[a]))
+        both = (drawn[..., a] & drawn[..., b]).sum() / drawn[..., a].sum()
+        assert pair["expected"] == pytest.approx(both, abs=0.01)
+
+
+def test_cosines_of_groups_are_compared_by_all_orders_of_the_features() -> None:
+    """Exact p of the rank sum by enumeration; q of Benjamini and Yekutieli by their formula."""
+    random = np.random.default_rng(1)
+    n, own = 5 + 6 + 3, [0] * 5 + [2] * 6 + [5] * 3  # the last group is too small
+    matches, cosines = {}, {}
+    for source, shift in ((SOURCES["residual"], 0.5), (SOURCES["mlp_out"], 0.0)):
+        cosines[source.kind] = random.uniform(-0.3, 0.3, n) + shift * np.array(own) / 2
+        values = torch.from_numpy(np.append(cosines[source.kind], [0.9, np.nan]))[:, None]
+        matches[source] = SimpleNamespace(cosines=values, indices=torch.zeros(n + 2, 1).long())
+    groups = FeatureGroups(HERE, matches)  # type: ignore[arg-type]
+    groups.counts[torch.arange(n), own] = 3
+    groups.counts[:n, 1] = 2  # each is less often in another group
+    groups.counts[n + 1, 0] = 9  # its cosine is unknown, and the one before is never active
+    found = compare_cosines([groups])
+    assert MIN_FEATURES == 5 and len(found) == 2
+    for row in found:
+        values = cosines[row["source"]][:11]
+        assert (row["group"], row["other"]) == (GROUPS[0], GROUPS[2])
+        assert (row["layer"], row["n"], row["n_other"]) == (3, 5, 6)
+        assert row["auroc"] == pytest.approx(roc_auc_score([0] * 5 + [1] * 6, values))
+        ranks = values.argsort().argsort()
+        far = [abs(sum(ranks[list(few)]) - 25) for few in combinations(range(11), 5)]
+        assert row["p"] == pytest.approx(np.mean(np.array(far) >= abs(ranks[:5].sum() - 25)))
+    low, high = sorted(row["p"] for row in found)
+    q = {low: min(1, 1.5 * low * 2, 1.5 * high), high: min(1, 1.5 * high)}
+    assert [row["q"] for row in found] == pytest.approx([q[row["p"]] for row in found])
+    assert low < 0.05 < high
 
 
 def test_activity_is_counted_as_by_loops() -> None:

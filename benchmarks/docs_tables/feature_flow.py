@@ -1,0 +1,49 @@
+"""Tables of groups of features in docs/feature_flow.md, from the folder of a run.
+
+lincorr test --config configs/feature_flow.yaml
+python -m benchmarks.docs_tables.feature_flow runs/feature_flow/version_0
+"""
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import auto_cli
+
+from benchmarks.common import markdown_table, read_numbers, two
+
+# Groups with one predecessor or none, by its kind.
+GROUPS = {"none": "From nowhere", "residual": "From RES", "mlp_out": "From MLP",
+          "attention_out": "From ATT"}  # fmt: skip
+
+
+def shared(results: dict[str, Any]) -> str:
+    """Return how many features of a group are in another, too, and how many would be by chance."""
+    basic, rows = tuple(GROUPS.values()), []
+    for layer in results["groups"]:
+        found = {(pair["group"], pair["other"]): pair for pair in layer["pairs"]}
+        for group in dict.fromkeys(group for group, _ in found if group in basic):
+            pairs = [found.get((group, other), {}) for other in basic]
+            cells = ["{share:.0%}, {expected:.0%}".format(**one) if one else "" for one in pairs]
+            rows.append([layer["layer"], group, *cells])
+    return markdown_table(("layer", "group", *basic), rows)
+
+
+def cosines(results: dict[str, Any]) -> str:
+    """Return whether features of one predecessor have higher cosines to it than those of none."""
+    rows = [
+        [test["layer"], test["source"].replace("_", " "), test["n_other"], test["n"],
+         two(test["auroc"]), f"{test['q']:.1g}"]
+        for test in results["cosine_tests"]
+        if (test["group"], test["other"]) == (GROUPS["none"], GROUPS[test["source"]])
+    ]  # fmt: skip
+    return markdown_table(("layer", "cosine to", "from there", "from nowhere", "AUROC", "q"), rows)
+
+
+def main(run: Path) -> None:
+    """Print the tables of a run of FeatureFlow, by its folder."""
+    results = read_numbers(run / "results.json")
+    print(shared(results), cosines(results), sep="\n\n")
+
+
+if __name__ == "__main__":
+    auto_cli(main)
