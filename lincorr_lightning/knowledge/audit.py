@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader
+from lincorr_lightning.knowledge.answer_tokens import Completeness, TokenReader, unknown_words
 from lincorr_lightning.knowledge.catalogue import Catalogue
 from lincorr_lightning.knowledge.domain import Domain, label_answers
 from lincorr_lightning.knowledge.schema import Knowledge
@@ -41,7 +41,8 @@ def audit(
     from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
 
     checkpoint = find_checkpoint(LMConfig(name_or_path=lm, revision=revision), "the tokenizer")
-    domains = audit_domains(selected, read_tokenizer(checkpoint))
+    tokenizer = read_tokenizer(checkpoint)
+    domains = audit_domains(selected, tokenizer)
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)  # a pipe or file has room for whole lines
@@ -49,6 +50,9 @@ def audit(
         for domain in domains:
             console.print(audit_details(domain))
     console.print(audit_table(domains, title=f"Knowledge under the tokenizer of {lm}"))
+    for each in selected:
+        if unknown := ", ".join(unknown_words(each, tokenizer)):
+            console.print(f"{each.name}: the LM does not know these words of its prompt: {unknown}")
 
 
 def audit_domains(knowledge: Iterable[Knowledge], tokenizer: Any) -> list[Domain]:

@@ -16,8 +16,7 @@ class LMConfig:
     """Which language model to load, and how to read its logits.
 
     The default dtype is float32, whatever the checkpoint is stored in: bfloat16 has steps of 0.125
-    at logits of 16 to 32, and its scores change with the batch size. On the tiny world it changes r
-    by 2e-4 and W by one percent; ``benchmarks/speed/half_precision.py`` measures it for any LM.
+    at logits of 16 to 32, and its scores change with the batch size; ``lincorr compare`` shows how.
     """
 
     name_or_path: str = TINY_WORLD

@@ -306,8 +306,9 @@ def check_command_lines(plans: Sequence[LMRuns]) -> None:
 def _make(run: PlannedRun, plan: LMRuns) -> None:
     rank_zero_only(shutil.rmtree)(run.folder, ignore_errors=True)  # of a run that was stopped
     lm = plan.after if run.study == "after" and plan.after else plan.lm
-    quiet = "--trainer.enable_progress_bar=false"
-    command = [*run.arguments, f"--model.lm.name_or_path={lm}", quiet]
+    lines = "false" if sys.stderr.isatty() else "true"  # of progress, for the log of a long run
+    command = [*run.arguments, f"--model.lm.name_or_path={lm}"]
+    command.append(f"--trainer.enable_progress_bar={lines}")
     if run.probe is not None:
         subjects = _held_out_subjects(run.probe)
         if not run.answers:

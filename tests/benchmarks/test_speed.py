@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speed import gpu, growth, half_precision, reading, second_runs, stacked_edits
+from benchmarks.speed import gpu, growth, reading, second_runs, stacked_edits
 from lincorr_lightning import Catalogue, LanguageModel
 
 Rows = Callable[[str], list[list[str]]]
@@ -16,13 +16,6 @@ def test_stacked_edits(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
     table = rows(capsys.readouterr().out)
     assert [row[0] for row in table] == ["one at a time, peft", "1 side by side", "4 side by side"]
     assert all(float(row[4]) < 1e-3 for row in table[1:])
-
-
-def test_maps_of_half_precision_agree(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
-    half_precision.main(pairs=("city->country", "city->pet"), n_subjects=300)
-    for pair, precision, far, _, _, moved, hits in rows(capsys.readouterr().out):
-        assert (float(far) == float(moved) == 0) is (precision == "float32")
-        assert float(far) < 0.02 and (hits == "") is pair.endswith("pet")
 
 
 def test_growth(rows: Rows, tmp_path: Path) -> None:

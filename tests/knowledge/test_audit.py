@@ -65,6 +65,18 @@ def test_the_command_reads_a_folder_with_a_tokenizer_alone(byte_level, tmp_path,
     assert "spot: {} is in" in printed and "Brunei" in printed and "Paris" in printed
 
 
+def test_words_of_a_prompt_that_the_lm_does_not_know_are_named(tmp_path, capsys):
+    path = tmp_path / "mine.yaml"
+    prompt = "'{} zzyzx lives in the city of'"
+    path.write_text(
+        "version: 1\nknowledge:\n"
+        f"  home: {{family: attribute, language: en, template: {prompt}, answers: [Paris, Rome]}}\n"
+    )
+    audit(knowledge=["home", "city"], knowledge_files=[str(path)])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "does not know" in line]
+    assert line == "home: the LM does not know these words of its prompt: zzyzx"
+
+
 def test_the_command_refuses_unknown_names_and_lms(tmp_path):
     for names in (["mth"], "mth", "city, mth"):
         with pytest.raises(KnowledgeError, match=r"'mth'.*'math'"):

@@ -464,16 +464,19 @@ def test_a_page_of_nothing_is_an_error(reproduce):
         reproduce("--only=figure10", "--overlays=trainer/gpu.yaml", output="gpu")
 
 
-def test_subjects_that_are_emoji(monkeypatch, tmp_path):
-    """They are read from a file, as texts of UTF-8."""
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_subjects_that_are_emoji(monkeypatch, tmp_path, is_terminal):
+    """They are read from a file, as texts of UTF-8; a log has lines of progress."""
     commands = []
     cli = SimpleNamespace(model=torch.nn.Module())
     monkeypatch.setattr(command, "_held_out_subjects", lambda probe: ["🙂", "Zoë"])
     monkeypatch.setattr(command, "run_lightning_cli", lambda args: commands.append(args) or cli)
+    monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: is_terminal))
     run = PlannedRun("edits_city->country", tmp_path / "run", "edits", ("fit",), tmp_path)
     command._make(run, LMRuns("lm", "lm"))
     (option,) = [one for one in commands[0] if one.startswith("--data.subjects=")]
     assert read_subjects(option.partition("=")[2]) == ["🙂", "Zoë"]
+    assert ("--trainer.enable_progress_bar=true" in commands[0]) is not is_terminal
 
 
 def test_influences_of_all_pairs(found):
