@@ -144,7 +144,7 @@ def main(folder: str, only: tuple[str, ...] = (), fit: bool = False, costs: bool
 
     Args:
         folder: Folder that holds a folder for each LM.
-        only: Beginnings of names of runs, such as outcomes_lora; empty takes all.
+        only: Beginnings of names of runs, such as outcomes_lora or balanced; empty takes all.
         fit: Whether to fit the model of outcomes that ships on all edits, and forecast nothing.
         costs: Whether to time forecasts and training, and forecast nothing.
     """
@@ -173,7 +173,8 @@ def main(folder: str, only: tuple[str, ...] = (), fit: bool = False, costs: bool
         write_numbers(REAL_LMS / config.parent.name / "forecast_costs.json", found)
     for config in configs if not costs else ():
         lm = None
-        for cases in sorted((REAL_LMS / config.parent.name).glob("outcomes_*.csv")):
+        own = REAL_LMS / config.parent.name
+        for cases in sorted([*own.glob("outcomes_*.csv"), *own.glob("balanced*.csv")]):
             if cases.with_suffix(".npz").exists() or (only and not cases.stem.startswith(only)):
                 continue
             print(f"{config.parent.name}: {cases.stem}", flush=True)

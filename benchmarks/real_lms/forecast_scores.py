@@ -9,7 +9,7 @@ references and, of means, over relations.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from pandas import DataFrame, factorize, read_csv
+from pandas import DataFrame, concat, factorize, read_csv
 from scipy.stats import rankdata, zscore
 from sklearn.linear_model import LogisticRegression
 
@@ -137,15 +137,31 @@ class ForecastRun:
 
 def load(results: Path) -> list[ForecastRun]:
     """Read all edits that have been forecast, and fit their probabilities."""
+    return with_fits(_read(results.glob("*/outcomes_*.npz")))
+
+
+def load_balanced(results: Path, known: Sequence[ForecastRun]) -> list[ForecastRun]:
+    """Read new edits, few of each reference, all seeds of a relation together.
+
+    Nothing was chosen on them: fits are those on the `known` edits of other LMs and relations.
+    """
+    return with_fits(_read(results.glob("*/balanced*.npz")), known)
+
+
+def _read(files: Iterable[Path]) -> list[ForecastRun]:
+    by_relation: dict[tuple[str, ...], list[Path]] = {}
+    for file in sorted(files):
+        by_relation.setdefault((file.parent.name, *edits_of(file.stem)), []).append(file)
     found = []
-    for file in sorted(results.glob("*/outcomes_*.npz")):
-        with np.load(file) as arrays:
-            content = {**arrays, **read_cases(file.with_suffix(".csv"))}
-        found.append(ForecastRun(file.parent.name, *edits_of(file.stem), content))
-    return with_fits(found)
+    for about, own in by_relation.items():
+        parts = [np.load(file) for file in own]
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        cases = read_cases(*(file.with_suffix(".csv") for file in own))
+        found.append(ForecastRun(*about, arrays | cases))
+    return found
 
 
-def read_cases(file: Path) -> dict[str, npt.NDArray[Any]]:
+def read_cases(*files: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the number of each edit's reference, ``group``, and what only the cases have.
 
     That is ``risk/NAME`` of the number of edits that share the reference, of minus W of the
@@ -154,13 +170,13 @@ def read_cases(file: Path) -> dict[str, npt.NDArray[Any]]:
     Raises:
         SystemExit: Another training is not of these edits.
     """
-    cases = read_table(file)
+    (file, *_), cases = files, concat(map(read_table, files))
     group = factorize(cases["reference"])[0]
     found = {"group": group, f"risk/{COUNT}": np.bincount(group)[group],
              f"risk/{WEIGHT}": -cases["weight_reference"].to_numpy()}  # fmt: skip
     for name in OTHER_TRAININGS:
         other = file.with_name(file.name.replace("outcomes", name, 1))
-        if other.exists():
+        if other != file and other.exists():
             rows, own = read_table(other), ["subject", "source_answer"]
             if not rows[own].equals(cases[own]):
                 raise SystemExit(f"{other} has other edits than {file}: make both by one plan")
@@ -174,13 +190,18 @@ def read_table(file: Path) -> DataFrame:
     return read_csv(file, keep_default_na=False, dtype=text)
 
 
-def with_fits(runs: Sequence[ForecastRun]) -> list[ForecastRun]:
-    """Return the runs with the probabilities that edits of other relations of other LMs give."""
+def with_fits(
+    runs: Sequence[ForecastRun], known: Sequence[ForecastRun] | None = None
+) -> list[ForecastRun]:
+    """Return the runs with the probabilities that edits of other relations of other LMs give.
+
+    They are those of the `known` runs, or of the runs themselves.
+    """
     found = []
     for run in runs:
         others = [
             one
-            for one in runs
+            for one in known or runs
             if one.lm != run.lm and one.relation != run.relation and one.method == run.method
         ]
         fitted = {name: probabilities(run, others, inputs) for name, inputs in FITS.items()}

@@ -26,6 +26,7 @@ from benchmarks.real_lms.forecast_scores import (
     area,
     interval,
     known_effect,
+    load_balanced,
     mean_areas,
 )
 
@@ -39,6 +40,7 @@ def tables(runs: Sequence[ForecastRun], results: Path) -> dict[str, str]:
         "real_within": area_table(runs, within=True), "real_relations": relation_table(runs),
         "real_steps": step_table(runs), "real_left_out": left_out_table(runs),
         "real_costs": cost_table(results),
+        "real_balanced_forecasts": relation_table(load_balanced(results, runs)),
     }  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
@@ -246,6 +247,12 @@ def test_edits_are_forecast_from_their_cases(small_lm: str, tmp_path: Path) -> N
     for i, edit in enumerate(some):
         assert set(found.arrays["reference"][i].nonzero()[0]) == set(edit.reference)
     assert {"map_0", "map_auto"} <= {n.removeprefix("predicted/") for n in found.arrays}
+    for seed, kind in product("12", (".csv", ".npz")):  # new edits of two seeds are one run
+        shutil.copy(cases.with_suffix(kind), folder / f"balanced{seed}_lora_city_to_country{kind}")
+    (both,) = scores.load_balanced(tmp_path, [found, edits("b", 1, 400, "ceo->company")])
+    assert both.risk("map_0").tolist() == found.risk("map_0").tolist() * 2
+    assert both.risk(scores.COUNT).tolist() == (2 * found.risk(scores.COUNT)).tolist() * 2
+    assert both.fitted[scores.PROBABILITY].sum(1) == pytest.approx(np.ones(10))
     times = forecast.measure_costs(Path(small_lm), "lora")
     assert times["n_edits"] == 32
     assert all(times[name] > 0 for name in ("training", "optimizer_step", "in_context", "maps"))
