@@ -93,8 +93,7 @@ def outcomes_figure(
         "what", "share",
         title=f"Outcomes of {len(cases)} {'edits' if taught else 'watched subjects'} of {relation}",
         subtitle=f"causes of hallucination: {listed}" if listed else "",
-        marks=marks,
-        label="share of edits",
+        marks=marks, label="share of edits",
     )  # fmt: skip
 
 

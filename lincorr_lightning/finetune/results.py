@@ -362,7 +362,8 @@ def _panel(key: str, relation: str) -> str:
     """Return a key whose first part names its panel: one per relation's correlations."""
     group, _, name = key.removeprefix("edit_step/").rpartition("/")
     if group in ("probability", "control_unchanged"):
-        return f"{group.replace('_', ' ')}/{name}"
+        return f"{group}/{name}".replace("_", " ")
     if "correlation" in group:
         return f"r, {name}/{group.replace('_', ' ')}"
-    return f"share of edits, {relation}/{name}" if key.startswith("edit_step/") else key
+    panel, name = f"share of edits, {relation}", name.replace("_", " ")
+    return f"{panel}/{name}" if key.startswith("edit_step/") else key

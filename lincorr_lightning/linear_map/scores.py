@@ -248,21 +248,16 @@ def score_maps(
         completeness = layout.domains[pair[1]].completeness
         scores.append(
             PairScore(
-                *pair,
-                label_mean=mean,
-                label_std=number(summary.std),
+                *pair, label_mean=mean, label_std=number(summary.std),
                 instance_mean=number((instance or {}).get(pair)),
-                permuted_label_mean=mean_r(permuted.get(pair)),
-                control_label_mean=r_control,
+                permuted_label_mean=mean_r(permuted.get(pair)), control_label_mean=r_control,
                 excess=None if mean is None or r_control is None else mean - r_control,
-                ridge=number(fitted.ridges[pair]),
-                n_labels=layout.sizes[pair[1]],
-                n_constant_labels=summary.n_constant,
-                precision=hits,
+                ridge=number(fitted.ridges[pair]), n_labels=layout.sizes[pair[1]],
+                n_constant_labels=summary.n_constant, precision=hits,
                 completeness=by_completeness(r[pair], weight, reference, completeness),
                 label_r=r[pair].numpy(),
             )
-        )
+        )  # fmt: skip
     return scores
 
 
