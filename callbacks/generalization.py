@@ -14,7 +14,7 @@ from lincorr_lightning.errors import ConfigError, require
 from lincorr_lightning.finetune import cases
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edit_files import named_subjects
-from lincorr_lightning.finetune.edits import reference_mask, skip_counts
+from lincorr_lightning.finetune.edits import reference_mask, skip_counts, vocabulary_nearness
 from lincorr_lightning.finetune.results import case_results, skipped_tables
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.lm.query_cache import Query
@@ -72,7 +72,7 @@ class Generalization(MapCallback):
     """
 
     study = "generalization"
-    kept = (*MapCallback.kept, "_by_neighbours")
+    kept = (*MapCallback.kept, "_by_neighbours", "_nearness")
 
     def __init__(
         self, relation: str | None = None, edits: list[dict[str, Any]] | str | None = None,
@@ -94,6 +94,7 @@ class Generalization(MapCallback):
     def reset(self) -> None:
         super().reset()
         self._by_neighbours: dict[int, dict[str, float]] = {}  # of each independent edit
+        self._nearness: Tensor | None = None
         self.cases: list[cases.EditCase] = []
         self.neighbours: list[str] = []
 
@@ -145,7 +146,9 @@ class Generalization(MapCallback):
         return sample_up_to(tokenizer, n, seed=self.seed + 1) if n else []
 
     def start(self, trainer: L.Trainer) -> None:
-        """Record the LM's answers before training."""
+        """Record the LM's answers before training, and what its vocabulary alone gives."""
+        if self._base is None:
+            self._nearness = vocabulary_nearness(self.cache.lm, self.tokenized)
         self.keep_base([*self._subjects, *self.neighbours])
         super().start(trainer)
 
@@ -262,7 +265,7 @@ class Generalization(MapCallback):
             self.tokenized, [self._subjects[index] for index in ids],
             [self._edits[index].answer for index in ids] if taught else None, labels, mask,
             self.base.rows(ids).target, logits.target, logits.source.argmax(1) == labels,
-            self.weight,
+            self.weight, self._nearness,
         )  # fmt: skip
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.neighbours)}
         values = cases.outcome_values(self.tokenized.name, means, mask, self.cases, counts)

@@ -50,6 +50,8 @@ class EditCase:
     prior_winner: float | None = column("logit of answer before", ".2f")
     probability_reference_before: float | None = column("p of reference before", ".1%")
     probability_reference_after: float | None = column("p of reference after", ".1%")
+    vocabulary_risk: float | None = column("risk by the vocabulary", ".3f")
+    """How much nearer a wrong target label is to the answer than a right one, in the LM's head."""
     cause: str  #: A value of `Cause` for a hallucination, else empty.
     completeness: str = ""  #: A value of `Completeness`; empty without a reference.
     ambiguous: bool = False
@@ -58,14 +60,14 @@ class EditCase:
 def edit_cases(
     relation: TokenizedRelation, subjects: Sequence[str], answers: Sequence[str] | None,
     labels: Tensor, reference_mask: Tensor, target_before: Tensor, target_after: Tensor,
-    learned: Tensor, weight: Tensor,
+    learned: Tensor, weight: Tensor, nearness: Tensor | None = None,
 ) -> list[EditCase]:  # fmt: skip
     """Return the case of each of n edits.
 
     `answers` were taught, None if subjects were watched without edits; `labels`, ``(n,)``, are
     those of the answers, and `learned`, ``(n,)`` bool, whether they lead after training. The right
     target labels (bool) and the target logits before and after training are ``(n, n_target)``, W
-    is ``(n_target, n_source)``.
+    and the `vocabulary_nearness` ``(n_target, n_source)``.
     """
     source, target = relation.source.texts, relation.target.texts
     before, after = target_before.argmax(1), target_after.argmax(1)
@@ -74,6 +76,9 @@ def edit_cases(
     causes = functional.attribute_causes(weight, labels, reference_mask, learned)
     ambiguous = torch.from_numpy(relation.ambiguous_mask)
     p_before, p_after = target_before.softmax(1), target_after.softmax(1)
+    near = [None] * len(labels) if nearness is None else functional.risk(
+        nearness.T[labels], reference_mask
+    ).tolist()  # fmt: skip
     cases = []
     for i, subject in enumerate(subjects):
         right, column = reference_mask[i], weight[:, labels[i]]
@@ -95,6 +100,7 @@ def edit_cases(
                 prior_winner=number(target_before[i, after[i]].item()),
                 probability_reference_before=number(p_before[i, right].sum().item()),
                 probability_reference_after=number(p_after[i, right].sum().item()),
+                vocabulary_risk=number(near[i]),
                 cause=causes[i].value if outcomes[i] is Outcome.HALLUCINATED else "",
                 completeness=next((kind.value for kind in Completeness if kind in kinds), ""),
                 ambiguous=bool(ambiguous[after[i], labels[i]]) and not bool(right[after[i]]),
@@ -114,6 +120,8 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     reference among generalized and among hallucinated ones, and the two-sided p of a Mann-Whitney
     test between them; ``causes`` are numbers of hallucinations; shares of the outcomes come by
     ``completeness`` of the reference's label (paper, table 18), and ``given_learned`` source.
+    ``vocabulary`` has the share of edits whose answer is nearest to a ``right`` target label in the
+    LM's head, and ``macro_right``, the mean over references; None for a head without rows.
     """
 
     def shares(group: Sequence[EditCase]) -> dict[str, Any]:
@@ -132,10 +140,14 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     }
     causes = Counter(case.cause for case in cases)
     wrong = [case.ambiguous for case in cases if case.outcome == Outcome.HALLUCINATED]
+    known = [case for case in cases if case.vocabulary_risk is not None]
+    near = [float((case.vocabulary_risk or 0.0) < 0) for case in known]
+    macro = functional.macro_mean(near, [case.reference for case in known])
     by_kind = {
         kind.value: [case for case in cases if case.completeness == kind] for kind in Completeness
     }
     return {
+        "vocabulary": {"right": fmean(near), "macro_right": macro} if near else None,
         "weight_reference": {**summary, "rank_test_p": p},
         "causes": {cause.value: causes[cause.value] for cause in Cause},
         "completeness": {kind: shares(group) for kind, group in by_kind.items() if group},

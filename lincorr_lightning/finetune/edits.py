@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.finetune.edit_files import RawEdit, nfc
+from lincorr_lightning.functional.precision import neighbor_weights
 from lincorr_lightning.knowledge import TokenizedRelation, answer_tokens
 from lincorr_lightning.knowledge.yaml_file import suggest
 from lincorr_lightning.linear_map.layout import relation_logits
@@ -295,6 +296,17 @@ def skip_counts(skipped: Sequence[Skipped]) -> dict[str, int]:
 def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
     """Return the subjects that a loaded LM was repaired with (`Repair`); empty if none."""
     return frozenset(getattr(lm.model.config, REPAIRED_SUBJECTS, ()))
+
+
+def vocabulary_nearness(lm: LanguageModel, relation: TokenizedRelation) -> Tensor | None:
+    """Return how near the labels are in an LM's head, see `neighbor_weights`: weights like W.
+
+    What pairs labels without any prompt is the null of edits that generalize. None for a head
+    without rows; all ranks that share an LM must call it together.
+    """
+    source, target = relation.source.token_ids, relation.target.token_ids
+    rows = lm.head_rows([*source, *target])
+    return None if rows is None else neighbor_weights(*rows.split([len(source), len(target)]))
 
 
 def unknown_subjects(subjects: Collection[str], lm: LanguageModel) -> list[str]:

@@ -67,7 +67,8 @@ def outcomes_figure(
     """Draw the share of each outcome, beside `random`: how often a random label would be right.
 
     Edits whose source was not learned are a class of their own: a target that changes without its
-    source has drifted. The best constant label and the means over references are drawn, too.
+    source has drifted. The best constant label, the vocabulary alone, and the means over references
+    are drawn, too.
     """
     outcomes = [case.outcome if case.source_learned or not taught else "" for case in cases]
     causes = Counter(case.cause for case, one in zip(cases, outcomes, strict=True) if one)
@@ -83,6 +84,9 @@ def outcomes_figure(
     rows[0] |= {"random": random, "constant": scores["constant"]}
     best = f"the best constant label is right ({scores['constant']:.1%})"
     marks = {"constant": best, "macro": "mean over references"} if cases else {}
+    if near := case_statistics(cases)["vocabulary"]:
+        rows[0]["vocabulary"] = near["right"]
+        marks["vocabulary"] = f"the vocabulary alone is right ({near['right']:.1%})"
     if random is not None:
         marks["random"] = f"a random label is right ({random:.1%})"
     if taught and cases:

@@ -15,7 +15,12 @@ from torch.nn.functional import one_hot, pad
 from lincorr_lightning import functional
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edit_files import SEPARATOR
-from lincorr_lightning.finetune.edits import Edit, prompts_in_context, reference_mask
+from lincorr_lightning.finetune.edits import (
+    Edit,
+    prompts_in_context,
+    reference_mask,
+    vocabulary_nearness,
+)  # fmt: skip
 from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import Outcome, auroc, auroc_within, risk
@@ -55,6 +60,7 @@ class Forecasts:
     probabilities_from: str = ""  #: What that was fitted on, and how these edits differ.
     causes: Sequence[str] = ()
     reference_weights: Tensor | None = None  #: Of the first map, ``(n,)``, as in the table cases.
+    vocabulary_risks: Tensor | None = None  #: ``(n,)``, as in the table cases.
 
     @property
     def default(self) -> str:
@@ -73,11 +79,14 @@ class Forecasts:
     def baselines(self) -> dict[str, list[float]]:
         """Risks of each edit that use no forecast.
 
-        ``same_reference`` is the number of edits that share its reference; with a map,
-        ``minus_reference_weight`` is minus W of the reference (paper, figure 5).
+        ``same_reference`` is the number of edits that share its reference; ``vocabulary`` how much
+        nearer a wrong label is in the LM's head than a right one; and, with a map,
+        ``minus_reference_weight`` minus W of the reference (paper, figure 5).
         """
         counts = Counter(self.references)
         risks: dict[str, list[float]] = {"same_reference": [counts[one] for one in self.references]}
+        if self.vocabulary_risks is not None:
+            risks["vocabulary"] = self.vocabulary_risks.tolist()
         if self.reference_weights is not None:
             risks["minus_reference_weight"] = (-self.reference_weights).tolist()
         return risks
@@ -169,10 +178,12 @@ def forecast_edits(
         stepped = predicted["optimizer_step"]
         probabilities = model.probabilities(outcome_features(target, stepped, mask))
         origin = model.describe(relation.name, training.summary)
+    nearness = vocabulary_nearness(lm, relation)
     forecasts = Forecasts(
         relation.name, subjects, [edit.answer for edit in edits],
         [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
         texts, target, mask, predicted, probabilities, origin,
+        vocabulary_risks=None if nearness is None else risk(nearness.T[labels], mask),
     )  # fmt: skip
     if not weights:
         return forecasts

@@ -26,12 +26,13 @@ _CORRELATIONS = {
 _OUTCOMES = [outcome.value for outcome in Outcome]
 _WORDS = {
     "map": "the given W", "same_reference": "edits with the same reference*",
-    "minus_reference_weight": "W of the reference*", "answer_before": "answer before training*",
-    "most_frequent": "most frequent answer*",
+    "minus_reference_weight": "W of the reference*", "vocabulary": "the vocabulary alone*",
+    "answer_before": "answer before training*", "most_frequent": "most frequent answer*",
 }  # fmt: skip
 BY_REFERENCE = {
     "macro_generalized": "generalized, by reference",
     "macro_hallucinated": "hallucinated, by reference", "constant": "best constant",
+    "vocabulary": "the vocabulary alone", "macro_vocabulary": "the same, by reference",
 }  # fmt: skip
 """Headings of `reference_scores`."""
 OUTCOME_MEANS: Mapping[str, Mean] = {
@@ -297,21 +298,23 @@ def skipped_tables(skipped: Sequence[Skipped]) -> Iterator[Table]:
 def outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
     """Return the shares of the outcomes of each of some results, `own` first."""
     shares = [
-        "source_learned", "generalized", "macro_generalized", "constant", "random",
-        "hallucinated", "macro_hallucinated", *list(Outcome)[2:],
+        "source_learned", "generalized", "macro_generalized", "constant", "vocabulary",
+        "macro_vocabulary", "random", "hallucinated", "macro_hallucinated", *list(Outcome)[2:],
     ]  # fmt: skip
     rows = []
     for one in sorted(outcomes, key=lambda one: one is not own):
         kept = {f"{n}_unchanged": c["unchanged"] for n, c in one.values.get("controls", {}).items()}
         macro = {f"macro_{n}": share for n, share in one.values.get("macro", {}).items()}
-        rows.append({**one.values, **macro, **kept})
+        near = one.values.get("vocabulary") or {}
+        macro["macro_vocabulary"] = near.get("macro_right")
+        rows.append({**one.values, **macro, **kept, "vocabulary": near.get("right")})
         shares += [key for key in kept if key not in shares]
     return Table.of(
         "outcomes", rows, ["relation", "n_edits", *shares],
         "Share of edits by outcome (paper, table 5).",
         "by reference: the mean over distinct references. best constant: the one target label that "
-        "is right most often; random: a random one is right; color_unchanged: an unrelated answer "
-        "stays.",
+        "is right most often; the vocabulary alone: the one nearest to the new answer in the LM's "
+        "head is right; random: a random one is; color_unchanged: an unrelated answer stays.",
         headline=True, headings={"n_edits": "edits", **BY_REFERENCE},
         formats=dict.fromkeys(shares, ".1%"),
     )  # fmt: skip

@@ -111,6 +111,17 @@ def test_w_explains_nothing_that_was_not_learned():
     }  # fmt: skip
 
 
+def test_the_vocabulary_alone():
+    near = [[0.9, 0.1, 0.0], [0.2, 0.8, 0.7], [0.3, 0.85, 0.1], [0.1, 0.0, 0.6]]
+    cases = worked_example(nearness=torch.tensor(near, dtype=torch.float64))
+    # Paris is nearest to France, Zürich to 法国, and $x_1$ to Switzerland.
+    expected = [0.2 - 0.9, 0.85 - 0.8, 0.2 - 0.9, 0.7 - 0.6, 0.2 - 0.9]
+    assert [case.vocabulary_risk for case in cases] == pytest.approx(expected)
+    numbers = case_statistics(cases)["vocabulary"]
+    assert numbers == pytest.approx({"right": 3 / 5, "macro_right": (1 + 0 + 0) / 3})
+    assert case_statistics(worked_example())["vocabulary"] is None, "of a head without rows"
+
+
 def test_numbers_against_one_by_one():
     cases, given = random_cases()
     weight, weights = given["weight"].tolist(), {G: [], H: []}  # type: ignore[var-annotated]

@@ -9,7 +9,7 @@ import pytest
 from lincorr_lightning.errors import KnowledgeError, SubjectsError
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
-from lincorr_lightning.finetune.edits import resolve_edits
+from lincorr_lightning.finetune.edits import resolve_edits, vocabulary_nearness
 from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 
@@ -47,6 +47,18 @@ def file_of(tmp_path):
 
 def tokenized(lm, name, *files):
     return TokenizedRelation.of(name, Catalogue.load(*files), lm.tokenizer)
+
+
+def test_labels_are_near_by_their_rows_of_the_head(lm, relation):
+    head = lm.model.get_output_embeddings().weight.detach().double().numpy()
+    sides = [head[domain.token_ids] for domain in (relation.source, relation.target)]
+    cities, countries = (side - side.mean(0) for side in sides)
+    found = vocabulary_nearness(lm, relation)
+    assert found.shape == (len(countries), len(cities))
+    for i, city in enumerate(cities):
+        for j, country in enumerate(countries):
+            cosine = sum(city * country) / sum(city**2) ** 0.5 / sum(country**2) ** 0.5
+            assert found[j, i].item() == pytest.approx(cosine, abs=1e-9)
 
 
 # -- reading -----------------------------------------------------------------------------------

@@ -124,7 +124,8 @@ def test_forecasts_are_scored_as_scikit_learn_does(forecasts):
         after.append(labels[(right, wrong, before)[row % 3]])
         outcomes.append(("generalized", "hallucinated", "unchanged")[row % 3])
     scores = forecasts.scores(after, outcomes)
-    baselines = {"answer_before", "same_reference", "minus_reference_weight", "most_frequent"}
+    baselines = {"answer_before", "same_reference", "minus_reference_weight", "most_frequent",
+                 "vocabulary"}  # fmt: skip
     assert set(scores) == {*forecasts.predicted, *baselines}
     failed = [outcome != "generalized" for outcome in outcomes]
     for name, logits in (*forecasts.predicted.items(), ("answer_before", forecasts.before)):

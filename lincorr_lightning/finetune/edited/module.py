@@ -15,7 +15,7 @@ from lincorr_lightning.finetune.batches import EditBatch, EditDataset
 from lincorr_lightning.finetune.cases import CONTROLS, find_controls
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited.results import edited_results
-from lincorr_lightning.finetune.edits import reference_mask
+from lincorr_lightning.finetune.edits import reference_mask, vocabulary_nearness
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.artifact import fit_linear_maps, sample_fitted_subjects
@@ -103,6 +103,7 @@ class EditedLM(LMStudy):
         asked, infos, after = _wordings(edits), [_info(lm)], list[dict[str, Tensor]]()
         before = _read(lm, domains, edits, everyone, asked, neighbours)
         (linear_map,) = fit_linear_maps(lm, edits.relation, others)
+        maps = linear_map.weight(edits.relation.name), vocabulary_nearness(lm, edits.relation)
         del lm.model
         for path, ids in [(path, [i]) for i, path in enumerate(paths)] or [("", everyone)]:
             edited = self._edited_lm(path)
@@ -113,8 +114,8 @@ class EditedLM(LMStudy):
             del edited.model
         self.lm_info = infos[1]
         joined = {name: torch.cat([one[name] for one in after]) for name in after[0]}
-        weight, names = linear_map.weight(edits.relation.name), [x.knowledge.name for x in controls]
-        return edited_results(edits, before, joined, weight, names, infos, asked, neighbours)
+        names = [x.knowledge.name for x in controls]
+        return edited_results(edits, before, joined, maps, names, infos, asked, neighbours)
 
 
 def _require_same_tokens(edited: LanguageModel, lm: LanguageModel, domains: list[Domain]) -> None:

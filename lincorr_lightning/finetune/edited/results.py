@@ -19,16 +19,16 @@ from lincorr_lightning.results.table import Mean, Table, number
 
 
 def edited_results(
-    edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor], weight: Tensor,
-    controls: Sequence[str], lms: Sequence[Mapping[str, Any]],
+    edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor],
+    maps: tuple[Tensor, Tensor | None], controls: Sequence[str], lms: Sequence[Mapping[str, Any]],
     asked: Mapping[str, Sequence[Sequence[str]]], neighbours: Sequence[str],
 ) -> Results:  # fmt: skip
     """Return the results of what the LMs before and after n edits answer.
 
     By kind of knowledge, and of neighbours of each LM, they have logits, ``(n, n_labels)``;
     ``probability``, ``(n, 2)``, is that of new and old source answer; for other wordings there is
-    whether a right label leads. W is ``(n_target, n_source)``; `lms` are their infos. By kind of
-    other wordings, `asked` are the prompts of each edit; `neighbours` are subjects.
+    whether a right label leads. `maps` are W and the `vocabulary_nearness`; `lms` are their infos.
+    By kind of other wordings, `asked` are the prompts of each edit; `neighbours` are subjects.
     """
     relation, made = edits.relation, edits.edits
     ends, n_lms = relation.name.split("->"), len(edits.edited_lms) or 1
@@ -69,7 +69,7 @@ def edited_results(
         rank_zero_warn(warning)
     own_cases = cases.edit_cases(
         relation, [edit.subject for edit in made], [edit.answer for edit in made], labels, mask,
-        logits[0].target, logits[1].target, leading == labels, weight,
+        logits[0].target, logits[1].target, leading == labels, *maps,
     )  # fmt: skip
     means = cases.edit_means(logits[0], logits[1], mask, labels, controls)
     means, n_near = means | cases.neighbour_means(*near), len(near[0].source) // n_lms
