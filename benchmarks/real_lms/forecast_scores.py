@@ -29,14 +29,14 @@ from lincorr_lightning.functional import Outcome, risk
 
 FLOATS = npt.NDArray[np.float64]
 N_RESAMPLES = 1000
-COUNT, WEIGHT = "same_reference", "minus_reference_weight"
-FORWARD = ("in_context", "popularity", COUNT)  # at most a forward pass of an edit
+COUNT, WEIGHT, VOCABULARY = "same_reference", "minus_reference_weight", "vocabulary"
+FORWARD = ("in_context", "popularity", COUNT, VOCABULARY)  # at most a forward pass of an edit
 TOGETHER = (*FORWARD, "gradient_similarity", WEIGHT)
 PROBABILITY, CHEAP, BOTH = "probability", "baselines together", "baselines and step"
-FEWER = "in context, popularity, count"
+FEWER = "in context, popularity, count, vocabulary"
 FITS = {PROBABILITY: ("optimizer_step",), FEWER: FORWARD, CHEAP: TOGETHER,
         BOTH: (*TOGETHER, "optimizer_step")}  # fmt: skip
-SINGLE = ("answer_before", *BASELINES, COUNT, WEIGHT, "map_0", "map_auto", "in_context")
+SINGLE = ("answer_before", *BASELINES, COUNT, WEIGHT, VOCABULARY, "map_0", "map_auto", "in_context")
 RISKS = (*SINGLE, FEWER, CHEAP, "optimizer_step", PROBABILITY, BOTH)
 # Trainings of the same edits: 1 to 3 steps, and all ten from other adapters.
 OTHER_TRAININGS = ("steps1", "steps2", "steps3", "repeated")
@@ -155,7 +155,8 @@ def _read(files: Iterable[Path]) -> list[ForecastRun]:
     found = []
     for about, own in by_relation.items():
         parts = [np.load(file) for file in own]
-        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        names = [name for name in parts[0] if parts[0][name].ndim]
+        arrays = {name: np.concatenate([part[name] for part in parts]) for name in names}
         cases = read_cases(*(file.with_suffix(".csv") for file in own))
         found.append(ForecastRun(*about, arrays | cases))
     return found
@@ -165,7 +166,8 @@ def read_cases(*files: Path) -> dict[str, npt.NDArray[Any]]:
     """Return the number of each edit's reference, ``group``, and what only the cases have.
 
     That is ``risk/NAME`` of the number of edits that share the reference, of minus W of the
-    reference, and of other trainings: minus the probability that they give the reference.
+    reference, of the vocabulary alone, and of other trainings: minus the probability that they give
+    the reference.
 
     Raises:
         SystemExit: Another training is not of these edits.
@@ -173,7 +175,8 @@ def read_cases(*files: Path) -> dict[str, npt.NDArray[Any]]:
     (file, *_), cases = files, concat(map(read_table, files))
     group = factorize(cases["reference"])[0]
     found = {"group": group, f"risk/{COUNT}": np.bincount(group)[group],
-             f"risk/{WEIGHT}": -cases["weight_reference"].to_numpy()}  # fmt: skip
+             f"risk/{WEIGHT}": -cases["weight_reference"].to_numpy(),
+             f"risk/{VOCABULARY}": cases["vocabulary_risk"].to_numpy()}  # fmt: skip
     for name in OTHER_TRAININGS:
         other = file.with_name(file.name.replace("outcomes", name, 1))
         if other != file and other.exists():

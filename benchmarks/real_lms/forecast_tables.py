@@ -21,6 +21,7 @@ from benchmarks.real_lms.forecast_scores import (
     PROBABILITY,
     RISKS,
     SINGLE,
+    VOCABULARY,
     WEIGHT,
     ForecastRun,
     area,
@@ -122,7 +123,8 @@ def relation_table(runs: Sequence[ForecastRun]) -> str:
     Then the interval of the probability's lead, its AUROC for edits that hallucinate, the effect of
     what is known in context, and the shares of predicted answers.
     """
-    risks = (COUNT, WEIGHT, "gradient_similarity", "in_context", BOTH, CHEAP, PROBABILITY)
+    risks = (COUNT, WEIGHT, VOCABULARY, "gradient_similarity", "in_context", BOTH, CHEAP,
+             PROBABILITY)  # fmt: skip
     rows = [
         [*_about(run), len(run.failed), f"{1 - run.failed.mean():.0%}",
          *(both_areas(run, risk) for risk in risks), both_leads(run),

@@ -38,7 +38,7 @@ def edits(lm: str, seed: int, n: int = 80, relation: str = "city->country") -> A
         f"predicted/{scores.STEP}": by_step,
         "group": reference.argmax(1),
         **{f"risk/{name}": rng.normal(size=n)
-           for name in (*scores.BASELINES, scores.COUNT, scores.WEIGHT)},
+           for name in (*scores.BASELINES, scores.COUNT, scores.WEIGHT, scores.VOCABULARY)},
     }  # fmt: skip
     arrays["risk/same_reference"] = np.bincount(arrays["group"])[arrays["group"]]
     return scores.ForecastRun(lm, "lora", relation, arrays)
@@ -101,8 +101,8 @@ def test_inputs_of_a_fit_do_not_depend_on_their_scale() -> None:
     np.testing.assert_allclose(found[:, 0], np.log(right / (1 - right)), rtol=1e-6)
     one.arrays["risk/popularity"] = np.exp(one.arrays["risk/popularity"])
     np.testing.assert_allclose(one.features(scores.TOGETHER), found)
-    assert found[:, 4].argsort().tolist() == one.risk("gradient_similarity").argsort().tolist()
-    assert abs(found[:, 4].mean()) < 1e-12 and found[:, 4].std() == pytest.approx(1)
+    assert found[:, 5].argsort().tolist() == one.risk("gradient_similarity").argsort().tolist()
+    assert abs(found[:, 5].mean()) < 1e-12 and found[:, 5].std() == pytest.approx(1)
 
 
 def test_areas_count_pairs_of_edits() -> None:
@@ -150,8 +150,9 @@ def test_intervals_are_over_references_and_relations() -> None:
 
 
 def test_cases_give_counts_weights_and_other_trainings(tmp_path: Path) -> None:
-    head = "subject,source_answer,reference,weight_reference,probability_reference_after\n"
-    own = "Emma,Paris,France,0.5,0.9\nnull,Lyon,France,-1,0.2\nNA,Lima,Peru,0,0.1\n"
+    head = "subject,source_answer,reference,weight_reference,probability_reference_after,"
+    head += "vocabulary_risk\n"
+    own = "Emma,Paris,France,0.5,0.9,-1\nnull,Lyon,France,-1,0.2,1\nNA,Lima,Peru,0,0.1,2\n"
     file = tmp_path / "outcomes_lora_city_to_country.csv"
     file.write_text(head + own)
     steps = tmp_path / "steps2_lora_city_to_country.csv"
@@ -160,8 +161,9 @@ def test_cases_give_counts_weights_and_other_trainings(tmp_path: Path) -> None:
     assert found == {
         "group": [0, 0, 1], "risk/same_reference": [2, 2, 1],
         "risk/minus_reference_weight": [-0.5, 1.0, 0.0], "risk/steps2": [-0.4, -0.2, -0.1],
+        "risk/vocabulary": [-1, 1, 2],
     }  # fmt: skip
-    for changed in (own.replace("Emma", "Lea"), own.replace("Lima", "Cuzco"), own[:-14]):
+    for changed in (own.replace("Emma", "Lea"), own.replace("Lima", "Cuzco"), own[:-16]):
         steps.write_text(head + changed)
         with pytest.raises(SystemExit, match=r"steps2.* has other edits than"):
             scores.read_cases(file)
@@ -191,14 +193,14 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
 
     (row,) = own["real_relations"]
     assert row[:5] == ["a", "lora", "city→country", "400", f"{1 - one.failed.mean():.0%}"]
-    assert row[5].endswith(", 0.50") and row[11] == ", ".join(both(-p[:, 0]))
+    assert row[5].endswith(", 0.50") and row[12] == ", ".join(both(-p[:, 0]))
     right = (one.logits("optimizer_step").argmax(1) == one.arrays["after"]).mean()
-    assert row[13].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
+    assert row[14].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
     assert row[-1] == f"{right:.0%}"
     known = one.arrays["reference"][np.arange(400), one.logits("in_context").argmax(1)]
     raw = one.failed[~known].mean() - one.failed[known].mean()
-    assert row[14].replace("−", "-").startswith(f"{raw:+.2f}, ")
-    (low, high), _ = (cell.split("…") for cell in row[12].replace("−", "-").split(", "))
+    assert row[15].replace("−", "-").startswith(f"{raw:+.2f}, ")
+    (low, high), _ = (cell.split("…") for cell in row[13].replace("−", "-").split(", "))
     lead = roc_auc_score(one.failed, -p[:, 0]) - roc_auc_score(
         one.failed, -one.fitted[scores.CHEAP][:, 0]
     )
@@ -233,10 +235,10 @@ def test_edits_are_forecast_from_their_cases(small_lm: str, tmp_path: Path) -> N
     with cases.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["subject", "source_answer", "reference", "weight_reference",
-                         "answer_after", "outcome"])  # fmt: skip
+                         "vocabulary_risk", "answer_after", "outcome"])  # fmt: skip
         for edit in some:
             after = relation.target.texts[edit.reference[0]]
-            writer.writerow([edit.subject, edit.answer, after, 0.5, after, "generalized"])
+            writer.writerow([edit.subject, edit.answer, after, 0.5, 0.1, after, "generalized"])
     forecast.save(forecast.collect(lm, "city->country", "lora", cases), cases.with_suffix(".npz"))
     (found,) = scores.load(tmp_path)
     assert (found.lm, found.method, found.relation) == ("small", "lora", "city->country")

@@ -141,36 +141,42 @@ def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
         assert found == (not holds, f"{numbers}, words 0.79")
 
 
-def test_edits_are_compared_with_one_answer_for_all(tmp_path: Path) -> None:
-    """Four edits of two names of one country, one of another, two of none; "US" is right for 4."""
+def test_edits_are_compared_with_what_needs_no_edit(tmp_path: Path) -> None:
+    """Four edits of two names of one country, one of another, two of none; "US" is right for 4.
+
+    The vocabulary alone is right for the two of Peru.
+    """
     file = tmp_path / "outcomes.csv"
-    rows = ["US|USA,generalized", "US|USA,hallucinated", "US,hallucinated", "US,hallucinated",
-            "NA,generalized", "Peru,generalized", "Peru,unchanged"]  # fmt: skip
-    head = "subject,source_answer,reference,outcome\n"
+    rows = ["US|USA,generalized,.1", "US|USA,hallucinated,.1", "US,hallucinated,.2",
+            "US,hallucinated,.2", "NA,generalized,0", "Peru,generalized,-.1",
+            "Peru,unchanged,-.1"]  # fmt: skip
+    head = "subject,source_answer,reference,outcome,vocabulary_risk\n"
     file.write_text(head + "\n".join(f"x,y,{row}" for row in rows))
-    found = findings.against_constant(file)
-    share, constant, low, high = found["edits"]
-    assert (share, constant) == (pytest.approx(3 / 7), pytest.approx(4 / 7))
+    found = findings.against_baselines(file)
+    *shares, low, high = found["edits"]
+    assert shares == pytest.approx([3 / 7, 4 / 7, 2 / 7])
     # Samples of one reference alone are not in the interval; of three of four they are.
     assert low <= -2 / 4 and high >= 1 / 2
-    macro, constant, low, high = found["references"]
-    assert macro == pytest.approx((1 / 2 + 0 + 1 + 1 / 2) / 4) and constant == 1 / 2
+    macro, constant, vocabulary, low, high = found["references"]
+    assert macro == pytest.approx((1 / 2 + 0 + 1 + 1 / 2) / 4)
+    assert (constant, vocabulary) == (1 / 2, 1 / 4)
     assert -0.75 <= low < macro - constant < high <= 0.75
-    runs = {"outcomes_lora_city_to_country": {"against_constant": found}}
-    cell = "50%, constant 50%; by edit 43%, 57%"
-    assert findings.beats_constant(runs) == (False, cell)
-    found["references"] = (0.5, 0.1, 0.01, 0.8)
-    assert findings.beats_constant(runs)[0]
-    sums = {"outcomes_lora_X+1_to_X+2": {"against_constant": {"edits": (0.1, 0.2, 0, 0)}}}
+    runs = {"outcomes_lora_city_to_country": {"beside": found}}
+    cell = "50%, constant 50%, vocabulary 25%; by edit 43%, 57%, 29%"
+    assert findings.beats_baselines(runs) == (False, cell)
+    found["references"] = findings.Beside(0.5, 0.1, 0.2, 0.01, 0.8)
+    assert findings.beats_baselines(runs)[0]
+    sums = {"outcomes_lora_X+1_to_X+2": {"beside": {"edits": (0.1, 0.2, 0, 0, 0)}}}
     assert findings.hallucinates(sums) == (True, "10%, constant 20%")
 
 
-def test_edits_stand_beside_the_best_constant() -> None:
-    beside = {"edits": (0.5, 0.4, -0.2, 0.4), "references": (0.8, 0.1, 0.6, 0.75)}
-    found = {"n_edits": 20, "hallucinated": 0.3, "against_constant": beside}
+def test_edits_stand_beside_their_baselines() -> None:
+    beside = {"edits": (0.5, 0.4, 0.3, -0.2, 0.4), "references": (0.8, 0.1, 0.2, 0.5, 0.75)}
+    found = {"n_edits": 20, "hallucinated": 0.3, "beside": beside}
     lms = {"a": {"outcomes_lora_X+1_to_X+2": found}, "b": {"outcomes_full_ceo_to_company": found}}
     *_, first, second = findings.edit_table(lms).splitlines()
-    cells = "20 | 30% | 50% | 40% | +10 (−20 to +40) | 80% | 10% | +70 (+60 to +75) |"
+    cells = "20 | 30% | 50% | 40% | 30% | +10 (−20 to +40)"
+    cells += " | 80% | 10% | 20% | +60 (+50 to +75) |"
     assert first == f"| X+1→X+2 | 0% | a | {cells}"
     assert second == f"| ceo→company, all weights | 4% | b | {cells}"
 
@@ -192,19 +198,20 @@ def test_balanced_edits_are_judged_by_each_seed() -> None:
     def runs(*constants: float) -> dict[str, Any]:
         return {
             f"balanced{seed}_lora_city_to_country": {
-                "generalized": 0.5 + seed / 10, "constant": one, "n_edits": 60,
+                "beside": {"edits": (0.5 + seed / 10, one, 0.2, 0, 0)}, "n_edits": 60,
                 "macro": {"generalized": 0.7},
             }
             for seed, one in enumerate(constants, 1)
         }  # fmt: skip
 
     judged = findings.balanced_generalize
-    assert judged(runs(0.1, 0.1, 0.1)) == (True, "70% ± 10, constant 10% ± 0")
+    cell = "70% ± 10, constant 10% ± 0, vocabulary 20% ± 0"
+    assert judged(runs(0.1, 0.1, 0.1)) == (True, cell)
     assert not judged(runs(0.65, 0.1, 0.1))[0]
     with pytest.raises(KeyError):
         judged({"balanced1_lora_country_to_language": {}})
     table = findings.balanced_table({"a": runs(0.1, 0.1, 0.1), "b": {}})
-    cell = "70% ± 10, 10% ± 0, 70% ± 0 (60 + 60 + 60 edits)"
+    cell = "70% ± 10, 10% ± 0, 20% ± 0, 70% ± 0 (60 + 60 + 60 edits)"
     assert f"| city→country | {cell} | not run |" in table
 
 
