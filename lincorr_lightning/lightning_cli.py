@@ -99,21 +99,14 @@ class LincorrCLI(LightningCLI):
         writers = [PredictionWriter()] if self.args[:1] == ["predict"] else []
         try:
             super().__init__(
-                L.LightningModule,
-                L.LightningDataModule,
-                subclass_mode_model=True,
-                subclass_mode_data=True,
-                auto_configure_optimizers=False,
-                seed_everything_default=0,
-                trainer_defaults={
-                    "default_root_dir": "runs",
-                    "callbacks": [SignalCheckpoint(), *writers],
-                },
-                save_config_callback=SaveConfig,
-                save_config_kwargs={"save_to_log_dir": False},
+                L.LightningModule, L.LightningDataModule, subclass_mode_model=True,
+                subclass_mode_data=True, auto_configure_optimizers=False, seed_everything_default=0,
+                trainer_defaults={"default_root_dir": "runs",
+                                  "callbacks": [SignalCheckpoint(), *writers]},
+                save_config_callback=SaveConfig, save_config_kwargs={"save_to_log_dir": False},
                 parser_kwargs={"prog": "lincorr", "exit_on_error": False}
                 | dict.fromkeys(self.subcommands(), options),
-            )
+            )  # fmt: skip
         except LincorrError as error:
             # Before there is a Trainer, all errors are of the command line and its configs.
             if not hasattr(self, "trainer") and not isinstance(error, OutputError):

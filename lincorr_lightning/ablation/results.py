@@ -91,15 +91,13 @@ def _tables(
     cases: Iterable[Mapping[str, str | bool]],
 ) -> Iterator[Table]:  # fmt: skip
     yield Table.of(
-        "summary",
-        summary,
+        "summary", summary, headline=True,
         caption=f"{corpus.labels.relation.name}: generalized from the vocabulary of {lm} alone, "
         "means over seeds",
         note="Macro: mean over answers. Std: over seeds. Most frequent answer: the right answer of "
         "most new subjects. Upper bound: the most that can follow from the source answer. Paper: "
         "vocabulary of Llama-3.",
-        headline=True,
-    )
+    )  # fmt: skip
     formats = dict.fromkeys(runs.columns[3:], ".1%")
     yield Table("runs", runs, "Shares of the new subjects, by network", formats=formats).sampled(
         "seed", **{share: Mean(share, where={"composed": True}) for share in formats}

@@ -89,13 +89,10 @@ def edit_cases(
                 subject=subject,
                 source_answer=source[labels[i]] if answers is None else answers[i],
                 reference="|".join(target[t] for t in of_reference),
-                answer_before=target[before[i]],
-                answer_after=target[after[i]],
-                outcome=outcomes[i].value,
-                source_learned=bool(learned[i]),
-                weight_reference=_max(column[right]),
+                answer_before=target[before[i]], answer_after=target[after[i]],
+                outcome=outcomes[i].value, source_learned=bool(learned[i]),
+                weight_reference=_max(column[right]), weight_max=_max(column),
                 weight_answer=number(column[after[i]].item()),
-                weight_max=_max(column),
                 prior_reference=_max(target_before[i, right]),
                 prior_winner=number(target_before[i, after[i]].item()),
                 probability_reference_before=number(p_before[i, right].sum().item()),
@@ -105,7 +102,7 @@ def edit_cases(
                 completeness=next((kind.value for kind in Completeness if kind in kinds), ""),
                 ambiguous=bool(ambiguous[after[i], labels[i]]) and not bool(right[after[i]]),
             )
-        )
+        )  # fmt: skip
     return cases
 
 

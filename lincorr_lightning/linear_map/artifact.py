@@ -100,15 +100,14 @@ class LinearMap:
             labels={name: domain.texts for name, domain in domains.items()},
             templates={n: lm.lead_in + domain.knowledge.template for n, domain in domains.items()},
             ridge={name: fitted.ridges[pair] for pair, name in pairs.items()},
-            lm=lm.config.name_or_path,
-            fingerprint=lm.fingerprint,
+            lm=lm.config.name_or_path, fingerprint=lm.fingerprint,
             answers={name: domain.answer_texts for name, domain in domains.items()},
             references={
                 name: [column.nonzero()[0].tolist() for column in mask.T]
                 for pair, name in pairs.items()
                 if (mask := layout.references.get(pair)) is not None
             },
-        )
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
@@ -259,15 +258,13 @@ class LinearMap:
             },
             "knowledge": {
                 name: {
-                    "template": self.templates[name],
-                    "labels": texts,
-                    "token_ids": self._token_ids[name],
-                    "answers": self._answers.get(name, ()),
+                    "template": self.templates[name], "labels": texts,
+                    "token_ids": self._token_ids[name], "answers": self._answers.get(name, ()),
                 }
                 for name, texts in self._labels.items()
             },
             "versions": {"lincorr_lightning": __version__, **versions},
-        }
+        }  # fmt: skip
         with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
             with atomic_write(new / _TENSORS) as part:
                 save_file(tensors, part)

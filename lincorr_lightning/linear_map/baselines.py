@@ -259,11 +259,8 @@ def _hits(
         for n, one in zip(precision.HIT_RANKS, own.tolist(), strict=True)
     }
     return {
-        "precision": {
-            **rates,
-            "macro": {**macro, "n_references": len(set(groups))},
-            "baselines": baselines,
-        },
+        "precision": {**rates, "macro": {**macro, "n_references": len(set(groups))},
+                      "baselines": baselines},
         "excess_over_unembedding": {
             "mean": float(difference.mean()), "low": low, "high": high, "baseline": best,
         },

@@ -243,19 +243,15 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
     """Return the headline table: numbers of `PairScore` that have a heading, and Hit@1."""
     _, headings, formats = columns_of(PairScore)
     return Table.of(
-        "summary",
-        rows,
-        ["pair", *headings, *_HIT1],
+        "summary", rows, ["pair", *headings, *_HIT1],
         f"Label-wise r on {findings.n_test:,} held-out subjects",
         f"{_cautions(findings)}Sorted by r above the control prompt, which names no source. "
         "Random words: as many in place of the source labels; r above them is of "
         "model.random_labels source labels at most. Hit@1: share of source labels whose highest "
         "weight in W leads to a right target label; its best baseline knows the vocabulary alone. "
         "See docs/concepts.md.",
-        headline=True,
-        headings=headings | _HIT1,
-        formats=formats | dict.fromkeys(_HIT1, ".2f"),
-    )
+        headline=True, headings=headings | _HIT1, formats=formats | dict.fromkeys(_HIT1, ".2f"),
+    )  # fmt: skip
 
 
 def _cautions(findings: ProbeFindings) -> str:
