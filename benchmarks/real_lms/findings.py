@@ -67,9 +67,6 @@ IN_CONTEXT = "within a reference, edits that the LM infers in context generalize
 REPAIR = "after a repair, fewer edits of all but the two most frequent references hallucinate"
 VOCABULARY = "from the vocabulary alone, cities compose to countries above baselines (seeds)"
 PAPER_PROTOCOL = tuple(map("ablation_paper_{}".format, range(5)))
-N_SUBJECTS = 1000  # that every LM's ridge path has
-RIDGE_ROWS = ("city->country", "country->continent", "country->language", "city->city_es",
-              "ceo->company", "X+1->X+2")  # fmt: skip
 Runs = Mapping[str, Mapping[str, Any]]
 LMRuns = Mapping[str, Runs]
 
@@ -100,18 +97,10 @@ def exceeds_control(found: Mapping[str, Any]) -> bool:
 
 
 def ridge_path(runs: Runs, relation: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return the points of the plain map and of ``auto`` at the most subjects.
-
-    ``error`` is half the width of the 95 % interval of Hit@1 over samples of the subjects.
-    """
-    found = next(r for r in runs["ridge"]["relations"] if r["relation"] == relation)
-    at = list(found["sizes"].values())[-1]
-    # Samples repeat subjects, which costs precision: the interval's width is right, its place low.
-    points = [
-        {**point, "error": (interval["influenced"][1] - interval["influenced"][0]) / 2}
-        for point, interval in zip(at["path"], found["intervals"], strict=True)
-    ]
-    return points[0], next(point for point in points if point["ridge"] == at["auto"])
+    """Return the points of the plain map and of ``auto``."""
+    paths, chosen = runs["probe"]["ridge_path"], pair(runs, relation)["ridge"]
+    (path,) = (one["path"] for one in paths if pair_name(one) == relation)
+    return path[0], next(point for point in path if point["ridge"] == chosen)
 
 
 def above_control(name: str, wanted: bool = True) -> Callable[[Runs], tuple[bool, str]]:
@@ -126,11 +115,9 @@ def above_control(name: str, wanted: bool = True) -> Callable[[Runs], tuple[bool
 
 
 def ridge_helps(runs: Runs) -> tuple[bool, str]:
-    """Return whether the intervals of Hit@1 without a ridge and at the chosen one are apart."""
-    plain, auto = ridge_path(runs, "city->country")
-    hits = [point["influenced"]["1"] for point in (plain, auto)]
-    apart = hits[1] - hits[0] > plain["error"] + auto["error"]
-    return apart, f"{hits[0]:.2f} → {hits[1]:.2f} ± {auto['error']:.2f}"
+    """Return whether Hit@1 is higher at the chosen ridge than without one."""
+    hits = [point["influenced"]["1"] for point in ridge_path(runs, "city->country")]
+    return hits[1] > hits[0], f"{hits[0]:.2f} → {hits[1]:.2f}"
 
 
 def beside_baselines(runs: Runs, relation: str) -> Mapping[str, Beside]:
@@ -464,23 +451,6 @@ def of_paper(quantity: str, relation: str, lm: str = "llama-3.2-3b", spec: str =
     return next((f"{number.value:{spec}}" for number in numbers), "")
 
 
-def ridge_table(lms: LMRuns) -> str:
-    """Return Hit@1 of W without a ridge, and with the one that ``auto`` takes."""
-
-    def show(runs: Runs, relation: str) -> str:
-        plain, auto = ridge_path(runs, relation)
-        hits = [point["influenced"]["1"] for point in (plain, auto, auto["permuted"])]
-        return f"{hits[0]:.2f} → {hits[1]:.2f} ± {auto['error']:.2f}, {hits[2]:.2f}"
-
-    rows = [
-        [arrow(relation), of_paper("influenced_1", relation, "llama-3-8b"),
-         *cells(lms, partial(show, relation=relation))]
-        for relation in RIDGE_ROWS
-    ]  # fmt: skip
-    sizes = cells(lms, lambda runs: f"{int(list(runs['ridge']['relations'][0]['sizes'])[-1]):,}")
-    return markdown_table(["", "paper, llama-3-8b", *lms], [["subjects", "10,000", *sizes], *rows])
-
-
 def edit_table(lms: LMRuns) -> str:
     """Return the outcomes of edits beside their baselines, over edits and references."""
     rows = []
@@ -577,7 +547,6 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
         "real_remaining": remaining_table(list(LMS), results),
         "real_layers": layer_table(list(LMS), results),
         "paper_pairs": paper_table(lms),
-        "real_ridge": ridge_table(lms),
         "real_edits": edit_table(lms),
         "real_balanced": balanced_table(lms),
         "real_gradients": gradient_table(lms),
@@ -589,26 +558,27 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
 
 
 def size_figure(results: Path) -> Any:
-    """Draw Hit@1, 3 and 5 of city→country over the size of the LM, from as many subjects each."""
-    found = []
-    for runs in read_lms(results).values():
-        if "ridge" in runs and "probe" in runs:
-            relation = next(r for r in runs["ridge"]["relations"] if r["relation"] == RIDGE_ROWS[0])
-            at = relation["sizes"][str(N_SUBJECTS)]
-            auto = next(point for point in at["path"] if point["ridge"] == at["auto"])
-            found.append((runs["probe"]["lm"]["n_parameters"], at["path"][0], auto))
+    """Draw Hit@1, 3 and 5 of city→country over the size of the LM."""
+    found = [
+        (runs["probe"]["lm"]["n_parameters"], *ridge_path(runs, "city->country"),
+         max(x["1"] for x in pair(runs, "city->country")["precision"]["baselines"].values()))
+        for runs in read_lms(results).values()
+        if "probe" in runs
+    ]  # fmt: skip
     figure = new_figure(
         6.4,
         3.2,
         "Precision of W over the size of the LM: city → country",
         "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
-        f"{N_SUBJECTS:,} subjects of each LM.",
+        "Grey: Hit@1 of the strongest baseline of the vocabulary. 1,000 subjects to fit each LM, "
+        "500 for the largest.",
     )
     axes = figure.subplots()
     for place, color in ((2, "C0"), (1, "C1")):
         for n, style in (("1", "-"), ("3", "--"), ("5", ":")):
             hits = [lm[place]["influenced"][n] for lm in found]
             axes.plot([lm[0] for lm in found], hits, f"{style}o", color=color, markersize=3)
+    axes.plot([lm[0] for lm in found], [lm[3] for lm in found], "-o", color="grey", markersize=3)
     axes.set_xscale("log")
     axes.set_xticks([lm[0] for lm in found], [f"{lm[0] / 1e6:,.0f} M" for lm in found])
     axes.minorticks_off()

@@ -12,7 +12,6 @@ CPU can do it; every file and table says how many. A run that fails leaves its e
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -91,7 +90,6 @@ class Size(NamedTuple):
     n_parameters: float  #: Largest number of parameters that this is for.
     n_subjects: int
     n_probed: int  #: Subjects of the probe of all pairs.
-    n_ridge: int  #: Subjects of the ridge path.
     n_edits: int  #: Edits of city->country with LoRA, measured at each step; of others, 32 at most.
     n_full: int  #: The same with all weights.
     n_outcomes: int  #: Edits of each relation with LoRA, measured at the end.
@@ -103,19 +101,19 @@ class Size(NamedTuple):
 
 SIZES = (
     Size(
-        2e8, n_subjects=2000, n_probed=2000, n_ridge=6000, n_edits=150, n_full=40, n_outcomes=150,
+        2e8, n_subjects=2000, n_probed=2000, n_edits=150, n_full=40, n_outcomes=150,
         n_full_outcomes=150, geometry=100, long_geometry=(100, 10), sae_tokens=393_216,
     ),
     Size(
-        4e8, n_subjects=1000, n_probed=2000, n_ridge=2000, n_edits=64, n_full=20, n_outcomes=150,
+        4e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=20, n_outcomes=150,
         n_full_outcomes=64, geometry=50,
     ),
     Size(
-        8e8, n_subjects=1000, n_probed=2000, n_ridge=2000, n_edits=64, n_full=0, n_outcomes=150,
+        8e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=0, n_outcomes=150,
         n_full_outcomes=32, geometry=20,
     ),
     Size(
-        1e11, n_subjects=1000, n_probed=1000, n_ridge=1000, n_edits=32, n_full=0, n_outcomes=64,
+        1e11, n_subjects=1000, n_probed=1000, n_edits=32, n_full=0, n_outcomes=64,
         n_full_outcomes=0, geometry=10,
     ),
 )  # fmt: skip
@@ -356,13 +354,6 @@ def execute(run: Run, lm: Path, folder: Path) -> dict[str, Any]:
     return content
 
 
-def run_ridge(lm: Path, n_subjects: int, folder: Path) -> None:
-    """Measure the ridge path (``ridge_precision.py``)."""
-    command = [sys.executable, "-m", "benchmarks.real_lms.ridge_precision", f"--lm={lm}",
-               f"--n_subjects={n_subjects}", f"--output={folder / 'ridge.json'}"]  # fmt: skip
-    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
-
-
 def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of the results that the tables are made of."""
     kept = {key: results[key] for key in (*run.keep, "lm") if key in results}
@@ -407,17 +398,14 @@ def main(
     for n_parameters, n_layers, lm in sized if not show else ():
         size = next(size for size in SIZES if n_parameters <= size.n_parameters)
         studies = (*plan(size, n_layers, texts), *repairs(lm.name, texts))
-        runs += [(lm, run) for run in (*studies, Run("ridge", (f"{size.n_ridge}",), ()))]
+        runs += [(lm, run) for run in studies]
     if folder == TINY_WORLD:
         runs = [(Path(folder), run) for run in repairs(folder, texts)]
     for lm, run in runs:
         chosen = not only or run.name.startswith(only)
         if chosen and not (results / lm.name / f"{run.name}.json").exists():
             print(f"{lm.name}: {run.name}", flush=True)
-            if run.name == "ridge":
-                run_ridge(lm, int(run.options[0]), results / lm.name)
-            else:
-                execute(run, lm, results / lm.name)
+            execute(run, lm, results / lm.name)
     for table in TABLES:
         print(f"\n{table([lm.name for *_, lm in sized], results)}")
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pandas import DataFrame
 
 import lincorr_lightning.lm
 from benchmarks import common
-from benchmarks.real_lms import ablation_grid, findings, repair, ridge_precision, run, tables
+from benchmarks.real_lms import ablation_grid, findings, repair, run, tables
 from benchmarks.real_lms import forecast_scores as scores
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main
@@ -516,17 +515,3 @@ def test_ablation_grid_goes_on_with_its_file(
     assert first[6:] == [*["40 ± 254 / 40 ± 254"] * 3, "90%"]
     null, *_ = rows(placed[0]["ablation_nulls"])
     assert null[3:] == ["network", "40 ± 254", "50 ± 0", "40 ± 254", "–", "40 ± 254", "30%", "10%"]
-
-
-def test_ridge_precision_finds_a_known_map(tmp_path: Path) -> None:
-    """Of a linear relation with little noise, W pairs all labels; of permuted subjects, few."""
-    random = torch.Generator().manual_seed(0)
-    x = torch.randn(1000, 8, generator=random)
-    y = x.roll(1, 1) + 0.01 * torch.randn(1000, 8, generator=random)
-    reference = torch.eye(8, dtype=torch.bool).roll(1, 0)
-    found = ridge_precision.measure(x, y, reference, 1000)
-    assert found["path"][0]["influenced"]["1"] == 1 and found["path"][0]["r"] > 0.99
-    assert found["path"][0]["permuted"]["influenced"]["1"] < 0.6
-    (low, high), *_ = (bounds["influenced"] for bounds in
-                       ridge_precision.intervals(x, y, reference, 3))  # fmt: skip
-    assert low == high == 1
