@@ -42,7 +42,7 @@ def case(subject: str, **changes: Any) -> EditCase:
         "answer_before": "Spain", "answer_after": "France", "outcome": "generalized",
         "source_learned": True, "weight_reference": 0.5, "weight_answer": 0.25, "weight_max": 0.75,
         "prior_reference": 1.0, "prior_winner": 2.0, "probability_reference_before": 0.1,
-        "probability_reference_after": 0.9, "cause": "",
+        "probability_reference_after": 0.9, "vocabulary_risk": -0.1, "cause": "",
     }  # fmt: skip
     return EditCase(**values | changes)
 
