@@ -64,11 +64,11 @@ def reference_weights_figure(
 def outcomes_figure(
     cases: Sequence[EditCase], relation: str, random: float | None = None, taught: bool = True
 ) -> Figure:
-    """Draw the share of each outcome, beside `random`: how often a random label would be right.
+    """Draw the share of each outcome; `random` is how often a random label would be right.
 
     Edits whose source was not learned are a class of their own: a target that changes without its
-    source has drifted. The best constant label, the vocabulary alone, and the means over references
-    are drawn, too.
+    source has drifted. Means over references, the best constant label and the vocabulary alone (for
+    a head without rows, a random label) are drawn, too.
     """
     outcomes = [case.outcome if case.source_learned or not taught else "" for case in cases]
     causes = Counter(case.cause for case, one in zip(cases, outcomes, strict=True) if one)
@@ -87,7 +87,7 @@ def outcomes_figure(
     if near := case_statistics(cases)["vocabulary"]:
         rows[0]["vocabulary"] = near["right"]
         marks["vocabulary"] = f"the vocabulary alone is right ({near['right']:.1%})"
-    if random is not None:
+    elif random is not None:
         marks["random"] = f"a random label is right ({random:.1%})"
     if taught and cases:
         rows.append({"what": "source not learned", "share": outcomes.count("") / len(cases)})

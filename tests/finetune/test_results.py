@@ -1,5 +1,6 @@
 """Tables, figures and `Results` of edits, from plain data: what they show is what is counted."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,8 @@ from lincorr_lightning.results.table import Table
 COLUMNS = (
     "subject source_answer reference answer_before answer_after outcome source_learned "
     "weight_reference weight_answer weight_max prior_reference prior_winner "
-    "probability_reference_before probability_reference_after cause completeness ambiguous"
+    "probability_reference_before probability_reference_after vocabulary_risk cause completeness "
+    "ambiguous"
 ).split()
 OUTCOMES = ["generalized", "unchanged", "hallucinated", "generalized"]
 AFTER = ["France", "Spain", "France", "法国"]
@@ -128,6 +130,7 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
         "relation": relation, "n_edits": 4, "source_learned": 1.0, "generalized": 0.5,
         "hallucinated": 0.25, "unchanged": 0.25, "random": 0.04, "constant": 0.75,
         "macro": {"generalized": 0.625, "hallucinated": 0.125},
+        "vocabulary": {"right": 0.35, "macro_right": 0.45},
         "controls": {"color": {"unchanged": 0.75}}, "causes": {},
     }  # fmt: skip
     table, _ = case_results(cases, relation, suffix=name.removeprefix("generalization"))
@@ -171,8 +174,8 @@ def test_the_run_s_own_relation_stands_at_the_top():
     outcomes = found.table("outcomes")
     assert list(outcomes.frame["relation"]) == ["city->country", "X+1->X*2"], "its own first"
     assert outcomes.texts()[0] == [
-        "city->country", "4", "100.0%", "50.0%", "62.5%", "75.0%", "4.0%", "25.0%", "12.5%",
-        "25.0%", "75.0%",
+        "city->country", "4", "100.0%", "50.0%", "62.5%", "75.0%", "35.0%", "45.0%", "4.0%",
+        "25.0%", "12.5%", "25.0%", "75.0%",
     ]  # fmt: skip
 
 
@@ -260,7 +263,10 @@ def test_outcomes_are_bars_of_their_shares():
     text = texts_of(figure)
     assert "Outcomes of 20 edits of city->country" in text
     assert "imprecise W (5), low prior (5)" in text
-    assert "a random label is right (4.0%)" in text
+    assert "the vocabulary alone is right (100.0%)" in text and "random" not in text
+    unknown = [replace(one, vocabulary_risk=None) for one in cases_of(20)]
+    text_of_others = texts_of(outcomes_figure(unknown, "city->country", 0.04))
+    assert "a random label is right (4.0%)" in text_of_others
     assert "the best constant label is right (100.0%)" in text and "mean over references" in text
     assert to_png(outcomes_figure([], "city->country")).startswith(b"\x89PNG")
     watched = outcomes_figure(cases_of(20), "city->country", taught=False)
