@@ -304,9 +304,9 @@ def vocabulary_nearness(lm: LanguageModel, relation: TokenizedRelation) -> Tenso
     What pairs labels without any prompt is the null of edits that generalize. None for a head
     without rows; all ranks that share an LM must call it together.
     """
-    source, target = relation.source.token_ids, relation.target.token_ids
-    rows = lm.head_rows([*source, *target])
-    return None if rows is None else neighbor_weights(*rows.split([len(source), len(target)]))
+    n, (source, target) = len(relation.source.labels), (relation.source, relation.target)
+    rows = lm.head_rows([*source.token_ids, *target.token_ids])
+    return None if rows is None else neighbor_weights(rows[:n], rows[n:])
 
 
 def unknown_subjects(subjects: Collection[str], lm: LanguageModel) -> list[str]:
