@@ -121,32 +121,24 @@ class LincorrCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--name``, and give datamodules the LM of the study."""
         parser.add_argument(
-            "--name",
-            type=str | None,
-            default=None,
+            "--name", type=str | None, default=None,
             help="Folder of the runs below trainer.default_root_dir; null takes the study's name.",
-        )
+        )  # fmt: skip
         parser.add_argument(
-            "--matmul_precision",
-            type=Literal["highest", "high", "medium"] | None,
-            default=None,
+            "--matmul_precision", type=Literal["highest", "high", "medium"] | None, default=None,
             help="Precision of products of float32 matrices: highest, high (TensorFloat-32 on "
             "GPUs) or medium (bfloat16 factors, on GPUs and CPUs that have them); null leaves "
             "torch's own, highest, computed by what is fastest.",
-        )
+        )  # fmt: skip
         parser.add_argument(
-            "--results.formats",
-            type=list[Literal["png", "pdf", "svg"]],
-            default=["png"],
+            "--results.formats", type=list[Literal["png", "pdf", "svg"]], default=["png"],
             help="Formats of figures; PNG is always one of them, which pages and loggers show.",
-        )
+        )  # fmt: skip
         for argument, (attribute, default) in _FROM_STUDY.items():
             parser.link_arguments(
-                "model",
-                f"data.init_args.{argument}",
+                "model", f"data.init_args.{argument}", apply_on="instantiate",
                 compute_fn=lambda study, name=attribute, own=default: getattr(study, name, own),
-                apply_on="instantiate",
-            )
+            )  # fmt: skip
 
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
         """Parse the command line, and check its seeds, one of which is used at once."""

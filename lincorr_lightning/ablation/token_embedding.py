@@ -68,11 +68,9 @@ class TokenEmbedding:
         """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
         return {
             "name_or_path": self.checkpoint.config.name_or_path,
-            "dtype": dtype_name(self.weight.dtype),
-            "fingerprint": self.fingerprint,
-            "n_parameters": self.weight.numel(),
-            **self.checkpoint.merged,
-        }
+            "dtype": dtype_name(self.weight.dtype), "fingerprint": self.fingerprint,
+            "n_parameters": self.weight.numel(), **self.checkpoint.merged,
+        }  # fmt: skip
 
     def rows(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the embeddings of n tokens as a float32 copy, ``(n, d)``."""

@@ -122,12 +122,10 @@ def add_adapter(model: "PreTrainedModel", settings: AdapterSettings) -> None:
     # others, which have these names in older checkpoints. A holder has no configuration.
     holder = nn.ModuleDict({"lm": model})
     config = LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]
-        target_modules=[f"lm.{name}" for name in layers],
-        task_type="CAUSAL_LM",
+        r=settings.rank, lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        target_modules=[f"lm.{name}" for name in layers], task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
-    )
+    )  # fmt: skip
     model.requires_grad_(False)
     # peft draws the weights from torch's global generator, whose state is restored afterwards.
     stream = torch.get_rng_state()

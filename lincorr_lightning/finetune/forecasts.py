@@ -13,14 +13,10 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from lincorr_lightning import functional
+from lincorr_lightning.finetune import edits as resolving
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edit_files import SEPARATOR
-from lincorr_lightning.finetune.edits import (
-    Edit,
-    prompts_in_context,
-    reference_mask,
-    vocabulary_nearness,
-)  # fmt: skip
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.functional import Outcome, auroc, auroc_within, risk
@@ -154,7 +150,7 @@ def forecast_edits(
     subjects = [edit.subject for edit in edits]
     source, target = relation_logits(lm, relation, subjects)
     labels = torch.tensor([edit.label for edit in edits])
-    mask, texts = reference_mask(edits, target.shape[1]), relation.target.texts
+    mask, texts = resolving.reference_mask(edits, target.shape[1]), relation.target.texts
     maps: dict[str, LinearMap] = {}
     if linear_map is not None:
         maps = {"map": LinearMap.from_pretrained(linear_map, lm)}
@@ -178,7 +174,7 @@ def forecast_edits(
         stepped = predicted["optimizer_step"]
         probabilities = model.probabilities(outcome_features(target, stepped, mask))
         origin = model.describe(relation.name, training.summary)
-    nearness = vocabulary_nearness(lm, relation)
+    nearness = resolving.vocabulary_nearness(lm, relation)
     forecasts = Forecasts(
         relation.name, subjects, [edit.answer for edit in edits],
         [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
@@ -203,7 +199,8 @@ def logits_in_context(
     lm: LanguageModel, edits: Sequence[Edit], relation: TokenizedRelation
 ) -> Tensor:
     """Return the target logits when the new answer stands before the prompt, ``(n, n_target)``."""
-    return lm.domain_logits(prompts_in_context(edits, relation), relation.target.token_ids).cpu()
+    prompts = resolving.prompts_in_context(edits, relation)
+    return lm.domain_logits(prompts, relation.target.token_ids).cpu()
 
 
 @dataclass(frozen=True)
