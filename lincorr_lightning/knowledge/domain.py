@@ -149,13 +149,13 @@ def label_answers(
             labels[token_id] = kept, best
 
     texts = reader.unique_texts(list(labels))
-    kept = [
+    labelled = [
         Label(token_id, text, *answers_and_grade)
         for text, (token_id, answers_and_grade) in zip(texts, labels.items(), strict=True)
     ]
     dropped = [Dropped(answer, reasons[answer], tuple(map(reader.piece, ids or ())))
                for answer, ids in tokens.items() if answer in reasons]  # fmt: skip
-    return Domain(knowledge, tuple(kept), tuple(dropped))
+    return Domain(knowledge, tuple(labelled), tuple(dropped))
 
 
 def reference_matrix(relation: Relation, source: Domain, target: Domain) -> npt.NDArray[np.bool_]:
