@@ -156,9 +156,8 @@ def best_steering(points: DataFrame) -> DataFrame:
     The best has the highest mean score over the answers; ``none`` is the strategy of strength 0.
     """
     means, at = mean_steering(points), ["strategy", "strength"]
-    is_control = means["control"].astype(bool)
-    control = means[is_control].set_index(at)[[*_MEANS]].add_prefix("control_")
-    means = means[~is_control]
+    control = means[means["control"].eq(True)].set_index(at)[[*_MEANS]].add_prefix("control_")
+    means = means[means["control"].eq(False)]
     best = means.loc[means.groupby("strategy", sort=False)["score"].idxmax()].join(control, on=at)
     none = means[means["strength"] == 0].head(1).assign(strategy="none")
     return concat([none, best])[[*at, "n_answers", *_MEANS, *control]]

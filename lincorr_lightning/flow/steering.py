@@ -118,7 +118,7 @@ def continue_rows(lm: LanguageModel, rows: Rows, draws: Tensor) -> list[list[int
             output = lm.model(ids.to(lm.model.device), use_cache=True, **{past: cache})
             below = output.logits[:, -1].double().softmax(-1).cumsum(-1).cpu()
             written[cases, step] = (below <= draws[cases, step, None] * below[:, -1:]).sum(-1)
-            ids, cache = written[cases, step, None], output.past_key_values
+            ids, cache = written[cases, step, None], output[past]
 
     with reading(lm.model, lm.model.device.type):
         lm.in_batches([len(row) for row in rows], write, equal_lengths=True)
@@ -135,13 +135,15 @@ class SteeredAnswer(NamedTuple):
     prompts: Rows
 
     def judge(self, lm: LanguageModel, texts: list[list[int]]) -> tuple[float, float]:
-        """Return which share of texts after the prompts name the answer, and their perplexity."""
+        """Return the share of texts that name the answer, and the perplexity of their rest."""
         name = re.compile(rf"(?<!\w){re.escape(self.label)}(?!\w)")
         named = [bool(name.search(text)) for text in lm.tokenizer.batch_decode(texts)]
         whole = [[*prompt, *text] for prompt, text in zip(self.prompts, texts, strict=True)]
-        read = zip(text_losses(lm, whole), texts, strict=True)
-        losses = torch.cat([of_whole[-len(text) :] for of_whole, text in read])
-        return sum(named) / len(named), float(losses.mean().exp())
+        losses = list[Tensor]()
+        for of_whole, text in zip(text_losses(lm, whole), texts, strict=True):
+            of_text, first = of_whole[-len(text) :], [*text, self.token_id].index(self.token_id)
+            losses += [of_text[:first], of_text[first + 1 :]]
+        return sum(named) / len(named), float(torch.cat(losses).mean().exp())
 
 
 @dataclass(frozen=True)
@@ -150,8 +152,8 @@ class SteeringPoint:
 
     `behaviour` is the mean probability of the answer, `coherence` the perplexity of other texts
     without steering by that with steering, at most 1, and `score` their product. Of texts that the
-    LM writes after the prompts, a share has `named` the answer; the `perplexity` is theirs for the
-    unsteered LM. For a `control` other features, see `control_features`, are added by as much.
+    LM writes after the prompts, a share has `named` it; `perplexity` is theirs for the unsteered
+    LM, without the answer. For a `control`, `control_features` are added by as much.
     """
 
     label: str

@@ -25,7 +25,6 @@ from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 TRANSITION_K = (1, 2, 5, 10, 20)  #: Numbers of sources per target whose fit is measured.
 _N_SAMPLED = 2048
-_N_NEAREST = 20
 MIN_FEATURES = 5  #: Minimum number of features of a group whose cosines are compared.
 
 
@@ -245,7 +244,7 @@ def control_features(
         difference = (count - count[feature.index]).abs()
         taken = [f.index for f in (*features, *drawn.values()) if f.hook_point == at]
         difference[taken] = torch.inf
-        n = min(_N_NEAREST, int(difference.isfinite().sum()))
+        n = min(20, int(difference.isfinite().sum()))
         if n:
             rank = torch.randint(n, (1,), generator=generator)
             drawn[feature] = Feature(at, int(difference.argsort(stable=True)[rank]))

@@ -134,6 +134,14 @@ def test_texts_are_those_of_whole_forwards_and_judged_by_the_unsteered_lm(small_
         with torch.no_grad():
             p = lm.model(input_ids=torch.tensor([[*row, *text]])).logits[0].double().log_softmax(1)
         losses += [-float(p[len(row) + i - 1, token]) for i, token in enumerate(text)]
-    found = SteeredAnswer(label, 7, GRAPH, rows).judge(lm, written)
+    absent = next(i for i in range(lm.tokenizer.vocab_size) if not any(i in t for t in written))
+    found = SteeredAnswer(label, absent, GRAPH, rows).judge(lm, written)
     assert found == pytest.approx((named, math.exp(np.mean(losses))), rel=1e-5)
     assert 0 < named < 1
+    # What first says the answer does not count, but what says it again.
+    with torch.no_grad():
+        ids = torch.tensor([[*rows[1], 7, 3, 7]])
+        p = lm.model(input_ids=ids).logits[0].double().log_softmax(1)
+    again = -float(p[len(rows[1]), 3] + p[len(rows[1]) + 1, 7]) / 2
+    found = SteeredAnswer(label, 7, GRAPH, rows[1:2]).judge(lm, [[7, 3, 7]])
+    assert found[1] == pytest.approx(math.exp(again), rel=1e-5)
