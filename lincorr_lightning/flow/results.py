@@ -43,35 +43,33 @@ def feature_flow_results(
     pairs = [{"layer": one["layer"], **pair} for one in groups for pair in one["pairs"]]
     tests = compare_cosines(statistics.groups.values())
     drawn = {f for graphs in flows.values() for graph in graphs for f in graph.features}
-    caption = "Effect of rescaling the predecessors of features, by layer, method and group."
-    effects = Table.of("deactivation", cuts, CutEffect, caption)
-    caption = "Effect of steering towards each answer, by strategy and strength."
-    points = Table.of("steering", steering, SteeringPoint, caption)
+    effects = Table.of("deactivation", cuts, CutEffect, "Effect of rescaling the predecessors of "
+                       "features, by layer, method and group.")  # fmt: skip
+    points = Table.of(
+        "steering", steering, SteeringPoint, "Effect of steering towards each answer."
+    )
     by_method = summarize_cuts(effects.frame, "method")
     by_layer = summarize_cuts(effects.frame, "layer", "method")
     best = best_steering(points.frame)
-    explained = "Variance of a residual stream explained by the features of a predecessor."
     tables = [
         _groups_table(groups),
         _summary_table("summary", ["method"], "Features", by_method),
         _summary_table("layers", ["layer", "method"], "Features of each layer", by_layer),
         effects,
         *(() if relation is None else _relation_tables(relation)),
-        Table(
-            "steering_summary", best,
-            "Strength with the highest mean score of each steering strategy.",
-            "Behaviour: probability of the answer; coherence: perplexity of other texts without "
-            "steering by that with steering; score: their product; texts: what the LM writes, "
-            "perplexity for the unsteered LM; control: other features.",
-            headline=True, headings={"n_answers": "answers", **points.headings},
-            formats={f"{a}{b}": form for a in ("", "control_") for b, form in _MEANS.items()},
-        ),
+        Table("steering_summary", best, "Best strength of each strategy, by the mean score.",
+              "Behaviour: probability of the answer; coherence: perplexity of other texts without "
+              "steering by that with steering; score: their product; texts: what the LM writes, "
+              "perplexity for the unsteered LM; control: other features.",
+              headline=True, headings={"n_answers": "answers", **points.headings},
+              formats={f"{a}{b}": form for a in ("", "control_") for b, form in _MEANS.items()}),
         points,
         Table.of("group_pairs", pairs, caption="Features of a group that are in another, too.",
                  formats={"n": ",", "share": ".1%", "expected": ".1%"}),
         Table.of("cosine_tests", tests, caption="Cosines to predecessors, of two groups' features.",
                  formats={"n": ",", "n_other": ",", "auroc": ".2f", "p": ".2g", "q": ".2g"}),
-        Table.of("transitions", transitions, Transition, explained),
+        Table.of("transitions", transitions, Transition,
+                 "Variance of a residual stream explained by the features of a predecessor."),
     ]  # fmt: skip
     lm = short_name(lm_name)
     frames = {table.name: table.frame for table in tables}
@@ -89,10 +87,8 @@ def feature_flow_results(
         },
         _scalars(groups, by_method, best, relation),
         tables=[table for table in tables if len(table)],
-        figures=[
-            *_figures(frames, statistics.n_tokens, relation, lm),
-            *_flow_figures(flows, statistics.names(drawn), lm),
-        ],
+        figures=[*_figures(frames, statistics.n_tokens, relation, lm),
+                 *_flow_figures(flows, statistics.names(drawn), lm)],
     )  # fmt: skip
 
 
@@ -222,12 +218,10 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
         {**each, **each["shares"], **{aurocs[kind]: value for kind, value in each["auroc"].items()}}
         for each in groups
     ]
-    return Table.of(
-        "groups", rows, ["layer", *headings],
-        "Share of activations by the matched predecessors that are active too.",
-        "AUROC: how well the cosine to a predecessor predicts that it is active.", headline=True,
-        headings=headings, formats=formats | dict.fromkeys(aurocs.values(), ".2f"),
-    )  # fmt: skip
+    return Table.of("groups", rows, ["layer", *headings],
+                    "Share of activations by the matched predecessors that are active too.",
+                    "AUROC: how well the cosine to a predecessor predicts that it is active.",
+                    True, headings, formats | dict.fromkeys(aurocs.values(), ".2f"))  # fmt: skip
 
 
 def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFrame) -> Table:
@@ -241,35 +235,28 @@ def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFra
 
 def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
     source, target = flow.relation.source.texts, flow.relation.target.texts
-    yield Table.of(
-        "relation_cuts", flow.cuts,
-        caption=f"Correlation of {flow.relation.name} with features of its answers removed.",
-        note="Control: other features of the same hook points, as many and about as often active.",
-        headline=True,
-    )  # fmt: skip
-    yield Table.of(
-        "answer_features",
-        [
-            (side, texts[label], at.id, best.feature.id, best.auroc)
-            for side, texts in (("source", source), ("target", target))
-            for at, answers in flow.features[side].items()
-            for label, best in answers.items()
-        ],
-        ["side", "label", "hook_point", "feature", "auroc"],
-        "Feature of each hook point that best predicts an answer, judged on other subjects.",
-        headings={"auroc": "AUROC"}, formats={"auroc": ".3f"},
-    )  # fmt: skip
-    yield Table.of(
-        "answer_pairs",
-        [
-            (source[pair.source], target[pair.target],
-             *(" ".join(f.id for f in features) for features in (pair.carriers, pair.shared)))
-            for pair in flow.pairs
-            if pair.is_reference
-        ],
-        ["source", "target", "same_carrier", "shared_flow"],
-        "Features that carry both answers of a pair, and features in the flow of both.",
-    )  # fmt: skip
+    yield Table.of("relation_cuts", flow.cuts, RelationCut,
+                   f"Correlation of {flow.relation.name} with features of its answers removed.",
+                   "Control: other features of the same hook points, as many and about as often "
+                   "active.", headline=True)  # fmt: skip
+    features = [
+        (side, texts[label], at.id, best.feature.id, best.auroc)
+        for side, texts in (("source", source), ("target", target))
+        for at, answers in flow.features[side].items()
+        for label, best in answers.items()
+    ]
+    yield Table.of("answer_features", features, ["side", "label", "hook_point", "feature", "auroc"],
+                   "Feature of each hook point that best predicts an answer, judged on other "
+                   "subjects.", headings={"auroc": "AUROC"}, formats={"auroc": ".3f"})  # fmt: skip
+    pairs = [
+        (source[pair.source], target[pair.target],
+         *(" ".join(f.id for f in features) for features in (pair.carriers, pair.shared)))
+        for pair in flow.pairs
+        if pair.is_reference
+    ]  # fmt: skip
+    yield Table.of("answer_pairs", pairs, ["source", "target", "same_carrier", "shared_flow"],
+                   "Features that carry both answers of a pair, and features in the flow of both.",
+                   )  # fmt: skip
 
 
 # -- figures, after those of Laptev et al., 2025 (arXiv 2502.03032) ------------------------------

@@ -42,8 +42,7 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     figures = [
         Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
                partial(draw.profiles_figure, profiles, means, lm)),
-        Figure("dimension_loss",
-               f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
+        Figure("dimension_loss", f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
                partial(draw.dimension_loss_figure, profiles, correlations, lm)),
     ]  # fmt: skip
     tables = _token_tables(profiles, means, values)
@@ -56,36 +55,24 @@ def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> lis
     before, last = ({"layer": values["layers"][i]} for i in (max(-2, -len(values["layers"])), -1))
     return [
         _level_table(profiles, values),
-        Table.of(
-            "spearman", values["spearman"], ["cloud", "layer", "n2", "spearman", "p", "n"],
-            "Spearman's rho of intrinsic dimension and loss of unshuffled texts",
-            "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud "
-            "is the prompts of a corpus, rho is over corpora.",
-            headings={"spearman": "rho"}, formats=formats | {"p": ".4f"},
-        ),
-        Table.of(
-            "dimension_loss", values["dimension_loss"],
-            caption="Correlation of log intrinsic dimension and log loss over prompts",
-            formats=formats,
-        ),
-        Table(
-            "layers", means.drop(columns="key"),
-            "Observables by layer: mean and standard deviation over prompts",
-            formats={"mean": ".3f", "std": ".3f"},
-        ),
-        Table(
-            "prompts", prompts,
-            "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt",
-            formats=dict.fromkeys(prompts.columns[3:], ".2f"),
-        ).sampled("prompt", loss="loss", entropy="entropy"),
-        Table(
-            "profiles", layers, "All observables by prompt, shuffling level and layer",
-            formats=dict.fromkeys(layers.columns[3:], ".3f"),
-        ).sampled(
-            "prompt", dimension=Mean(f"dimension n2={n2}", where=last),
-            overlap=Mean(f"overlap k={profiles.paper_k}", where=before),
-            cosine=Mean("cosine_mean", where=last),
-        ),
+        Table.of("spearman", values["spearman"], ["cloud", "layer", "n2", "spearman", "p", "n"],
+                 "Spearman's rho of intrinsic dimension and loss of unshuffled texts",
+                 "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud "
+                 "is the prompts of a corpus, rho is over corpora.",
+                 headings={"spearman": "rho"}, formats=formats | {"p": ".4f"}),
+        Table.of("dimension_loss", values["dimension_loss"], formats=formats,
+                 caption="Correlation of log intrinsic dimension and log loss over prompts"),
+        Table("layers", means.drop(columns="key"), formats={"mean": ".3f", "std": ".3f"},
+              caption="Observables by layer: mean and standard deviation over prompts"),
+        Table("prompts", prompts,
+              "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt",
+              formats=dict.fromkeys(prompts.columns[3:], ".2f"),
+              ).sampled("prompt", loss="loss", entropy="entropy"),
+        Table("profiles", layers, "All observables by prompt, shuffling level and layer",
+              formats=dict.fromkeys(layers.columns[3:], ".3f"),
+              ).sampled("prompt", dimension=Mean(f"dimension n2={n2}", where=last),
+                        overlap=Mean(f"overlap k={profiles.paper_k}", where=before),
+                        cosine=Mean("cosine_mean", where=last)),
     ]  # fmt: skip
 
 
@@ -143,8 +130,7 @@ def _level_table(profiles: TokenProfiles, values: Row) -> Table:
             "shuffle": "cut in 4^S blocks, S", "dimension": f"ID (n2={n2}), last layer",
             "peak_dimension": "highest ID", "overlap": f"overlap (k={k}), last two layers",
             "lowest_overlap": "lowest overlap", "cosine": "cosine, last layer",
-            "peak_layer": "layer of the highest ID",
-        },
+            "peak_layer": "layer of the highest ID"},
         formats={**dict.fromkeys(list(rows[0])[1:-1], ".2f"), "peak_layer": "d"},
     )  # fmt: skip
 
@@ -180,10 +166,8 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
     lm, ks, scalings = short_name(lm), closeness.ks, closeness.range_scalings
     pairs = list(_pair_rows(closeness))
     tables = [_summary(closeness), *_closeness_tables(closeness, pairs)]
-    figures = [
-        Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
-               partial(draw.closeness_figure, closeness, lm)),
-    ]  # fmt: skip
+    figures = [Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
+                      partial(draw.closeness_figure, closeness, lm))]  # fmt: skip
     if len(closeness.layers) > 1:
         figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
                               partial(draw.rho_figure, closeness, lm)))  # fmt: skip
@@ -219,29 +203,19 @@ def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[T
         ]
 
     return [
-        Table.of(
-            "tests",
-            [asdict(one) | {"layer": None if one.layer == "all" else int(one.layer)}
-             for one in closeness.tests],
-            ClosenessTest,
-            "Spearman's rho of closeness and scores of the maps over pairs",
-            "given: the wording of the prompts is partialled out; no layer: mean over all layers.",
-        ),
-        Table.of(
-            "pairs", pairs,
-            caption="Closeness of two kinds of knowledge and scores of the maps between them",
-            formats=dict.fromkeys(list(pairs[0])[2:], ".2f"),
-        ),
-        Table.of(
-            "dimension", rows(closeness.dimension, closeness.range_scalings),
-            ["knowledge", "layer", "n2", "dimension"],
-            "Intrinsic dimension of each kind of knowledge's prompts", formats={"dimension": ".2f"},
-        ),
-        Table.of(
-            "overlap", rows(closeness.overlap, closeness.ks), ["a", "b", "layer", "k", "overlap"],
-            "Overlap of the neighborhoods of a subject under two prompts",
-            formats={"overlap": ".3f"},
-        ),
+        Table.of("tests", ({**vars(one), "layer": None if one.layer == "all" else int(one.layer)}
+                           for one in closeness.tests), ClosenessTest,
+                 "Spearman's rho of closeness and scores of the maps over pairs", "given: the "
+                 "wording of the prompts is partialled out; no layer: mean over all layers."),
+        Table.of("pairs", pairs, formats=dict.fromkeys(list(pairs[0])[2:], ".2f"),
+                 caption="Closeness of two kinds of knowledge and scores of the maps between them"),
+        Table.of("dimension", rows(closeness.dimension, closeness.range_scalings),
+                 ["knowledge", "layer", "n2", "dimension"],
+                 "Intrinsic dimension of each kind of knowledge's prompts",
+                 formats={"dimension": ".2f"}),
+        Table.of("overlap", rows(closeness.overlap, closeness.ks),
+                 ["a", "b", "layer", "k", "overlap"], formats={"overlap": ".3f"},
+                 caption="Overlap of the neighborhoods of a subject under two prompts"),
     ]  # fmt: skip
 
 
@@ -260,10 +234,9 @@ def _summary(closeness: KnowledgeCloseness) -> Table:
         "closeness", rows.values(), columns,
         f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
         f"maps between them, {closeness.n_subjects} subjects: Spearman's rho over pairs",
-        "p by permutation of the kinds of knowledge (Mantel); given wording: the similarity "
-        "of the prompts' wording is partialled out.",
-        headline=True, headings=dict.fromkeys(p, "p"),
-        formats={**dict.fromkeys(columns[1:], ".2f"), **dict.fromkeys(p, ".4f")},
+        "p by permutation of the kinds of knowledge (Mantel); given wording: the similarity of the "
+        "prompts' wording is partialled out.", True, dict.fromkeys(p, "p"),
+        {**dict.fromkeys(columns[1:], ".2f"), **dict.fromkeys(p, ".4f")},
     )  # fmt: skip
 
 
