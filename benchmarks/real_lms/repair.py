@@ -146,15 +146,17 @@ def by_reference(results: Path) -> dict[str, str]:
         means = own.groupby("stage").agg(dict.fromkeys(SHARES, "mean") | {"n": "sum"})
         before, after = (means.loc[stage] for stage in ("before", "after"))
         ratio = after["hallucinated"] / before["hallucinated"]
+        answers = "|".join(own["reference"]).split("|")
         texts = [run["results"]["perplexity"] for key, run in runs.items() if key[:2] == (lm, name)]
         rows.append([
             lm, name, own["seed"].nunique(), f"{after['n']:.0f} {arrow(part).replace('_', ' ')}",
             own["reference"].nunique(), *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES),
             "{:.2f} ({:.2f}–{:.2f})".format(ratio, *before_and_after(own)[-2:]),
+            f"{max(map(answers.count, answers)) / len(own):.0%}",
             f"{mean(one['after'] / one['before'] for one in texts) - 1:+.1%}",
         ])  # fmt: skip
-    columns = ("LM", "examples", "seeds", "edits", "references", *SHARES, "ratio (95 %)")
-    return {"repair_references": markdown_table([*columns, "perplexity"], rows)}
+    columns = [*RUN[:2], "seeds", "edits", "references", *SHARES, "ratio", "constant", "perplexity"]
+    return {"repair_references": markdown_table(columns, rows)}
 
 
 def measure(lm: Path, examples: str, seed: str, texts: str) -> dict[str, Any]:
@@ -170,12 +172,11 @@ def measure(lm: Path, examples: str, seed: str, texts: str) -> dict[str, Any]:
     parts, content = [], dict[str, Any]()
     with tempfile.TemporaryDirectory() as scratch:
         for run, stage in runs:
-            folder = Path(scratch)
-            found = execute(run, folder / "model" if stage == "after" else lm, folder)
+            found = execute(run, Path(scratch, "model") if stage == "after" else lm, Path(scratch))
             if "error" in found:
                 raise SystemExit(f"{lm.name}, {' '.join(run.options)}: {found['error']}")
             content = content or found
-            cases = read_cases([folder / f"{run.name}.csv"])
+            cases = read_cases([Path(scratch, f"{run.name}.csv")])
             parts.append(DataFrame({"part": run.name, "stage": stage, **cases}))
     cases = concat(parts).rename(columns={"source_learned": "learned"})
     first = cases.groupby(["part", "subject"])["answer_before"].transform("first")
