@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from statistics import mean
@@ -20,32 +20,16 @@ from typing import Any
 import numpy as np
 import yaml
 from jsonargparse import auto_cli
-from pandas import DataFrame, Series, concat, read_csv
+from pandas import DataFrame, Series, concat, json_normalize, read_csv
 
 from benchmarks.common import arrow, markdown_table, place_tables, read_numbers, write_numbers
 from benchmarks.real_lms.forecast_scores import N_RESAMPLES, drawn, interval
 from benchmarks.real_lms.run import KNOWN, OUTCOMES_ONLY, PRETRAINED, REPAIR_OF_LM, Run, execute
 from benchmarks.real_lms.tables import REAL_LMS
 
-TUNED_ON = "0"  # the seed that chose the weights
 PLAN = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text("utf-8"))
 RUN, KEYS = ["LM", "examples", "seed"], ["part", "stage", "reference"]
 SHARES = ["learned", "right before", "unedited stays", "generalized", "hallucinated"]
-Score = Callable[[dict[str, Any], dict[str, Any], int], float]
-# Of a run, its held-out edits and 0 or 2 before or after the repair, where its maps begin: first
-# that of the relation, then that of a pair that should not be correlated.
-PRICES: dict[str, Score] = {
-    "learned": lambda run, edits, at: edits["source_learned"],
-    "right before": lambda run, edits, at: edits["right_before"],
-    "in context": lambda run, edits, at: edits["in_context"],
-    "new targets: hallucinated": lambda run, edits, at: edits["new_targets"]["hallucinated"],
-    "color unchanged": lambda run, edits, at: edits["controls"]["color"],
-    "food unchanged": lambda run, edits, at: edits["controls"]["food"],
-    "Hit@1 of W": lambda run, edits, at: run["correlations"][at]["influenced"],
-    "r": lambda run, edits, at: run["correlations"][at]["label_mean"],
-    "r with color": lambda run, edits, at: run["correlations"][at + 1]["label_mean"],
-    "perplexity": lambda run, edits, at: run["perplexity"]["after" if at else "before"],
-}
 
 
 def tables(results: Path) -> dict[str, str]:
@@ -53,7 +37,7 @@ def tables(results: Path) -> dict[str, str]:
     files: dict[tuple[str, str], list[Path]] = defaultdict(list)
     for file in sorted(results.glob("*/repair_*.csv")):
         variant, _, seed = file.stem.removeprefix("repair_").rpartition("_")
-        if seed != TUNED_ON or variant == "statements":  # of which there is no other seed
+        if seed != "0" or variant == "statements":  # 0 chose the weights
             files[file.parent.name, variant].append(file)
     rows, prices = [], []
     for (lm, variant), own in files.items():
@@ -61,12 +45,12 @@ def tables(results: Path) -> dict[str, str]:
         for part in ("shown", "held_out"):
             rows.append([lm, variant, len(own), *_outcomes(cases[cases["part"] == part])])
         runs = [read_numbers(file.with_suffix(".json"))["results"] for file in own]
-        prices.append([lm, variant, *(_price(runs, score) for score in PRICES.values())])
+        prices.append([lm, variant, *_prices(runs)])
     columns = ["LM", "repair set", "seeds", "edits", "generalized", "hallucinated: ratio (95 %)",
                "two most frequent references", "all others", "by reference"]  # fmt: skip
     return {
         "repair": markdown_table(columns, rows),
-        "repair_price": markdown_table(["LM", "repair set", *PRICES], prices),
+        "repair_price": markdown_table(["LM", "repair set", *PLAN["prices"]], prices),
     }
 
 
@@ -121,21 +105,23 @@ def _ratio(cases: DataFrame) -> str:
     return f"{before} → {after} of {n}" + ratio * (cases["reference"].nunique() > 2)
 
 
-def _price(runs: Sequence[dict[str, Any]], score: Score) -> str:
-    """Return a score before and after, the mean over seeds; empty if it was not measured."""
-    try:
-        means = [
-            mean(score(run, run["held_out"][stage], at) for run in runs)
-            for stage, at in (("before", 0), ("after", 2))
-        ]
-    except KeyError:
-        return ""
-    return " → ".join(f"{one:.1f}" if one > 1 else f"{one:.2f}" for one in means)
+def _prices(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Yield numbers of the held-out edits, of W and of texts before and after, means over seeds."""
+    means = []
+    for stage, at in (("before", 0), ("after", 2)):  # where the maps of W begin
+        rows = [{**run["held_out"][stage], "texts": run["perplexity"][stage],
+                 "W": run["correlations"][at], "color": run["correlations"][at + 1]}
+                for run in runs]  # fmt: skip
+        means.append(json_normalize(rows).mean(numeric_only=True))
+    for key in PLAN["prices"].values():
+        pair = [float(one.get(key, np.nan)) for one in means]
+        shown = [f"{one:.1f}" if one > 1 else f"{one:.2f}" for one in pair]
+        yield "" if np.isnan(pair).any() else " → ".join(shown)
 
 
 def by_reference(results: Path) -> dict[str, str]:
     """Return ``repair_references``: edits by the references of a seed that both stages have."""
-    files = sorted(results.glob("*/by_reference/*_[0-9].json"), reverse=True)
+    files = [file for x in PLAN["repairs"] for file in results.glob(f"*/by_reference/{x}.json")]
     runs = {(file.parts[-3], *file.stem.rsplit("_", 1)): read_numbers(file) for file in files}
     edits = [[*key, *row] for key, run in runs.items() for row in run["edits"]]
     units = DataFrame(edits, columns=[*RUN, *KEYS, "n", *SHARES])
@@ -150,7 +136,9 @@ def by_reference(results: Path) -> dict[str, str]:
         texts = [run["results"]["perplexity"] for key, run in runs.items() if key[:2] == (lm, name)]
         rows.append([
             lm, name, own["seed"].nunique(), f"{after['n']:.0f} {arrow(part).replace('_', ' ')}",
-            own["reference"].nunique(), *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES),
+            own["reference"].nunique(), *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[:2]),
+            f"{after[SHARES[2]]:.0%}" if part in ("shown", "held_out") else "",
+            *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[3:]),
             "{:.2f} ({:.2f}–{:.2f})".format(ratio, *before_and_after(own)[-2:]),
             f"{max(map(answers.count, answers)) / len(own):.0%}",
             f"{mean(one['after'] / one['before'] for one in texts) - 1:+.1%}",
@@ -159,14 +147,14 @@ def by_reference(results: Path) -> dict[str, str]:
     return {"repair_references": markdown_table(columns, rows)}
 
 
-def measure(lm: Path, examples: str, seed: str, texts: str) -> dict[str, Any]:
+def measure(lm: Path, repair: str, texts: str) -> dict[str, Any]:
     """Repair an LM, and edit other relations in it and in the repaired one."""
-    repair, edits = PLAN["options"]["repair"], PLAN["options"]["edits"]
+    (examples, seed), edits = repair.rsplit("_", 1), PLAN["options"]["edits"]
     same, keep = (*PRETRAINED, f"--data.seed={seed}"), ("perplexity", "example_references")
-    options = (*repair, *same, *KNOWN, f"--data.texts={texts}", *REPAIR_OF_LM.get(lm.name, ()))
-    options += (*PLAN["examples"][examples],)
+    options = (*PLAN["options"]["repair"], *PLAN["examples"][examples], *same, *KNOWN,
+               f"--data.texts={texts}", *REPAIR_OF_LM.get(lm.name, ()))  # fmt: skip
     runs = [(Run("repair", options, keep, tables=("cases",), model=True), "before")]
-    for name in PLAN["relations"] if f"{examples}_{seed}" in PLAN["edited"] else ():
+    for name in PLAN["relations"] if repair in PLAN["edited"] else ():
         options = (*edits, *same, OUTCOMES_ONLY, f"--data.relation={name}")
         runs += [(Run(name, options, (), tables=("cases",)), at) for at in ("before", "after")]
     parts, content = [], dict[str, Any]()
@@ -177,12 +165,12 @@ def measure(lm: Path, examples: str, seed: str, texts: str) -> dict[str, Any]:
                 raise SystemExit(f"{lm.name}, {' '.join(run.options)}: {found['error']}")
             content = content or found
             cases = read_cases([Path(scratch, f"{run.name}.csv")])
+            first = cases.groupby("subject")["answer_before"].transform("first")
+            cases["unedited stays"] = cases["answer_before"] == first
             parts.append(DataFrame({"part": run.name, "stage": stage, **cases}))
     cases = concat(parts).rename(columns={"source_learned": "learned"})
-    first = cases.groupby(["part", "subject"])["answer_before"].transform("first")
     pairs = zip(cases["answer_before"], cases["reference"], strict=True)
     cases["right before"] = [answer in reference.split("|") for answer, reference in pairs]
-    cases["unedited stays"] = cases["answer_before"] == first
     cases = cases.assign(n=1, generalized=cases["outcome"] == "generalized")
     counts = cases.groupby(KEYS)[["n", *SHARES]].sum().reset_index()
     return {**content, "edits": counts.to_numpy().tolist()}
@@ -197,11 +185,11 @@ def main(folder: str, texts: str | None = None, output: str = str(REAL_LMS)) -> 
         output: Folder of the results.
     """
     lms = sorted(path.parent for path in Path(folder).glob("**/config.json"))
-    for lm, seed, name in product(lms, PLAN["seeds"], PLAN["examples"]) if texts else ():
-        file = Path(output) / lm.name / "by_reference" / f"{name}_{seed}.json"
+    for lm, repair in product(lms, PLAN["repairs"]) if texts else ():
+        file = Path(output) / lm.name / "by_reference" / f"{repair}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_numbers(file, measure(lm, name, seed, str(texts)))
+            write_numbers(file, measure(lm, repair, str(texts)))
     place_tables(by_reference(Path(output)))
 
 

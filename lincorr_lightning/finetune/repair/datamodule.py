@@ -183,16 +183,9 @@ class RepairDataModule(StudyData):
                     f"a part of {relation}."
                 )
         self.relation, self.kind = relation, examples
-        self.held_out, self.hold_out = held_out, hold_out
-        self.n_examples, self.n_edits, self.edits_file = n_examples, n_edits, edits_file
-        self.max_edits_per_reference = max_edits_per_reference
-        self.max_examples_per_reference = max_examples_per_reference
+        self.n_examples, self.n_edits = n_examples, n_edits
         self.preserve, self.controls = list(preserve), list(controls)
-        self.batch_size, self.eval_batch_size = batch_size, eval_batch_size
-        self.n_texts, self.n_preserved_texts = n_texts, n_preserved_texts
-        self.texts_per_step, self.n_tokens = texts_per_step, n_tokens
-        self.subject_kind, self.seed = subject_kind, seed
-        self.texts, self.key, self.sample_by = texts, key, sample_by
+        self.batch_size, self.n_tokens, self.seed = batch_size, n_tokens, seed
         self.examples: list[Edit] = []
         self.measured: dict[str, list[Edit]] = {}  #: The measured edits, by part.
         self.split: dict[str, list[str]] = {}  #: The source answers, by part.
@@ -202,9 +195,9 @@ class RepairDataModule(StudyData):
         """Choose examples and measured edits on the first call, of the LM before the repair."""
         if self.measured:
             return
-        lm, relation, file = self.language_model, self.tokenized, self.edits_file
+        lm, relation, file = self.language_model, self.tokenized, self.hparams["edits_file"]
         relation.require_reference()
-        labels, limit = self._split(relation), self.max_edits_per_reference
+        labels, limit = self._split(relation), self.hparams["max_edits_per_reference"]
         edits: list[Edit] = []
         if file is not None:
             edits = resolving.resolve_edits(
@@ -215,7 +208,7 @@ class RepairDataModule(StudyData):
         sample = partial(resolving.sample_edits, relation, lm, seed=self.seed)
         examples = sample(
             self.n_examples, pools[0], labels=labels[SHOWN], setting="data.n_examples",
-            max_per_reference=self.max_examples_per_reference,
+            max_per_reference=self.hparams["max_examples_per_reference"],
         )  # fmt: skip
         if file is None:
             measured = {
@@ -223,22 +216,18 @@ class RepairDataModule(StudyData):
                 for part, pool in zip(labels, pools[1:], strict=True)
             }
         else:
-            measured, right = {}, relation.reference_mask[:, sorted(labels[SHOWN])]
-            # A row may name a reference of its own.
-            shown = set(np.argwhere(right)[:, 0].tolist() if self.hold_out == "references" else ())
-            for part in labels:
-                named = [
-                    edit
-                    for edit in edits
-                    if (edit.label in labels[SHOWN] or not shown.isdisjoint(edit.reference))
-                    == (part == SHOWN)
-                ]
-                measured[part] = named
-                if not named:
-                    rank_zero_warn(
-                        f"data.edits_file has no edit whose answer is {part.replace('_', ' ')}. "
-                        "Another data.seed splits the answers in another way."
-                    )
+            measured, right = {part: [] for part in labels}, set[int]()
+            if self.hparams["hold_out"] == "references":  # a row may name one of its own
+                of_shown = relation.reference_mask[:, sorted(labels[SHOWN])].any(1)
+                right = set(np.flatnonzero(of_shown).tolist())
+            for edit in edits:
+                is_shown = edit.label in labels[SHOWN] or not right.isdisjoint(edit.reference)
+                measured[SHOWN if is_shown else HELD_OUT].append(edit)
+            for part in (part for part, own in measured.items() if not own):
+                rank_zero_warn(
+                    f"data.edits_file has no edit whose answer is {part.replace('_', ' ')}. "
+                    "Another data.seed splits the answers in another way."
+                )
         if self.trainer is not None:
             # Ranks may round logits differently; all use the edits of rank 0.
             examples, measured = self.trainer.strategy.broadcast((examples, measured))
@@ -250,28 +239,23 @@ class RepairDataModule(StudyData):
         """Return the source labels that the examples may have, and the others, by part."""
         labels = np.flatnonzero(relation.reference_mask.any(0))
         mask, groups = relation.reference_mask[:, labels].astype(int), np.arange(len(labels))
-        if self.hold_out == "references":
+        if self.hparams["hold_out"] == "references":
             groups = connected_components(mask.T @ mask)[1]
-        n_groups = len(set(groups.tolist()))
-        if n_groups < MIN_ANSWERS:
-            what = "answers with a reference" if self.hold_out == "answers" else "references"
+        if (n_groups := len(set(groups.tolist()))) < MIN_ANSWERS:
             raise SubjectsError(
-                f"{relation.name} has {n_groups} {what} in this LM's vocabulary, and a repair "
-                f"needs {MIN_ANSWERS}. Take another relation."
+                f"{relation.name} has {n_groups} {self.hparams['hold_out']} with a reference in "
+                f"this LM's vocabulary, and a repair needs {MIN_ANSWERS}. Take another relation."
             )
-        n = min(max(round(self.held_out * n_groups), 1), n_groups - 1)
+        n = min(max(round(self.hparams["held_out"] * n_groups), 1), n_groups - 1)
         order = np.random.default_rng([self.seed, 1]).permutation(n_groups)
-        is_held_out = np.isin(groups, order[:n])
-        parts = {SHOWN: labels[~is_held_out], HELD_OUT: labels[is_held_out]}
-        return {part: set(own.tolist()) for part, own in parts.items()}
+        out = np.isin(groups, order[:n])
+        return {SHOWN: set(labels[~out].tolist()), HELD_OUT: set(labels[out].tolist())}
 
     def _candidates(self, n_edits: int, excluding: Collection[str]) -> list[list[str]]:
         """Return disjoint subjects: of the examples, and twice those of measured edits."""
-        sizes = [self.n_examples, n_edits, n_edits]
-        n = sum(sizes)
-        pool = resolving.sample_candidates(
-            self.language_model, n, self.seed, self.subject_kind, excluding
-        )
+        sizes, lm = [self.n_examples, n_edits, n_edits], self.language_model
+        n, kind = sum(sizes), self.hparams["subject_kind"]
+        pool = resolving.sample_candidates(lm, n, self.seed, kind, excluding)
         edges = (np.cumsum(sizes) / n * len(pool)).astype(int).tolist()
         return [pool[: edges[0]], pool[edges[0] : edges[1]], pool[edges[1] :]]
 
@@ -309,12 +293,11 @@ class RepairDataModule(StudyData):
                 f"multiple of the {shard.n} ranks."
             )
         if kind == "edits":
+            subjects = [edit.subject for edit in self.examples]
             domains = {"source": relation.source, "target": relation.target}
             domains |= {name: self._domains[name] for name in self.preserve}
-            read = {
-                name: (domain, [domain.knowledge.prompt(edit.subject) for edit in self.examples])
-                for name, domain in domains.items()
-            }
+            read = {name: (domain, list(map(domain.knowledge.prompt, subjects)))
+                    for name, domain in domains.items()}  # fmt: skip
             in_context = resolving.prompts_in_context(self.examples, relation)
             read["in_context"] = relation.target, in_context
             for name, (domain, prompts) in read.items():
@@ -335,14 +318,13 @@ class RepairDataModule(StudyData):
                 tokens = batching.labelled_tokens([(rows[i][:1], rows[i][1:]) for i in ids])
                 return StatementBatch(*tokens, self._preserved_texts(step))
 
-        split, seed = self.split, self.seed
-        steps = RepairDataset(self.examples, relation, split, make_batch, size, seed, shard)
-        return ResumableLoader(steps, self.trainer)
+        steps = self.examples, relation, self.split, make_batch, size, self.seed, shard
+        return ResumableLoader(RepairDataset(*steps), self.trainer)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Return the measured edits (`RepairBatch`), then the texts (`TokenBatch`)."""
         self.prepare_edits()
-        size, batches = self.eval_batch_size, list[Any]()
+        size, batches = self.hparams["eval_batch_size"], list[Any]()
         for part, edits in self.measured.items():
             prompts = self.tokenized.source_prompts([edit.subject for edit in edits])
             lengths = [len(row) for row in self.language_model.rows(prompts)]
@@ -356,11 +338,10 @@ class RepairDataModule(StudyData):
 
     @cached_property
     def _texts(self) -> tuple[Tensor, Tensor]:
-        n, n_preserved = self.n_texts, self.n_preserved_texts
-        tokens = read_prompts(
-            self.language_model, self.texts, self.key, self.n_tokens, n + n_preserved,
-            self.seed, sample_by=self.sample_by,
-        ).tokens  # fmt: skip
+        n, n_preserved = self.hparams["n_texts"], self.hparams["n_preserved_texts"]
+        names = ("texts", "key", "n_tokens", "seed", "sample_by")
+        own = {name: self.hparams[name] for name in names}
+        tokens = read_prompts(self.language_model, n_texts=n + n_preserved, **own).tokens
         if n_preserved and len(tokens) <= n:
             raise SubjectsError(
                 f"data.texts has {len(tokens)} texts, and data.n_texts takes all of them. Lower "
@@ -369,9 +350,8 @@ class RepairDataModule(StudyData):
         return tokens[:n], tokens[n:]
 
     def _preserved_texts(self, step: int) -> Tensor:
-        _, texts = self._texts
-        rng = np.random.default_rng([self.seed, 3, step])
-        n = min(self.texts_per_step, len(texts))
+        texts, rng = self._texts[1], np.random.default_rng([self.seed, 3, step])
+        n = min(self.hparams["texts_per_step"], len(texts))
         return texts[rng.choice(len(texts), n, replace=False)] if n else texts
 
     @cached_property
@@ -382,8 +362,7 @@ class RepairDataModule(StudyData):
     @cached_property
     def _domains(self) -> dict[str, Domain]:
         known, tokenizer = self._catalogue, self.language_model.tokenizer
-        names = self.preserve + self.controls
-        return {name: build_domain(known[name], tokenizer) for name in names}
+        return {x: build_domain(known[x], tokenizer) for x in self.preserve + self.controls}
 
     def state_dict(self) -> dict[str, Any]:
         return super().state_dict() | {

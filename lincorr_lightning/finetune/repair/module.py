@@ -104,9 +104,8 @@ class Repair(TrainedLMStudy):
         require("model.edits_per_step", edits_per_step, at_least=1)
         self.save_hyperparameters(logger=False)
         self.preserve_weight, self.preserve_unedited = preserve_weight, preserve_unedited
-        self.teacher = teacher
         self.text_weight, self.edits_per_step = text_weight, edits_per_step
-        self.save_model = save_model
+        self.save_model, self.teacher = save_model, teacher
         self.edit_training = EditTraining(
             "lora", edit_learning_rate, steps_per_edit, as_settings(AdapterSettings, edit_adapter)
         )
@@ -123,13 +122,8 @@ class Repair(TrainedLMStudy):
         """Refuse settings with which the LM would not be measured before and after all epochs."""
         trainer = self.trainer
         epochs, every = trainer.max_epochs or -1, trainer.check_val_every_n_epoch or 1
-        is_measured = (
-            trainer.num_sanity_val_steps == math.inf
-            and trainer.limit_val_batches == 1.0
-            and trainer.max_steps == -1
-            and epochs >= 1
-            and epochs % every == 0
-        )
+        limits = trainer.num_sanity_val_steps, trainer.limit_val_batches, trainer.max_steps
+        is_measured = limits == (math.inf, 1.0, -1) and epochs >= 1 and epochs % every == 0
         if stage == "fit" and not is_measured and not is_dry_run(trainer):
             raise ConfigError(
                 "a repair measures all edits before it trains and after its last epoch. Set "
@@ -297,10 +291,8 @@ class Repair(TrainedLMStudy):
 
     def on_validation_epoch_end(self) -> None:
         """Log the shares of all ranks' edits; those before training are only kept."""
-        measured = sorted(
-            (case for part in gather(self._measured) for case in part),
-            key=itemgetter("part", "number"),
-        )
+        cases = [case for part in gather(self._measured) for case in part]
+        measured = sorted(cases, key=itemgetter("part", "number"))
         losses = [pair for part in gather(self._text_losses) for pair in part]
         self._measured, self._text_losses = [], []
         stage = "before" if self.trainer.sanity_checking else "after"
@@ -339,9 +331,8 @@ class Repair(TrainedLMStudy):
                 "training ended without a validation, so the repaired LM was not measured: remove "
                 "callbacks that stop before trainer.max_epochs."
             )
-        measured = collect_callback_results(self.trainer)
-        n, dataset = self.global_step, self._dataset
-        return repair_results(self.cases, self.perplexity, n, dataset, measured)
+        own = self.cases, self.perplexity, self.global_step, self._dataset
+        return repair_results(*own, collect_callback_results(self.trainer))
 
     def write_artifacts(self, folder: Path) -> None:
         """Save the repaired LM if wanted."""

@@ -1,6 +1,6 @@
 """Tables, figure and `Results` of a repair."""
 
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -22,7 +22,6 @@ from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Table
 
 _PARTS = {SHOWN: "answers of the repair's examples", HELD_OUT: "other answers"}
-_OUTCOMES = [outcome.value for outcome in Outcome]
 
 
 def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -48,10 +47,8 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
         names = ("source_learned", "right_before", "in_context", "random", *controls)
         shares = {name: fmean(case[name] for case in group) for name in names}
         kept = {name.removesuffix("_unchanged"): shares.pop(name) for name in controls}
-        scores = reference_scores(
-            [case["outcome"] for case in group],
-            [case["reference"].split(SEPARATOR) for case in group],
-        )
+        references = [case["reference"].split(SEPARATOR) for case in group]
+        scores = reference_scores([case["outcome"] for case in group], references)
         summaries[part] = {
             **outcomes(group), **shares, "constant": scores.pop("constant"),
             "macro": {name.removeprefix("macro_"): one for name, one in scores.items()},
@@ -78,13 +75,13 @@ def repair_results(
     of `callbacks` stand among the repair's own.
     """
     summaries = {stage: summarize_cases(rows) for stage, rows in cases.items()}
-    rows = [
-        {"part": part, "stage": stage, **parts[part]}
-        for part in _PARTS
-        for stage, parts in summaries.items()
-        if part in parts
-    ]
+    rows = [{"part": part, "stage": stage, **parts[part]} for part in _PARTS
+            for stage, parts in summaries.items() if part in parts]  # fmt: skip
     tables = [_summary_table(rows, perplexity, _verdict(cases)), _cases_table(cases)]
+    values = dict(ChainMap(*(dict(one.values) for one in callbacks)))
+    values |= {part: {stage: parts[part] for stage, parts in summaries.items() if part in parts}
+               for part in _PARTS}  # fmt: skip
+    values |= {"perplexity": dict(perplexity), "n_steps": n_steps}
     if dataset is not None:
         answers = [(answer, part) for part, texts in dataset.split.items() for answer in texts]
         texts = dataset.relation.target.texts
@@ -98,15 +95,6 @@ def repair_results(
             Table.of("examples", examples, ("subject", "source_answer", "reference"),
                      "The examples that the repair trains on."),
         ]  # fmt: skip
-    values: dict[str, Any] = {}
-    for one in callbacks:
-        values = {**one.values, **values}
-    values |= {
-        part: {stage: parts[part] for stage, parts in summaries.items() if part in parts}
-        for part in _PARTS
-    }
-    values |= {"perplexity": dict(perplexity), "n_steps": n_steps}
-    if dataset is not None:
         values["example_references"] = dict(Counter(row[-1] for row in examples).most_common())
     caption = "Outcomes of edits before and after the repair."
     figure = Figure("repair", caption, partial(repair_figure, rows))
@@ -180,10 +168,9 @@ def _summary_table(
 
 def hallucinated_interval(summary: Mapping[str, Any]) -> tuple[float, float]:
     """Return the 95 % interval of the share of hallucinated edits, over edits (Wilson 1927)."""
-    n = summary["n"]
-    test = scipy.stats.binomtest(round(summary["hallucinated"] * n), n)
-    interval = test.proportion_ci(method="wilson")
-    return float(interval.low), float(interval.high)
+    test = scipy.stats.binomtest(round(summary["hallucinated"] * summary["n"]), summary["n"])
+    low, high = test.proportion_ci(method="wilson")
+    return float(low), float(high)
 
 
 def _cases_table(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
@@ -204,9 +191,9 @@ def _cases_table(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table:
 def repair_figure(rows: Sequence[Mapping[str, Any]]) -> MatplotlibFigure:
     """Draw the shares of the outcomes of each part, before and after."""
     parts = [
-        {"outcome": name, "edits": f"{_PARTS[row['part']]} ({row['n']}), {row['stage']}",
-         "share": row[name]}
-        for name in _OUTCOMES for row in rows
+        {"outcome": name.value, "edits": f"{_PARTS[row['part']]} ({row['n']}), {row['stage']}",
+         "share": row[name.value]}
+        for name in Outcome for row in rows
     ]  # fmt: skip
     return bars(
         DataFrame(parts, columns=["outcome", "edits", "share"]), "outcome", "share", "edits",
