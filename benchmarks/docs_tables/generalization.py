@@ -25,10 +25,10 @@ RELATIONS = (
     "city->country", "country->continent", "country->language", "city->city_es", "ceo->company",
 )  # fmt: skip
 COLUMNS = (
-    "relation", "learned", "generalized", "random", "hallucinated", "unchanged", "color unchanged",
-    "gradient r", "auto", "city→color",
+    "relation", "learned", "generalized", "vocabulary alone", "hallucinated", "unchanged",
+    "color unchanged", "gradient r", "auto", "city→color",
 )  # fmt: skip
-FORECASTERS = ("answer_before", "map_0", "map_auto", "optimizer_step")
+FORECASTERS = ("answer_before", "vocabulary", "map_0", "map_auto", "optimizer_step")
 
 
 def show(values: list[float | None], spec: str) -> str:
@@ -43,7 +43,8 @@ def show(values: list[float | None], spec: str) -> str:
 
 def row(runs: list[dict[str, Any]]) -> list[str]:
     """Return a row of the table: one relation, a run for each seed."""
-    shares = ("source_learned", "generalized", "random", "hallucinated", "unchanged")
+    shares = ("source_learned", "generalized", "vocabulary", "hallucinated", "unchanged")
+    runs = [{**results, "vocabulary": results["vocabulary"]["right"]} for results in runs]
     relation = runs[0]["relation"]
 
     def gradient(name: str, key: str) -> str:

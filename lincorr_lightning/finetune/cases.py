@@ -259,8 +259,7 @@ def outcome_values(
     shares, unchanged = groups["generalization"], groups.get("control_unchanged", {})
     macro = [name for name in shares if name.startswith("macro_")]
     return {
-        "relation": relation,
-        "n_edits": len(cases),
+        "relation": relation, "n_edits": len(cases),
         "random": number(reference_mask.double().mean().item()),
         "macro": {name.removeprefix("macro_"): shares.pop(name) for name in macro},
         **shares,
@@ -268,4 +267,4 @@ def outcome_values(
         "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
         **{name: {**groups[name], "n": n} for name, n in counts.items() if name in groups},
         **case_statistics(cases),
-    }
+    }  # fmt: skip

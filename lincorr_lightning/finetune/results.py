@@ -201,18 +201,16 @@ def finetune_results(
     by_relation = _by_relation(gradients)
     correlations = by_relation.get(name or "", {})
     values: dict[str, Any] = {
-        "relation": name,
-        **run,
+        "relation": name, **run,
         **dict.fromkeys(("source_learned", *_OUTCOMES, "random", "constant", "macro", "controls")),
         "skipped": {} if dataset is None else skip_counts(dataset.skipped),
         **({} if own is None else own.values),
         **{key: correlations.get(key) for key in ("gradient_correlation", "logit_correlation")},
-        "gradients": by_relation,
-        "forecast": None,
+        "gradients": by_relation, "forecast": None,
         "forecast_default": forecasts and forecasts.default,
         "probabilities_from": forecasts and forecasts.probabilities_from,
         "n_left_out": 0 if dataset is None else len(dataset.left_out),
-    }
+    }  # fmt: skip
     others = _by_relation([one for one in outcomes if one is not own])
     if others:
         values["generalizations"] = others

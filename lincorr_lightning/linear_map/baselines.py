@@ -96,8 +96,7 @@ def random_words(
                 },
                 "random_label_mean": from_words["mean"],
                 "random_target_label_mean": to_words["mean"],
-                "same_prompt_label_mean": of_map,
-                "excess_over_random": excess["mean"],
+                "same_prompt_label_mean": of_map, "excess_over_random": excess["mean"],
             }  # fmt: skip
     return numbers, curve
 
