@@ -123,7 +123,7 @@ def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
 
 
 def _scalars(scores: Sequence[PairScore], phase: str) -> Iterator[tuple[str, float]]:
-    shown = sorted(scores, key=lambda s: (s.precision is None, -(s.evidence or 0.0)))
+    shown = sorted(scores, key=lambda s: s.precision is None)
     shown = shown[:_MAX_SCALAR_PAIRS]
     safe = safe_names(score.name for score in shown)
     logged = [one.name for one in fields(PairScore) if one.metadata.get("logged")]
@@ -246,10 +246,10 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
         "summary", rows, ["pair", *headings, *_HIT1],
         f"Label-wise r on {findings.n_test:,} held-out subjects",
         f"{_cautions(findings)}Sorted by r above the control prompt, which names no source. "
-        "Random words: as many in place of the source labels; r above them is of "
-        "model.random_labels source labels at most. Hit@1: share of source labels whose highest "
-        "weight in W leads to a right target label; its best baseline knows the vocabulary alone. "
-        "See docs/concepts.md.",
+        "Random words: as many in place of the source labels. r above random words: of a few of "
+        "either (model.random_labels), not the difference of the columns before. Hit@1: share of "
+        "source labels whose highest weight in W leads to a right target label; its best baseline "
+        "knows the vocabulary alone. See docs/concepts.md.",
         headline=True, headings=headings | _HIT1, formats=formats | dict.fromkeys(_HIT1, ".2f"),
     )  # fmt: skip
 
@@ -263,7 +263,7 @@ def _cautions(findings: ProbeFindings) -> str:
         if not any(row["ridge"] for row in rows):
             said.append("If Hit@1 rises in figures/ridge_path.png, set model.ridge to auto.")
     if any(row["ridge"] for row in rows):
-        said.append("The control prompt's maps have the pair's ridge: compare them at ridge 0.")
+        said.append("A ridge lowers r of the control prompt, too: set model.ridge 0 to compare.")
     if alike := [row["pair"] for row in rows if row[low] is not None and row[low] <= 0]:
         said.append("W pairs no more labels right than the vocabulary alone (95 % over source "
                     f"labels): {_named(alike)}.")  # fmt: skip

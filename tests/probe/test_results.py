@@ -224,7 +224,7 @@ def test_the_summary_says_where_w_is_imprecise_and_what_helps() -> None:
     first, advice = said(0.25, low=0.1)
     assert first == imprecise and "set model.ridge to auto" in advice
     first, nulls, last = said(0.25, low=-0.1, ridge=1.0)
-    assert (first, last) == (imprecise, vocabulary) and "at ridge 0" in nulls
+    assert (first, last) == (imprecise, vocabulary) and "set model.ridge 0" in nulls
 
 
 def test_label_wise_table_leaves_constant_labels_empty(results: Results) -> None:

@@ -127,9 +127,9 @@ def _verdict(cases: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     )
     if other.high < 0 or SHOWN not in changes:
         return text.strip() + "\n"
-    learned = changes[SHOWN].high < 0
-    why = "learned its examples, not what they share" if learned else "did not learn its examples"
-    return f"{text}It {why}: see docs/repair.md.\n"
+    helped = changes[SHOWN].high < 0
+    own = "It helps those of its examples" if helped else "Nor does it help those of its examples"
+    return f"{text}{own} (95 %): see docs/repair.md.\n"
 
 
 def _summary_table(

@@ -353,11 +353,11 @@ def test_the_summary_says_whether_other_answers_are_helped():
     expected = ttest_rel(*zip(*[(b / 10, a / 10) for a, b in worse], strict=True))
     low, high = (round(100 * end) for end in expected.confidence_interval())
     assert f"95 % {low:+d} to {high:+d}, over 4 references)" in text
-    assert text.endswith("It learned its examples, not what they share: see docs/repair.md.")
+    assert text.endswith("It helps those of its examples (95 %): see docs/repair.md.")
     # One reference of four is helped, and nothing can be said.
     text = verdict(shown=[(5, 5)] * 4, held_out=[(10, 0), (1, 1), (1, 2), (2, 1)])
     assert "does not help other answers" in text
-    assert text.endswith("It did not learn its examples: see docs/repair.md.")
+    assert text.endswith("Nor does it help those of its examples (95 %): see docs/repair.md.")
     assert verdict(held_out=better).startswith("The repair helps other answers")
 
 
