@@ -1,8 +1,4 @@
-"""Tables of groups of features in docs/feature_flow.md, from the folder of a run.
-
-lincorr test --config configs/feature_flow.yaml
-python -m benchmarks.docs_tables.feature_flow runs/feature_flow/version_0
-"""
+"""Tables of groups of features in docs/feature_flow.md, from the folder of a run of FeatureFlow."""
 
 from pathlib import Path
 from typing import Any
@@ -11,7 +7,6 @@ from jsonargparse import auto_cli
 
 from benchmarks.common import markdown_table, read_numbers, two
 
-# Groups with one predecessor or none, by its kind.
 GROUPS = {"none": "From nowhere", "residual": "From RES", "mlp_out": "From MLP",
           "attention_out": "From ATT"}  # fmt: skip
 
@@ -40,7 +35,7 @@ def cosines(results: dict[str, Any]) -> str:
 
 
 def main(run: Path) -> None:
-    """Print the tables of a run of FeatureFlow, by its folder."""
+    """Print the tables of a run."""
     results = read_numbers(run / "results.json")
     print(shared(results), cosines(results), sep="\n\n")
 

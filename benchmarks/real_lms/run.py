@@ -102,7 +102,7 @@ class Size(NamedTuple):
 SIZES = (
     Size(
         2e8, n_subjects=2000, n_probed=2000, n_edits=150, n_full=40, n_outcomes=150,
-        n_full_outcomes=150, geometry=100, long_geometry=(100, 10), sae_tokens=393_216,
+        n_full_outcomes=150, geometry=100, long_geometry=(32, 10), sae_tokens=393_216,
     ),
     Size(
         4e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=20, n_outcomes=150,
@@ -199,7 +199,7 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
             ("test", "--config", "configs/token_geometry.yaml", f"--data.texts={texts}",
              *long, *options, "--data.sample_by=document", "--matmul_precision=medium"),
             ("n_prompts", "n_tokens", "layers", "shuffles", "dimension_loss"),
-            ("profiles", "dimension_loss") if name else ("profiles",),
+            ("dimension_loss" if name == "_1024" else "profiles",),
         )  # fmt: skip
     if texts is not None and size.sae_tokens:
         yield Run(
@@ -371,10 +371,9 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
     if "dimension_loss" in kept:
         unshuffled = [row for row in kept["dimension_loss"] if row["shuffle"] == 0]
         kept["dimension_loss"] = [row for row in unshuffled if row["n2"] in GEOMETRY_N2]
-        for level in kept["shuffles"]:
-            dimension = level["dimension"].items()
-            level["dimension"] = {n2: value for n2, value in dimension if int(n2) in GEOMETRY_N2}
-            level["overlap"] = {"2": level["overlap"]["2"]}
+        for one in kept["shuffles"]:
+            one["dimension"] = {n: x for n, x in one["dimension"].items() if int(n) in GEOMETRY_N2}
+            one["overlap"] = {"2": one["overlap"]["2"]}
     return kept
 
 

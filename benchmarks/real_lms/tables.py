@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import gt, lt
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -113,8 +114,9 @@ def geometry_rows(found: Found) -> Rows:
         peak = peak_of(curve)
         cells = [two(level["dimension"][n2][peak]) for level in levels]
         r, low, high = (two(tests[layers[peak], int(n2)][k]) for k in ("pearson", "low", "high"))
+        clear = sum(test["pearson_p"] < 0.01 for at, test in tests.items() if at[1] == int(n2))
         yield [found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak], " / ".join(cells),
-               layers[-1], two(curve[-1]), f"{r} ({low} to {high})"]  # fmt: skip
+               layers[-1], two(curve[-1]), f"{r} ({low} to {high})", clear]  # fmt: skip
 
 
 def shuffling_rows(found: Found) -> Rows:
@@ -123,8 +125,11 @@ def shuffling_rows(found: Found) -> Rows:
     peak = peak_of(levels[0]["dimension"]["2"])
     for level in levels:
         observed = (level["dimension"]["2"], level["overlap"]["2"], level["cosine_mean"])
+        pairs = [(level["dimension"][n2], curve) for n2, curve in levels[0]["dimension"].items()]
+        higher = " / ".join(f"{sum(map(gt, *pair))}" for pair in pairs)
+        lower = sum(map(lt, level["overlap"]["2"], levels[0]["overlap"]["2"]))
         yield [level["shuffle"], two(level["loss"]), layers[peak],
-               *(two(curve[peak]) for curve in observed), two(observed[-1][-1])]  # fmt: skip
+               *(two(x[peak]) for x in observed), two(observed[-1][-1]), higher, lower]  # fmt: skip
 
 
 GEOMETRY_TABLES = tuple(
@@ -132,9 +137,9 @@ GEOMETRY_TABLES = tuple(
     for name in ("", "_1024", "_shuffled_1024")
     for rows, *columns in (
         (geometry_rows, "texts", "n2", "first layer", "ID", "peak layer",
-         "ID, by level of shuffling", "last layer", "ID", "r of log ID and log loss at the peak"),
+         "ID, by level of shuffling", "last layer", "ID", "r of loss at the peak", "p < .01 in"),
         (shuffling_rows, "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
-         "cosine, last layer"),
+         "cosine, last layer", "layers with higher ID, by n2", "with lower overlap"),
     )
 )  # fmt: skip
 

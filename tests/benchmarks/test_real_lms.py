@@ -331,26 +331,27 @@ def test_a_composition_exceeds_the_best_of_its_baselines_with_each_seed() -> Non
 
 
 def test_geometry_peaks_by_range_scaling_with_the_loss_there() -> None:
-    test = {"shuffle": 0, "pearson": 0.5, "low": 0.25, "high": 0.7}
+    test = {"shuffle": 0, "pearson": 0.5, "low": 0.25, "high": 0.7, "pearson_p": 0.001}
     found = {
         "n_prompts": 9, "layers": [1, 2, 3],
         "shuffles": [
             {"shuffle": level, "loss": 3.0 + level, "cosine_mean": [0.1, 0.2 + level, 0.3],
              "dimension": {"2": [2.0, 5.0 + level, 4.0], "8": [6.0, 5.0 - level, 1.0]},
-             "overlap": {"2": [0.7, 0.6, None]}}
+             "overlap": {"2": [0.7, 0.6 - level / 100]}}
             for level in (0, 5)
         ],
         "dimension_loss": [
             {**test, "layer": 2, "n2": 2}, {**test, "layer": 1, "n2": 8, "pearson": -0.5},
+            {**test, "layer": 1, "n2": 2, "pearson_p": 0.2}, {**test, "layer": 3, "n2": 8},
             {**test, "layer": 2, "n2": 2, "shuffle": 5, "pearson": 0.9},
         ],
     }  # fmt: skip
     assert [" ".join(map(str, row)) for row in tables.geometry_rows(found)] == [
-        "9 2 1 2.00 2 5.00 / 10.00 3 4.00 0.50 (0.25 to 0.70)",
-        "9 8 1 6.00 1 6.00 / 6.00 3 1.00 -0.50 (0.25 to 0.70)",
+        "9 2 1 2.00 2 5.00 / 10.00 3 4.00 0.50 (0.25 to 0.70) 1",
+        "9 8 1 6.00 1 6.00 / 6.00 3 1.00 -0.50 (0.25 to 0.70) 2",
     ]
     assert [" ".join(map(str, row)) for row in tables.shuffling_rows(found)] == [
-        "0 3.00 2 5.00 0.60 0.20 0.30", "5 8.00 2 10.00 0.60 5.20 0.30",
+        "0 3.00 2 5.00 0.60 0.20 0.30 0 / 0 0", "5 8.00 2 10.00 0.55 5.20 0.30 1 / 0 1",
     ]  # fmt: skip
 
 
