@@ -225,12 +225,10 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFrame) -> Table:
-    return Table(
-        f"deactivation_{name}", effects[[*by, *_SUMMARY]],
-        f"{features} switched off when their predecessors are rescaled by r.",
-        headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
-        formats={key: form for key, (_, form) in _SUMMARY.items()},
-    )  # fmt: skip
+    return Table(f"deactivation_{name}", effects[[*by, *_SUMMARY]],
+                 f"{features} switched off when their predecessors are rescaled by r.",
+                 headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
+                 formats={key: form for key, (_, form) in _SUMMARY.items()})  # fmt: skip
 
 
 def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
@@ -275,8 +273,8 @@ def _figures(
     frames: Mapping[str, DataFrame], n_tokens: int, relation: RelationFlow | None, lm: str
 ) -> Iterable[Figure]:
     drawn: dict[str, tuple[str, str, Any]] = {
-        "groups": ("groups", "Share of activations by the matched predecessors that are active "
-                   "too.", partial(groups_figure, n_tokens=n_tokens)),
+        "groups": ("groups", "Share of activations by the predecessors that are active, too.",
+                   partial(groups_figure, n_tokens=n_tokens)),
         "deactivation": ("deactivation", "Features switched off with their predecessors.",
                          deactivation_figure),
         "rescaling": ("deactivation", "Activations and losses as predecessors are rescaled.",
@@ -287,8 +285,7 @@ def _figures(
     if relation is not None:
         name, n_subjects = relation.relation.name, len(relation.subjects) - relation.n_fit
         draw = partial(relation_figure, name=name, n_subjects=n_subjects)
-        caption = f"{name} with features of its answers removed."
-        drawn["relation"] = "relation_cuts", caption, draw
+        drawn["relation"] = "relation_cuts", f"{name} with features of its answers removed.", draw
     for name, (table, caption, draw) in drawn.items():
         if len(frames[table]):
             yield Figure(name, caption, partial(draw, frames[table], lm))

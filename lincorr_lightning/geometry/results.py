@@ -177,19 +177,16 @@ def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Result
         "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
         "dimension": {
             name: {str(n2): [number(v) for v in by_layer[:, i]] for i, n2 in enumerate(scalings)}
-            for name, by_layer in closeness.dimension.items()
-        },
+            for name, by_layer in closeness.dimension.items()},
         "tests": list(map(asdict, closeness.tests)),
         "pairs": [
             {**row, "overlap": {str(k): by_layer[:, i].tolist() for i, k in enumerate(ks)}}
-            for row, by_layer in zip(pairs, closeness.overlap.values(), strict=True)
-        ],
+            for row, by_layer in zip(pairs, closeness.overlap.values(), strict=True)],
     }  # fmt: skip
     scalars = {
         f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
         for test in closeness.tests
-        if test.layer == "all" and test.given is None and test.spearman is not None
-    }
+        if test.layer == "all" and test.given is None and test.spearman is not None}  # fmt: skip
     return Results("knowledge_geometry", values, scalars, list(filter(len, tables)), figures)
 
 
@@ -243,10 +240,8 @@ def _summary(closeness: KnowledgeCloseness) -> Table:
 def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
     scores = {score.pair: score.row() for score in closeness.scores}
     matrices = closeness.score_matrices
-    differences = {
-        f"dimension_difference n2={n2}": closeness.difference_matrix(i)
-        for i, n2 in enumerate(closeness.range_scalings)
-    }
+    differences = {f"dimension_difference n2={n2}": closeness.difference_matrix(i)
+                   for i, n2 in enumerate(closeness.range_scalings)}  # fmt: skip
     for (a, b), overlap in closeness.overlap.items():
         at = closeness.names.index(a), closeness.names.index(b)
         row: Row = {"a": a, "b": b, **{name: number(one[at]) for name, one in matrices.items()}}

@@ -79,8 +79,7 @@ def sae_results(
             f"Scores of each SAE on {scored.n_tokens:,} held-out tokens.",
             f"The LM's loss is {scored.clean:.3f} nats per token; spliced and ablated are its loss "
             "with the activations replaced by their reconstruction and by zeros, and loss "
-            "recovered is (ablated - spliced) / (ablated - clean).", headline=True,
-        )  # fmt: skip
+            "recovered is (ablated - spliced) / (ablated - clean).", True)  # fmt: skip
         tables = [table]
         means = table.frame[list(SCORES)].astype(float).mean()
         values = {
