@@ -292,18 +292,16 @@ def build_llama(size: LlamaSize, tokenizer: "PreTrainedTokenizerBase") -> "Llama
     """Build a Llama with random weights and a tied head."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    lm = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=size.hidden_size,
-            intermediate_size=size.intermediate_size, num_hidden_layers=size.n_layers,
-            num_attention_heads=size.n_heads, num_key_value_heads=size.n_heads,
-            max_position_embeddings=size.context, initializer_range=size.init_std,
-            tie_word_embeddings=True, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
-            eos_token_id=tokenizer.eos_token_id,
-            # Fused attention takes twice as long at medium precision on a CPU.
-            attn_implementation="eager",  # type: ignore[call-arg]
-        )
+    config = LlamaConfig(
+        vocab_size=len(tokenizer), hidden_size=size.hidden_size, num_hidden_layers=size.n_layers,
+        intermediate_size=size.intermediate_size, num_attention_heads=size.n_heads,
+        num_key_value_heads=size.n_heads, max_position_embeddings=size.context,
+        initializer_range=size.init_std, tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        # Fused attention takes twice as long at medium precision on a CPU.
+        attn_implementation="eager",  # type: ignore[call-arg]
     )  # fmt: skip
+    lm = LlamaForCausalLM(config)
     with torch.no_grad():
         lm.model.norm.weight.fill_(size.logit_gain)
     return lm

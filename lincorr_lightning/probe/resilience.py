@@ -161,9 +161,8 @@ class MapResilience(LMStudy):
                 for lm, layout in ((self.lm, self.layout), (self.before, self.layout_before))
             ]
             if texts[0] != texts[1]:
-                self.layout, self.layout_before = (
-                    replace(one, words={}) for one in (self.layout, self.layout_before)
-                )
+                self.layout = replace(self.layout, words={})
+                self.layout_before = replace(self.layout_before, words={})
             labels = {n: d.texts for n, d in self.layout_before.domains.items()}
             self._check_labels(labels, self.before.config.name_or_path)
         ridges: Mapping[str, float] = {}
