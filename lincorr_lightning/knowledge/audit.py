@@ -6,6 +6,7 @@ that ``lincorr audit --help`` does not import transformers.
 
 from collections import Counter
 from collections.abc import Iterable
+from shutil import get_terminal_size
 from typing import Any
 
 from rich import box
@@ -45,7 +46,8 @@ def audit(
     domains = audit_domains(selected, tokenizer)
     console = Console()
     if not console.is_terminal:
-        console = Console(width=120)  # a pipe or file has room for whole lines
+        # A pipe or file has room for whole lines, unless COLUMNS says otherwise.
+        console = Console(width=get_terminal_size((120, 24)).columns)
     if details:
         for domain in domains:
             console.print(audit_details(domain))
