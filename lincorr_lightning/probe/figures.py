@@ -296,17 +296,6 @@ def nulls_figure(frame: DataFrame, lm: str) -> Figure:
     )  # fmt: skip
 
 
-def wordings_figure(frame: DataFrame, lm: str) -> Figure:
-    """Draw r of the first wording, and mean and range over all, from the ``wordings`` table."""
-    dots = [_Dots("mean", "mean over wordings", "D", ORANGE, "white"),
-            _Dots("first", "first wording", "o", BLUE)]  # fmt: skip
-    by_pair = frame.astype({"label_mean": float}).groupby("pair")["label_mean"]
-    spread = by_pair.agg(["first", "mean", "min", "max"]).sort_values("mean", ascending=False)
-    spread[["source", "target"]] = [pair.split("->") for pair in spread.index]
-    title, note = f"Correlation by wording in {lm}", ("pairs, those with the highest r", "spread")
-    return _dot_plot(spread, dots, ("min", "max"), PALE, title, note)
-
-
 def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Figure:
     """Draw r above its control with its 95 % interval, for the pairs with the most evidence.
 

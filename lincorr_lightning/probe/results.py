@@ -380,10 +380,6 @@ def _figures(
             yield Figure("clusters", caption, partial(figures.cluster_heatmap, r, lm, note))
     caption = "Label-wise r of each pair beside random words, control prompt and permuted baseline."
     yield Figure("nulls", caption, partial(figures.nulls_figure, tables["pairs"].frame, lm))
-    if "wordings" in tables:
-        caption = "Label-wise r of each pair, from the lowest to the highest of its wordings."
-        draw = partial(figures.wordings_figure, tables["wordings"].frame, lm)
-        yield Figure("wordings", caption, draw)
     if "ranking" in tables:
         caption = "Label-wise r above its control, with 95 % intervals over subjects."
         frame = tables["ranking"].frame

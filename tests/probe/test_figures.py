@@ -19,7 +19,6 @@ from lincorr_lightning.probe.figures import (
     ranking_figure,
     ridge_path_figure,
     top_weights_figure,
-    wordings_figure,
 )
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import legible, to_png
@@ -286,22 +285,6 @@ def test_the_ranking_says_that_it_is_a_difference() -> None:
     assert axes.get_xlabel() == "r minus r of the control prompt"
     (axes,) = ranking_figure(frame.assign(excess=None), [], "an LM").axes
     assert axes.get_xlabel() == "r"
-
-
-def test_r_of_the_wordings_spans_from_the_lowest_to_the_highest() -> None:
-    r = {"city->country": [0.5, 0.9, 0.4], "country->city": [0.7, None], "pet->city": [0.1, -0.2]}
-    rows = [(pair, value) for pair, own in r.items() for value in own]
-    figure = wordings_figure(DataFrame(rows, columns=["pair", "label_mean"]).astype(object), LONG)
-    assert_legible(figure)
-    (axes,) = figure.axes
-    order = ["country->city", "city->country", "pet->city"]
-    assert [label.get_text() for label in axes.get_yticklabels()] == order
-    lines = {line.get_label(): line.get_xdata() for line in axes.get_lines()}
-    np.testing.assert_allclose(lines["first wording"], [0.7, 0.5, 0.1])
-    np.testing.assert_allclose(lines["mean over wordings"], [0.7, 0.6, -0.05])
-    (spans,) = axes.collections
-    ends = [sorted(segment[:, 0]) for segment in spans.get_segments()]
-    np.testing.assert_allclose(ends, [[0.7, 0.7], [0.4, 0.9], [-0.2, 0.1]])
 
 
 def test_unknown_nulls_are_left_out() -> None:

@@ -146,7 +146,6 @@ def test_scores_are_means_over_wordings(fitted: Fitted, oracle: Any) -> None:
     assert pair["precision"]["influenced"]["1"] == pytest.approx(np.mean(hits))
     above = pair["templates"]["excess_over_unembedding"]
     assert pair["excess_over_unembedding"]["mean"] == pytest.approx(np.mean(above["values"]))
-    assert (fitted[2] / "figures" / "wordings.png").stat().st_size > 5000
     rows = read_table(fitted[2] / "tables" / "wordings.csv")
     assert [(row["pair"], row["source"], row["target"]) for row in rows] == [
         (pair, *prompts) for pair, own in WORDINGS.items() for prompts in own

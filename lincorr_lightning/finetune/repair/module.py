@@ -271,23 +271,19 @@ class Repair(TrainedLMStudy):
         texts = [str(self.lm.tokenizer.decode([token])).strip() for token in tokens]
         return [
             {
-                "part": batch.part,
-                "number": batch.edits.ids[i],
-                "subject": edit.subject,
+                "part": batch.part, "number": batch.edits.ids[i], "subject": edit.subject,
                 "source_answer": edit.answer,
                 "reference": "|".join(texts[t] for t in mask[i].nonzero().flatten().tolist()),
-                "answer_before": texts[before[i]],
-                "answer_after": texts[after[i]],
+                "answer_before": texts[before[i]], "answer_after": texts[after[i]],
                 "outcome": list(Outcome)[int(codes[i])].value,
-                "source_learned": bool(source[i] == edit.label),
-                "target_shown": target_shown[i],
+                "source_learned": bool(source[i] == edit.label), "target_shown": target_shown[i],
                 "right_before": bool(mask[i, before[i]]),
                 "in_context": bool(mask[i, in_context[i]]),
                 "random": float(mask[i].double().mean()),
                 **{f"{name}_unchanged": bool(same[i]) for name, same in kept.items()},
             }
             for i, edit in enumerate(batch.edits.edits)
-        ]
+        ]  # fmt: skip
 
     def on_validation_epoch_end(self) -> None:
         """Log the shares of all ranks' edits; those before training are only kept."""
