@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from inspect import formatannotation
 from typing import Any, ClassVar, Self
@@ -14,7 +14,7 @@ from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
-from lincorr_lightning.errors import CheckpointError, ConfigError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, listed, require
 from lincorr_lightning.finetune.batches import EditBatch
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.finder import causal_lm_of
@@ -22,8 +22,6 @@ from lincorr_lightning.lm.query_cache import QueryCache
 from lincorr_lightning.results import run_folder as runs
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
-
-_MAX_NAMED = 3  # measured items in a message
 
 
 @dataclass
@@ -179,9 +177,10 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         name = type(self).__name__
         now: list[str] = self._measured_items or []
         if before is not None and now != before:
+            lost, new = sorted(set(before) - set(now)), sorted(set(now) - set(before))
             raise CheckpointError(
                 f"{name} measures other things than in the run of the checkpoint, or in another "
-                f"order: only there {_only(before, now)}; only here {_only(now, before)}. Give it "
+                f"order: only there {listed(lost)}; only here {listed(new)}. Give it "
                 "the same to go on with its curves, or start a new run."
             )
         if before is None and trainer.ckpt_path is not None:
@@ -387,11 +386,6 @@ def _complete_after_training(trainer: L.Trainer) -> None:
         own()
 
     vars(strategy)["on_train_end"] = run
-
-
-def _only(items: Sequence[str], others: Sequence[str]) -> str:
-    own = [item for item in items if item not in others]
-    return ", ".join(own[:_MAX_NAMED]) + ", ..." * (len(own) > _MAX_NAMED) or "nothing"
 
 
 def _as_text(value: Any) -> Any:

@@ -87,6 +87,12 @@ def require(
     raise ConfigError(f"{name} is {shown}; it must be {allowed}.")
 
 
+def listed(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:
+    """Return the first names for a message, and how many more there are; ``nothing`` for none."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return separator.join(names[:most]) + more or "nothing"
+
+
 def require_one_of(name: str, value: str, options: Sequence[str]) -> None:
     """Check that a setting, named as the user writes it, is one of some texts."""
     if value not in options:

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, listed, require
 from lincorr_lightning.finetune import batches
 from lincorr_lightning.finetune.adapters import AdapterSettings, TrainedLMStudy, save_merged
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
@@ -204,9 +204,9 @@ class SourceFinetune(TrainedLMStudy):
             edits = [edit for part in gather(self._step_edits) for edit in part]
         else:  # the row of a padding batch has no edit
             edits = [edit for edit, ok in zip(edits, finite, strict=False) if not ok]
-        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits[:3]]
-        names += [f"{len(edits) - 3} more"] if len(edits) > 3 else []
-        where = f"at the edit {'; '.join(names)}" if names else "in a padding batch"
+        names = [f"{edit.subject!r} -> {edit.answer!r}" for edit in edits]
+        said = listed(names, most=3, separator="; ")
+        where = f"at the edit {said}" if names else "in a padding batch"
         raise NonFiniteError(
             f"{what} NaN or infinite at step {self.trainer.global_step}, {where}. Lower "
             f"model.learning_rate (it is {self.learning_rate}), or set model.lm.dtype to float32. "

@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame, concat
 
+from lincorr_lightning.errors import listed
 from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
 from lincorr_lightning.flow.relation import RelationCut, RelationFlow
@@ -360,7 +361,6 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
         "named": "share of written texts that name the answer",
     }  # fmt: skip
     labels = list(dict.fromkeys(points["label"]))
-    named = ", ".join(labels[:6]) + (", …" if len(labels) > 6 else "")
     means = mean_steering(points).rename(columns=titles)
     rows = means.melt(["strategy", "control", "strength"], [*titles.values()], "measure", "value")
 
@@ -373,8 +373,8 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
     return plots.curves(
         rows, "strength", "value", "strategy", "measure", "control",
         title=f"Steering {short_name(lm)} along the flow",
-        subtitle=f"towards {named}; mean over {len(labels)} answers; dashed line: without "
-        "steering; dotted: as much of other features",
+        subtitle=f"towards {listed(labels, most=6)}; mean over {len(labels)} answers; dashed "
+        "line: without steering; dotted: as much of other features",
         colours={"single": GREY}, labels=("strength (in typical activations)", ""),
         each=unsteered, per_row=2,
     )  # fmt: skip

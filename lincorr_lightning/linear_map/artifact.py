@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning import weights as stored
-from lincorr_lightning.errors import LinearMapError, SubjectsError
+from lincorr_lightning.errors import LinearMapError, SubjectsError, listed
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, regular_file, write_json
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
@@ -34,7 +34,6 @@ T = TypeVar("T")
 
 _CONFIG, _TENSORS, _WAY_OUT = stored.CONFIG_FILE, stored.TENSORS_FILE, stored.WAY_OUT
 _CHECKSUM = "sha256"  # of the safetensors file
-_MAX_NAMED = 5  # labels that an error message names
 _MIN_FITTED = 10  # subjects that must remain to fit a map on
 # What reading a file or a mapping raises that is not as `LinearMap.save` wrote it.
 _READING = (LinearMapError, SafetensorError, OSError, LookupError, TypeError, ValueError)
@@ -207,12 +206,11 @@ class LinearMap:
                 if text != there and not (is_known and text == reader.spelling(token)):
                     wrong.append(f"{text!r} is {there!r} there")
             if wrong:
-                more = ", ..." if len(wrong) > _MAX_NAMED else ""
                 name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
                 raise LinearMapError(
                     f"this linear map was fitted on {self.lm} and does not fit the tokenizer "
                     f"{name}: {len(wrong)} of {len(texts)} labels of {knowledge} are other tokens "
-                    f"({', '.join(wrong[:_MAX_NAMED])}{more}). Take an LM with the same tokenizer, "
+                    f"({listed(wrong)}). Take an LM with the same tokenizer, "
                     "or fit a map on this LM with `lincorr fit`."
                 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from lincorr_lightning.errors import LanguageModelError
+from lincorr_lightning.errors import LanguageModelError, listed
 from lincorr_lightning.lm.adapter import merge_adapter, read_settings
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
 
@@ -28,7 +28,6 @@ ADAPTER_CONFIG = "adapter_config.json"
 _ADAPTER_WEIGHTS = "adapter_model.safetensors", "adapter_model.bin"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 _HUB_TIMEOUT_S = 10
-_MANY = 5
 _TOKENIZER = "tokenizer_config.json"
 _NO_ERRORS = "missing_entries", "connection_errors", "gated_repo"
 _NOT_OF_FILES = "trust_remote_code", "gguf_file"
@@ -173,12 +172,11 @@ def _check_folder(folder: Path, what: str) -> None:
         if is_adapter:
             hint = "An adapter is not merged into another one: pass an LM, and one as lm.adapter."
         elif inner or (gguf_files and what != "the adapter"):
-            hint = f"Did you mean {_listed(inner or gguf_files)} in it?"
+            hint = f"Did you mean {listed(inner or gguf_files)} in it?"
         elif what == "the adapter":
             hint = "Pass the LM as lm.name_or_path, and the folder of a peft adapter as lm.adapter."
         raise LanguageModelError(
-            f"the folder {folder} of {what} has no {needed[0]} (it holds "
-            f"{_listed(names) or 'nothing'}). {hint}"
+            f"the folder {folder} of {what} has no {needed[0]} (it holds {listed(names)}). {hint}"
         )
     for path in sorted(folder.rglob("*")):
         if path.exists() and not (path.is_file() or path.is_dir()):  # it could block a reader
@@ -200,11 +198,6 @@ def _can_ask_hub(config: LMConfig) -> bool:
         _log.warning(message, error, config.name_or_path)
         return False
     return True
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - _MANY} more" if len(names) > _MANY else ""
-    return ", ".join(names[:_MANY]) + more
 
 
 def first_line(error: BaseException) -> str:
@@ -429,7 +422,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         if checkpoint.gguf_file is not None:
             hint = "Is it one part of a split file? Merge the parts with llama.cpp's gguf-split."
         raise LanguageModelError(
-            f"the weights of {checkpoint} lack {_listed(missing)}, which would be "
+            f"the weights of {checkpoint} lack {listed(missing)}, which would be "
             f"initialized at random. {hint}"
         )
     _check_layers(checkpoint, model, loaded[1]["unexpected_keys"])

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
-from lincorr_lightning.errors import ConfigError, LinearMapError, require
+from lincorr_lightning.errors import ConfigError, LinearMapError, listed, require
 from lincorr_lightning.functional.significance import weight_cosine
 from lincorr_lightning.io import number, read_json
 from lincorr_lightning.knowledge import Catalogue
@@ -32,7 +32,6 @@ from lincorr_lightning.results.table import Table, columns_of, short_name
 from lincorr_lightning.study import LMStudy, as_settings
 
 _HALVES = ("fit", "test")
-_MAX_NAMED = 5
 _HITS = ("influenced_1", "macro_1", "gaussian_states_1", "gaussian_states_macro_1")
 _MIN_R = 0.2  # below this r a fraction of it means nothing
 _WITHOUT_WORDS = (
@@ -145,7 +144,7 @@ class MapResilience(LMStudy):
             if lacking:
                 raise ConfigError(
                     f"model.pairs names {lacking[0]}, which {linear_map} lacks; it has "
-                    f"{', '.join(self.stored.pairs[:_MAX_NAMED])}, ... Null takes all."
+                    f"{listed(self.stored.pairs)}. Null takes all."
                 )
         options: dict[str, Any] = {"n_random": 0 if before is None else random_labels}
         self.layout = build_layout(self.lm.tokenizer, catalogue, names, wanted, **options)
@@ -197,8 +196,7 @@ class MapResilience(LMStudy):
             here, there = own.get(name, []), labels.get(name, [])
             if here != there:
                 only_here, only_there = (
-                    ", ".join(sorted(set(a) - set(b))[:_MAX_NAMED]) or "none"
-                    for a, b in ((here, there), (there, here))
+                    listed(sorted(set(a) - set(b))) for a, b in ((here, there), (there, here))
                 )
                 raise LinearMapError(
                     f"{name} has other labels in {self.lm.config.name_or_path} than in {whose}, or "

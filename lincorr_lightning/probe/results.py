@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from lincorr_lightning.errors import listed
 from lincorr_lightning.io import safe_names
 from lincorr_lightning.linear_map.baselines import LabelCount
 from lincorr_lightning.linear_map.layout import JointLayout, Pair, wordings_of
@@ -28,7 +29,6 @@ _MAX_SCALAR_PAIRS = 600
 _FIRST_LOGGED = ("label_mean", "excess_over_random", "influenced_1", "best_baseline_1")
 # A tree over fewer pairs, those of four kinds of knowledge, shows nothing beyond the matrix.
 _MIN_KNOWN = 12
-_MAX_NAMED = 5  # pairs in a sentence
 _HIT1 = {"influenced_1": "Hit@1 of W", "best_baseline_1": "Hit@1, best baseline"}
 _SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
 _RANKING = (
@@ -259,20 +259,15 @@ def _cautions(findings: ProbeFindings) -> str:
     rows = [row for one in findings.scores if (row := one.row())["influenced_1"] is not None]
     low, said = "excess_over_unembedding_low", []
     if wrong := [row["pair"] for row in rows if row["influenced_1"] < 0.5]:
-        said.append(f"W is imprecise, most source labels lead to a wrong target: {_named(wrong)}.")
+        said.append(f"W is imprecise, most source labels lead to a wrong target: {listed(wrong)}.")
         if not any(row["ridge"] for row in rows):
             said.append("If Hit@1 rises in figures/ridge_path.png, set model.ridge to auto.")
     if any(row["ridge"] for row in rows):
         said.append("A ridge lowers r of the control prompt, too: set model.ridge 0 to compare.")
     if alike := [row["pair"] for row in rows if row[low] is not None and row[low] <= 0]:
         said.append("W pairs no more labels right than the vocabulary alone (95 % over source "
-                    f"labels): {_named(alike)}.")  # fmt: skip
+                    f"labels): {listed(alike)}.")  # fmt: skip
     return "".join(f"{sentence}\n" for sentence in said)
-
-
-def _named(pairs: Sequence[str]) -> str:
-    more = [f"{len(pairs) - _MAX_NAMED} more"] if len(pairs) > _MAX_NAMED else []
-    return ", ".join([*pairs[:_MAX_NAMED], *more])
 
 
 def _wordings(findings: ProbeFindings) -> Iterator[Table]:

@@ -21,7 +21,7 @@ from markupsafe import Markup, escape
 from pandas import DataFrame, MultiIndex, concat, json_normalize
 from pandas.api.types import is_float_dtype, is_numeric_dtype
 
-from lincorr_lightning.errors import ReportError
+from lincorr_lightning.errors import ReportError, listed
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.results.paper import paper_numbers, size_figure
 from lincorr_lightning.results.plots import DPI, curves
@@ -33,7 +33,7 @@ from lincorr_lightning.version import __version__
 PAGE = "report.html"
 MAX_FOLDED_ROWS = 100
 MAX_ROWS = 30
-_MAX_PANELS, _MAX_DIFFERENCES = 6, 6
+_MAX_PANELS = 6
 _CSS_DPI = 96
 _MAX_LATEX_ROWS = 45  # on a page
 _LATEX = str.maketrans({
@@ -312,9 +312,7 @@ def _differences(runs: Sequence[SavedRun]) -> str:
         f"{key} ({' / '.join(texts)})"
         for key, *texts in differing([run.settings for run in runs]) if key[:3] != "lm."
     ]  # fmt: skip
-    named, n_more = ", ".join(differ[:_MAX_DIFFERENCES]), len(differ) - _MAX_DIFFERENCES
-    more = f" and {n_more} more" if n_more > 0 else ""
-    return f"The runs differ also in {named}{more}." if differ else ""
+    return f"The runs differ also in {listed(differ, most=6)}." if differ else ""
 
 
 def differing(values: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:

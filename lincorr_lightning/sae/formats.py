@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 from torch import Tensor, nn
 
-from lincorr_lightning.errors import SparseAutoencoderError
+from lincorr_lightning.errors import SparseAutoencoderError, listed
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.sae import sparse_autoencoder as stored
 from lincorr_lightning.sae.hook_points import KINDS, HookKind, HookPoint
@@ -181,7 +181,7 @@ def load_sae(
         known = "; ".join(f"{name} ({', '.join(form.files)})" for name, form in FORMATS.items())
         raise SparseAutoencoderError(
             f"{folder} holds an SAE in no known format, or none: inside is "
-            f"{', '.join(inside[:8]) or 'nothing'}{', …' * (len(inside) > 8)}. Known are {known}. "
+            f"{listed(inside, most=8)}. Known are {known}. "
             "Pass the folder that holds one SAE's files itself, or register their format with "
             "lincorr_lightning.sae.register_format."
         )
