@@ -260,7 +260,7 @@ def test_lms_of_other_labels_are_refused(small_lm, tmp_path):
     tokenizer.save_pretrained(other)
     file = other / "tokenizer.json"
     file.write_text(file.read_text().replace('"Peru"', '"Chad"'))
-    message = "country has other labels.*only there Peru; only here none"
+    message = "country has other labels.*only there Peru; only here nothing"
     with pytest.raises(LinearMapError, match=message):
         MapResilience(LMConfig(str(other)), before=LMConfig(small_lm), knowledge=NAMES)
 
