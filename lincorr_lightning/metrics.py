@@ -9,7 +9,7 @@ from torch import Tensor
 from torchmetrics import Metric
 
 from lincorr_lightning.functional import Moments, segmented_pearson
-from lincorr_lightning.functional.moments import Block, merge_moments, moments_of, no_moments
+from lincorr_lightning.functional.moments import Block, add_rows, merge_moments, no_moments
 
 __all__ = ["InstancewisePearson", "JointMoments", "Reconstruction", "ReconstructionQuality"]
 
@@ -88,18 +88,22 @@ class JointMoments(Metric):
 
     def update(self, rows: Tensor) -> None:
         """Add rows of ``(n_rows, n_columns)``."""
-        merged = merge_moments(self._merged(), moments_of(rows, self.blocks))
+        merged = add_rows(self._merged(), rows)
         for name in _SUMS:
             setattr(self, name, getattr(merged, name))
 
     def gather(self) -> Moments:
-        """Return the moments of all rows of all ranks; also when no rank has seen a row."""
+        """Return the moments of all rows of all ranks; also when no rank has seen a row.
+
+        A later update changes them.
+        """
         with self.sync_context():
             return self._merged()
 
     def compute(self) -> Moments:
-        """Return the moments of all rows of all ranks."""
-        return self._merged()
+        """Return the moments of all rows of all ranks, which later updates leave as they are."""
+        merged = self._merged()
+        return merged._replace(products=merged.products.clone())
 
 
 class Reconstruction(NamedTuple):

@@ -6,8 +6,7 @@ so that large logits with a small spread keep their digits, and they merge exact
 variances", 1979) over batches and over ranks.
 """
 
-from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -57,18 +56,12 @@ class Moments(NamedTuple):
         """
         x, y = x.to(self.mean.device), y.to(self.mean.device)
         x_ends, y_ends = _ends(x), _ends(y)
-        ends = accumulate((_size(block) for block in self.blocks), initial=0)
-        for (rows, columns), (start, end) in zip(self.blocks, pairwise(ends), strict=True):
-            block = self.products[start:end].view(rows.stop - rows.start, -1)
+        for (rows, columns), block in zip(self.blocks, _parts(self), strict=True):
             if _holds(rows, x_ends) and _holds(columns, y_ends):
                 return block[x - rows.start][:, y - columns.start]
             if _holds(rows, y_ends) and _holds(columns, x_ends):
                 return block[y - rows.start][:, x - columns.start].T
         raise KeyError("no block of the scatter has these columns")
-
-
-def _size(block: Block) -> int:
-    return (block[0].stop - block[0].start) * (block[1].stop - block[1].start)
 
 
 def _ends(columns: Tensor) -> list[int]:
@@ -79,10 +72,6 @@ def _holds(part: slice, ends: list[int]) -> bool:
     return not ends or (part.start <= ends[0] and ends[1] < part.stop)
 
 
-def _blocks(blocks: Sequence[Block], n_columns: int) -> tuple[Block, ...]:
-    return tuple(blocks) or ((slice(0, n_columns), slice(0, n_columns)),)
-
-
 def no_moments(
     n_columns: int, blocks: Sequence[Block] = (), device: torch.device | str | None = None
 ) -> Moments:
@@ -91,10 +80,11 @@ def no_moments(
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=device)
 
-    kept = _blocks(blocks, n_columns)
+    kept = tuple(blocks) or ((slice(0, n_columns), slice(0, n_columns)),)
+    size = sum((x.stop - x.start) * (y.stop - y.start) for x, y in kept)
     return Moments(
         n=zeros(), mean=zeros(n_columns), square=zeros(n_columns), low=zeros(n_columns) + torch.inf,
-        high=zeros(n_columns) - torch.inf, products=zeros(sum(map(_size, kept))), blocks=kept,
+        high=zeros(n_columns) - torch.inf, products=zeros(size), blocks=kept,
     )  # fmt: skip
 
 
@@ -103,28 +93,49 @@ def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
 
     `blocks` are those of the scatter that are kept; without any, all of it is.
     """
+    return add_rows(no_moments(rows.shape[1], blocks, rows.device), rows)
+
+
+def add_rows(total: Moments, rows: Tensor) -> Moments:
+    """Return moments with a batch of rows added; the products of `total` are changed in place.
+
+    No more than a block of products is held beside them, which may take gigabytes.
+    """
     if len(rows) == 0:
-        return no_moments(rows.shape[1], blocks, rows.device)
+        return total
     rows = rows.double()
     mean = rows.mean(0)
     centred = rows - mean
-    kept = _blocks(blocks, len(mean))
-    return Moments(
+    batch = Moments(
         n=torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device), mean=mean,
         square=centred.square().sum(0), low=rows.amin(0), high=rows.amax(0),
-        products=torch.cat([(centred[:, x].T @ centred[:, y]).reshape(-1) for x, y in kept]),
-        blocks=kept,
+        products=rows.new_empty(0), blocks=total.blocks,
     )  # fmt: skip
+    exact = total._replace(products=total.products.double())  # which a module's cast may change
+    return _add(exact, batch, (centred[:, x].T @ centred[:, y] for x, y in total.blocks))
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
     """Return the moments of the rows of `a` and `b` together, which have the same blocks."""
+    return _add(a._replace(products=a.products.clone()), b, _parts(b))
+
+
+def _parts(moments: Moments) -> list[Tensor]:
+    """Return the scatter of each block, as views of the products."""
+    shapes = [(x.stop - x.start, y.stop - y.start) for x, y in moments.blocks]
+    parts = moments.products.split([m * n for m, n in shapes])
+    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+def _add(a: Moments, b: Moments, scatters: Iterable[Tensor]) -> Moments:
+    """Add to `a`, in place, what `b` counts; `scatters` are those of its blocks."""
     n = a.n + b.n
     share = b.n / n.clamp(min=1)
     step = b.mean - a.mean
-    outer = torch.cat([torch.outer(step[x], step[y]).reshape(-1) for x, y in a.blocks])
+    for (x, y), own, new in zip(a.blocks, _parts(a), scatters, strict=True):
+        own.add_(new).add_(torch.outer(step[x], step[y]).mul_(a.n * share))
     return Moments(
         n=n, mean=a.mean + share * step, square=a.square + b.square + a.n * share * step.square(),
         low=torch.minimum(a.low, b.low), high=torch.maximum(a.high, b.high),
-        products=a.products + b.products + (a.n * share) * outer, blocks=a.blocks,
+        products=a.products, blocks=a.blocks,
     )  # fmt: skip

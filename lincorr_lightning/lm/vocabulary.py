@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import unicodedata
 from collections.abc import Collection
 from functools import lru_cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Literal
+from unicodedata import category
 
 import numpy as np
 
@@ -60,17 +60,10 @@ def _decode_usable(
             begins = token.startswith(_WORD_MARKS) or is_first
             if not (begins and len(string) > 1 and string.isalpha()):
                 continue
-        if _is_usable(string):
+        is_broken = _BROKEN_CHARACTER in string or not _UNUSABLE.isdisjoint(map(category, string))
+        if len(string.split()) == 1 and not is_broken:
             strings[string] = None
     return tuple(strings)
-
-
-def _is_usable(string: str) -> bool:
-    return (
-        len(string.split()) == 1
-        and _BROKEN_CHARACTER not in string
-        and _UNUSABLE.isdisjoint(map(unicodedata.category, string))
-    )
 
 
 def count_subjects(

@@ -399,7 +399,12 @@ def correlation_heatmap(
     axes.tick_params(length=0, pad=3, labelcolor=INK)
     axes.spines[:].set_visible(False)
     if cell >= _MIN_CELL_WITH_VALUE:
-        _write_values(axes, cells, min(cell * 22, 10.0), least, 0.6 * limits[1])
+        for (row, column), value in np.ndenumerate(cells):
+            if not math.isnan(value) and abs(value) >= least:
+                # Outside of the layout, which would measure each of them and take long.
+                axes.text(column, row, short(float(value)), ha="center", va="center",
+                          color="white" if abs(value) > 0.6 * limits[1] else INK,
+                          fontsize=min(cell * 22, 10.0), in_layout=False)  # fmt: skip
     if links is not None:
         _draw_tree(figure, axes, links, cell)
     axes.set_ylabel(axis_labels[0], color=INK)
@@ -410,14 +415,6 @@ def correlation_heatmap(
     bar.outline.set_visible(False)  # type: ignore[operator]
     bar.ax.tick_params(labelsize=8, length=2, color=GREY, labelcolor=INK)
     return figure
-
-
-def _write_values(axes: Axes, cells: _FLOATS, size: float, least: float, dark: float) -> None:
-    for (row, column), value in np.ndenumerate(cells):
-        if not math.isnan(value) and abs(value) >= least:
-            # Outside of the layout, which would measure each of them and take long.
-            axes.text(column, row, short(float(value)), ha="center", va="center", fontsize=size,
-                      color="white" if abs(value) > dark else INK, in_layout=False)  # fmt: skip
 
 
 def _draw_tree(figure: Figure, axes: Axes, links: _FLOATS, cell: float) -> None:

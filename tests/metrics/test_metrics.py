@@ -1,5 +1,6 @@
 import functools
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as mp
@@ -24,6 +25,16 @@ def test_joint_moments_over_batches() -> None:
     torch.testing.assert_close(metric.compute().mean, together.mean)
     metric.reset()
     assert metric.gather().n == 0
+
+
+def test_later_updates_leave_what_was_computed() -> None:
+    metric, rows = JointMoments(6), _rows()
+    metric.update(rows[:20])
+    before = metric.compute()
+    metric.update(rows[20:])
+    for found, part in ((before, rows[:20]), (metric.compute(), rows)):
+        scatter = np.cov(part.double().numpy().T, ddof=0) * len(part)
+        np.testing.assert_allclose(found.scatter, scatter, atol=1e-11)
 
 
 def test_joint_moments_survive_a_cast_of_the_module() -> None:
