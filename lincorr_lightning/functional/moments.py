@@ -75,7 +75,7 @@ def _holds(part: slice, ends: list[int]) -> bool:
 def no_moments(
     n_columns: int, blocks: Sequence[Block] = (), device: torch.device | str | None = None
 ) -> Moments:
-    """Return the moments of no rows, the neutral element of `merge_moments`; see `moments_of`."""
+    """Return the moments of no rows, neutral in `merge_moments`; the products take no memory."""
 
     def zeros(*shape: int) -> Tensor:
         return torch.zeros(shape, dtype=torch.float64, device=device)
@@ -84,7 +84,7 @@ def no_moments(
     size = sum((x.stop - x.start) * (y.stop - y.start) for x, y in kept)
     return Moments(
         n=zeros(), mean=zeros(n_columns), square=zeros(n_columns), low=zeros(n_columns) + torch.inf,
-        high=zeros(n_columns) - torch.inf, products=zeros(size), blocks=kept,
+        high=zeros(n_columns) - torch.inf, products=zeros(1).expand(size), blocks=kept,
     )  # fmt: skip
 
 
@@ -111,7 +111,7 @@ def add_rows(total: Moments, rows: Tensor) -> Moments:
         square=centred.square().sum(0), low=rows.amin(0), high=rows.amax(0),
         products=rows.new_empty(0), blocks=total.blocks,
     )  # fmt: skip
-    exact = total._replace(products=total.products.double())  # which a module's cast may change
+    exact = total._replace(products=total.products.double().contiguous())  # after a cast, too
     return _add(exact, batch, (centred[:, x].T @ centred[:, y] for x, y in total.blocks))
 
 
