@@ -6,7 +6,8 @@ so that large logits with a small spread keep their digits, and they merge exact
 variances", 1979) over batches and over ranks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, pairwise, starmap
 from typing import NamedTuple
 
 import torch
@@ -56,11 +57,13 @@ class Moments(NamedTuple):
         """
         x, y = x.to(self.mean.device), y.to(self.mean.device)
         x_ends, y_ends = _ends(x), _ends(y)
-        for (rows, columns), block in zip(self.blocks, _parts(self), strict=True):
-            if _holds(rows, x_ends) and _holds(columns, y_ends):
-                return block[x - rows.start][:, y - columns.start]
-            if _holds(rows, y_ends) and _holds(columns, x_ends):
-                return block[y - rows.start][:, x - columns.start].T
+        for (rows, columns), place in zip(self.blocks, _places(self.blocks), strict=True):
+            is_turned = not (_holds(rows, x_ends) and _holds(columns, y_ends))
+            if not is_turned or (_holds(rows, y_ends) and _holds(columns, x_ends)):
+                a, b = (y, x) if is_turned else (x, y)
+                block = self.products[place].view(rows.stop - rows.start, -1)
+                part = block[a - rows.start][:, b - columns.start]
+                return part.T if is_turned else part
         raise KeyError("no block of the scatter has these columns")
 
 
@@ -81,10 +84,10 @@ def no_moments(
         return torch.zeros(shape, dtype=torch.float64, device=device)
 
     kept = tuple(blocks) or ((slice(0, n_columns), slice(0, n_columns)),)
-    size = sum((x.stop - x.start) * (y.stop - y.start) for x, y in kept)
+    *_, all_products = _places(kept)
     return Moments(
         n=zeros(), mean=zeros(n_columns), square=zeros(n_columns), low=zeros(n_columns) + torch.inf,
-        high=zeros(n_columns) - torch.inf, products=zeros(1).expand(size), blocks=kept,
+        high=zeros(n_columns) - torch.inf, products=zeros(1).expand(all_products.stop), blocks=kept,
     )  # fmt: skip
 
 
@@ -117,14 +120,14 @@ def add_rows(total: Moments, rows: Tensor) -> Moments:
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
     """Return the moments of the rows of `a` and `b` together, which have the same blocks."""
-    return _add(a._replace(products=a.products.clone()), b, _parts(b))
+    parts = (b.products[place] for place in _places(b.blocks))
+    return _add(a._replace(products=a.products.clone()), b, parts)
 
 
-def _parts(moments: Moments) -> list[Tensor]:
-    """Return the scatter of each block, as views of the products."""
-    shapes = [(x.stop - x.start, y.stop - y.start) for x, y in moments.blocks]
-    parts = moments.products.split([m * n for m, n in shapes])
-    return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+def _places(blocks: Sequence[Block]) -> Iterator[slice]:
+    """Yield where among the products those of each block are."""
+    sizes = ((x.stop - x.start) * (y.stop - y.start) for x, y in blocks)
+    return starmap(slice, pairwise(accumulate(sizes, initial=0)))
 
 
 def _add(a: Moments, b: Moments, scatters: Iterable[Tensor]) -> Moments:
@@ -132,8 +135,9 @@ def _add(a: Moments, b: Moments, scatters: Iterable[Tensor]) -> Moments:
     n = a.n + b.n
     share = b.n / n.clamp(min=1)
     step = b.mean - a.mean
-    for (x, y), own, new in zip(a.blocks, _parts(a), scatters, strict=True):
-        own.add_(new).add_(torch.outer(step[x], step[y]).mul_(a.n * share))
+    for (x, y), place, new in zip(a.blocks, _places(a.blocks), scatters, strict=True):
+        moved = torch.outer(step[x], step[y]).mul_(a.n * share)
+        a.products[place].add_(new.reshape(-1)).add_(moved.reshape(-1))
     return Moments(
         n=n, mean=a.mean + share * step, square=a.square + b.square + a.n * share * step.square(),
         low=torch.minimum(a.low, b.low), high=torch.maximum(a.high, b.high),

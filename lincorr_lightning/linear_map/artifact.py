@@ -250,10 +250,8 @@ class LinearMap:
         config = {
             "format_version": stored.FORMAT_VERSION,
             "lm": {"name_or_path": self.lm, "fingerprint": self.fingerprint},
-            "pairs": {
-                pair: {"ridge": self.ridge[pair], "reference": self._references.get(pair, ())}
-                for pair in self.pairs
-            },
+            "pairs": {pair: {"ridge": self.ridge[pair], "reference": self._references.get(pair, ())}
+                      for pair in self.pairs},
             "knowledge": {
                 name: {
                     "template": self.templates[name], "labels": texts,

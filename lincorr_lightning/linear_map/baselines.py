@@ -253,16 +253,13 @@ def _hits(
     best = max(baselines, key=lambda name: baselines[name]["1"])
     difference = own[0] - hits[best]
     low, high = bootstrap_interval(difference)
-    macro = {
-        str(n): macro_mean(one, groups)
-        for n, one in zip(precision.HIT_RANKS, own.tolist(), strict=True)
-    }
+    by_rank = zip(precision.HIT_RANKS, own.tolist(), strict=True)
+    macro = {str(n): macro_mean(each, groups) for n, each in by_rank}
     return {
         "precision": {**rates, "macro": {**macro, "n_references": len(set(groups))},
                       "baselines": baselines},
-        "excess_over_unembedding": {
-            "mean": float(difference.mean()), "low": low, "high": high, "baseline": best,
-        },
+        "excess_over_unembedding": {"mean": float(difference.mean()), "low": low, "high": high,
+                                    "baseline": best},
         "best_baseline_1": baselines[best]["1"],
     }  # fmt: skip
 
