@@ -22,7 +22,7 @@ _LEAST_SECONDS = 0.3  # of a reading that is timed
 # Seconds measured for docs/benchmarks.md: maps and scores of a pair, with its nulls, and for each
 # entry of W; and the end of a run, with figures of a pair that it draws for a number of pairs.
 _PER_PAIR, _PER_ENTRY, _END, _PER_FIGURE, _N_FIGURES = 0.008, 1.25e-5, 2.8, 0.035, 200
-_COPIES = 7  # of the largest moments, while they are merged and scored
+_COPIES = 5  # of the largest moments, while they are merged and scored
 _MIB_OF_FIGURES = 150  # and of what the libraries load when they are first used
 
 
