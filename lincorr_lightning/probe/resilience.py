@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, listed, require
@@ -21,7 +21,7 @@ from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects, 
 from lincorr_lightning.linear_map.baselines import R_BASELINES, beside_baselines
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.scores import PairScore, pair_number, score_maps
-from lincorr_lightning.linear_map.solver import FittedMaps, Solution, fit_layout
+from lincorr_lightning.linear_map.solver import Solution, fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
@@ -254,8 +254,10 @@ class MapResilience(LMStudy):
             beside_baselines(score_maps(maps, test), maps, test, lm, n, counts=())[0]
             for maps, lm in ((old, lm_before), (new, self.lm))
         )
+        kinds = ("y", "vocabulary")  # W and W₀
+        weights = [[one.weights(kind) for one in (old, new)] for kind in kinds if kind in old.maps]
         pairs = [
-            _compare(one, other, before.get(one.pair), _cosines(old, new, one.pair))
+            _compare(one, other, before.get(one.pair), _cosines(weights, one.pair))
             for one, other in zip(after, refitted, strict=True)
         ]
         about = self._about() | {f"n_{half}": int(moments.n) for half, moments in now.items()}
@@ -291,14 +293,13 @@ class MapResilience(LMStudy):
         }  # fmt: skip
 
 
-def _cosines(old: FittedMaps, new: FittedMaps, pair: Pair) -> dict[str, Any]:
-    """Return the cosines between the two LMs of W, W₀ and W - W₀."""
-    sides = {
-        name: [one.weights(kind)[pair] for one in (old, new) if kind in one.maps]
-        for name, kind in (("cosine", "y"), ("same_prompt_cosine", "vocabulary"))
-    }
-    sides["rest_cosine"] = [w - w0 for w, w0 in zip(*sides.values(), strict=False)]
-    return {name: number(weight_cosine(*each)) for name, each in sides.items() if each}
+def _cosines(weights: Sequence[Sequence[dict[Pair, Tensor]]], pair: Pair) -> dict[str, Any]:
+    """Return the cosines between two LMs of W, and, where W₀ is known, of W₀ and W - W₀."""
+    sides = [[of_lm[pair] for of_lm in both] for both in weights]
+    if len(sides) > 1:
+        sides.append([w - w0 for w, w0 in zip(*sides, strict=True)])
+    names = "cosine", "same_prompt_cosine", "rest_cosine"
+    return {name: number(weight_cosine(*both)) for name, both in zip(names, sides, strict=False)}
 
 
 def _compare(
