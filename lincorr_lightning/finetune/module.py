@@ -184,7 +184,7 @@ class SourceFinetune(TrainedLMStudy):
         with torch.no_grad():
             if self.adapters is not None:
                 # A sum is not finite where a term is not, and takes a tenth of checking each.
-                sums = [p.flatten(1).float().sum(1) for p in self.adapters.parameters()]
+                sums = [p.float().sum((1, 2)) for p in self.adapters.parameters()]
                 total = torch.stack(sums).sum(0)[: max(len(edits), 1)]
             else:
                 # One pass over the weights, where checking each of them would take several.

@@ -168,21 +168,19 @@ def trained_edits(
     Row i of a forward pass in the context has the adapter of edit i, whose factors are constants;
     `seeds` are those of the adapters. The LM, in eval mode, and its gradients do not change.
     """
-    rows = range(len(batch.input_ids))
+    rows = range(n := len(batch.input_ids))
     adapters.reset(seeds)
-    factors = list(adapters.parameters())
-    optimizer = torch.optim.AdamW(factors, lr=training.learning_rate, weight_decay=0.0, fused=True)
-    adapters.requires_grad_(True)
-    with torch.enable_grad():
-        for _ in range(training.n_steps):
-            with adapters.rows(rows):
-                losses = answer_losses(lm.model, batch)
+    # Those of the batch alone, which share the adapters' memory: the others cost no updates.
+    factors = {f"adapters.{k}": p.detach()[:n] for k, p in adapters.named_parameters()}
+    leaves = [one.requires_grad_() for one in factors.values()]
+    optimizer = torch.optim.AdamW(leaves, lr=training.learning_rate, weight_decay=0.0, fused=True)
+    module, loss = _EditedLM(lm, adapters), partial(answer_losses, lm.model, batch)
+    for _ in range(training.n_steps):
+        with torch.enable_grad(), adapters.rows(rows):
+            losses = functional_call(module, factors, (loss,))
             # Of the factors alone; the LM's own weights may be trained as well.
-            gradients = torch.autograd.grad(losses.sum(), factors)
-            for factor, gradient in zip(factors, gradients, strict=True):
-                factor.grad = gradient
-            optimizer.step()
-    optimizer.zero_grad()
-    adapters.requires_grad_(False)
+            losses.sum().backward(inputs=leaves)
+        optimizer.step()
+        optimizer.zero_grad()
     with adapters.rows(rows):
         yield

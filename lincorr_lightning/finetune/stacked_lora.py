@@ -64,14 +64,14 @@ class StackedLoRA(nn.Module):
         self.targets = tuple(layers)  #: Full names of the layers that have adapters.
         # By layer, whose name has / for . here; A reads its input, and B adds to its output.
         self.lora_A = nn.ParameterDict()  #: ``(n, rank, n_inputs)``
-        self.lora_B = nn.ParameterDict()  #: ``(n, n_outputs, rank)``
+        self.lora_B = nn.ParameterDict()  #: ``(n, n_outputs, rank)``, transposed for fast products
         for name, layer in layers.items():
             n_in, n_out = features_of(layer)
             own: Any = layer.weight.dtype  # as in peft: the layer's own dtype, but at least float32
             own = own if own.is_floating_point and own.itemsize >= 4 else torch.float32
             like = torch.empty(0, dtype=own, device=layer.weight.device)  # type: ignore[arg-type]
             self.lora_A[_key(name)] = nn.Parameter(like.new_empty(n, rank, n_in))
-            self.lora_B[_key(name)] = nn.Parameter(like.new_zeros(n, n_out, rank))
+            self.lora_B[_key(name)] = nn.Parameter(like.new_zeros(n, rank, n_out).mT)
         self.reset(range(n))
 
         self._rows: _Rows | None = None
@@ -141,7 +141,7 @@ class StackedLoRA(nn.Module):
         if not gradients:
             return torch.zeros(self.n)
         device = gradients[0].device
-        parts = [torch.linalg.vector_norm(g.flatten(1), dim=1).to(device) for g in gradients]
+        parts = [torch.linalg.vector_norm(g, dim=(1, 2)).to(device) for g in gradients]
         norms = torch.linalg.vector_norm(torch.stack(parts), dim=0)
         # The same 1e-6 as in torch.nn.utils.clip_grad_norm_.
         scale = (max_norm / (norms + 1e-6)).clamp(max=1.0)
@@ -227,7 +227,7 @@ class _Sum(torch.autograd.Function):
         of_x = torch.bmm(of_low, a) if ctx.needs_input_grad[1] else None
         if not any(ctx.needs_input_grad[2:]):  # of edits that are taught
             return gradient, of_x, None, None, None
-        return gradient, of_x, torch.bmm(of_low.mT, x), torch.bmm(gradient.mT, low), None
+        return gradient, of_x, torch.bmm(of_low.mT, x), torch.bmm(low.mT, gradient).mT, None
 
 
 def _key(name: str) -> str:
