@@ -58,19 +58,6 @@ def head_of(model: PreTrainedModel) -> nn.Module | None:
     return head if isinstance(head, nn.Module) else None
 
 
-def pad_right(input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Move the padding of every row to the right.
-
-    With right padding, positions count from the first true token and no true token attends to
-    padding, in every causal architecture and without position ids. With left padding, absolute
-    positions are silently wrong, and recurrent LMs read the padding. Returns token ids and mask,
-    ``(n_rows, length)``, and the last true position of each row, ``(n_rows,)``.
-    """
-    order = attention_mask.argsort(dim=1, descending=True, stable=True)
-    mask = attention_mask.gather(1, order)
-    return input_ids.gather(1, order), mask, mask.sum(1) - 1
-
-
 def read_logits(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, last: Tensor,
     token_ids: Tensor, by_rows: bool,
@@ -84,13 +71,7 @@ def read_logits(
     """
     if by_rows:
         ends = flat_ends(input_ids, last)
-
-        def product(head: nn.Linear, states: Tensor) -> Tensor:
-            states = states.index_select(0, ends.to(states.device))
-            return _rows_product(head, states, token_ids).view(1, 1, -1)
-
-        logits = _with_head(model, product, input_ids, attention_mask=attention_mask)
-        return logits.view(len(last), len(token_ids)).double()
+        return logits_at(model, input_ids, ends, token_ids, attention_mask=attention_mask)
     rows, length, keep = torch.arange(len(last)), input_ids.shape[1], {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         keep["logits_to_keep"] = length - int(last.min())
@@ -98,6 +79,20 @@ def read_logits(
     columns = last - (length - logits.shape[1])  # whether or not it left out the first positions
     logits = logits[rows.to(logits.device), columns.to(logits.device)]
     return logits[:, token_ids.to(logits.device)].double()
+
+
+def logits_at(
+    model: PreTrainedModel, input_ids: Tensor, ends: Tensor, token_ids: Tensor,
+    **more: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """Return the logits of some tokens at positions of the flattened rows; differentiable."""
+
+    def product(head: nn.Linear, states: Tensor) -> Tensor:
+        states = states.index_select(0, ends.to(states.device))
+        return _rows_product(head, states, token_ids).view(1, 1, -1)
+
+    logits = _with_head(model, product, input_ids, **more)
+    return logits.view(len(ends), len(token_ids)).double()
 
 
 def _with_head(

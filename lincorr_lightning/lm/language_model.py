@@ -245,14 +245,25 @@ class LanguageModel(nn.Module):
         ids, mask = self._encoder.pad(rows)
         return ids.to(self.model.device), mask.to(self.model.device)
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_ids: Tensor) -> Tensor:
+    def forward(
+        self, rows: Sequence[Sequence[int]], token_ids: Tensor, group_size: int = 1,
+        context: RowsContext | None = None,
+    ) -> Tensor:  # fmt: skip
         """Return the logits of some tokens after each row, in one forward pass; differentiable.
 
-        Rows, padded on either side, and the mask of their true tokens are ``(n_rows, length)``. The
-        logits are ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
+        Successive rows are a group of `logits_of_groups`; the LM runs in its own mode and dtype.
+        The logits are ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
         """
-        input_ids, mask, last = heads.pad_right(input_ids, attention_mask)
-        return heads.read_logits(self.model, input_ids, mask, last, token_ids, self._test().by_rows)
+        by_rows = self._test().by_rows
+        if by_rows and self.model.dtype == torch.float32 and not self.is_sharded:
+            groups = [range(i, i + group_size) for i in range(0, len(rows), group_size)]
+            if trees := self._plan(rows, groups)[0]:
+                read = partial(heads.logits_at, token_ids=token_ids)
+                order, logits = shared_prefixes.read_together(self.model, trees, read, context)
+                return logits[torch.tensor(order).argsort()]
+        ids, mask = self.pad(rows)
+        with context(list(range(len(rows)))) if context is not None else nullcontext():
+            return heads.read_logits(self.model, ids, mask, mask.sum(1) - 1, token_ids, by_rows)
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.

@@ -156,19 +156,23 @@ def read_trees(
     """
 
     def forward(chosen: list[int]) -> None:
-        batch = pack_trees([trees[i] for i in chosen], dtype or model.dtype, model.device)
-        length = batch["input_ids"].shape[1]
-        ends = [
-            (prompt, row * length + node)
-            for row, i in enumerate(chosen) for prompt, node in trees[i].ends
-        ]  # fmt: skip
-        prompts, nodes = zip(*ends, strict=True)
-        rows = [trees[i].ends[0][0] for i in chosen]  # all prompts of a tree have one context
-        with context(rows) if context is not None else nullcontext():
-            places = heads.to_device(torch.tensor(nodes), model.device)
-            keep(prompts, heads.read_states(model, ends=places, **batch))
+        keep(*read_together(model, [trees[i] for i in chosen], heads.read_states, context, dtype))
 
     batches.run([len(tree.token_ids) for tree in trees], model.device.type, forward)
+
+
+def read_together(
+    model: PreTrainedModel, trees: Sequence[PromptTree], read: Callable[..., Tensor],
+    context: RowsContext | None = None, dtype: torch.dtype | None = None,
+) -> tuple[list[int], Tensor]:  # fmt: skip
+    """Return the indices of prompts, and what `read` returns at their ends in one forward pass."""
+    batch = pack_trees(trees, dtype or model.dtype, model.device)
+    length = batch["input_ids"].shape[1]
+    order = [prompt for tree in trees for prompt, _ in tree.ends]
+    nodes = [row * length + node for row, tree in enumerate(trees) for _, node in tree.ends]
+    rows = [tree.ends[0][0] for tree in trees]  # all prompts of a tree have one context
+    with context(rows) if context is not None else nullcontext():
+        return order, read(model, ends=heads.to_device(torch.tensor(nodes), model.device), **batch)
 
 
 def prefix_sharing_error(

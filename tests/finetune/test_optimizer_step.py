@@ -213,7 +213,7 @@ def test_edits_are_trained_as_plain_adamw_trains_merged_weights(small):
     """Written out: one edit at a time, of unlike prompts, by AdamW that is not fused."""
     lm = language_model(small, "llama")
     training, rows = EditTraining("lora", 0.05, 4, LORA.adapter), lm.rows(SOURCES)
-    stack = StackedLoRA(lm.model, 2, training.adapter).requires_grad_(False)
+    stack = StackedLoRA(lm.model, 3, training.adapter).requires_grad_(False)
     stack.reset([7, 8])
     starts = copy.deepcopy(stack)
     with trained_edits(lm, stack, edit_batch(EDITS, [0, 1], rows), training, [7, 8]):
@@ -238,3 +238,5 @@ def test_edits_are_trained_as_plain_adamw_trains_merged_weights(small):
             optimizer.step()
         for name, trained in stack.named_parameters():
             torch.testing.assert_close(trained[i], factors[name].detach(), rtol=1e-5, atol=1e-6)
+    for name, start in starts.named_parameters():  # the third is not of the batch
+        assert torch.equal(stack.get_parameter(name)[2], start[2])

@@ -38,8 +38,7 @@ _TEXTS_PER_BATCH = 4
 class DomainPrompts(NamedTuple):
     """Prompts of one kind of knowledge, as `LanguageModel.forward` takes them."""
 
-    input_ids: Tensor  #: Padded on the right, ``(n, length)``.
-    attention_mask: Tensor  #: ``(n, length)``
+    rows: list[list[int]]  #: Token ids of each prompt.
     token_ids: Tensor  #: Those of the labels, ``(n_labels,)``.
 
 
@@ -268,9 +267,7 @@ class RepairDataModule(StudyData):
 
         def prompts(domain: Domain, texts: Sequence[str] = ()) -> DomainPrompts:
             rows = lm.rows(texts or [domain.knowledge.prompt(subject) for subject in subjects])
-            input_ids, attention_mask = lm.pad(rows)
-            tokens = torch.tensor(domain.token_ids)
-            return DomainPrompts(input_ids.cpu(), attention_mask.cpu(), tokens)
+            return DomainPrompts(rows, torch.tensor(domain.token_ids))
 
         return RepairBatch(
             part, batching.edit_batch(edits, ids, lm.rows(relation.source_prompts(subjects))),
@@ -293,17 +290,17 @@ class RepairDataModule(StudyData):
                 f"multiple of the {shard.n} ranks."
             )
         if kind == "edits":
-            subjects = [edit.subject for edit in self.examples]
             domains = {"source": relation.source, "target": relation.target}
             domains |= {name: self._domains[name] for name in self.preserve}
-            read = {name: (domain, list(map(domain.knowledge.prompt, subjects)))
-                    for name, domain in domains.items()}  # fmt: skip
-            in_context = resolving.prompts_in_context(self.examples, relation)
-            read["in_context"] = relation.target, in_context
-            for name, (domain, prompts) in read.items():
-                if name not in self._before:
-                    logits = self.language_model.domain_logits(prompts, domain.token_ids)
-                    self._before[name] = logits.cpu()
+            domains["in_context"] = relation.target
+            if not self._before:
+                subjects = [edit.subject for edit in self.examples]
+                prompts = [list(map(x.knowledge.prompt, subjects)) for x in domains.values()]
+                prompts[-1] = resolving.prompts_in_context(self.examples, relation)
+                tokens = [domain.token_ids for domain in domains.values()]
+                logits = self.language_model.joint_logits(prompts, tokens).cpu()
+                parts = torch.split(logits, [len(ids) for ids in tokens], dim=1)
+                self._before = dict(zip(domains, parts, strict=True))
 
             def make_batch(ids: Sequence[int], step: int) -> RepairBatch | StatementBatch:
                 before = {name: logits[ids] for name, logits in self._before.items()}

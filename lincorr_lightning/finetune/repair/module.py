@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.utilities import rank_zero_warn
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, log_softmax, pad
+from torch.nn.functional import cross_entropy, kl_div, log_softmax
 from transformers import PreTrainedModel
 
 from lincorr_lightning.data.texts import TokenBatch
@@ -86,6 +86,7 @@ class Repair(TrainedLMStudy):
     batch_type = RepairBatch
     refused_callbacks = (*FIXED_TRAINING, EarlyStopping)
     free_settings = frozenset({"edits_per_step", "save_model"})
+    edit_adapters: StackedLoRA  # after `prepare_lm`
 
     def __init__(
         self, lm: LMConfig = LMConfig(), method: Literal["full", "lora"] = "lora",
@@ -109,7 +110,6 @@ class Repair(TrainedLMStudy):
         self.edit_training = EditTraining(
             "lora", edit_learning_rate, steps_per_edit, as_settings(AdapterSettings, edit_adapter)
         )
-        self.edit_adapters: StackedLoRA | None = None
         #: What each measured edit did, ``before`` the repair and ``after`` the last validation.
         self.cases: dict[str, list[dict[str, Any]]] = {"before": [], "after": []}
         self.perplexity: dict[str, float] = {}
@@ -213,7 +213,6 @@ class Repair(TrainedLMStudy):
 
     @contextmanager
     def _taught(self, batch: RepairBatch, first_seed: int = 0) -> Iterator[None]:
-        assert self.edit_adapters is not None
         first_seed += self.edit_training.adapter.seed
         seeds = [first_seed + number for number in batch.edits.ids]
         taught = trained_edits(self.lm, self.edit_adapters, batch.edits, self.edit_training, seeds)
@@ -227,17 +226,12 @@ class Repair(TrainedLMStudy):
 
         The prompts of a subject are successive rows; of `taught` edits, they share its adapter.
         """
-        length = max(one.input_ids.shape[1] for one in prompts)
-        ids, mask = (
-            torch.stack([pad(x, (0, length - x.shape[1])) for x in columns], 1).flatten(0, 1)
-            for columns in list(zip(*prompts, strict=True))[:2]
-        )
-        rows = torch.arange(len(ids)) // len(prompts)
-        assert self.edit_adapters is not None
-        with self.edit_adapters.rows(rows) if taught else nullcontext():
-            logits = self.lm(ids, mask, torch.cat([one.token_ids for one in prompts]))
+        n, stack = len(prompts), self.edit_adapters
+        rows = [row for own in zip(*(one.rows for one in prompts), strict=True) for row in own]
+        context = (lambda chosen: stack.rows([i // n for i in chosen])) if taught else None
+        logits = self.lm(rows, torch.cat([one.token_ids for one in prompts]), n, context)
         parts = logits.split([len(one.token_ids) for one in prompts], 1)
-        return [part[kind :: len(prompts)] for kind, part in enumerate(parts)]
+        return [part[kind::n] for kind, part in enumerate(parts)]
 
     def validation_step(self, batch: RepairBatch | TokenBatch, batch_idx: int) -> None:
         if batch.is_padding:  # the LM is not sharded, so that no other rank waits for this one
