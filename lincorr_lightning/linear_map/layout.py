@@ -39,10 +39,10 @@ class View(NamedTuple):
     """What is read after one prompt; its columns lie side by side.
 
     Attributes:
-        kind: ``labels`` of a kind of knowledge after its own prompt; ``control``: the labels of all
-            kinds after the control prompt; ``words``: random words after its prompt; ``targets``:
+        kind: ``labels`` of a kind of knowledge after its own prompt; ``control``: the labels of a
+            group after the control prompt; ``words``: random words after its prompt; ``targets``:
             the labels of its targets after its prompt.
-        name: Name of the kind of knowledge whose prompt is read; empty for the control prompt.
+        name: Name of the kind of knowledge whose prompt is read; of ``control``, the group's first.
     """
 
     kind: str
@@ -66,6 +66,7 @@ class JointLayout:
         permuted: Whether rows end with the labels' logits of another subject.
         words: Token ids of random words for each kind of knowledge of a pair; empty leaves them
             and the targets' labels after the source prompt out.
+        partial_out: Kinds of knowledge that are removed from both sides of every pair.
     """
 
     domains: dict[str, Domain]
@@ -75,6 +76,7 @@ class JointLayout:
     left_out: dict[str, str] = field(default_factory=dict)
     permuted: bool = False
     words: dict[str, list[int]] = field(default_factory=dict)
+    partial_out: tuple[str, ...] = ()
 
     @classmethod
     def of_relation(cls, relation: TokenizedRelation) -> Self:
@@ -101,11 +103,11 @@ class JointLayout:
     def views(self) -> dict[View, list[int]]:
         """Tokens of each view, in the order of the columns."""
         views = {View("labels", name): one.token_ids for name, one in self.domains.items()}
-        if self.control is not None:
-            # The map from the control prompt to itself needs the targets' labels, too.
-            names = [name for pair in zip(*self.pairs, strict=True) for name in pair]
-            read = names if self.words else self.sources
-            views[View("control", "")] = self._tokens(read)
+        # The map from the control prompt to itself needs the targets' labels, too.
+        read = {name for pair in self.pairs for name in pair[: 2 if self.words else 1]}
+        for first, *rest in self.groups if self.control is not None else ():
+            if tokens := self._tokens(name for name in (first, *rest) if name in read):
+                views[View("control", first)] = tokens
         views |= {View("words", name): tokens for name, tokens in self.words.items()}
         for source in self.sources if self.words else ():
             views[View("targets", source)] = self._tokens(self.targets[source])
@@ -116,6 +118,22 @@ class JointLayout:
         return list(dict.fromkeys(tokens))
 
     @cached_property
+    def removed(self) -> list[str]:
+        """Names of `partial_out`, in all wordings, in the order of the columns."""
+        return [name for name in self.domains if stem(name) in self.partial_out]
+
+    @cached_property
+    def groups(self) -> list[list[str]]:
+        """All names in their order, in groups that are never compared with one another."""
+        names = list(self.domains)
+        reach = list(range(len(names)))  # furthest that each is compared with
+        for pair in self.pairs:
+            first, *_, last = sorted(names.index(name) for name in (*pair, *self.removed))
+            reach[first] = max(reach[first], last)
+        ends = [i + 1 for i, last in enumerate(accumulate(reach, max)) if last == i]
+        return [names[slice(*span)] for span in pairwise([0, *ends])]
+
+    @cached_property
     def _spans(self) -> dict[View, slice]:
         ends = accumulate((len(tokens) for tokens in self.views.values()), initial=0)
         return {view: slice(*span) for view, span in zip(self.views, pairwise(ends), strict=True)}
@@ -123,9 +141,11 @@ class JointLayout:
     @property
     def reads(self) -> list[Read]:
         """Template and tokens of each view, in the order of the columns."""
-        templates = {name: one.knowledge.template for name, one in self.domains.items()}
-        templates[""] = str(self.control)
-        return [(templates[view.name], tuple(tokens)) for view, tokens in self.views.items()]
+        return [
+            (str(self.control) if kind == "control" else self.domains[name].knowledge.template,
+             tuple(tokens))
+            for (kind, name), tokens in self.views.items()
+        ]  # fmt: skip
 
     @property
     def n_labels(self) -> int:
@@ -148,17 +168,25 @@ class JointLayout:
         return self.n_read + self.permuted * self.n_labels
 
     @property
+    def label_blocks(self) -> list[Block]:
+        """The blocks of the joint scatter that maps without nulls need: one of each group."""
+        ends = [(self.columns(names[0])[0], self.columns(names[-1])[-1]) for names in self.groups]
+        spans = [slice(int(first), int(last) + 1) for first, last in ends]
+        return list(zip(spans, spans, strict=True))
+
+    @property
     def blocks(self) -> list[Block]:
         """The blocks of the joint scatter that maps and nulls need."""
-        labels = slice(0, self.n_labels)
-        blocks = [(labels, labels)]
-        for view, span in self._spans.items():
-            if view.kind == "targets":
-                blocks.append((self._spans[View("labels", view.name)], span))
-            elif view.kind != "labels":
-                blocks += [(labels, span), (span, span)]
-        if self.permuted:
-            blocks.append((labels, slice(self.n_read, self.n_columns)))
+        blocks = self.label_blocks
+        for names, (labels, _) in zip(self.groups, self.label_blocks, strict=True):
+            if self.permuted:
+                permuted = slice(self.n_read + labels.start, self.n_read + labels.stop)
+                blocks.append((labels, permuted))
+            for view, span in self._spans.items():
+                if view.name in names and view.kind == "targets":
+                    blocks.append((self._spans[View("labels", view.name)], span))
+                elif view.name in names and view.kind != "labels":
+                    blocks += [(labels, span), (span, span)]
         return blocks
 
     @property
@@ -177,7 +205,8 @@ class JointLayout:
 
     def control_columns(self, *names: str) -> Tensor:
         """Return the columns of the labels of some kinds of knowledge after the control prompt."""
-        return self._find(View("control", ""), names)
+        first = next(group[0] for group in self.groups if names[0] in group)
+        return self._find(View("control", first), names)
 
     @cached_property
     def problems(self) -> dict[str, dict[str, tuple[Tensor, Tensor]]]:
@@ -319,7 +348,7 @@ def build_layout(
     in_pairs = {name: domains[name] for name in domains if any(name in pair for pair in chosen)}
     words = random_word_tokens(tokenizer, in_pairs, n_random)
     found = domains, tuple(chosen), control or None, references, left_out, permuted, words
-    layout = JointLayout(*found)
+    layout = JointLayout(*found, partial_out=tuple(partial_out))
     return layout if paraphrases is None else _with_wordings(layout, tokenizer, paraphrases)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from lincorr_lightning.data.subjects import Half, SubjectBatch, SubjectsDataModule
 from lincorr_lightning.distributed import data_shard, gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError, require
-from lincorr_lightning.functional import HALF_DECADES, Moments, merge_moments
+from lincorr_lightning.functional import HALF_DECADES, Moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map import solver as solving
@@ -157,9 +157,9 @@ class LinearProbe(LMStudy):
         self.moments = nn.ModuleDict(
             {half: nn.ModuleDict({v: JointMoments(*size) for v in views}) for half in _HALVES}
         )
-        # Separate from the rest of the fit half only where a ridge is chosen on it.
-        tuned = ridge == "auto"
-        self.tune_moments = JointMoments(*size) if tuned else JointMoments(0)
+        # A ridge is fitted on a part of the fit half, and chosen on the rest.
+        tuned, size = ridge == "auto", (self.layout.n_labels, self.layout.label_blocks)
+        self.tuning = nn.ModuleList(JointMoments(*size) for _ in range(2 if tuned else 0))
         self.instancewise = nn.ModuleList(
             InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets[s]])
             for s in self.layout.sources
@@ -242,8 +242,8 @@ class LinearProbe(LMStudy):
 
     def on_train_epoch_start(self) -> None:
         self._batches["fit"].clear()
-        for moments in (*self._moments_of("fit").values(), self.tune_moments):
-            moments.reset()
+        for moments in (*self._moments_of("fit").values(), *self.tuning):
+            cast(JointMoments, moments).reset()
 
     def _moments_of(self, half: Half) -> dict[str, JointMoments]:
         """Return the moments of the LM itself, and of the logit lens of each layer."""
@@ -264,8 +264,11 @@ class LinearProbe(LMStudy):
                     kept.append(used[:room, : self.layout.n_kept].float().cpu())
             elif view == _LM and self.ridge == "auto":
                 judge = solving.tuning_rows(len(used), batch.first).to(used.device)
-                self.tune_moments.update(self.layout.with_permuted(used[judge]))
-                used = used[~judge]
+                parts = [self.layout.with_permuted(used[rows]) for rows in (~judge, judge)]
+                for one, part in zip(self.tuning, parts, strict=True):
+                    cast(JointMoments, one).update(part[:, : self.layout.n_labels])
+                moments.update(torch.cat(parts))
+                continue
             moments.update(self.layout.with_permuted(used))
         if not batch.is_padding:
             self._batches[half].append(batch)
@@ -288,11 +291,13 @@ class LinearProbe(LMStudy):
             self._solve()
 
     def _solve(self) -> None:
-        fit, tune = self._moments_of("fit")[_LM].gather(), self.tune_moments.gather()
         if self.ridge == "auto":
+            fit, tune = (cast(JointMoments, one).gather() for one in self.tuning)
             grid, tolerance = self.ridge_grid, self.ridge_tolerance
             self.ridges = solving.choose_ridges(fit, tune, self.layout, grid, tolerance)
-            fit = merge_moments(fit, tune)
+            for one in self.tuning:
+                cast(JointMoments, one).reset()
+        fit = self._moments_of("fit")[_LM].gather()
         self._fit = solving.fit_layout(fit, self.layout, self.ridges)
         self.n_fit = self._fit.n
         self._warn_of_few_subjects()
@@ -428,8 +433,7 @@ class LinearProbe(LMStudy):
         scores = score_maps(fitted, test, instance)
         kept = self._gather_kept(_LM)
         scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
-        partial_out = [name for name in layout.domains if stem(name) in self.partial_out]
-        partial = significance.partial_correlations(scores, fitted, test, partial_out)
+        partial = significance.partial_correlations(scores, fitted, test, layout.removed)
         scores = with_numbers(scores, partial)
         return beside_baselines(scores, fitted, test, self.lm, self.random_labels, rows=kept)
 

@@ -109,3 +109,27 @@ def test_auto_is_the_strongest_ridge_that_costs_little_on_every_fifth_row(tolera
     layout = layout_of({"a": 12, "b": 6}, ("a", "b"))
     assert choose_ridges(*moments, layout, HALF_DECADES, tolerance) == {("a", "b"): allowed[-1]}
     assert 0 < allowed[-1] < HALF_DECADES[-1], "the choice is one between others"
+
+
+def test_pairs_that_share_nothing_are_kept_apart_and_have_the_same_maps() -> None:
+    sizes, pairs = {**SIZES, "d": 3}, (("c", "d"), ("a", "b"))
+    layout = layout_of(sizes, *pairs, control="One day, {} saw a", permuted=True)
+    assert layout.groups == [["a", "b"], ["c", "d"]]
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(90, layout.n_read)) @ rng.normal(size=(layout.n_read,) * 2) + 9
+    moments = moments_of(layout.with_permuted(torch.from_numpy(rows)), layout.blocks)
+    # Of each group: labels, permuted labels, and those of sources after the control prompt.
+    assert len(moments.products) == 2 * (10**2 + 8**2) + 6 * (10 + 6) + 5 * (8 + 5)
+    fitted = fit_layout(moments, layout, 0.0)
+    for source, target in pairs:
+        x, y = layout.columns(source).numpy(), layout.columns(target).numpy()
+        control = layout.control_columns(source).numpy()
+        for problem, columns in (("y", x), ("control", control)):
+            oracle = LinearRegression().fit(rows[:, columns], rows[:, y])
+            weight = fitted.weights(problem)[source, target]
+            np.testing.assert_allclose(weight, oracle.coef_, atol=1e-9)
+    with pytest.raises(KeyError):
+        moments.between(layout.columns("b"), layout.columns("c"))
+    for tied in ({"partial_out": ("d",)}, {}):
+        crossed = pairs if tied else (("a", "c"), ("b", "d"))
+        assert layout_of(sizes, *crossed, **tied).groups == [list(sizes)]

@@ -53,7 +53,9 @@ class World:
             words={"a": list(WORDS), "b": list(WORDS)},
         )  # fmt: skip
         views = self.layout.views.items()
-        rows = np.hstack([self.logits(view.name, tokens) for view, tokens in views])
+        prompts = ["" if view.kind == "control" else view.name for view, _ in views]
+        read = zip(prompts, (tokens for _, tokens in views), strict=True)
+        rows = np.hstack([self.logits(*one) for one in read])
         fit, test = (
             moments_of(self.layout.with_permuted(torch.from_numpy(part)), self.layout.blocks)
             for part in (rows[:400], rows[400:])
