@@ -133,8 +133,7 @@ def _import(name: str) -> Any:
     signal = sys.modules.setdefault("scipy.signal", _Later("scipy.signal"))
     try:
         module = importlib.import_module(name)
-        # What is imported stays: later collections need not search it.
-        gc.freeze()
+        gc.freeze()  # what is imported stays: later collections need not search it
     finally:
         gc.enable()
         if sys.modules["scipy.signal"] is signal and isinstance(signal, _Later):

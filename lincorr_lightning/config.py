@@ -19,8 +19,7 @@ WRITTEN = frozenset({
     "cache_dir", "state_cache",
 })  # fmt: skip
 """Names of settings that say where a run writes."""
-# In C if PyYAML was built with libyaml.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is libyaml
 _MAX_DEPTH = 64  # C code that builds deeper values overflows its stack
 
 

@@ -295,19 +295,13 @@ def _silence_expected_warnings() -> None:
     """Silence what nobody can act on: expected warnings, Lightning's tips, and absent devices."""
     disable_progress_bar()  # type: ignore[no-untyped-call]  # of reading weights
     for message in (
-        # The LM is frozen and read in eval mode on purpose.
-        r"Found \d+ module\(s\) in eval mode",
+        r"Found \d+ module\(s\) in eval mode",  # on purpose: the LM is frozen
         ".*isinstance.treespec, LeafSpec.*",
-        # Subjects are short strings: a worker process costs more than it saves.
-        "The '.*_dataloader' does not have many workers",
-        # Numbers logged at the end of an epoch are reduced over all ranks before.
-        "It is recommended to use .*sync_dist=True",
-        # A rank without a batch takes part in the reduction all the same.
-        "The ``compute`` method of metric .* was called before",
-        # A new run has a folder of its own, also for checkpoints.
-        "The dirpath has changed from",
-        # Loaders yield whole batches; a forecast names its edits itself.
-        "Couldn't infer the batch indices",
+        "The '.*_dataloader' does not have many workers",  # which cost more than they save
+        "It is recommended to use .*sync_dist=True",  # numbers are reduced over ranks before
+        "The ``compute`` method of metric .* was called before",  # by a rank without a batch
+        "The dirpath has changed from",  # a new run has a folder of its own
+        "Couldn't infer the batch indices",  # a forecast names its edits itself
     ):
         warnings.filterwarnings("ignore", message)
     for name in ("lightning.pytorch.utilities.rank_zero", "lightning.fabric.utilities.rank_zero"):

@@ -92,11 +92,6 @@ class JointMoments(Metric):
         for name in _SUMS:
             setattr(self, name, getattr(merged, name))
 
-    def reset(self) -> None:
-        """Forget all rows; the products then take no memory."""
-        super().reset()
-        self.products = self.products[:1].clone().expand(len(self.products))
-
     def gather(self) -> Moments:
         """Return the moments of all rows of all ranks; also when no rank has seen a row.
 

@@ -20,8 +20,7 @@ _RESTORING = {
     "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
     "_load_combined_loader_states",
 }  # fmt: skip
-# Settings that decide how large a batch is.
-_BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")
+_BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")  # how large a batch is
 
 
 def is_disk_full(error: BaseException | None) -> bool:

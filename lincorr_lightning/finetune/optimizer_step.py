@@ -26,8 +26,7 @@ from lincorr_lightning.lm.modes import HALF_PRECISIONS, reading
 STEP_SCALE = 24.0
 """Length of the step, in units of that at which the loss would be 0 to first order; chosen on LoRA
 edits of four relations on SmolLM2-135M (benchmarks/real_lms/forecast.py)."""
-# The default of torch.optim.AdamW: weights with next to no gradient stay where they are.
-_EPS = 1e-8
+_EPS = 1e-8  # of torch.optim.AdamW: weights with next to no gradient stay where they are
 _SIDE_BY_SIDE = 32
 
 

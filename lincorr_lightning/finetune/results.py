@@ -216,7 +216,14 @@ def finetune_results(
         values["generalizations"] = others
     tables = [outcomes_table(outcomes, own)] if outcomes else []
     if gradients:
-        tables.append(_gradients_table(by_relation))
+        tables.append(Table.of(
+            "correlations", [{"relation": name, **row} for name, row in by_relation.items()],
+            ["relation", *_CORRELATIONS],
+            "Label-wise r between the predicted and the measured change of the target logits "
+            "(paper, table 4).",
+            "permuted: with the rows of W permuted.",
+            headline=True, headings=_CORRELATIONS, formats=dict.fromkeys(_CORRELATIONS, ".2f"),
+        ))  # fmt: skip
     figures = [_training_figure(history, name or "the source", subtitle)] if history else []
     if forecasts is not None:
         after = _after_training(forecasts, own)
@@ -315,17 +322,6 @@ def outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
         "head is right; random: a random one is; color_unchanged: an unrelated answer stays.",
         headline=True, headings={"n_edits": "edits", **BY_REFERENCE},
         formats=dict.fromkeys(shares, ".1%"),
-    )  # fmt: skip
-
-
-def _gradients_table(by_relation: Mapping[str, Mapping[str, Any]]) -> Table:
-    return Table.of(
-        "correlations", [{"relation": name, **row} for name, row in by_relation.items()],
-        ["relation", *_CORRELATIONS],
-        "Label-wise r between the predicted and the measured change of the target logits (paper, "
-        "table 4).",
-        "permuted: with the rows of W permuted.",
-        headline=True, headings=_CORRELATIONS, formats=dict.fromkeys(_CORRELATIONS, ".2f"),
     )  # fmt: skip
 
 

@@ -191,10 +191,6 @@ class DecoderMatcher:
         candidates = [*below, HookPoint(layer, "mlp_out"), HookPoint(layer, "attention_out")]
         return [at for at in candidates if at in self.decoders]
 
-    def successors(self, hook_point: HookPoint) -> list[HookPoint]:
-        """Return the hook points with an SAE to which features of a hook point can go."""
-        return [after for after in self.decoders if hook_point in self.predecessors(after)]
-
     def match(self, hook_point: HookPoint, k: int = 1) -> dict[HookPoint, Matches]:
         """Match all features of a hook point with k of each predecessor."""
         targets = hook_points.at_hook_point(self.decoders, hook_point)
@@ -224,7 +220,8 @@ class DecoderMatcher:
             # An edge leads to a hook point that comes later in this order.
             for at in sorted(self.decoders, reverse=backward):
                 features = sorted(feature for feature in reached if feature.hook_point == at)
-                others = self.predecessors(at) if backward else self.successors(at)
+                after = [other for other in self.decoders if at in self.predecessors(other)]
+                others = self.predecessors(at) if backward else after
                 for other in others if features else ():
                     limit = limits[(other if backward else at).kind]
                     new_edges = self._edges(features, other, backward, limit, k)

@@ -5,8 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# A prediction whose spread is below this fraction of its target's is constant up to rounding.
-_CONSTANT_PREDICTION = 1e-12
+_CONSTANT_PREDICTION = 1e-12  # spread, of its target's, below which it is constant but for rounding
 
 
 class CorrelationSummary(NamedTuple):

@@ -26,8 +26,7 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.progress import progress
 
 _FLOATS = npt.NDArray[np.floating[Any]]
-# Numbers of source labels at which r is compared with that of as many random words.
-_COUNTS = (5, 10, 20, 50, 100, 200)
+_COUNTS = (5, 10, 20, 50, 100, 200)  # of source labels, compared with as many random words
 _DRAWS = 10
 R_BASELINES = (
     "random_label_mean", "random_target_label_mean", "same_prompt_label_mean", "excess_over_random"

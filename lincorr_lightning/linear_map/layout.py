@@ -24,8 +24,7 @@ from lincorr_lightning.progress import progress
 
 _log = logging.getLogger(__name__)
 _CHUNK = 256  # subjects that are read between two steps of a progress bar
-# Random words are at least this many draws of as many as are compared with labels.
-_DRAWS_AT_ONCE = 5
+_DRAWS_AT_ONCE = 5  # at least, of as many random words as are compared with labels
 _WORDS_SEED = 1
 
 T = TypeVar("T")
@@ -85,8 +84,6 @@ class JointLayout:
         pair = source.knowledge.name, target.knowledge.name
         return cls(dict(zip(pair, (source, target), strict=True)), (pair,))
 
-    # Cached: each is used once per pair and more.
-
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Number of labels of each kind of knowledge."""
@@ -141,11 +138,11 @@ class JointLayout:
     @property
     def reads(self) -> list[Read]:
         """Template and tokens of each view, in the order of the columns."""
+        prompts = {name: one.knowledge.template for name, one in self.domains.items()}
         return [
-            (str(self.control) if kind == "control" else self.domains[name].knowledge.template,
-             tuple(tokens))
-            for (kind, name), tokens in self.views.items()
-        ]  # fmt: skip
+            (str(self.control) if view.kind == "control" else prompts[view.name], tuple(tokens))
+            for view, tokens in self.views.items()
+        ]
 
     @property
     def n_labels(self) -> int:
@@ -168,26 +165,22 @@ class JointLayout:
         return self.n_read + self.permuted * self.n_labels
 
     @property
-    def label_blocks(self) -> list[Block]:
-        """The blocks of the joint scatter that maps without nulls need: one of each group."""
-        ends = [(self.columns(names[0])[0], self.columns(names[-1])[-1]) for names in self.groups]
-        spans = [slice(int(first), int(last) + 1) for first, last in ends]
-        return list(zip(spans, spans, strict=True))
-
-    @property
     def blocks(self) -> list[Block]:
-        """The blocks of the joint scatter that maps and nulls need."""
-        blocks = self.label_blocks
-        for names, (labels, _) in zip(self.groups, self.label_blocks, strict=True):
+        """The blocks of the joint scatter that maps and nulls need; first, the labels of groups."""
+        own: list[Block] = []
+        nulls: list[Block] = []
+        for names in self.groups:
+            ends = [self._spans[View("labels", name)] for name in names]
+            labels = slice(ends[0].start, ends[-1].stop)
+            own.append((labels, labels))
             if self.permuted:
-                permuted = slice(self.n_read + labels.start, self.n_read + labels.stop)
-                blocks.append((labels, permuted))
+                nulls.append((labels, slice(self.n_read + labels.start, self.n_read + labels.stop)))
             for view, span in self._spans.items():
                 if view.name in names and view.kind == "targets":
-                    blocks.append((self._spans[View("labels", view.name)], span))
+                    nulls.append((self._spans[View("labels", view.name)], span))
                 elif view.name in names and view.kind != "labels":
-                    blocks += [(labels, span), (span, span)]
-        return blocks
+                    nulls += [(labels, span), (span, span)]
+        return own + nulls
 
     @property
     def sources(self) -> list[str]:

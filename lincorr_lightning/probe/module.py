@@ -43,8 +43,7 @@ from lincorr_lightning.probe.results import ProbeFindings, probe_results, subjec
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import FIXED_TRAINING, LMStudy, require_one_pass
 
-# Number of held-out subjects whose logits are kept until the end, for standard errors.
-_MAX_KEPT = 2000
+_MAX_KEPT = 2000  # held-out subjects whose logits are kept until the end, for standard errors
 _LM = "lm"  # name of the LM itself among the views that are read; the others are layers
 _HALVES: tuple[Half, Half] = ("fit", "test")
 
@@ -158,7 +157,8 @@ class LinearProbe(LMStudy):
             {half: nn.ModuleDict({v: JointMoments(*size) for v in views}) for half in _HALVES}
         )
         # A ridge is fitted on a part of the fit half, and chosen on the rest.
-        tuned, size = ridge == "auto", (self.layout.n_labels, self.layout.label_blocks)
+        tuned = ridge == "auto"
+        size = self.layout.n_labels, self.layout.blocks[: len(self.layout.groups)]
         self.tuning = nn.ModuleList(JointMoments(*size) for _ in range(2 if tuned else 0))
         self.instancewise = nn.ModuleList(
             InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets[s]])
@@ -295,8 +295,6 @@ class LinearProbe(LMStudy):
             fit, tune = (cast(JointMoments, one).gather() for one in self.tuning)
             grid, tolerance = self.ridge_grid, self.ridge_tolerance
             self.ridges = solving.choose_ridges(fit, tune, self.layout, grid, tolerance)
-            for one in self.tuning:
-                cast(JointMoments, one).reset()
         fit = self._moments_of("fit")[_LM].gather()
         self._fit = solving.fit_layout(fit, self.layout, self.ridges)
         self.n_fit = self._fit.n
@@ -433,7 +431,7 @@ class LinearProbe(LMStudy):
         scores = score_maps(fitted, test, instance)
         kept = self._gather_kept(_LM)
         scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
-        partial = significance.partial_correlations(scores, fitted, test, layout.removed)
+        partial = significance.partial_correlations(scores, fitted, test)
         scores = with_numbers(scores, partial)
         return beside_baselines(scores, fitted, test, self.lm, self.random_labels, rows=kept)
 

@@ -24,11 +24,9 @@ if TYPE_CHECKING:
 _FLOATS = npt.NDArray[np.floating[Any]]
 _MAX_WEIGHT_FIGURES = 12  # a run over all knowledge has thousands of pairs with a reference
 _MAX_INFLUENCE_TABLES = 100
-# TensorBoard gets slow beyond some thousand tags; the tables have every pair.
-_MAX_SCALAR_PAIRS = 600
+_MAX_SCALAR_PAIRS = 600  # TensorBoard gets slow beyond some thousand tags; tables have every pair
 _FIRST_LOGGED = ("label_mean", "excess_over_random", "influenced_1", "best_baseline_1")
-# A tree over fewer pairs, those of four kinds of knowledge, shows nothing beyond the matrix.
-_MIN_KNOWN = 12
+_MIN_KNOWN = 12  # pairs, of four kinds of knowledge: a tree of fewer is no more than the matrix
 _HIT1 = {"influenced_1": "Hit@1 of W", "best_baseline_1": "Hit@1, best baseline"}
 _SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
 _RANKING = (

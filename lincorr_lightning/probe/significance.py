@@ -66,14 +66,12 @@ def p_values(scores: Sequence[PairScore]) -> Numbers:
     }
 
 
-def partial_correlations(
-    scores: Sequence[PairScore], fitted: FittedMaps, test: Moments, partial_out: Sequence[str]
-) -> Numbers:
+def partial_correlations(scores: Sequence[PairScore], fitted: FittedMaps, test: Moments) -> Numbers:
     """Return r after other knowledge was removed from both sides; none for stored maps."""
     numbers: dict[Pair, dict[str, float | None]] = {}
     alone = {score.pair: torch.from_numpy(score.label_r).square() for score in scores}
     fit, layout = fitted.moments, fitted.layout
-    if fit is None or not partial_out:
+    if fit is None or not (partial_out := layout.removed):
         return numbers
     for source in layout.sources:
         if source in partial_out:
