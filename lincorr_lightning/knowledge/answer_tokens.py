@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lincorr_lightning.knowledge.schema import Answer, Knowledge
 
@@ -42,19 +42,16 @@ def answer_tokens(
     """
     prompt = knowledge.prompt(_SUBJECT)
     gap = " " if knowledge.leading_space else ""
-    encoded = tokenizer(
-        [prompt, *(f"{prompt}{gap}{answer.text}" for answer in knowledge.answers)],
-        add_special_tokens=False, return_attention_mask=False,
-        return_offsets_mapping=tokenizer.is_fast,
-    )  # fmt: skip
-    head, *rows = encoded["input_ids"]
-    _, *spans = encoded["offset_mapping"] if tokenizer.is_fast else [None] * (len(rows) + 1)
+    texts = [prompt, *(f"{prompt}{gap}{answer.text}" for answer in knowledge.answers)]
+    options: Any = {"add_special_tokens": False, "return_attention_mask": False}
+    head, *rows = tokenizer(texts, **options)["input_ids"]
     tokens: list[list[int] | None] = []
-    for answer, ids, offsets in zip(knowledge.answers, rows, spans, strict=True):
+    for answer, text, ids in zip(knowledge.answers, texts[1:], rows, strict=True):
         own = None
         if ids[: len(head)] == head:
             own = ids[len(head) :]
-        elif offsets:
+        elif tokenizer.is_fast:  # offsets take time, and few answers need them
+            offsets = tokenizer(text, return_offsets_mapping=True, **options)["offset_mapping"]
             own = _tokens_after(offsets, ids, len(prompt), len(gap))
         tokens.append(own if own or gap else _tokens_alone(head, answer.text, tokenizer))
     return tokens
@@ -105,11 +102,15 @@ class TokenReader:
             token_id for token_id, token in tokenizer.added_tokens_decoder.items() if token.special
         }
         self._normalize = _normalizer(tokenizer)
+        self._unknown = tokenizer.unk_token_id
+        self._pieces: dict[int, str] = {}  # answers have many tokens in common
 
     def piece(self, token_id: int) -> str:
         """Decode one token, without surrounding space."""
-        text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
-        return text.replace(_SENTENCEPIECE_SPACE, " ").strip()
+        if token_id not in self._pieces:
+            text = str(self.tokenizer.decode([token_id], clean_up_tokenization_spaces=False))
+            self._pieces[token_id] = text.replace(_SENTENCEPIECE_SPACE, " ").strip()
+        return self._pieces[token_id]
 
     def splits_words(self, ids: list[int]) -> bool:
         """Return whether tokens of a script without spaces can be the parts of a word.
@@ -120,19 +121,18 @@ class TokenReader:
             return False
         backend = getattr(self.tokenizer, "backend_tokenizer", None)
         word_level = type(getattr(backend, "model", None)).__name__ == "WordLevel"
-        return not word_level and self.tokenizer.unk_token_id not in ids
+        return not word_level and self._unknown not in ids
 
     def grade(self, answer: Answer, ids: list[int]) -> Completeness | str:
         """Return how much of the answer its first token says, or why it cannot be a label."""
-        unknown = self.tokenizer.unk_token_id
-        if not ids or ids[0] == unknown:
+        if not ids or ids[0] == self._unknown:
             return "unknown word"
         if ids[0] in self._special:
             return "special token"
         text = self.piece(ids[0])
         if not text:
             # The tokenizer splits the space off, so every such answer begins with the same token.
-            return "unknown word" if unknown in ids else "bare space"
+            return "unknown word" if self._unknown in ids else "bare space"
         if _BROKEN_CHARACTER in text:
             return "part of a character"
         word = answer.text.split()[0]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from itertools import permutations
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
@@ -36,6 +36,7 @@ _Keys = tuple[str, ...]
 _SURROGATES = re.compile(r"\\\\|(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)")  # no characters of YAML
 _log = logging.getLogger(__name__)
 _TAG = "tag:yaml.org,2002:"
+_JSON_TEXTS = ("JSON", "int"), ("JSON", "float")
 _KINDS: dict[type, str] = {yaml.SequenceNode: "list", yaml.MappingNode: "mapping"}
 
 
@@ -128,8 +129,7 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class _Value:
+class _Value(NamedTuple):
     """A value of a file, with the file and the key that messages name."""
 
     origin: str
@@ -172,8 +172,8 @@ class _Value:
         if self.kind != "text":
             self.fail(f"must be a text, not a {self.kind}")
         value = self.node.value.strip() if strip else self.node.value
-        meaning, form = self.node.tag.removeprefix(_TAG), _form(self.origin)
-        if meaning not in (("str", "int", "float") if form == "JSON" else ("str",)):
+        meaning = self.node.tag.removeprefix(_TAG)
+        if meaning != "str" and (form := _form(self.origin), meaning) not in _JSON_TEXTS:
             line = self.node.start_mark.line + 1
             self.fail(f'{value} (line {line}) is a {meaning} in {form}; quote it: "{value}"')
         if not value or value != value.strip() or "\n" in value:
