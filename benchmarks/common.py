@@ -74,6 +74,7 @@ def least_time(work: Callable[[], T], repeats: int = 1, device: str = "cpu") -> 
 def write_text(path: str | Path, text: str) -> None:
     """Write a file, the whole of it or nothing."""
     part = Path(path).with_name(f".{Path(path).name}.part")
+    part.parent.mkdir(parents=True, exist_ok=True)
     part.write_text(text, encoding="utf-8")
     part.replace(path)
 

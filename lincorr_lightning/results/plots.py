@@ -114,7 +114,7 @@ def to_png(figure: Figure) -> bytes:
     canvas.draw()  # type: ignore[no-untyped-call]
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")  # type: ignore[no-untyped-call]
     file = io.BytesIO()
-    image.save(file, "png", dpi=(figure.dpi, figure.dpi))
+    image.save(file, "png", dpi=(figure.dpi, figure.dpi), compress_level=2)  # twice as fast as 6
     return file.getvalue()
 
 
