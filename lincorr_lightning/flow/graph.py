@@ -220,8 +220,9 @@ class DecoderMatcher:
             # An edge leads to a hook point that comes later in this order.
             for at in sorted(self.decoders, reverse=backward):
                 features = sorted(feature for feature in reached if feature.hook_point == at)
-                after = [other for other in self.decoders if at in self.predecessors(other)]
-                others = self.predecessors(at) if backward else after
+                others = self.predecessors(at)
+                if not backward:
+                    others = [after for after in self.decoders if at in self.predecessors(after)]
                 for other in others if features else ():
                     limit = limits[(other if backward else at).kind]
                     new_edges = self._edges(features, other, backward, limit, k)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-_CONSTANT_PREDICTION = 1e-12  # spread, of its target's, below which it is constant but for rounding
+_CONSTANT_PREDICTION = 1e-12  # of its target's spread; one below it is constant up to rounding
 
 
 class CorrelationSummary(NamedTuple):

@@ -167,8 +167,7 @@ class JointLayout:
     @property
     def blocks(self) -> list[Block]:
         """The blocks of the joint scatter that maps and nulls need; first, the labels of groups."""
-        own: list[Block] = []
-        nulls: list[Block] = []
+        own, nulls = list[Block](), list[Block]()
         for names in self.groups:
             ends = [self._spans[View("labels", name)] for name in names]
             labels = slice(ends[0].start, ends[-1].stop)
