@@ -163,10 +163,16 @@ class Checks:
         return error if is_shared or error > EXACT else f"no: {lm.reads_prompts}"
 
     def bfloat16(self) -> float:
-        """Read in bfloat16; the error is that of rounding, a few percent."""
+        """Read in bfloat16: error in units of the LM's own, from float32 with the same weights.
+
+        How large rounding errors are depends on the processor; what makes a wrong number does not.
+        """
         lm = self.read(dtype="bfloat16")
         model = hf.AutoModelForCausalLM.from_pretrained(self.folder, dtype="bfloat16").eval()
-        return error_of(lm.logits_of_rows(self.rows, TOKENS), logits_alone(model, self.rows))
+        own = logits_alone(model, self.rows)
+        exact = logits_alone(model.float(), self.rows)
+        error = lm.logits_of_rows(self.rows, TOKENS).double() - exact
+        return float(error.norm() / (own - exact).norm())
 
     def widened(self) -> float:
         """Read an LM in bfloat16 whose forward pass computes in float32."""
@@ -289,7 +295,7 @@ class Checks:
             )  # fmt: skip
 
 
-LIMITS = {"bfloat16": 0.1, "lora": 1e-2, "joint": 1e-3}
+LIMITS = {"bfloat16": 1.5, "lora": 1e-2, "joint": 1e-3}
 # The method of `Checks` and the heading of the table.
 CHECKS = {
     "logits": "logits", "shared": "shared prefixes", "bfloat16": "bfloat16",

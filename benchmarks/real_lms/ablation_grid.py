@@ -115,8 +115,9 @@ def cut(folder: Path, width: int, into: Path) -> None:
 
 
 def measure(
-    cell: Cell, folder: Path, mappings: Sequence[str], seeds: list[int], epochs: tuple[int, int]
-) -> list[dict[str, Any]]:
+    cell: Cell, folder: Path, mappings: Sequence[str], seeds: list[int], epochs: tuple[int, int],
+    precision: Any = "bf16-mixed",
+) -> list[dict[str, Any]]:  # fmt: skip
     """Return a row for each way to learn, mapping and seed."""
     rows: list[dict[str, Any]] = []
     corpus: PairedCorpus | None = None
@@ -145,7 +146,7 @@ def measure(
                 corpus.labels, corpus.texts, module.plan, module.embedding.tokenizer
             )
             trainer = L.Trainer(
-                accelerator="cpu", devices=1, max_epochs=1, precision="bf16-mixed", logger=False,
+                accelerator="cpu", devices=1, max_epochs=1, precision=precision, logger=False,
                 enable_checkpointing=False, enable_progress_bar=False,
                 enable_model_summary=False, default_root_dir=temporary,
             )  # fmt: skip

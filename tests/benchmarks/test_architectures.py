@@ -10,6 +10,7 @@ import transformers as hf
 
 from benchmarks.architectures import (
     CHECKS,
+    LIMITS,
     PATH,
     TOKENS,
     Checks,
@@ -55,7 +56,7 @@ def test_an_lm_is_read_as_one_prompt_at_a_time(checks: Checks) -> None:
     assert checks.logits() < 1e-4
     shared = checks.shared()
     assert isinstance(shared, str) or shared < 1e-4
-    assert checks.bfloat16() < 0.1
+    assert checks.bfloat16() < LIMITS["bfloat16"]
     assert checks.widened() < 1e-4
 
 

@@ -461,7 +461,9 @@ def test_repairs_are_compared_by_reference(
 def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> None:
     """What is found is what a whole run finds for each way; an embedding is cut as by an SVD."""
     cell = ablation_grid.Cell("tiny_world", kind="gated")
-    measured = ablation_grid.measure(cell, TINY_WORLD, ablation_grid.BOTH, [0, 3], (2, 3))
+    measured = ablation_grid.measure(
+        cell, TINY_WORLD, ablation_grid.BOTH, [0, 3], (1, 2), "32-true"
+    )
     found = DataFrame(measured)
     assert len(found) == 3 * 2 * 2
     for way in ("network", "all", "embeddings"):
@@ -469,9 +471,8 @@ def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> No
             "fit", "--config", "configs/vocabulary_ablation_paper.yaml", "--model.seeds=[0, 3]",
             "--model.mapping=[reference, permuted]", f"--model.learn.train={way}",
             "--data.max_sources_per_target=1", "--model.network.kind=gated",
-            "--model.compose.epochs=2", "--model.compose.batch_size=256",
-            "--model.learn.epochs=3", "--trainer.precision=bf16-mixed",
-            f"--trainer.default_root_dir={tmp_path}", common.QUIET,
+            "--model.compose.epochs=1", "--model.compose.batch_size=256",
+            "--model.learn.epochs=2", f"--trainer.default_root_dir={tmp_path}", common.QUIET,
         ]  # fmt: skip
         whole = DataFrame(common.results_of(*options)["runs"])
         own = found[found["train"] == way]

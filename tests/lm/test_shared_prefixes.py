@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -211,8 +212,16 @@ def test_nan_names_the_prompt() -> None:
         lm.joint_logits(prompts(), DOMAINS)
 
 
-@pytest.mark.slow
-def test_compiled(lm_folder: Folder) -> None:
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param("aot_eager", marks=pytest.mark.slow),
+        # Minutes of a C++ compiler.
+        pytest.param("inductor", marks=pytest.mark.nightly),
+    ],
+)
+def test_compiled(backend: str, lm_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
     lm = LanguageModel.from_pretrained(str(lm_folder("llama")), compile=True)
     expected = naive(LanguageModel.from_pretrained(str(lm_folder("llama"))).model)
     assert (lm.joint_logits(prompts(), DOMAINS) - expected).abs().max() <= TOLERANCE
