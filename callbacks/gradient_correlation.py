@@ -181,7 +181,8 @@ class GradientCorrelation(MapCallback):
             scalars = self._named({k: r for k, r in numbers.items() if "correlation" in k})
         else:
             names = [*_NAMES, *(["gradient_correlation_auto"] if "auto" in self.maps else [])]
-            numbers = {name: _mean([step[name] for step in self._steps]) for name in names}
+            steps = torch.tensor([[s[n] for n in names] for s in self._steps], dtype=torch.float64)
+            numbers = dict(zip(names, steps.view(-1, len(names)).nanmean(0).tolist(), strict=True))
             numbers["n_updates"] = len(self._steps)
             at_last = {"logit_correlation": self._logit_r(self.read(self._watched))}
             self.log_scalars(trainer, self._named(at_last), self.step)
@@ -221,7 +222,3 @@ def _mean_r(prediction: Tensor, target: Tensor) -> float:
     if len(target) < MIN_SUBJECTS:
         return float("nan")
     return summarize(labelwise_pearson(prediction, target)).mean
-
-
-def _mean(values: list[float]) -> float:
-    return torch.tensor(values, dtype=torch.float64).nanmean().item()

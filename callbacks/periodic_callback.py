@@ -258,8 +258,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         """
         if edit_batch is None:
             latest = step + self.shared.max_updates_per_batch
-            is_late = latest - (self._last_measured or 0) > self.every_n_steps
-            return is_late or self._is_awaited
+            return self._is_awaited or latest - (self._last_measured or 0) > self.every_n_steps
         return (edit_batch.step + 1) % self.every_n_steps == 0 or edit_batch.last
 
     def on_train_batch_start(

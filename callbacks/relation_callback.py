@@ -134,8 +134,7 @@ class RelationCallback(PeriodicCallback):
         self, subjects: Sequence[str], adapter_ids: Sequence[int | None] | None = None
     ) -> list[list[Query]]:
         """Return the prompts of each domain, each subject in its adapter or, if None, the LM's."""
-        ids = adapter_ids or [None] * len(subjects)
-        pairs = list(zip(subjects, ids, strict=True))
+        pairs = list(zip(subjects, adapter_ids or [None] * len(subjects), strict=True))
         prompts = [domain.knowledge.prompt for domain in self.domains]
         return [[Query(prompt(subject), i, subject) for subject, i in pairs] for prompt in prompts]
 

@@ -23,8 +23,7 @@ _N_POINTS = 5
 
 def forecaster_words(names: Iterable[str]) -> dict[str, str]:
     """Return what screens and figures call forecasters."""
-    of_maps = {name: f"W, ridge {name[4:]}" for name in names if name.startswith("map_")}
-    return of_maps | FORECASTERS
+    return {name: f"W, ridge {name[4:]}" for name in names if name[:4] == "map_"} | FORECASTERS
 
 
 def reference_weights_figure(

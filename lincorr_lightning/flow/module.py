@@ -163,8 +163,7 @@ class FeatureFlow(LMStudy):
         self._n_skipped = int((batch.attention_mask - batch.counted.long()).sum(1).max())
         self._statistics.update(rows, self._n_skipped)
         # Later measurements read some of the texts again.
-        n_kept = max(2 * self.deactivation.n_cases, self.steering.n_texts)
-        if len(self._rows) < n_kept:
+        if len(self._rows) < max(2 * self.deactivation.n_cases, self.steering.n_texts):
             self._rows += rows
 
     def build_results(self) -> Results:

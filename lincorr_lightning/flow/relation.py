@@ -256,8 +256,7 @@ def compare_answers(
     below = [at for at in matcher.decoders if at != last]
 
     def flow(start: Feature) -> set[Feature]:
-        graph = matcher.follow(start, direction="backward", thresholds=thresholds, k=k)
-        return set(graph.features)
+        return set(matcher.follow(start, direction="backward", thresholds=thresholds, k=k).features)
 
     source_flows = {label: flow(best.feature) for label, best in source[last].items()}
     target_flows = {label: flow(best.feature) for label, best in target[last].items()}

@@ -129,8 +129,7 @@ class KnowledgeGeometry(LMStudy):
             require_fit_half_first(batch, batch_idx)
             rows = domain_rows(self.lm, self.layout.reads, batch.subjects)
             if not batch.is_padding:
-                moments = self.fit_moments if batch.half == "fit" else self.test_moments
-                moments.update(rows)
+                (self.fit_moments if batch.half == "fit" else self.test_moments).update(rows)
         if batch.half == "fit":
             return
         for name, domain in self.layout.domains.items():

@@ -152,8 +152,7 @@ def intrinsic_dimension(
     enough = nearest.distinct.sum(-1, keepdim=True) > outer
     ratio = (far / near).mT  # (..., n_scalings, n_tokens)
     ratio = ratio.where(nearest.distinct[..., None, :] & enough[..., None], torch.nan)
-    quantiles = ratio.new_tensor([0.5, 0.95])
-    middle, high = ratio.nanquantile(quantiles, dim=-1, keepdim=True)
+    middle, high = ratio.nanquantile(ratio.new_tensor([0.5, 0.95]), dim=-1, keepdim=True)
     # With <=, a cloud in which all ratios are equal keeps them.
     used = ratio <= middle + 20 * (high - middle)
     found = _maximum_likelihood(ratio.log().where(used, 0.0), used, outer)
@@ -203,8 +202,7 @@ def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
     apart = distances.diff(dim=1) > _ROUNDING * distances[:, 1:]
     # Rank of each first token in each list; the last column takes the entries that are empty.
     rank = indices.new_full((n_tokens, n_tokens + 1), k + 1)
-    ranks = 1 + pad(apart, (1, 0)).cumsum(1)
-    rank.scatter_(1, indices.where(indices >= 0, n_tokens), ranks)
+    rank.scatter_(1, indices.where(indices >= 0, n_tokens), 1 + pad(apart, (1, 0)).cumsum(1))
     rank[position, first] = 0
     order = rank[:, first] * n_tokens + position
     order.fill_diagonal_((k + 2) * n_tokens)

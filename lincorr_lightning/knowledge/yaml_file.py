@@ -53,8 +53,7 @@ class Entity:
 
     def texts(self, language: str) -> tuple[str, ...]:
         """Return the ways to write it; in English its identity, unless the file lists others."""
-        default = (self.identity,) if language == "en" else ()
-        return self.names.get(language, default)
+        return self.names.get(language, (self.identity,) if language == "en" else ())
 
 
 Entities = Mapping[str, Mapping[str, Entity]]  #: Entities by kind and identity.

@@ -160,8 +160,7 @@ def _r_at_targets(
     to_words = RidgeSolver(fitted.moments, x, **words)
     values, sides = _r_and_influences(test, own, x, y, rows), {}
     for target, labels in solver.split_targets(layout, source, values):
-        ridge = fitted.ridges[source, target]
-        one = _better(to_words, ridge, test, x, words[target], target)
+        one = _better(to_words, fitted.ridges[source, target], test, x, words[target], target)
         both = labels, _r_and_influences(test, one, x, words[target], rows)
         sides[target] = [(each[0].numpy(), each[1:].nanmean(1).numpy()) for each in both]
     return sides
@@ -230,8 +229,7 @@ def vocabulary_baselines(
             }
         if right is None or score.precision is None:
             continue
-        counts = right.sum(1)
-        order = counts.argsort(descending=True, stable=True).argsort()
+        order = right.sum(1).argsort(descending=True, stable=True).argsort()
         others["constant"] = -order[:, None].double().expand_as(weight)
         if head_rows is not None:
             source, target = (head_rows[layout.columns(name)] for name in pair)
@@ -281,5 +279,4 @@ def fit_and_score(
 ) -> list[PairScore]:  # fmt: skip
     """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
     fitted = solver.fit_layout(fit, layout, ridge)
-    scores = score_maps(fitted, test)
-    return beside_baselines(scores, fitted, test, lm, n_compared, counts=())[0]
+    return beside_baselines(score_maps(fitted, test), fitted, test, lm, n_compared, counts=())[0]

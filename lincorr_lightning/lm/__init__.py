@@ -1,12 +1,25 @@
 """Any causal LM by folder, hub id, or the packaged tiny world; logits at the last position."""
 
-from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.finder import causal_lm_of
-from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.modes import evaluating
-from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "LMConfig", "LanguageModel", "causal_lm_of", "evaluating", "sample_subjects", "sample_up_to",
-    "usable_strings",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from lincorr_lightning.lm.config import LMConfig
+    from lincorr_lightning.lm.finder import causal_lm_of
+    from lincorr_lightning.lm.language_model import LanguageModel
+    from lincorr_lightning.lm.modes import evaluating
+    from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
+
+__all__ = ["LMConfig", "LanguageModel", "causal_lm_of", "evaluating", "sample_subjects",
+           "sample_up_to", "usable_strings"]  # fmt: skip
+
+# Imported on first use: a tokenizer is read without torch.
+_MODULES = {"LMConfig": "config", "LanguageModel": "language_model", "causal_lm_of": "finder",
+            "evaluating": "modes"}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        module = f"{__name__}.{_MODULES.get(name, 'vocabulary')}"
+        return getattr(importlib.import_module(module), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

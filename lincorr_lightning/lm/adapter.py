@@ -9,18 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.errors import LanguageModelError
-from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.head import are_same, call_model, head_of, probe_tokens
 
 _MAX_LISTED = 3
 _TWICE = re.compile(r"\.(modules_to_save\.weight|token_adapter\.trainable_tokens_delta)")
 
 
-def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
+def merge_adapter(model: Any, settings: dict[str, Any], file: Path) -> Any:
     """Merge an adapter into the weights of an LM, in place and in its dtype; return the LM.
 
-    It is a plain LM afterwards, with as many tokens as an embedding that is saved in the `file` of
-    the adapter's weights. Errors of peft, and those of reading, are left to the caller.
+    The `settings` are those of its ``adapter_config.json``. It is a plain LM afterwards, with as
+    many tokens as an embedding that is saved in the `file` of the adapter's weights. Errors of
+    peft, and those of reading, are left to the caller.
 
     Raises:
         LanguageModelError: The adapter cannot be merged, or does not fit the LM's layers.
@@ -29,7 +29,7 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
     from peft.tuners.tuners_utils import BaseTunerLayer
     from safetensors.torch import load_file
 
-    config: Any = PeftConfig.from_peft_type(**read_settings(config_file))  # type: ignore[no-untyped-call]
+    config: Any = PeftConfig.from_peft_type(**settings)  # type: ignore[no-untyped-call]
     is_safe = file.suffix == ".safetensors"
     weights = load_file(file) if is_safe else torch.load(file, "cpu", weights_only=True)
     if broken := [key for key, weight in weights.items() if not weight.float().isfinite().all()]:
@@ -73,23 +73,6 @@ def merge_adapter(model: Any, config_file: Path, file: Path) -> Any:
             "library that trained it, and pass the merged LM."
         )
     return merged
-
-
-def read_settings(path: Path) -> dict[str, Any]:
-    """Return an ``adapter_config.json``; refuse an adapter that cannot be merged by its kind."""
-    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
-
-    settings = read_json(path, LanguageModelError, "Copy the adapter again.")
-    is_alora = bool(settings.get("alora_invocation_tokens"))
-    kind: Any = "LORA with alora_invocation_tokens" if is_alora else str(settings.get("peft_type"))
-    if not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload"):
-        raise LanguageModelError(
-            f"{path} has the peft_type {kind}, which the installed peft cannot merge into an LM's "
-            "weights. Pass an adapter of another type, such as LORA."
-        )
-    settings.pop("runtime_config", None)
-    # Frozen weights would look like missing ones; a library named here would be imported.
-    return settings | {"inference_mode": False, "megatron_config": None}
 
 
 def _is_twin(key: str, weights: dict[str, Tensor]) -> bool:

@@ -91,8 +91,7 @@ def logits_at(
         states = states.index_select(0, ends.to(states.device))
         return _rows_product(head, states, token_ids).view(1, 1, -1)
 
-    logits = _with_head(model, product, input_ids, **more)
-    return logits.view(len(ends), len(token_ids)).double()
+    return _with_head(model, product, input_ids, **more).view(len(ends), len(token_ids)).double()
 
 
 def _with_head(

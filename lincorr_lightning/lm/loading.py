@@ -13,10 +13,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
 from lincorr_lightning.errors import LanguageModelError, listed
-from lincorr_lightning.lm.adapter import merge_adapter, read_settings
+from lincorr_lightning.io import read_json
 from lincorr_lightning.lm.config import TINY_WORLD, TINY_WORLD_EDITED, LMConfig
 
 if TYPE_CHECKING:
@@ -35,10 +33,11 @@ _MAX_LAYERS = 1_000  # more would take minutes to hours, and all memory
 _MAX_LOOPS = 16  # of layers that an LM runs several times
 _DEPTHS = re.compile(r'"(\w*(?:layers|n_layer|depth|blocks|stages))": (\d+)')
 _MAX_REASON = 400  # characters of a library's message
-# Dtypes of weights that are not quantized, as safetensors names them.
-_PLAIN = {
-    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
-}  # fmt: skip
+# Dtypes of weights that are not quantized, as safetensors and torch name them.
+_PLAIN = "F64", "F32", "F16", "BF16"
+_PLAIN_TORCH = "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"
+_GENERIC_TOKENIZERS = "TokenizersBackend", "PreTrainedTokenizerFast"
+_PLAIN_TYPES = "gpt2", "gpt_neox", "llama"  # of LMs whose generic tokenizers get no class of theirs
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
@@ -92,13 +91,13 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
             raise LanguageModelError(
                 f"{adapter} is an LM: it has no {ADAPTER_CONFIG}. Pass an adapter as lm.adapter."
             )
-        read_settings(path)
+        _adapter_settings(path)
         return replace(found, adapter=adapter)
     found = _find(config, what)
     path = None if found.gguf_file is not None else file_of(found, ADAPTER_CONFIG)
     if path is None or (what != "the LM" and file_of(found, _TOKENIZER)):
         return found
-    settings = read_settings(path)
+    settings = _adapter_settings(path)
     name = str(settings.get("base_model_name_or_path") or "")
     if not name:
         raise LanguageModelError(
@@ -121,6 +120,23 @@ def file_of(checkpoint: Checkpoint, name: str, is_needed: bool = False) -> Path 
     with explained(checkpoint, name, "Is the name right?"):
         path = cached_file(checkpoint.location, name, **options)
     return None if path is None else Path(path)
+
+
+def _adapter_settings(path: Path) -> dict[str, Any]:
+    """Return an ``adapter_config.json``; refuse an adapter that cannot be merged by its kind."""
+    from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+
+    settings = read_json(path, LanguageModelError, "Copy the adapter again.")
+    is_alora = bool(settings.get("alora_invocation_tokens"))
+    kind: Any = "LORA with alora_invocation_tokens" if is_alora else str(settings.get("peft_type"))
+    if not hasattr(PEFT_TYPE_TO_TUNER_MAPPING.get(kind), "merge_and_unload"):
+        raise LanguageModelError(
+            f"{path} has the peft_type {kind}, which the installed peft cannot merge into an LM's "
+            "weights. Pass an adapter of another type, such as LORA."
+        )
+    settings.pop("runtime_config", None)
+    # Frozen weights would look like missing ones; a library named here would be imported.
+    return settings | {"inference_mode": False, "megatron_config": None}
 
 
 def _find(config: LMConfig, what: str) -> Checkpoint:
@@ -313,9 +329,20 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
-    from transformers import AutoTokenizer
+def _tokenizer_class(checkpoint: Checkpoint) -> Any:
+    """Return what reads the tokenizer: a generic one's class, which does not import torch."""
+    import transformers
 
+    files = [Path(checkpoint.location) / name for name in ("config.json", _TOKENIZER)]
+    if checkpoint.gguf_file is None and all(map(Path.is_file, files)):
+        model, own = (read_json(p, LanguageModelError, "Copy the files again.") for p in files)
+        is_generic = own.get("tokenizer_class") in _GENERIC_TOKENIZERS and "auto_map" not in own
+        if is_generic and model.get("model_type") in _PLAIN_TYPES:
+            return transformers.TokenizersBackend
+    return transformers.AutoTokenizer
+
+
+def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     way_out = (
         "Copy the tokenizer files (tokenizer.json, tokenizer_config.json, ...) of the base LM into "
         "it, or pass their folder as lm.tokenizer."
@@ -326,7 +353,7 @@ def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     if checkpoint in kept:
         return kept[checkpoint]
     with explained(checkpoint, "the tokenizer", way_out):
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+        tokenizer: PreTrainedTokenizerBase = _tokenizer_class(checkpoint).from_pretrained(
             checkpoint.location, **checkpoint.options
         )
         tokenizer("a text of 9 " * 9, verbose=False)  # some settings are used only now
@@ -380,6 +407,8 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     """
     from transformers import AutoModelForCausalLM, GgufConfig
 
+    from lincorr_lightning.lm.adapter import merge_adapter
+
     if (adapter := checkpoint.adapter) is not None:
         base = replace(checkpoint, adapter=None)
         if checkpoint.gguf_file is None and hasattr(config, "quantization_config"):
@@ -399,7 +428,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             "that LM as lm.name_or_path and the adapter as lm.adapter."
         )
         with explained(adapter, "the adapter", hint):
-            return merge_adapter(model, *files[:2])
+            return merge_adapter(model, _adapter_settings(files[0]), files[1])
     options = checkpoint.options | {"dtype": checkpoint.config.dtype}
     if attention := checkpoint.config.attn_implementation:
         options["attn_implementation"] = attention
@@ -436,17 +465,19 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
 
 def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: Any) -> None:
     """Refuse plain weights that the config says are quantized: one of them is another LM's."""
+    import torch
+
     if method is None or checkpoint.gguf_file is not None:
         return
     weights = (w for n, w in model.state_dict().items() if w.dim() > 1 and "position" not in n)
-    if any(weight.dtype not in _PLAIN.values() for weight in weights):
+    if any(str(weight.dtype) not in _PLAIN_TORCH for weight in weights):
         return
     folder = Path(str(file_of(checkpoint, "config.json"))).parent
     if any(dtype not in _PLAIN for _, dtype in _stored(folder)):
         return
     for path in sorted(folder.glob("pytorch_model*.bin")):
         stored = torch.load(path, "cpu", weights_only=True, mmap=True)
-        if any(weight.dtype not in _PLAIN.values() for weight in stored.values()):
+        if any(str(weight.dtype) not in _PLAIN_TORCH for weight in stored.values()):
             return
     name = method.get("quant_method") if isinstance(method, dict) else method.quant_method
     raise LanguageModelError(

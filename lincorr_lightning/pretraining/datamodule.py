@@ -107,8 +107,7 @@ class PackedStatements(Dataset[PackedBatch]):
             self._epoch = epoch, self._draw(epoch)
         first = (step * self.n_shards + self.rank) * self.batch_size
         drawn = self._epoch[1][first : first + self.batch_size]
-        packed = _pack(drawn or self._epoch[1][:1], self.row_length)
-        return replace(packed, is_padding=not drawn)
+        return replace(_pack(drawn or self._epoch[1][:1], self.row_length), is_padding=not drawn)
 
     def _draw(self, epoch: int) -> list[_Drawn]:
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self._statements))

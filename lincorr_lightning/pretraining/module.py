@@ -222,8 +222,7 @@ class Pretraining(Study):
         return torch.lerp(subjects, embedding(batch.partners), batch.shares[..., None])
 
     def on_validation_epoch_start(self) -> None:
-        names = self._ready[1].knowledge
-        self._hits = {name: MeanMetric().to(self.device) for name in names}
+        self._hits = {name: MeanMetric().to(self.device) for name in self._ready[1].knowledge}
 
     def validation_step(self, batch: RecallBatch, batch_idx: int) -> None:
         """Count prompts whose true answer is the most likely token of all."""
@@ -234,8 +233,7 @@ class Pretraining(Study):
     def on_validation_epoch_end(self) -> None:
         self._recall = {name: float(hits.compute()) for name, hits in self._hits.items()}
         self.log_dict({f"val/recall/{name}": value for name, value in self._recall.items()})
-        mean = sum(self._recall.values()) / len(self._recall)
-        self.log("val/recall", mean, prog_bar=True)
+        self.log("val/recall", sum(self._recall.values()) / len(self._recall), prog_bar=True)
 
     def build_results(self) -> Results:
         """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
@@ -363,5 +361,4 @@ def off_target_penalty(
     )
     second = torch.where(second == IGNORED, targets, second)
     wrong = answers[knowledge].scatter(1, torch.stack([targets, second], 1), 0.0)
-    squares = (logits.square() * wrong).sum(1) / wrong.sum(1).clamp(min=1)
-    return squares.mean()
+    return ((logits.square() * wrong).sum(1) / wrong.sum(1).clamp(min=1)).mean()

@@ -431,8 +431,7 @@ class LinearProbe(LMStudy):
         scores = score_maps(fitted, test, instance)
         kept = self._gather_kept(_LM)
         scores = with_numbers(scores, significance.standard_errors(fitted, test, kept))
-        partial = significance.partial_correlations(scores, fitted, test)
-        scores = with_numbers(scores, partial)
+        scores = with_numbers(scores, significance.partial_correlations(scores, fitted, test))
         return beside_baselines(scores, fitted, test, self.lm, self.random_labels, rows=kept)
 
     def _score_layers(self) -> dict[int, list[PairScore]]:

@@ -247,8 +247,7 @@ class MapResilience(LMStudy):
             old = replace(old, maps={**old.maps, "y": self._stored_maps(self.stored)})
         before = _read_label_means(self._run) if self._run is not None and not then else {}
         if then:
-            scores = score_maps(old, then["test"])
-            before = {score.pair: score.label_mean for score in scores}
+            before = {score.pair: score.label_mean for score in score_maps(old, then["test"])}
         test, n = now["test"], self.random_labels
         after, refitted = (
             beside_baselines(score_maps(maps, test), maps, test, lm, n, counts=())[0]

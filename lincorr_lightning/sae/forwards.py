@@ -209,8 +209,7 @@ def remove_features(saes: SAEs, features: Iterable[Feature]) -> dict[HookPoint, 
         indices.setdefault(feature.hook_point, []).append(feature.index)
 
     def remove(sae: SparseAutoencoder, index: list[int], x: Tensor) -> Tensor:
-        removed = sae.encode(x)[..., index] @ sae.decoder[index] / sae.input_scale
-        return x - removed.to(x.dtype)
+        return x - (sae.encode(x)[..., index] @ sae.decoder[index] / sae.input_scale).to(x.dtype)
 
     return {at: partial(remove, saes[at], index) for at, index in indices.items()}
 

@@ -212,8 +212,7 @@ class StackedAutoencoders(nn.Module):
         """Remove the component of the decoder's gradient that only changes the norms of rows."""
         gradient = self.decoder.grad
         if gradient is not None:
-            along = (gradient * self.decoder).sum(-1, keepdim=True)
-            gradient.sub_(along * self.decoder)
+            gradient.sub_((gradient * self.decoder).sum(-1, keepdim=True) * self.decoder)
 
     @torch.no_grad()
     def normalize(self) -> None:
@@ -330,8 +329,7 @@ class _KnownPreActivations(torch.autograd.Function):
             torch.arange(len(order), device=order.device), gradient[order, None],
             counts.cumsum(0) - counts, mode="sum",
         ).view(n_hook_points, 1, n_features)  # fmt: skip
-        to_center = -torch.bmm(sums, encoder)[:, 0]
-        return None, to_encoder, sums[:, 0], to_center, None, None
+        return None, to_encoder, sums[:, 0], -torch.bmm(sums, encoder)[:, 0], None, None
 
 
 def _decode(features: Tensor, decoder: Tensor, entries: "_Entries") -> Tensor:

@@ -29,6 +29,12 @@ def test_commands_that_need_no_lm_import_no_torch(arguments: str) -> None:
     assert not imported("-m", "lincorr_lightning", *arguments.split()) & HEAVY
 
 
+def test_a_generic_tokenizer_is_read_without_torch() -> None:
+    found = imported("-m", "lincorr_lightning", "audit", "--knowledge", "[city]")
+    assert "tokenizers" in found
+    assert not found & (HEAVY - {"transformers"})
+
+
 @pytest.mark.parametrize(
     "names",
     ["lincorr_lightning", "lincorr_lightning.knowledge", "lincorr_lightning.results",

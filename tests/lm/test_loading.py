@@ -297,3 +297,19 @@ def test_an_lm_that_was_changed_is_read_again(small_lm: str, reads: list[str]) -
         assert lm_of(small_lm).model is adapted.model
         assert len(reads) == 3
         assert lm_of(small_lm, dtype="bfloat16").model is not adapted.model
+
+
+@pytest.mark.parametrize("tokenizer_class", ["TokenizersBackend", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "llama", "mistral", "qwen2", "gemma3"])
+def test_a_tokenizer_is_of_the_class_that_transformers_chooses(
+    model_type: str, tokenizer_class: str, folder: Path
+) -> None:
+    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": tokenizer_class}))
+    found = loading.read_tokenizer(loading.find_checkpoint(LMConfig(str(folder)), "the tokenizer"))
+    expected = hf.AutoTokenizer.from_pretrained(folder)
+    assert type(found) is type(expected)
+    texts = ["Paris lies in the country of", " Anna 12", "<s>x"]
+    assert found(texts)["input_ids"] == expected(texts)["input_ids"]
+    assert found.all_special_tokens == expected.all_special_tokens

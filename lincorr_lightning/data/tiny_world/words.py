@@ -91,8 +91,7 @@ class PlainWords:
                 word = first_word(answer.text)
                 self.all.update(words_of(answer.text))
                 self._kinds.setdefault(word, set()).add(one.kind)
-                alike = self._identities.setdefault((one.name, word), set())
-                alike.add(answer.identity)
+                self._identities.setdefault((one.name, word), set()).add(answer.identity)
         self.all |= self.of_prompts
 
     def pick(
@@ -118,8 +117,7 @@ class PlainWords:
                 for other, answers in alike
             )
         ]
-        missing = None if n is None else max(n - len(known), 0)
-        return known + plain[:missing]
+        return known + plain[: None if n is None else max(n - len(known), 0)]
 
     def meanings(self, word: str) -> dict[str, set[str]]:
         """Return attribute -> identities that a word is an answer of, in any language."""
