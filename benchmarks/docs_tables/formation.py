@@ -23,8 +23,7 @@ COLUMNS = ("both stated", "r", "random words", "control", "Hit@1 influenced", "v
 
 def row(cooccurrence: float, formed: dict[str, Any], taught: dict[str, Any]) -> list[str]:
     """Return a row of the table: the LM at the end of its training."""
-    points = formed["formation"]["correlations"]
-    last = [point for point in points if point["pair"] == PAIR][-1]
+    last = [point for point in formed["formation"]["correlations"] if point["pair"] == PAIR][-1]
     recall = {point["knowledge"]: point for point in formed["formation"]["recall"]}
     return [
         percent(cooccurrence),

@@ -179,8 +179,7 @@ def sections(families: Mapping[str, Sequence[Knowledge]]) -> dict[str, list[Know
     for family, members in families.items():
         languages = by_language(members)
         for language, group in languages.items():
-            title = family.capitalize() + (f": {language}" if len(languages) > 1 else "")
-            found[title] = group
+            found[family.capitalize() + (f": {language}" if len(languages) > 1 else "")] = group
     return found
 
 

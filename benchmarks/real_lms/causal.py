@@ -1,10 +1,11 @@
 """Does W cause? Moves of the states of edits, and matched pairs of edits, on pretrained LMs.
 
-    python -m benchmarks.real_lms.causal FOLDER
+    python -m benchmarks.real_lms.causal FOLDER [--seeds "[0, 1, 2]"]
 
 FOLDER holds a folder for each LM. Of each, ``benchmarks/results/real_lms/LM/causal.json`` has the
 numbers whose tables are put into docs/causal.md, and ``causal.npz`` the target logits before and
-after each edit and the columns of the maps; an LM that has them is not run again.
+after each edit and the columns of the maps; an LM that has them is not run again. Another seed has
+other edits, adapters and subjects of the maps, and ``causal_SEED.json`` alone.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -20,9 +22,11 @@ from typing import Any
 import numpy as np
 import torch
 from jsonargparse import auto_cli
+from pandas import DataFrame
 from torch import Tensor
 
 from benchmarks.common import QUIET, markdown_table, place_tables, read_numbers, write_numbers
+from benchmarks.real_lms.ablation_grid import interval
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
@@ -33,33 +37,36 @@ SETTINGS = (
     "fit", "--config", "configs/causal.yaml", "--model.lm.dtype=float32",
     "--matmul_precision=medium", "--model.lm.attn_implementation=eager",
 )  # fmt: skip
+SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
 
 
-def measure(lm: Path | str, output: Path, *options: str) -> None:
-    """Move the states of an LM's edits, and write the numbers."""
+def measure(lm: Path | str, path: Path, *options: str) -> None:
+    """Move the states of an LM's edits, and write the numbers; those of ``causal.json`` whole."""
     with tempfile.TemporaryDirectory() as scratch:
         where = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={scratch}"
         trainer = lincorr([*SETTINGS, *options, *where, QUIET]).trainer
-        copyfile(Path(trainer.log_dir) / "figures" / "intervention.png", output / "causal.png")
+        if is_whole := path.stem == "causal":
+            copyfile(f"{trainer.log_dir}/figures/intervention.png", path.with_suffix(".png"))
     (found,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
-    save(found.edits, found.results, output, *options)
+    if is_whole:
+        save_states(found.edits, path.with_suffix(".npz"))
+    now = found.edits.answers(found.edits.after)
+    content = {
+        "options": [*SETTINGS, *options], **found.results, "matched": list(matched(found.edits)),
+        "edits": {k: float(found.edits.by_reference(now[k]).mean()) for k in RESPONSES},
+    }  # fmt: skip
+    write_numbers(path, content)
 
 
-def save(edits: EditStates, results: dict[str, Any], output: Path, *options: str) -> None:
-    """Write the numbers, and what they are made of but for what is drawn at random."""
+def save_states(edits: EditStates, path: Path) -> None:
+    """Write what the numbers are made of but for what is drawn at random."""
     arms = {arm: x[0] for arm, x in edits.weights.items() if arm in ("W", "W, plain", "W0")}
     parts = {"before": edits.before, "after": edits.after, "popularity": edits.popularity, **arms}
     np.savez_compressed(
-        output / "causal.npz", references=np.array(edits.references), mask=edits.reference_mask,
+        path, references=np.array(edits.references), mask=edits.reference_mask,
         to_logits=edits.space.to_logits, **{k: x.float().numpy() for k, x in parts.items()},
     )  # fmt: skip
-    now = edits.answers(edits.after)
-    content = {
-        "options": [*SETTINGS, *options], **results, "matched": list(matched(edits)),
-        "edits": {k: float(edits.by_reference(now[k]).mean()) for k in RESPONSES},
-    }  # fmt: skip
-    write_numbers(output / "causal.json", content)
 
 
 def matched_pairs(
@@ -131,6 +138,13 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
+        runs = [found, *map(read_numbers, sorted(path.parent.glob("causal_*.json")))]
+        over_seeds = DataFrame(x for one in runs for x in one["effects"] if x["part"] == "change")
+        for arm, own in over_seeds.groupby("arm", sort=False) if len(runs) > 1 else ():
+            of = dict(iter(own.groupby("response")))
+            cells = [interval(of[k]["effect"]).replace("-", "−") for k in RESPONSES]
+            cells += [interval(of[RESPONSES[0]]["w_minus"]).replace("-", "−") if arm != "W" else ""]
+            rows["causal_seeds"].append([lm, f"{len(runs)}", arm, *cells])
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
             own = [points(*row[k]) for k in RESPONSES]
@@ -140,23 +154,27 @@ def tables(results: Path) -> dict[str, str]:
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
                                         for k in RESPONSES[:2])],
+        "causal_seeds": ["seeds", "direction", *RESPONSES, "generalized: W minus it"],
         "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
     }  # fmt: skip
     return {name: markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}
 
 
-def main(folder: str, output: str = str(REAL_LMS)) -> None:
+def main(folder: str, output: str = str(REAL_LMS), seeds: tuple[int, ...] = (0,)) -> None:
     """Measure the LMs that are not measured, and put the tables into the documents.
 
     Args:
         folder: Folder that holds a folder for each LM.
         output: Folder of the results.
+        seeds: Seeds of edits, adapters and subjects.
     """
-    for lm in sorted(path.parent for path in Path(folder).glob("*/config.json")):
-        own = Path(output) / lm.name
-        if not (own / "causal.json").exists():
-            own.mkdir(parents=True, exist_ok=True)
-            measure(lm, own, "--data.n_edits=150")
+    lms = sorted(path.parent for path in Path(folder).glob("*/config.json"))
+    for seed, lm in product(seeds, lms):
+        path = Path(output) / lm.name / f"causal{f'_{seed}' if seed else ''}.json"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            options = (f"--{k}={seed}" for k in SEEDS if seed)
+            measure(lm, path, "--data.n_edits=150", *options)
     place_tables(tables(Path(output)))
 
 

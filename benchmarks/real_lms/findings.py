@@ -85,8 +85,7 @@ class Finding:
 
 def pair(runs: Runs, name: str, run: str = "probe") -> Mapping[str, Any]:
     """Return the scores of a pair of a probe."""
-    by_name = {pair_name(each): each for each in runs[run]["pairs"]}
-    found: Mapping[str, Any] = by_name[name]
+    found: Mapping[str, Any] = {pair_name(each): each for each in runs[run]["pairs"]}[name]
     return found
 
 

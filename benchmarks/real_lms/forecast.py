@@ -182,8 +182,7 @@ def main(folder: str, only: tuple[str, ...] = (), fit: bool = False, costs: bool
                 str(config.parent), dtype="float32", attn_implementation="eager"
             )
             method, relation = edits_of(cases.stem)
-            arrays = collect(lm, relation, method, cases)
-            save(arrays, cases.with_suffix(".npz"))
+            save(collect(lm, relation, method, cases), cases.with_suffix(".npz"))
 
 
 if __name__ == "__main__":

@@ -175,8 +175,7 @@ def main(lm: str = "tiny-world", device: str = "cuda", seconds: float = 570.0) -
             late = {"error": "no time was left", "seconds": 0.0}
             found = execute(part, left) if left > 5 else late
             if part.run is not None and "error" not in found:
-                study = part.name.partition(":")[0]
-                reference = references.setdefault(study, part.run)
+                reference = references.setdefault(part.name.partition(":")[0], part.run)
                 try:
                     found["difference"] = difference(part.run, reference)
                 except ValueError as error:

@@ -112,8 +112,7 @@ def main(
         logits, seconds = least_time(all_groups, repeats, device)
         stacked[n] = logits, seconds / len(logits)
 
-    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets)
-    tuned = get_peft_model(model, config)
+    tuned = get_peft_model(model, LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=targets))
     parameters = [p for p in tuned.parameters() if p.requires_grad]
 
     def one_by_one() -> Tensor:

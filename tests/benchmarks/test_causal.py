@@ -50,16 +50,24 @@ def test_differences_within_references(tmp_path: Path) -> None:
 
 def test_tables_of_a_run(tmp_path: Path) -> None:
     """The tiny world in a few edits, as the LMs are run."""
-    causal.measure("tiny-world", tmp_path, "--data.n_edits=24")
+    causal.measure("tiny-world", tmp_path / "causal.json", "--data.n_edits=24")
     found = json.loads((tmp_path / "causal.json").read_text())
     (tmp_path / "lm").mkdir()
     (tmp_path / "causal.json").rename(tmp_path / "lm" / "causal.json")
+    assert not causal.tables(tmp_path)["causal_seeds"].splitlines()[2:]
+    other = [x | {"effect": x["effect"] - 0.1, "w_minus": x["w_minus"]} for x in found["effects"]]
+    (tmp_path / "lm" / "causal_1.json").write_text(json.dumps(found | {"effects": other}))
     made = causal.tables(tmp_path)
     lines = made["causal"].splitlines()
     assert len(lines) == 2 + 8 and lines[2].startswith("| lm | W | ")
     effect = next(x for x in found["effects"] if x["part"] == "change" and x["arm"] == "random")
     shown = causal.points(*(effect[f"effect{end}"] for end in ("", "_low", "_high")))
     assert shown in next(line for line in lines if "| random |" in line)
+    of_seeds = next(x for x in made["causal_seeds"].splitlines() if "| 2 | random |" in x)
+    # Student's t of one degree of freedom is 12.706 at 97.5 %.
+    mean, half = 100 * (effect["effect"] - 0.05), 12.706 * 5
+    assert f"| {mean:.0f} ± {half:.0f} |".replace("-", "−") in of_seeds
+    assert of_seeds.endswith(f"| {100 * effect['w_minus']:.0f} ± 0 |".replace("-", "−"))
     stored = np.load(tmp_path / "causal.npz")
     assert len(stored["before"]) == found["n_learned"] == len(stored["references"])
     hits = stored["mask"][np.arange(len(stored["after"])), stored["after"].argmax(1)]
