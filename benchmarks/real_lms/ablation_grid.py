@@ -3,9 +3,10 @@
     python -m benchmarks.real_lms.ablation_grid FOLDER [FOLDER...] --output FILE.csv
 
 composes the networks of each cell once, all seeds and mappings in one batch, and lets them learn in
-each of the three ways from there, in bfloat16. What is in the file is not measured again. Its
-tables are printed and put into the documents, without folders nothing else. Settings are those of
-configs/vocabulary_ablation_paper.yaml, but for epochs and steps of 256 texts in the first phase.
+each of the three ways from there, by default in bfloat16. What is in the file is not measured
+again. Its tables are printed and put into the documents, without folders nothing else. Settings are
+those of configs/vocabulary_ablation_paper.yaml, but for epochs and steps of 256 texts in the first
+phase.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ WAYS = get_args(Trained)
 BOTH = ("reference", "permuted")
 MAPPINGS = (*BOTH, "permuted_targets", "letters")
 PAPER = {"reference": 0.9766, "permuted": 0.2266, "letters": 0.3672}  # table 7
-WIDTHS = (64, 128, 256)
+WIDTHS = ((128, 1), (256, 1), (64, 4), (64, 16), (128, 4))  # and the factor of the epochs
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ class Cell:
     """Number of source labels with the same target; 0 takes all."""
     kind: NetworkKind = "plain"
     center: bool = False
+    longer: int = 1
+    """Factor of both phases' epochs."""
 
 
 KEYS = list(Cell.__dataclass_fields__)
@@ -73,8 +76,8 @@ def grid(lms: Sequence[str]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
     networks = ("gated", False), ("plain", True), ("gated", True)
     yield Cell(first), (*BOTH, "letters")
     yield Cell(first, per_target=0), MAPPINGS
-    for width in WIDTHS:
-        yield Cell(first, width), BOTH
+    for width, longer in WIDTHS:
+        yield Cell(first, width, longer=longer), BOTH
     for lm in others[:1]:
         yield Cell(lm), BOTH
     for network in networks:
@@ -116,7 +119,7 @@ def cut(folder: Path, width: int, into: Path) -> None:
 
 def measure(
     cell: Cell, folder: Path, mappings: Sequence[str], seeds: list[int], epochs: tuple[int, int],
-    precision: Any = "bf16-mixed",
+    precision: Any,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return a row for each way to learn, mapping and seed."""
     rows: list[dict[str, Any]] = []
@@ -131,8 +134,8 @@ def measure(
                 LMConfig(str(folder)), mapping=list(mappings), seeds=seeds,
                 skip_compose_baseline=False, score_every=10_000,
                 network=NetworkSettings(residual=False, center=cell.center, kind=cell.kind),
-                compose=PhaseSettings(0 if corpus else epochs[0], 256, 1e-3, 0.01),
-                learn=LearnSettings(epochs[1], 128, 1e-3, 0.01, way),
+                compose=PhaseSettings(0 if corpus else epochs[0] * cell.longer, 256, 1e-3, 0.01),
+                learn=LearnSettings(epochs[1] * cell.longer, 128, 1e-3, 0.01, way),
             )  # fmt: skip
             if corpus is None:
                 data = PairedTextsDataModule(
@@ -180,7 +183,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
     readings, nulls = [], []
     ways = [f"train {way}: reference / permuted" for way in WAYS]
     for key, cell in rows.groupby(KEYS, sort=False):
-        lm, *_, kind, center = key
+        lm, *_, kind, center, longer = key
         of = {
             (way, mapping): cell[(cell["train"] == way) & (cell["mapping"] == mapping)]
             for way in WAYS for mapping in MAPPINGS
@@ -194,7 +197,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         ]
         inputs = "centered" if center else "as they are"
         learned = percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
-        readings.append([*size, kind, inputs, n_seeds, *pairs, learned])
+        readings.append([*size, kind, inputs, f"{longer}x", n_seeds, *pairs, learned])
         if of["network", "letters"].empty:
             continue
         for way in WAYS:
@@ -206,7 +209,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
     return {
         "ablation_closest": closest(rows),
         "ablation_readings": markdown_table(
-            [*sizes, "network", "inputs", "seeds", *ways, "learned, at least"], readings
+            [*sizes, "network", "inputs", "epochs", "seeds", *ways, "learned, at least"], readings
         ),
         "ablation_nulls": markdown_table(
             [*sizes, "trained", "reference", "macro", "permuted", "permuted as countries",
@@ -228,14 +231,8 @@ def closest(rows: pd.DataFrame) -> str:
         how = f"{one['kind']}, inputs {inputs}, trains {one['train']}"
         n_seeds = own["seed"].nunique()
         found.append([one["lm"], one["dimensions"], one["labels"], how, n_seeds, *by_mapping])
-    paper = [
-        "Llama-3-8B, as published",
-        4096,
-        "",
-        "",
-        1,
-        *(f"{100 * x:.0f}" for x in PAPER.values()),
-    ]
+    published = [f"{100 * share:.0f}" for share in PAPER.values()]
+    paper = ["Llama-3-8B, as published", 4096, "", "", 1, *published]
     sizes = ("vocabulary", "width", "cities / countries", "reading", "seeds")
     return markdown_table([*sizes, *PAPER], [*found, paper])
 
@@ -251,6 +248,7 @@ def main(
     n_seeds: int = 5,
     batch: int = 5,
     epochs: tuple[int, int] = (60, 100),
+    precision: str = "bf16-mixed",
 ) -> None:
     """Train the networks that the file lacks, and print its tables.
 
@@ -260,6 +258,7 @@ def main(
         n_seeds: Number of networks of each mapping.
         batch: Number of seeds that are trained side by side, and saved together.
         epochs: Epochs of the two phases.
+        precision: That of Lightning's Trainer; 32-true where the processor has no fast bfloat16.
     """
     torch.set_float32_matmul_precision("medium")
     rows = pd.read_csv(output).to_dict("records") if Path(output).exists() else []
@@ -270,7 +269,7 @@ def main(
         seeds = range(first, min(first + batch, n_seeds))
         if todo := [seed for seed in seeds if (*astuple(cell), seed) not in done]:
             done |= {(*astuple(cell), seed) for seed in todo}
-            rows += measure(cell, folders[cell.lm], mappings, todo, epochs)
+            rows += measure(cell, folders[cell.lm], mappings, todo, epochs, precision)
             write_text(output, pd.DataFrame(rows).to_csv(index=False, float_format="%.4g"))
             print(cell, flush=True)
     found = tables(pd.DataFrame(rows))
