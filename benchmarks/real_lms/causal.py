@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from jsonargparse import auto_cli
-from pandas import DataFrame
+from pandas import DataFrame, Series
 from torch import Tensor
 
 from benchmarks.common import QUIET, markdown_table, place_tables, read_numbers, write_numbers
@@ -142,8 +142,10 @@ def tables(results: Path) -> dict[str, str]:
         over_seeds = DataFrame(x for one in runs for x in one["effects"] if x["part"] == "change")
         for arm, own in over_seeds.groupby("arm", sort=False) if len(runs) > 1 else ():
             of = dict(iter(own.groupby("response")))
-            cells = [interval(of[k]["effect"]).replace("-", "−") for k in RESPONSES]
-            cells += [interval(of[RESPONSES[0]]["w_minus"]).replace("-", "−") if arm != "W" else ""]
+            pairs = [x[RESPONSES[0]][0] for y in runs for x in y["matched"] if x["score"] == arm]
+            numbers = [*(of[k]["effect"] for k in RESPONSES), of[RESPONSES[0]]["w_minus"],
+                       Series(pairs, dtype=float)]  # fmt: skip
+            cells = [interval(each).replace("-", "−") for each in numbers]
             rows["causal_seeds"].append([lm, f"{len(runs)}", arm, *cells])
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
@@ -154,7 +156,8 @@ def tables(results: Path) -> dict[str, str]:
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
                                         for k in RESPONSES[:2])],
-        "causal_seeds": ["seeds", "direction", *RESPONSES, "generalized: W minus it"],
+        "causal_seeds": ["seeds", "direction", *RESPONSES, "generalized: W minus it",
+                         "generalized: matched pairs"],
         "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
     }  # fmt: skip
     return {name: markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}

@@ -67,7 +67,9 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     # Student's t of one degree of freedom is 12.706 at 97.5 %.
     mean, half = 100 * (effect["effect"] - 0.05), 12.706 * 5
     assert f"| {mean:.0f} ± {half:.0f} |".replace("-", "−") in of_seeds
-    assert of_seeds.endswith(f"| {100 * effect['w_minus']:.0f} ± 0 |".replace("-", "−"))
+    pairs = next(x for x in found["matched"] if x["score"] == "random")["generalized"][0]
+    constant = f"| {100 * effect['w_minus']:.0f} ± 0 | {100 * pairs:.0f} ± 0 |"
+    assert of_seeds.endswith(constant.replace("-", "−"))
     stored = np.load(tmp_path / "causal.npz")
     assert len(stored["before"]) == found["n_learned"] == len(stored["references"])
     hits = stored["mask"][np.arange(len(stored["after"])), stored["after"].argmax(1)]
