@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -493,7 +493,7 @@ def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> No
 def test_ablation_grid_goes_on_with_its_file(
     tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares, done, placed = iter([0.2, 0.6] * 99), [], []
+    shares, done, placed = cycle([0.2, 0.6]), [], []
 
     def measure(cell: Any, _: Any, mappings: Any, seeds: list[int], *__: Any) -> list[Any]:
         done.append(cell)
