@@ -139,13 +139,15 @@ def tables(results: Path) -> dict[str, str]:
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
         runs = [found, *map(read_numbers, sorted(path.parent.glob("causal_*.json")))]
-        over_seeds = DataFrame(x for one in runs for x in one["effects"] if x["part"] == "change")
-        for arm, own in over_seeds.groupby("arm", sort=False) if len(runs) > 1 else ():
-            of = dict(iter(own.groupby("response")))
-            pairs = [x[RESPONSES[0]][0] for y in runs for x in y["matched"] if x["score"] == arm]
-            numbers = [*(of[k]["effect"] for k in RESPONSES), of[RESPONSES[0]]["w_minus"],
-                       Series(pairs, dtype=float)]  # fmt: skip
-            cells = [interval(each).replace("-", "−") for each in numbers]
+        parts = [x | {"run": i} for i, one in enumerate(runs) for x in one["effects"]]
+        effect = DataFrame(parts).pivot(index="run", columns=["part", "arm", "response"],
+                                        values="effect")["change"]  # fmt: skip
+        for arm in dict.fromkeys(arm for _, arm, _ in effects) if len(runs) > 1 else ():
+            own, (first, *_) = effect[arm], RESPONSES
+            pairs = [x[first][0] for y in runs for x in y["matched"] if x["score"] == arm]
+            beside = [effect["W"][first] - own[first], own[first] - effect["other answer"][first]]
+            numbers = [*(own[k] for k in RESPONSES), *beside, Series(pairs, dtype=float)]
+            cells = [interval(each).replace("-0 ", "0 ").replace("-", "−") for each in numbers]
             rows["causal_seeds"].append([lm, f"{len(runs)}", arm, *cells])
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
@@ -157,7 +159,7 @@ def tables(results: Path) -> dict[str, str]:
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
                                         for k in RESPONSES[:2])],
         "causal_seeds": ["seeds", "direction", *RESPONSES, "generalized: W minus it",
-                         "generalized: matched pairs"],
+                         "it minus another answer's", "generalized: matched pairs"],
         "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
     }  # fmt: skip
     return {name: markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}

@@ -23,7 +23,7 @@ _N_POINTS = 5
 
 def forecaster_words(names: Iterable[str]) -> dict[str, str]:
     """Return what screens and figures call forecasters."""
-    return {name: f"W, ridge {name[4:]}" for name in names if name[:4] == "map_"} | FORECASTERS
+    return {n: f"W, ridge {n[4:]}" for n in names if n.startswith("map_")} | FORECASTERS
 
 
 def reference_weights_figure(

@@ -157,8 +157,7 @@ class FeatureGroups:
         """Count the activations of some tokens; features are as for `codes`."""
         token, feature = (features[self.hook_point] > 0).nonzero(as_tuple=True)
         codes = self.codes(features)[token, feature]
-        flat = feature * len(GROUPS) + codes
-        counts = torch.bincount(flat, minlength=self.counts.numel())
+        counts = torch.bincount(feature * len(GROUPS) + codes, minlength=self.counts.numel())
         self.counts += counts.reshape(self.counts.shape).to(self.counts)
 
     def shares(self) -> dict[str, float]:

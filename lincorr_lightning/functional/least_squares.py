@@ -44,8 +44,7 @@ class LeastSquares:
         The ridge strength, at least 0, is a number, or one per target, ``(n_target,)``.
         """
         strength = torch.as_tensor(ridge, dtype=self._values.dtype, device=self._values.device)
-        spectrum = self._values[:, None] + strength
-        inverse = torch.where(self._present[:, None], 1 / spectrum, 0.0)
+        inverse = torch.where(self._present[:, None], 1 / (self._values[:, None] + strength), 0.0)
         return (self._vectors @ (inverse * self._projected[:, targets])).T
 
 

@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["LMConfig", "LanguageModel", "causal_lm_of", "evaluating", "sample_subjects",
            "sample_up_to", "usable_strings"]  # fmt: skip
 
-# Imported on first use: a tokenizer is read without torch.
-_MODULES = {"LMConfig": "config", "LanguageModel": "language_model", "causal_lm_of": "finder",
-            "evaluating": "modes"}  # fmt: skip
+# Imported on first use, so that a tokenizer can be read without torch.
+_MODULES = {
+    "LMConfig": "config", "LanguageModel": "language_model", "causal_lm_of": "finder",
+    "evaluating": "modes", "sample_subjects": "vocabulary", "sample_up_to": "vocabulary",
+    "usable_strings": "vocabulary",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:
-        module = f"{__name__}.{_MODULES.get(name, 'vocabulary')}"
-        return getattr(importlib.import_module(module), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

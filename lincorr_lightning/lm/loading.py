@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -34,10 +35,10 @@ _MAX_LOOPS = 16  # of layers that an LM runs several times
 _DEPTHS = re.compile(r'"(\w*(?:layers|n_layer|depth|blocks|stages))": (\d+)')
 _MAX_REASON = 400  # characters of a library's message
 # Dtypes of weights that are not quantized, as safetensors and torch name them.
-_PLAIN = "F64", "F32", "F16", "BF16"
-_PLAIN_TORCH = "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"
-_GENERIC_TOKENIZERS = "TokenizersBackend", "PreTrainedTokenizerFast"
-_PLAIN_TYPES = "gpt2", "gpt_neox", "llama"  # of LMs whose generic tokenizers get no class of theirs
+_STORED_DTYPES = "F64", "F32", "F16", "BF16"
+_TORCH_DTYPES = "torch.float64", "torch.float32", "torch.float16", "torch.bfloat16"
+_GENERIC_CLASSES = "TokenizersBackend", "PreTrainedTokenizerFast"
+_GENERIC_TYPES = "gpt2", "gpt_neox", "llama"  # whose tokenizers AutoTokenizer leaves generic
 _MIN_USED_FRACTION = 0.9  # embeddings are padded by a few percent
 _MIN_SHARED_FRACTION = 0.99  # releases of a tokenizer differ in a few special tokens
 
@@ -330,14 +331,17 @@ def read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
 
 
 def _tokenizer_class(checkpoint: Checkpoint) -> Any:
-    """Return what reads the tokenizer: a generic one's class, which does not import torch."""
+    """Return the class that reads the tokenizer: TokenizersBackend where AutoTokenizer chooses it.
+
+    `AutoTokenizer` imports torch; it reports what cannot be read of a folder's files.
+    """
     import transformers
 
-    files = [Path(checkpoint.location) / name for name in ("config.json", _TOKENIZER)]
-    if checkpoint.gguf_file is None and all(map(Path.is_file, files)):
-        model, own = (read_json(p, LanguageModelError, "Copy the files again.") for p in files)
-        is_generic = own.get("tokenizer_class") in _GENERIC_TOKENIZERS and "auto_map" not in own
-        if is_generic and model.get("model_type") in _PLAIN_TYPES:
+    paths = [Path(checkpoint.location) / name for name in ("config.json", _TOKENIZER)]
+    with suppress(AttributeError, OSError, RecursionError, ValueError):
+        model, tokenizer = (json.loads(path.read_text(encoding="utf-8")) for path in paths)
+        is_own = tokenizer.get("tokenizer_class") not in _GENERIC_CLASSES or "auto_map" in tokenizer
+        if not is_own and model["model_type"] in _GENERIC_TYPES and not checkpoint.gguf_file:
             return transformers.TokenizersBackend
     return transformers.AutoTokenizer
 
@@ -470,14 +474,14 @@ def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: 
     if method is None or checkpoint.gguf_file is not None:
         return
     weights = (w for n, w in model.state_dict().items() if w.dim() > 1 and "position" not in n)
-    if any(str(weight.dtype) not in _PLAIN_TORCH for weight in weights):
+    if any(str(weight.dtype) not in _TORCH_DTYPES for weight in weights):
         return
     folder = Path(str(file_of(checkpoint, "config.json"))).parent
-    if any(dtype not in _PLAIN for _, dtype in _stored(folder)):
+    if any(dtype not in _STORED_DTYPES for _, dtype in _stored(folder)):
         return
     for path in sorted(folder.glob("pytorch_model*.bin")):
         stored = torch.load(path, "cpu", weights_only=True, mmap=True)
-        if any(str(weight.dtype) not in _PLAIN_TORCH for weight in stored.values()):
+        if any(str(weight.dtype) not in _TORCH_DTYPES for weight in stored.values()):
             return
     name = method.get("quant_method") if isinstance(method, dict) else method.quant_method
     raise LanguageModelError(

@@ -45,8 +45,7 @@ def shard(model: PreTrainedModel, mesh: DeviceMesh) -> None:
 
 def splits_matrices(mesh: DeviceMesh) -> bool:
     """Return whether a mesh has tensor parallelism."""
-    names = mesh.mesh_dim_names or ()
-    return "tensor_parallel" in names and mesh["tensor_parallel"].size() > 1
+    return "tensor_parallel" in (mesh.mesh_dim_names or ()) and mesh["tensor_parallel"].size() > 1
 
 
 def _shard_weights(model: PreTrainedModel, mesh: DeviceMesh) -> None:

@@ -123,8 +123,7 @@ def stop_before(
         calls.append((args, kwargs))
         raise _StoppedError
 
-    hook = module.register_forward_pre_hook(stop, with_kwargs=True)
-    with hook, suppress(_StoppedError):
+    with module.register_forward_pre_hook(stop, with_kwargs=True), suppress(_StoppedError):
         run()
     ((args, kwargs),) = calls
 

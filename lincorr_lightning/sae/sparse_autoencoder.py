@@ -281,6 +281,5 @@ def _check_size(archive: ZipFile, entry: ZipInfo, file_size: int) -> None:
     headers = {(1, 0): form.read_array_header_1_0, (2, 0): form.read_array_header_2_0}
     with archive.open(entry) as file:
         shape, _, dtype = headers[form.read_magic(file)](file)
-    n_bytes = math.prod(shape) * dtype.itemsize
-    if n_bytes > min(entry.file_size, _MAX_COMPRESSION * file_size):
+    if math.prod(shape) * dtype.itemsize > min(entry.file_size, _MAX_COMPRESSION * file_size):
         raise ValueError(f"{entry.filename} claims the shape {shape}, for which it is too short")

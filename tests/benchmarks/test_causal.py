@@ -68,8 +68,11 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     mean, half = 100 * (effect["effect"] - 0.05), 12.706 * 5
     assert f"| {mean:.0f} ± {half:.0f} |".replace("-", "−") in of_seeds
     pairs = next(x for x in found["matched"] if x["score"] == "random")["generalized"][0]
-    constant = f"| {100 * effect['w_minus']:.0f} ± 0 | {100 * pairs:.0f} ± 0 |"
-    assert of_seeds.endswith(constant.replace("-", "−"))
+    of_other = next(x for x in found["effects"] if x["part"] == "change"
+                    and (x["arm"], x["response"]) == ("other answer", "generalized"))  # fmt: skip
+    more = effect["effect"] - of_other["effect"]
+    constant = [f"{100 * x:.0f} ± 0".replace("-0 ", "0 ") for x in (effect["w_minus"], more, pairs)]
+    assert of_seeds.endswith(f"| {' | '.join(constant)} |".replace("-", "−"))
     stored = np.load(tmp_path / "causal.npz")
     assert len(stored["before"]) == found["n_learned"] == len(stored["references"])
     hits = stored["mask"][np.arange(len(stored["after"])), stored["after"].argmax(1)]

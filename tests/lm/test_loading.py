@@ -304,7 +304,9 @@ def test_an_lm_that_was_changed_is_read_again(small_lm: str, reads: list[str]) -
 def test_a_tokenizer_is_of_the_class_that_transformers_chooses(
     model_type: str, tokenizer_class: str, folder: Path
 ) -> None:
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    # Some types' configs have infinite numbers.
+    config = {"model_type": model_type, "limits": [0.0, float("inf")]}
+    (folder / "config.json").write_text(json.dumps(config))
     path = folder / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": tokenizer_class}))
     found = loading.read_tokenizer(loading.find_checkpoint(LMConfig(str(folder)), "the tokenizer"))
@@ -313,3 +315,10 @@ def test_a_tokenizer_is_of_the_class_that_transformers_chooses(
     texts = ["Paris lies in the country of", " Anna 12", "<s>x"]
     assert found(texts)["input_ids"] == expected(texts)["input_ids"]
     assert found.all_special_tokens == expected.all_special_tokens
+
+
+@pytest.mark.parametrize("content", ["[1]", "{", '{"tokenizer_class": 1}'])
+def test_a_damaged_tokenizer_config_is_left_to_transformers(content: str, folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text(content)
+    checkpoint = loading.find_checkpoint(LMConfig(str(folder)), "the tokenizer")
+    assert loading._tokenizer_class(checkpoint) is hf.AutoTokenizer

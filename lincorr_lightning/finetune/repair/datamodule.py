@@ -246,8 +246,7 @@ class RepairDataModule(StudyData):
                 f"this LM's vocabulary, and a repair needs {MIN_ANSWERS}. Take another relation."
             )
         n = min(max(round(self.hparams["held_out"] * n_groups), 1), n_groups - 1)
-        order = np.random.default_rng([self.seed, 1]).permutation(n_groups)
-        out = np.isin(groups, order[:n])
+        out = np.isin(groups, np.random.default_rng([self.seed, 1]).permutation(n_groups)[:n])
         return {SHOWN: set(labels[~out].tolist()), HELD_OUT: set(labels[out].tolist())}
 
     def _candidates(self, n_edits: int, excluding: Collection[str]) -> list[list[str]]:
