@@ -163,10 +163,7 @@ class Checks:
         return error if is_shared or error > EXACT else f"no: {lm.reads_prompts}"
 
     def bfloat16(self) -> float:
-        """Read in bfloat16: error in units of the LM's own, from float32 with the same weights.
-
-        How large rounding errors are depends on the processor; what makes a wrong number does not.
-        """
+        """Read in bfloat16: error from float32 in units of the LM's own, one prompt at a time."""
         lm = self.read(dtype="bfloat16")
         model = hf.AutoModelForCausalLM.from_pretrained(self.folder, dtype="bfloat16").eval()
         own = logits_alone(model, self.rows)

@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from pandas import Series
+from scipy import stats
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -31,6 +33,13 @@ def results_of(*arguments: str) -> dict[str, Any]:
     from lincorr_lightning.cli import main as lincorr
 
     return read_numbers(Path(lincorr([*arguments, QUIET]).trainer.log_dir) / "results.json")
+
+
+def mean_interval(shares: Series) -> str:
+    """Return the mean in percent and half of its 95 % interval (Student's t, over seeds)."""
+    shares, n = shares.dropna(), shares.count()
+    half = stats.t.ppf(0.975, n - 1) * shares.sem() if n > 1 else float("nan")
+    return f"{100 * shares.mean():z.0f} ± {100 * half:.0f}".replace("-", "−") if n else "–"
 
 
 class Cost(NamedTuple):

@@ -24,10 +24,10 @@ import pandas as pd
 import torch
 from jsonargparse import auto_cli
 from safetensors.torch import save_file
-from scipy import stats
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from benchmarks import common
 from benchmarks.common import RESULTS, markdown_table, percent, place_tables, write_text
 from lincorr_lightning.ablation import PairedTextsDataModule, VocabularyAblation
 from lincorr_lightning.ablation.datamodule import (
@@ -47,8 +47,8 @@ WAYS = get_args(Trained)
 BOTH = ("reference", "permuted")
 MAPPINGS = (*BOTH, "permuted_targets", "letters")
 PAPER = {"reference": 0.9766, "permuted": 0.2266, "letters": 0.3672}  # table 7
-CUT = 256  # with which a cell takes minutes
-WIDTHS = ((128, 1), (256, 1), (64, 4), (64, 16), (128, 4))  # and the factor of the epochs
+SMALL_WIDTH = 256  # of which a cell takes minutes
+CUTS = ((128, 1), (256, 1), (64, 4), (64, 16), (128, 4))  # widths, and factors of the epochs
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Cell:
     """Number of source labels with the same target; 0 takes all."""
     kind: NetworkKind = "plain"
     center: bool = False
-    longer: int = 1
+    epochs_factor: int = 1
     """Factor of both phases' epochs."""
 
 
@@ -77,12 +77,12 @@ def grid(lms: Sequence[str]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
     networks = ("gated", False), ("plain", True), ("gated", True)
     yield Cell(first), (*BOTH, "letters")
     yield Cell(first, per_target=0), MAPPINGS
-    for width, longer in WIDTHS:
-        yield Cell(first, width, longer=longer), BOTH
+    for width, epochs_factor in CUTS:
+        yield Cell(first, width, epochs_factor=epochs_factor), BOTH
     for lm in others:
-        yield Cell(lm, CUT), BOTH
+        yield Cell(lm, SMALL_WIDTH), BOTH
     for network in networks:
-        yield Cell(first, CUT, 1, *network), BOTH
+        yield Cell(first, SMALL_WIDTH, 1, *network), BOTH
     for lm, per_target in product(others, (1, 0)):
         yield Cell(lm, 0, per_target), BOTH
     for per_target, lm, network in product((1, 0), lms, networks):
@@ -125,6 +125,7 @@ def measure(
     """Return a row for each way to learn, mapping and seed."""
     rows: list[dict[str, Any]] = []
     corpus: PairedCorpus | None = None
+    n_compose, n_learn = (n * cell.epochs_factor for n in epochs)
     composed = None
     with tempfile.TemporaryDirectory() as temporary:
         if cell.width:
@@ -135,8 +136,8 @@ def measure(
                 LMConfig(str(folder)), mapping=list(mappings), seeds=seeds,
                 skip_compose_baseline=False, score_every=10_000,
                 network=NetworkSettings(residual=False, center=cell.center, kind=cell.kind),
-                compose=PhaseSettings(0 if corpus else epochs[0] * cell.longer, 256, 1e-3, 0.01),
-                learn=LearnSettings(epochs[1] * cell.longer, 128, 1e-3, 0.01, way),
+                compose=PhaseSettings(0 if corpus else n_compose, 256, 1e-3, 0.01),
+                learn=LearnSettings(n_learn, 128, 1e-3, 0.01, way),
             )  # fmt: skip
             if corpus is None:
                 data = PairedTextsDataModule(
@@ -162,6 +163,7 @@ def measure(
             size = {
                 "dimensions": values["embedding"]["shape"][1],
                 "labels": f"{values['n_source_labels']} / {values['n_target_labels']}",
+                "precision": precision,
             }
             for run in values["runs"]:
                 found = beside[run["mapping"]]
@@ -171,42 +173,27 @@ def measure(
     return rows
 
 
-def interval(shares: pd.Series) -> str:
-    """Return the mean in percent and half of its 95 % interval (Student's t, over seeds)."""
-    if shares.empty:
-        return "–"
-    half = stats.t.ppf(0.975, len(shares) - 1) * shares.sem() if len(shares) > 1 else float("nan")
-    return f"{100 * shares.mean():.0f} ± {100 * half:.0f}"
-
-
 def tables(rows: pd.DataFrame) -> dict[str, str]:
     """Return the documents' tables of the grid."""
     readings, nulls = [], []
     ways = [f"train {way}: reference / permuted" for way in WAYS]
     for key, cell in rows.groupby(KEYS, sort=False):
-        lm, *_, kind, center, longer = key
-        of = {
-            (way, mapping): cell[(cell["train"] == way) & (cell["mapping"] == mapping)]
-            for way in WAYS for mapping in MAPPINGS
-        }  # fmt: skip
+        lm, *_, kind, center, epochs_factor = key
+        of = dict(iter(cell.groupby(["train", "mapping"])))
+        shares = {key: common.mean_interval(one["generalized"]) for key, one in of.items()}
         first = of["network", "reference"].iloc[0]
         n_seeds = len(of["network", "reference"])
         size = [lm, first["dimensions"], first["labels"]]
-        pairs = [
-            " / ".join(interval(of[way, mapping]["generalized"]) for mapping in BOTH)
-            for way in WAYS
-        ]
+        pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
         inputs = "centered" if center else "as they are"
         learned = percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
-        readings.append([*size, kind, inputs, f"{longer}x", n_seeds, *pairs, learned])
-        if of["network", "letters"].empty:
-            continue
-        for way in WAYS:
-            shares = [interval(of[way, mapping]["generalized"]) for mapping in MAPPINGS]
-            macro = interval(of[way, "reference"]["macro_generalized"])
+        readings.append([*size, kind, inputs, f"{epochs_factor}x", n_seeds, *pairs, learned])
+        for way in WAYS if ("network", "letters") in of else ():
+            own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
+            macro = common.mean_interval(of[way, "reference"]["macro_generalized"])
             bounds = (of[way, "letters"]["upper_bound"], of[way, "reference"]["majority"])
-            limits = [percent(share.mean()) for share in bounds]
-            nulls.append([*size, way, shares[0], macro, *shares[1:], *limits])
+            limits = (percent(share.mean()) for share in bounds)
+            nulls.append([*size, way, own[0], macro, *own[1:], *limits])
     sizes = ("vocabulary", "width", "cities / countries")
     return {
         "ablation_closest": closest(rows),
@@ -228,12 +215,21 @@ def closest(rows: pd.DataFrame) -> str:
     found: list[list[str]] = []
     for _, one in shares.sort_values("off").head(3).iterrows():
         own = rows[(rows[keys] == one[keys]).all(axis=1)]
-        by_mapping = (interval(own[own["mapping"] == name]["generalized"]) for name in PAPER)
+        by_mapping = own.groupby("mapping")["generalized"].agg(common.mean_interval)
         inputs = "centered" if one["center"] else "as they are"
-        how = f"{one['kind']}, inputs {inputs}, trains {one['train']}"
+        how = f"{one['kind']}, inputs {inputs}, trains {one['train']}, {one['epochs_factor']}x"
         n_seeds = own["seed"].nunique()
-        found.append([one["lm"], one["dimensions"], one["labels"], how, n_seeds, *by_mapping])
-    published = [f"{100 * share:.0f}" for share in PAPER.values()]
+        found.append(
+            [
+                one["lm"],
+                one["dimensions"],
+                one["labels"],
+                how,
+                n_seeds,
+                *by_mapping.reindex(list(PAPER), fill_value="–"),
+            ]
+        )
+    published = (f"{100 * share:.0f}" for share in PAPER.values())
     paper = ["Llama-3-8B, as published", 4096, "", "", 1, *published]
     sizes = ("vocabulary", "width", "cities / countries", "reading", "seeds")
     return markdown_table([*sizes, *PAPER], [*found, paper])
@@ -255,7 +251,7 @@ def main(
         n_seeds: Number of networks of each mapping.
         batch: Number of seeds that are trained side by side, and saved together.
         epochs: Epochs of the two phases.
-        precision: That of Lightning's Trainer; 32-true where the processor has no fast bfloat16.
+        precision: Of Lightning's Trainer; pass 32-true where the processor has no fast bfloat16.
     """
     torch.set_float32_matmul_precision("medium")
     rows = pd.read_csv(output).to_dict("records") if Path(output).exists() else []

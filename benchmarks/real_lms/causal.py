@@ -5,7 +5,7 @@
 FOLDER holds a folder for each LM. Of each, ``benchmarks/results/real_lms/LM/causal.json`` has the
 numbers whose tables are put into docs/causal.md, and ``causal.npz`` the target logits before and
 after each edit and the columns of the maps; an LM that has them is not run again. Another seed has
-other edits, adapters and subjects of the maps, and ``causal_SEED.json`` alone.
+other edits and writes only ``causal_SEED.json``; maps are fitted on nearly the same subjects.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ from jsonargparse import auto_cli
 from pandas import DataFrame, Series
 from torch import Tensor
 
-from benchmarks.common import QUIET, markdown_table, place_tables, read_numbers, write_numbers
-from benchmarks.real_lms.ablation_grid import interval
+from benchmarks import common
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
@@ -35,32 +34,31 @@ from lincorr_lightning.functional.significance import bootstrap_interval
 
 SETTINGS = (
     "fit", "--config", "configs/causal.yaml", "--model.lm.dtype=float32",
-    "--matmul_precision=medium", "--model.lm.attn_implementation=eager",
+    "--matmul_precision=highest", "--model.lm.attn_implementation=eager",
 )  # fmt: skip
 SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
 
 
-def measure(lm: Path | str, path: Path, *options: str) -> None:
-    """Move the states of an LM's edits, and write the numbers; those of ``causal.json`` whole."""
+def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False) -> None:
+    """Move the states of an LM's edits, and write the numbers; also states and figure, if kept."""
     with tempfile.TemporaryDirectory() as scratch:
         where = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={scratch}"
-        trainer = lincorr([*SETTINGS, *options, *where, QUIET]).trainer
-        if is_whole := path.stem == "causal":
+        trainer = lincorr([*SETTINGS, *options, *where, common.QUIET]).trainer
+        (found,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
+        if keep_states:
             copyfile(f"{trainer.log_dir}/figures/intervention.png", path.with_suffix(".png"))
-    (found,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
-    if is_whole:
-        save_states(found.edits, path.with_suffix(".npz"))
+            save_states(found.edits, path.with_suffix(".npz"))
     now = found.edits.answers(found.edits.after)
     content = {
         "options": [*SETTINGS, *options], **found.results, "matched": list(matched(found.edits)),
         "edits": {k: float(found.edits.by_reference(now[k]).mean()) for k in RESPONSES},
     }  # fmt: skip
-    write_numbers(path, content)
+    common.write_numbers(path, content)
 
 
 def save_states(edits: EditStates, path: Path) -> None:
-    """Write what the numbers are made of but for what is drawn at random."""
+    """Write target logits before and after each edit, and the maps' columns of its answer."""
     arms = {arm: x[0] for arm, x in edits.weights.items() if arm in ("W", "W, plain", "W0")}
     parts = {"before": edits.before, "after": edits.after, "popularity": edits.popularity, **arms}
     np.savez_compressed(
@@ -121,11 +119,26 @@ def points(*values: float) -> str:
     return f"{mean} ({low}, {high})"
 
 
+def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
+    """Yield the row of each direction: effects, differences from others, and matched pairs."""
+    every = DataFrame(x | {"seed": i} for i, run in enumerate(runs) for x in run["effects"])
+    effect = every[every["part"] == "change"].pivot_table("effect", "seed", ["arm", "response"])
+    first = RESPONSES[0]
+    for arm in every["arm"].unique():
+        own, scores = effect[arm], (x for run in runs for x in run["matched"])
+        numbers = [
+            *(own[response] for response in RESPONSES), effect["W"][first] - own[first],
+            own[first] - effect["other answer"][first],
+            Series([x[first][0] for x in scores if x["score"] == arm], dtype=float),
+        ]  # fmt: skip
+        yield [lm, f"{len(runs)}", arm, *map(common.mean_interval, numbers)]
+
+
 def tables(results: Path) -> dict[str, str]:
     """Return the tables of docs/causal.md, of the LMs that are measured."""
     rows: dict[str, list[list[str]]] = defaultdict(list)
     for path in sorted(results.glob("*/causal.json"), reverse=True):
-        found, lm = read_numbers(path), path.parent.name
+        found, lm = common.read_numbers(path), path.parent.name
         effects = {(x["part"], x["arm"], x["response"]): x for x in found["effects"]}
         for arm in dict.fromkeys(arm for _, arm, _ in effects):
 
@@ -138,17 +151,8 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
-        runs = [found, *map(read_numbers, sorted(path.parent.glob("causal_*.json")))]
-        parts = [x | {"run": i} for i, one in enumerate(runs) for x in one["effects"]]
-        effect = DataFrame(parts).pivot(index="run", columns=["part", "arm", "response"],
-                                        values="effect")["change"]  # fmt: skip
-        for arm in dict.fromkeys(arm for _, arm, _ in effects) if len(runs) > 1 else ():
-            own, (first, *_) = effect[arm], RESPONSES
-            pairs = [x[first][0] for y in runs for x in y["matched"] if x["score"] == arm]
-            beside = [effect["W"][first] - own[first], own[first] - effect["other answer"][first]]
-            numbers = [*(own[k] for k in RESPONSES), *beside, Series(pairs, dtype=float)]
-            cells = [interval(each).replace("-0 ", "0 ").replace("-", "−") for each in numbers]
-            rows["causal_seeds"].append([lm, f"{len(runs)}", arm, *cells])
+        runs = [found, *map(common.read_numbers, sorted(path.parent.glob("causal_*.json")))]
+        rows["causal_seeds"] += over_seeds(lm, runs) if len(runs) > 1 else []
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
             own = [points(*row[k]) for k in RESPONSES]
@@ -162,7 +166,7 @@ def tables(results: Path) -> dict[str, str]:
                          "it minus another answer's", "generalized: matched pairs"],
         "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
     }  # fmt: skip
-    return {name: markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}
+    return {name: common.markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}
 
 
 def main(folder: str, output: str = str(REAL_LMS), seeds: tuple[int, ...] = (0,)) -> None:
@@ -171,16 +175,16 @@ def main(folder: str, output: str = str(REAL_LMS), seeds: tuple[int, ...] = (0,)
     Args:
         folder: Folder that holds a folder for each LM.
         output: Folder of the results.
-        seeds: Seeds of edits, adapters and subjects.
+        seeds: Seeds of the edits.
     """
     lms = sorted(path.parent for path in Path(folder).glob("*/config.json"))
     for seed, lm in product(seeds, lms):
         path = Path(output) / lm.name / f"causal{f'_{seed}' if seed else ''}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            options = (f"--{k}={seed}" for k in SEEDS if seed)
-            measure(lm, path, "--data.n_edits=150", *options)
-    place_tables(tables(Path(output)))
+            own = "--data.n_edits=150", *(f"--{key}={seed}" for key in SEEDS if seed)
+            measure(lm, path, *own, keep_states=not seed)
+    common.place_tables(tables(Path(output)))
 
 
 if __name__ == "__main__":

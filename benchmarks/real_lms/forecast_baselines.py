@@ -43,8 +43,7 @@ def gradient_similarity(
         target_edit = edit._replace(tokens=(tokens[edit.reference[0]],))
         loss = answer_losses(lm.model, edit_batch([target_edit], [0], [target])).sum()
         dot, square = _products(loss, ours)
-        norm = float(get_total_norm(ours.values())) * square**0.5
-        found.append(-dot / max(norm, 1e-30))
+        found.append(-dot / max(float(get_total_norm(ours.values())) * square**0.5, 1e-30))
         del ours  # else it stays in memory while the next edit's is computed
     for weight, was in zip(weights, required, strict=True):
         weight.requires_grad_(was)

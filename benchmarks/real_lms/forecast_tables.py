@@ -88,8 +88,7 @@ def area_table(runs: Sequence[ForecastRun], within: bool = False) -> str:
         found = (interval(mean_areas(own, risk, within)) for risk in risks)
         areas = ("{:.2f} ({:.2f}–{:.2f})".format(*one) for one in found)
         columns.append([name, f"{len(own)}", *areas])
-    rows = zip(["", "relations", *risks], *columns, strict=True)
-    header, *body = (list(row) for row in rows)
+    header, *body = (list(row) for row in zip(["", "relations", *risks], *columns, strict=True))
     return markdown_table(header, body)
 
 

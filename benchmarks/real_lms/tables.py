@@ -33,9 +33,8 @@ TableOf = Callable[[list[str], Path], str]
 def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
     """Return the results of a run, or None if it failed or was not made."""
     file = results / lm / f"{run}.json"
-    content = read_numbers(file) if file.exists() else {}
-    found: dict[str, Any] | None = content.get("results")
-    return found
+    found: dict[str, Any] = read_numbers(file) if file.exists() else {}
+    return found.get("results")
 
 
 def edit_run(method: str, relation: str) -> str:
@@ -209,8 +208,7 @@ def with_interval(one: Mapping[str, float]) -> str:
 )  # fmt: skip
 def precision_table(found: Found) -> Rows:
     """Yield Hit@1 of W and of what knows the vocabulary alone, and the excess over the best."""
-    paths = found["ridge_path"]
-    plain = {pair_name(one): one["path"][0]["influenced"]["1"] for one in paths}
+    plain = {pair_name(one): one["path"][0]["influenced"]["1"] for one in found["ridge_path"]}
     for pair in of_relations(found):
         precision, name = pair["precision"], pair_name(pair)
         baselines = precision["baselines"]

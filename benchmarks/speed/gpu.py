@@ -145,8 +145,7 @@ def table(content: dict[str, Any]) -> str:
          one.get("error", "")]
         for name, one in content["parts"].items()
     ]  # fmt: skip
-    heading = f"{content['device']}, torch {content['torch']}, {content['lm']}\n\n"
-    text = heading + markdown_table(
+    text = f"{content['device']}, torch {content['torch']}, {content['lm']}\n\n" + markdown_table(
         ["part", "seconds", "largest difference from the CPU", "error"], rows
     )
     for name, one in content["parts"].items():

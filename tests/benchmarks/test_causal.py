@@ -50,12 +50,12 @@ def test_differences_within_references(tmp_path: Path) -> None:
 
 def test_tables_of_a_run(tmp_path: Path) -> None:
     """The tiny world in a few edits, as the LMs are run."""
-    causal.measure("tiny-world", tmp_path / "causal.json", "--data.n_edits=24")
+    causal.measure("tiny-world", tmp_path / "causal.json", "--data.n_edits=24", keep_states=True)
     found = json.loads((tmp_path / "causal.json").read_text())
     (tmp_path / "lm").mkdir()
     (tmp_path / "causal.json").rename(tmp_path / "lm" / "causal.json")
     assert not causal.tables(tmp_path)["causal_seeds"].splitlines()[2:]
-    other = [x | {"effect": x["effect"] - 0.1, "w_minus": x["w_minus"]} for x in found["effects"]]
+    other = [x | {"effect": x["effect"] - 0.1} for x in found["effects"]]
     (tmp_path / "lm" / "causal_1.json").write_text(json.dumps(found | {"effects": other}))
     made = causal.tables(tmp_path)
     lines = made["causal"].splitlines()

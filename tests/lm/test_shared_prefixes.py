@@ -216,7 +216,7 @@ def test_nan_names_the_prompt() -> None:
     "backend",
     [
         pytest.param("aot_eager", marks=pytest.mark.slow),
-        # Minutes of a C++ compiler.
+        # A C++ compiler takes minutes.
         pytest.param("inductor", marks=pytest.mark.nightly),
     ],
 )
