@@ -19,13 +19,12 @@ if not _Path(__file__).with_name("callbacks").is_dir():
     __path__.append(str(_Path(__file__).resolve().parents[1]))
 
 # Imported on first use: `import lincorr_lightning` and `lincorr --version` stay fast.
-_MODULES = {
-    "Catalogue": "lincorr_lightning.knowledge", "LanguageModel": "lincorr_lightning.lm",
-    "LinearMap": "lincorr_lightning.linear_map.artifact", "SavedRun": "lincorr_lightning.results",
-}  # fmt: skip
+_MODULES = {"Catalogue": "knowledge", "LanguageModel": "lm", "LinearMap": "linear_map.artifact",
+            "SavedRun": "results"}  # fmt: skip
+__dir__ = __all__.copy  # for completion
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -81,8 +81,8 @@ def grid(lms: Sequence[str]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
         yield Cell(first, width, epochs_factor=epochs_factor), BOTH
     for lm in others:
         yield Cell(lm, SMALL_WIDTH), BOTH
-    for network in networks:
-        yield Cell(first, SMALL_WIDTH, 1, *network), BOTH
+    for lm, network in product(lms, networks):
+        yield Cell(lm, SMALL_WIDTH, 1, *network), BOTH
     for lm, per_target in product(others, (1, 0)):
         yield Cell(lm, 0, per_target), BOTH
     for per_target, lm, network in product((1, 0), lms, networks):

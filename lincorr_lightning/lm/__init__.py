@@ -17,8 +17,8 @@ __all__ = ["LMConfig", "LanguageModel", "causal_lm_of", "evaluating", "sample_su
 _MODULES = {
     "LMConfig": "config", "LanguageModel": "language_model", "causal_lm_of": "finder",
     "evaluating": "modes", "sample_subjects": "vocabulary", "sample_up_to": "vocabulary",
-    "usable_strings": "vocabulary",
-}  # fmt: skip
+    "usable_strings": "vocabulary"}  # fmt: skip
+__dir__ = __all__.copy  # for completion
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,6 @@
 """What the program does before it begins to work: imports, and the help texts of settings."""
 
+import importlib
 import subprocess
 import sys
 
@@ -42,6 +43,14 @@ def test_a_generic_tokenizer_is_read_without_torch() -> None:
 )  # fmt: skip
 def test_packages_without_tensors_import_no_torch(names: str) -> None:
     assert not imported("-c", f"import {names}") & HEAVY
+
+
+@pytest.mark.parametrize("package", ["lincorr_lightning", "lincorr_lightning.lm"])
+def test_names_that_are_imported_on_first_use_are_listed(package: str) -> None:
+    module = importlib.import_module(package)
+    assert set(dir(module)) >= set(module.__all__) == {n for n in dir(module) if hasattr(module, n)}
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = module.nothing
 
 
 def test_two_runs_are_compared_without_torch() -> None:
