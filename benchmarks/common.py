@@ -15,11 +15,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
-from pandas import Series
-from scipy import stats
+
+if TYPE_CHECKING:
+    from pandas import Series
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -37,6 +38,8 @@ def results_of(*arguments: str) -> dict[str, Any]:
 
 def mean_interval(shares: Series) -> str:
     """Return the mean in percent and half of its 95 % interval (Student's t, over seeds)."""
+    from scipy import stats  # not at the top: the processes that are timed import this module
+
     shares, n = shares.dropna(), shares.count()
     half = stats.t.ppf(0.975, n - 1) * shares.sem() if n > 1 else float("nan")
     return f"{100 * shares.mean():z.0f} ± {100 * half:.0f}".replace("-", "−") if n else "–"

@@ -1,6 +1,6 @@
 """The readings of the vocabulary ablation (paper, section 6) as a grid, on the vocabularies of LMs.
 
-    python -m benchmarks.real_lms.ablation_grid FOLDER [FOLDER...] --output FILE.csv
+    python -m benchmarks.real_lms.ablation_grid --lms "[FOLDER, FOLDER]" --output FILE.csv
 
 composes the networks of each cell once, all seeds and mappings in one batch, and lets them learn in
 each of the three ways from there, by default in bfloat16. What is in the file is not measured
@@ -27,8 +27,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from benchmarks import common
-from benchmarks.common import RESULTS, markdown_table, percent, place_tables, write_text
+from benchmarks.common import (
+    RESULTS,
+    markdown_table,
+    mean_interval,
+    percent,
+    place_tables,
+    write_text,
+)
 from lincorr_lightning.ablation import PairedTextsDataModule, VocabularyAblation
 from lincorr_lightning.ablation.datamodule import (
     LearnSettings,
@@ -180,7 +186,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
     for key, cell in rows.groupby(KEYS, sort=False):
         lm, *_, kind, center, epochs_factor = key
         of = dict(iter(cell.groupby(["train", "mapping"])))
-        shares = {key: common.mean_interval(one["generalized"]) for key, one in of.items()}
+        shares = {key: mean_interval(one["generalized"]) for key, one in of.items()}
         first = of["network", "reference"].iloc[0]
         n_seeds = len(of["network", "reference"])
         size = [lm, first["dimensions"], first["labels"]]
@@ -190,7 +196,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         readings.append([*size, kind, inputs, f"{epochs_factor}x", n_seeds, *pairs, learned])
         for way in WAYS if ("network", "letters") in of else ():
             own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
-            macro = common.mean_interval(of[way, "reference"]["macro_generalized"])
+            macro = mean_interval(of[way, "reference"]["macro_generalized"])
             bounds = (of[way, "letters"]["upper_bound"], of[way, "reference"]["majority"])
             limits = (percent(share.mean()) for share in bounds)
             nulls.append([*size, way, own[0], macro, *own[1:], *limits])
@@ -215,20 +221,11 @@ def closest(rows: pd.DataFrame) -> str:
     found: list[list[str]] = []
     for _, one in shares.sort_values("off").head(3).iterrows():
         own = rows[(rows[keys] == one[keys]).all(axis=1)]
-        by_mapping = own.groupby("mapping")["generalized"].agg(common.mean_interval)
+        by_mapping = own.groupby("mapping")["generalized"].agg(mean_interval)
         inputs = "centered" if one["center"] else "as they are"
         how = f"{one['kind']}, inputs {inputs}, trains {one['train']}, {one['epochs_factor']}x"
-        n_seeds = own["seed"].nunique()
-        found.append(
-            [
-                one["lm"],
-                one["dimensions"],
-                one["labels"],
-                how,
-                n_seeds,
-                *by_mapping.reindex(list(PAPER), fill_value="–"),
-            ]
-        )
+        reading = [one["lm"], one["dimensions"], one["labels"], how, own["seed"].nunique()]
+        found.append([*reading, *by_mapping.reindex(list(PAPER), fill_value="–")])
     published = (f"{100 * share:.0f}" for share in PAPER.values())
     paper = ["Llama-3-8B, as published", 4096, "", "", 1, *published]
     sizes = ("vocabulary", "width", "cities / countries", "reading", "seeds")
