@@ -124,11 +124,15 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
     every = DataFrame(x | {"seed": i} for i, run in enumerate(runs) for x in run["effects"])
     effect = every[every["part"] == "change"].pivot_table("effect", "seed", ["arm", "response"])
     first = RESPONSES[0]
+
+    def lead(one: str, other: str) -> Series:
+        """Return by how much an effect exceeds another; of an arm and itself, nothing."""
+        return effect[one][first] - effect[other][first] if one != other else Series(dtype=float)
+
     for arm in every["arm"].unique():
         own, scores = effect[arm], (x for run in runs for x in run["matched"])
         numbers = [
-            *(own[response] for response in RESPONSES), effect["W"][first] - own[first],
-            own[first] - effect["other answer"][first],
+            *(own[response] for response in RESPONSES), lead("W", arm), lead(arm, "other answer"),
             Series([x[first][0] for x in scores if x["score"] == arm], dtype=float),
         ]  # fmt: skip
         yield [lm, f"{len(runs)}", arm, *map(common.mean_interval, numbers)]
