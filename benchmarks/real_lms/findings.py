@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from pandas import factorize
-from scipy.stats import binomtest
 
 from benchmarks.common import (
     arrow,
@@ -38,7 +36,6 @@ from benchmarks.real_lms.tables import (
     EDITED,
     REAL_LMS,
     RELATIONS,
-    RISK_LIMITS,
     ablation_table,
     edit_run,
     exceeds_words,
@@ -48,7 +45,6 @@ from benchmarks.real_lms.tables import (
     precision_table,
     random_words_table,
     remaining_table,
-    risk_run,
     spread,
 )
 from lincorr_lightning.results.paper import paper_numbers
@@ -69,18 +65,6 @@ VOCABULARY = "from the vocabulary alone, cities compose to countries above basel
 PAPER_PROTOCOL = tuple(map("ablation_paper_{}".format, range(5)))
 Runs = Mapping[str, Mapping[str, Any]]
 LMRuns = Mapping[str, Runs]
-
-
-@dataclass(frozen=True)
-class Finding:
-    """A claim about LMs, and its rule.
-
-    The rule returns whether an LM's runs bear the claim out, and the numbers that say so; it raises
-    KeyError if a run is missing.
-    """
-
-    claim: str
-    check: Callable[[Runs], tuple[bool, str]]
 
 
 def pair(runs: Runs, name: str, run: str = "probe") -> Mapping[str, Any]:
@@ -354,38 +338,34 @@ def closeness(runs: Runs) -> tuple[bool, str]:
     return rho > 0 and p < SIGNIFICANT, f"ρ {rho:.2f}, p {p:.4f}"
 
 
-FINDINGS = (
-    Finding(RANDOM_WORDS, above_random_words),
-    Finding(PRECISE, precise),
-    Finding(EDITS, beats_baselines),
-    Finding(R, above_control("city->country")),
-    Finding("ceo→company: r exceeds the control prompt's", above_control("ceo->company")),
-    Finding("X+1→X+2: r exceeds the control prompt's", above_control("X+1->X+2")),
-    Finding(
-        "city→color is no more correlated than the control",
-        above_control("city->color", wanted=False),
-    ),
-    Finding(RIDGE, ridge_helps),
-    Finding("W predicts how an edit's first step changes target logits (gradient r)", gradient),
-    Finding(
-        "at most two edits per country generalize more often than baselines", balanced_generalize
-    ),
-    Finding("edits of X+1→X+2 do not", hallucinates),
-    Finding(
-        "−W of the reference forecasts better than its count", leads(scores.WEIGHT, scores.COUNT)
-    ),
-    Finding(FORECAST, leads(scores.PROBABILITY, scores.CHEAP)),
-    Finding("… and adds to these baselines", leads(scores.BOTH, scores.CHEAP)),
-    Finding("three real steps of ten forecast better than them", leads("steps3", scores.CHEAP)),
-    Finding(IN_CONTEXT, known_generalize),
-    Finding(REPAIR, repair_helps),
-    Finding(VOCABULARY, composes("ablation")),
-    Finding("… with all cities and the paper's number of epochs, too", composes(*PAPER_PROTOCOL)),
-    Finding("correlated prompts have the same 10 neighbors, wording partialled out", closeness),
-    Finding("cutting matched predecessors switches features off (3 times the control)", cutting),
-    Finding("intrinsic dimension peaks in early to middle layers", dimension_peak),
-    Finding("shuffled tokens have more dimensions", shuffling),
-)
+# A rule returns whether an LM's runs bear the claim out, and the numbers that say so; it raises
+# KeyError if a run is missing.
+FINDINGS: dict[str, Callable[[Runs], tuple[bool, str]]] = {
+    RANDOM_WORDS: above_random_words,
+    PRECISE: precise,
+    EDITS: beats_baselines,
+    R: above_control("city->country"),
+    "ceo→company: r exceeds the control prompt's": above_control("ceo->company"),
+    "X+1→X+2: r exceeds the control prompt's": above_control("X+1->X+2"),
+    "city→color is no more correlated than the control": above_control("city->color", False),
+    RIDGE: ridge_helps,
+    "W predicts how an edit's first step changes target logits (gradient r)": gradient,
+    "at most two edits per country generalize more often than baselines": balanced_generalize,
+    "edits of X+1→X+2 do not": hallucinates,
+    "−W of the reference forecasts better than its count": leads(scores.WEIGHT, scores.COUNT),
+    FORECAST: leads(scores.PROBABILITY, scores.CHEAP),
+    "… and adds to these baselines": leads(scores.BOTH, scores.CHEAP),
+    "three real steps of ten forecast better than them": leads("steps3", scores.CHEAP),
+    IN_CONTEXT: known_generalize,
+    REPAIR: repair_helps,
+    VOCABULARY: composes("ablation"),
+    "… with all cities and the paper's number of epochs, too": composes(*PAPER_PROTOCOL),
+    "correlated prompts have the same 10 neighbors, wording partialled out": closeness,
+    "cutting matched predecessors switches features off (3 times the control)": cutting,
+    "intrinsic dimension peaks in early to middle layers": dimension_peak,
+    "shuffled tokens have more dimensions": shuffling,
+}
+"""Claims about LMs and their rules."""
 
 
 def read_runs(folder: Path) -> Runs:
@@ -421,14 +401,11 @@ SUMMARY = (RANDOM_WORDS, PRECISE, FORECAST, REPAIR, EDITS, VOCABULARY)
 def findings_table(lms: LMRuns) -> str:
     """Return what holds on which LM."""
 
-    def cell(finding: Finding) -> Callable[[Runs], str]:
-        def show(runs: Runs) -> str:
-            holds, numbers = finding.check(runs)
-            return f"{'holds' if holds else 'FAILS'}: {numbers}"
+    def cell(check: Callable[[Runs], tuple[bool, str]], runs: Runs) -> str:
+        holds, numbers = check(runs)
+        return f"{'holds' if holds else 'FAILS'}: {numbers}"
 
-        return show
-
-    rows = [[finding.claim, *cells(lms, cell(finding))] for finding in FINDINGS]
+    rows = [[claim, *cells(lms, partial(cell, check))] for claim, check in FINDINGS.items()]
     return markdown_table(["", *lms], rows)
 
 
@@ -517,25 +494,6 @@ def paper_table(lms: LMRuns) -> str:
     return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
-def risk_table(lms: LMRuns) -> str:
-    """Return outcomes of trainings with and without the edits above a risk."""
-
-    def share(found: Mapping[str, Any], name: str) -> str:
-        n = found["n_edits"]
-        bounds = binomtest(round(found[name] * n), n).proportion_ci(method="wilson")
-        return f"{found[name]:.0%} ({bounds.low:.0%}–{bounds.high:.0%})"
-
-    shown = ("source_learned", "generalized", "hallucinated")
-    rows = [
-        [lm, "none" if limit is None else f"{limit:g}", found["n_edits"],
-         *(share(found, name) for name in shown)]
-        for lm, runs in lms.items()
-        for limit in RISK_LIMITS
-        if (found := runs.get(risk_run(limit))) is not None
-    ]  # fmt: skip
-    return markdown_table(("LM", "max_risk", "edits", *shown), rows)
-
-
 def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[str, str]:
     """Return the documents' tables by their markers."""
     lms = read_lms(results, forecast_runs)
@@ -550,7 +508,6 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
         "real_balanced": balanced_table(lms),
         "real_gradients": gradient_table(lms),
         **forecast_tables.tables(forecast_runs, results),
-        "real_risk": risk_table(lms),
         "real_ablation": ablation_table(list(LMS), results),
         **repair.tables(results),
     }

@@ -99,8 +99,7 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
 def findings_figure(results: Path) -> Any:
     """Draw each finding of `SUMMARY` on each LM beside its baseline, in color where it holds."""
     lms = read_lms(results, scores.load(results))
-    rules = {finding.claim: finding.check for finding in FINDINGS}
-    checks = [rules[claim] for claim in SUMMARY]
+    checks = [FINDINGS[claim] for claim in SUMMARY]
     figure = new_figure(
         8.6, 4.6, "What was found: city → country, four LMs from 135M to 1.5B parameters",
         "A dot is an LM's number, a bar that of the strongest baseline; from above: SmolLM2, Gemma "

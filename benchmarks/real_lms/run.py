@@ -31,11 +31,8 @@ from benchmarks.real_lms.tables import (
     REAL_LMS,
     REAL_STEPS,
     RELATIONS,
-    RISK_LIMITS,
-    RISK_RELATION,
     TABLES,
     edit_run,
-    risk_run,
 )
 
 KNOWLEDGE = (
@@ -205,32 +202,23 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
         yield Run(
             "sparse_autoencoders",
             ("fit", "--config", "configs/sparse_autoencoders.yaml", *reading,
-             "--model.lm.dtype=bfloat16", f"--data.n_tokens={size.sae_tokens}",
-             "--data.n_held_out=8", "--data.eval_batch_size=8", "--model.layers=[16,17,18,19,20]",
+             f"--data.n_tokens={size.sae_tokens}", "--data.n_held_out=8",
+             "--data.eval_batch_size=8", "--model.layers=[16,17,18,19,20]",
              "--model.sae.n_features=2048", "--model.sae.k=24"),
             ("n_tokens", "n_held_out_tokens", "loss_clean", "hook_points"),
             ("quality",),
         )  # fmt: skip
-        flow = (
-            "test", "--config", "configs/feature_flow.yaml", *reading,
-            "--model.lm.attn_implementation=eager", "--model.n_subjects=1000",
-            "--model.steering.n_answers=3", "--model.steering.strengths=[0,1,2,4]",
-            "--model.steering.n_texts=8", "--model.steering.n_prompts=32",
-        )  # fmt: skip
         yield Run(
             "feature_flow",
-            (*flow, "--data.n_texts=60", "--model.deactivation.n_cases=400",
-             "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]"),
+            ("test", "--config", "configs/feature_flow.yaml", *reading, "--data.n_texts=60",
+             "--model.lm.attn_implementation=eager", "--model.n_subjects=1000",
+             "--model.answer_share=0.05", "--model.deactivation.n_cases=400",
+             "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]",
+             "--model.steering.n_answers=3", "--model.steering.strengths=[0,1,2,4]",
+             "--model.steering.n_texts=8", "--model.steering.n_prompts=32"),
             ("n_texts", "n_tokens", "groups", "cosine_tests", "deactivation",
              "deactivation_layers", "relation", "steering", "saes"),
-            ("deactivation", "groups"),
-        )  # fmt: skip
-        yield Run(
-            "feature_flow_relation",
-            (*flow, "--data.n_texts=20", "--model.answer_share=0.05",
-             "--model.deactivation.n_cases=0"),
-            ("relation", "steering", "saes"),
-            ("relation", "flow_*"),
+            ("deactivation", "groups", "relation", "flow_*"),
         )  # fmt: skip
     methods = (
         ("lora", "configs/source_finetune_lora.yaml", size.n_edits, size.n_outcomes, ()),
@@ -279,15 +267,6 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
                     (*outcomes, "gradient_correlation", "logit_correlation", "gradients",
                      "forecast"),
                 )  # fmt: skip
-    # Trained with and without the riskiest edits; no forecaster was fitted on this relation.
-    for limit in RISK_LIMITS if size.n_outcomes else ():
-        yield Run(
-            risk_run(limit),
-            ("fit", "--config", "configs/source_finetune_lora.yaml",
-             f"--data.relation={RISK_RELATION}", *PRETRAINED, "--data.n_edits=96",
-             f"--data.max_risk={json.dumps(limit)}", "--model.forecast=false", OUTCOMES_ONLY),
-            (*outcomes, "seconds"),
-        )  # fmt: skip
 
 
 def repairs(lm: str, texts: str | None) -> Iterator[Run]:
@@ -320,7 +299,7 @@ def execute(run: Run, lm: Path, folder: Path) -> dict[str, Any]:
         command = [
             *run.options[:3], "--model.lm.dtype=float32", *run.options[3:],
             f"--model.lm.name_or_path={lm}",
-            *([f"--model.saes={saes}"] if run.name.startswith("feature_flow") else []),
+            *([f"--model.saes={saes}"] if run.name == "feature_flow" else []),
             QUIET, f"--trainer.default_root_dir={scratch}",
         ]  # fmt: skip
         content: dict[str, Any] = {

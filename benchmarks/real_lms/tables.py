@@ -22,7 +22,6 @@ RELATIONS = (
 )  # fmt: skip
 BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
 MOST_LISTED = 12
-RISK_RELATION, RISK_LIMITS = "landmark->country", (None, 0.5)
 
 Found = Mapping[str, Any]
 Rows = Iterable[Sequence[Any]]
@@ -40,11 +39,6 @@ def load(lm: str, run: str, results: Path) -> dict[str, Any] | None:
 def edit_run(method: str, relation: str) -> str:
     """Return the name of a run of edits."""
     return f"{method}_{relation.replace('->', '_to_')}"
-
-
-def risk_run(limit: float | None) -> str:
-    """Return the name of a run of edits whose forecast risk is limited."""
-    return "max_risk_none" if limit is None else f"max_risk_{limit:g}"
 
 
 def edits_of(outcomes: str) -> tuple[str, str]:
@@ -174,7 +168,7 @@ def deactivation_table(found: Found) -> Rows:
         yield [layer, own["cases"], *(own.get(method, "") for method in METHODS)]
 
 
-@table_of("feature_flow_relation", "relation", "removed", "features", "r",
+@table_of("feature_flow", "relation", "removed", "features", "r",
           "r, removed in the target alone", "r, refitted", "recall")  # fmt: skip
 def flow_cut_table(found: Found) -> Rows:
     """Yield r of a relation with the features of its answers removed, beside a control."""
