@@ -15,12 +15,9 @@ import textwrap
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from pandas import Series
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -36,8 +33,8 @@ def results_of(*arguments: str) -> dict[str, Any]:
     return read_numbers(Path(lincorr([*arguments, QUIET]).trainer.log_dir) / "results.json")
 
 
-def mean_interval(shares: Series) -> str:
-    """Return the mean in percent and half of its 95 % interval (Student's t, over seeds)."""
+def mean_interval(shares: Any) -> str:
+    """Return a pandas Series' mean in percent and half of its 95 % interval (t, over seeds)."""
     from scipy import stats  # not at the top: the processes that are timed import this module
 
     shares, n = shares.dropna(), shares.count()

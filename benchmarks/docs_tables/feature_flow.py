@@ -1,4 +1,4 @@
-"""Tables of groups of features in docs/feature_flow.md, from the folder of a run of FeatureFlow."""
+"""Tables of groups of features in docs/feature_flow.md, from a run of FeatureFlow or ``run.py``."""
 
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,10 @@ def cosines(results: dict[str, Any]) -> str:
     return markdown_table(("layer", "cosine to", "from there", "from nowhere", "AUROC", "q"), rows)
 
 
-def main(run: Path) -> None:
-    """Print the tables of a run."""
-    results = read_numbers(run / "results.json")
+def main(file: Path) -> None:
+    """Print the tables of a run's results.json, or of its file in benchmarks/results."""
+    found = read_numbers(file)
+    results = found.get("results", found)
     print(shared(results), cosines(results), sep="\n\n")
 
 

@@ -125,8 +125,7 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
     effect = every[every["part"] == "change"].pivot_table("effect", "seed", ["arm", "response"])
     first = RESPONSES[0]
 
-    def lead(one: str, other: str) -> Series:
-        """Return by how much an effect exceeds another; of an arm and itself, nothing."""
+    def lead(one: str, other: str) -> Series:  # of an arm over itself, nothing
         return effect[one][first] - effect[other][first] if one != other else Series(dtype=float)
 
     for arm in every["arm"].unique():

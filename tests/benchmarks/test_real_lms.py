@@ -10,7 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pandas import DataFrame
+from sklearn.linear_model import Ridge
 
 import lincorr_lightning.lm
 from benchmarks import common
@@ -19,7 +21,9 @@ from benchmarks.real_lms import forecast_scores as scores
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LincorrError
+from lincorr_lightning.finetune.edits import sample_candidates
 from lincorr_lightning.lm.config import LMConfig
+from lincorr_lightning.lm.language_model import LanguageModel
 
 Rows = Callable[[str], list[list[str]]]
 TINY_WORLD = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
@@ -414,7 +418,10 @@ def test_repairs_are_compared_by_reference(
 
     def execute(one: run.Run, lm: Path, folder: Path) -> dict[str, Any]:
         made.append((one.name, lm.name))
-        numbers = {"results": {"perplexity": {"before": 40.0, "after": 42.0}}}
+        moved = {"before": {"held_out": 0.5}, "after": {"held_out": 0.25}}
+        numbers = {"results": {"perplexity": {"before": 40.0, "after": 42.0}, "map": moved}}
+        if "--data.max_examples_per_reference=2" in one.options:
+            del numbers["results"]["map"]
         is_after = lm.name == "model"
         wrong = "generalized" if is_after else "hallucinated"
         lines = [head, f"Ada,Louvre,France|French,Peru,{wrong},True",
@@ -449,13 +456,15 @@ def test_repairs_are_compared_by_reference(
     # France, Peru and Italy, of 1, 1 and 0 before, and of 1/2, 0 and 0 after.
     assert held_out[2:5] == ["1", "4 held out", "3"]
     assert held_out[5:10] == ["67% → 67%", "33% → 0%", "33%", "33% → 83%", "67% → 17%"]
-    assert held_out[10].startswith("0.25 (") and held_out[11:] == ["33%", "+5.0%"]
+    assert held_out[10].startswith("0.25 (") and held_out[11:] == ["33%", "+5.0%", ""]
     other = next(row for row in found if row[:2] == ["lm", "one"] and "landmark" in row[3])
     # France and Italy are there before and after.
     assert other[3:5] == ["2 landmark→country", "2"]
     assert other[5:] == ["50% → 50%", "50% → 50%", "", "0% → 50%", "50% → 0%",
-                         other[10], "50%", "+5.0%"]  # fmt: skip
+                         other[10], "50%", "+5.0%", ""]  # fmt: skip
     assert other[10].startswith("0.00 (")
+    weights = [row[-1] for row in found if row[1] == "one" and "held out" in row[3]]
+    assert weights == ["50% → 25%"]
 
 
 def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> None:
@@ -517,3 +526,38 @@ def test_ablation_grid_goes_on_with_its_file(
     assert first[7:] == [*["40 ± 254 / 40 ± 254"] * 3, "90%"]
     null, *_ = rows(placed[0]["ablation_nulls"])
     assert null[3:] == ["network", "40 ± 254", "50 ± 0", "40 ± 254", "–", "40 ± 254", "30%", "10%"]
+
+
+def test_a_repair_moves_the_map(tmp_path: Path) -> None:
+    """W is scikit-learn's ridge regression on the logits of the LM before, and of the repaired."""
+    module = "benchmarks.real_lms.repair_map.RepairOfMap"
+    cli = main([
+        "fit", "--config", "configs/repair.yaml", f"--model={module}", "--model.map_weight=50",
+        "--model.preserve_weight=0", "--model.text_weight=0", "--data.n_examples=8",
+        "--data.batch_size=8", "--data.n_edits=4", "--data.n_texts=4", "--data.texts_per_step=1",
+        "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2", "--trainer.callbacks=[]",
+        f"--trainer.default_root_dir={tmp_path}", common.QUIET,
+    ])  # fmt: skip
+    logged = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
+    total = logged["train/target_loss"] + 50 * logged["train/map_loss"]
+    assert logged["train/loss"] == pytest.approx(total, rel=1e-5)
+
+    data, repaired_lm = cli.datamodule, cli.model.lm
+    edits = [*data.examples, *data.measured["shown"], *data.measured["held_out"]]
+    taken = {edit.subject for edit in edits}
+    subjects = sample_candidates(repaired_lm, 512, data.seed + 1, excluding=taken)[:512]
+    source, target = data.tokenized.source, data.tokenized.target
+    prompts = [domain.knowledge.prompt(one) for domain in (source, target) for one in subjects]
+    before = LanguageModel.from_pretrained("tiny-world")
+    x = before.logits_of_rows(before.rows(prompts[:512]), torch.tensor(source.token_ids))
+    (file,) = tmp_path.glob("repair/*/results.json")
+    found = json.loads(file.read_text())["map"]
+    for stage, lm in (("before", before), ("after", repaired_lm)):
+        with torch.no_grad():
+            y = lm.logits_of_rows(lm.rows(prompts[512:]), torch.tensor(target.token_ids))
+        leading = Ridge(100.0).fit(x, y).coef_.argmax(0)
+        right = data.tokenized.reference_mask[leading, np.arange(len(leading))]
+        for part, answers in data.split.items():
+            hits = [right[i] for i, text in enumerate(source.texts) if text.strip() in answers]
+            assert found[stage][part] == pytest.approx(np.mean(hits), abs=1e-3)
+    assert found["after"] != found["before"]

@@ -1,0 +1,91 @@
+"""A repair that also moves W towards the reference, for ``repair.py``."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import log_softmax
+
+from lincorr_lightning.finetune.edits import sample_candidates
+from lincorr_lightning.finetune.repair.datamodule import DomainPrompts, RepairBatch
+from lincorr_lightning.finetune.repair.module import Repair
+from lincorr_lightning.results.results import Results
+
+
+class RepairOfMap(Repair):
+    """Adds the cross-entropy of the references under W's columns of the examples' answers.
+
+    W maps the source logits of subjects that nobody edits, before the repair, to their target
+    logits. Each step reads the targets of some with gradients; the others' were read before. A
+    column stands for logits by `RISE`, by which an edit raises that of its new answer.
+    """
+
+    N_SUBJECTS, PER_STEP, RIDGE, RISE = 512, 32, 100.0, 10.0
+
+    def __init__(self, map_weight: float = 100.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.save_hyperparameters(logger=False)
+        self.map_weight, self.hits = map_weight, dict[str, dict[str, float]]()
+
+    def on_train_start(self) -> None:
+        """Read subjects that are in no edit, and solve for what W multiplies targets with."""
+        super().on_train_start()
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        edits = [*data.examples, *(edit for own in data.measured.values() for edit in own)]
+        taken = {edit.subject for edit in edits}
+        relation, n = data.tokenized, self.N_SUBJECTS
+        subjects = sample_candidates(self.lm, n, data.seed + 1, excluding=taken)[:n]
+        domains = relation.source, relation.target
+        prompts = [list(map(domain.knowledge.prompt, subjects)) for domain in domains]
+        ids = [torch.tensor(domain.token_ids) for domain in domains]
+        logits = self.lm.joint_logits(prompts, ids).float()
+        source, self.targets = logits.split([len(tokens) for tokens in ids], 1)
+        source = source - source.mean(0)
+        gram = source.T @ source + self.RIDGE * torch.eye(len(ids[0]))
+        self.regressors = torch.linalg.solve(gram, source.T)  # (n_source, n_subjects)
+        self.prompts = DomainPrompts(self.lm.rows(prompts[1]), ids[1])
+        self.right = torch.as_tensor(relation.reference_mask)  # (n_target, n_source)
+        texts = [text.strip() for text in relation.source.texts]
+        self.columns = {part: [texts.index(x) for x in own] for part, own in data.split.items()}
+        self._measure_map("before")
+
+    def _columns_of(self, part: str, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return W's columns of a part's answers and which rows are right, ``(n_target, n)``."""
+        own = self.columns[part]
+        return (self.regressors[own] @ (targets - targets.mean(0))).T, self.right[:, own]
+
+    def _measure_map(self, stage: str) -> None:
+        """Keep the share of answers whose highest weight is that of a reference, by part."""
+        self.hits[stage] = {}
+        for part in self.columns:
+            weight, right = self._columns_of(part, self.targets)
+            self.hits[stage][part] = float(right.gather(0, weight.argmax(0)[None]).float().mean())
+
+    def _read_targets(self, chosen: list[int]) -> Tensor:
+        rows = [self.prompts.rows[i] for i in chosen]
+        return self._read(self.prompts._replace(rows=rows))[0].float()
+
+    def _edit_loss(self, batch: RepairBatch) -> Tensor:
+        first = self.global_step * self.PER_STEP
+        chosen = [(first + i) % len(self.targets) for i in range(self.PER_STEP)]
+        targets = self.targets.index_put((torch.tensor(chosen),), self._read_targets(chosen))
+        self.targets = targets.detach()
+        weight, right = self._columns_of("shown", targets)
+        log_p = log_softmax(self.RISE * weight, 0)
+        moved = -log_p.masked_fill(~right, -torch.inf).logsumexp(0).mean()
+        self._log("map_loss", moved)
+        return super()._edit_loss(batch) + self.map_weight * moved
+
+    @torch.no_grad()
+    def on_train_end(self) -> None:
+        """Measure W of the repaired LM."""
+        places = torch.arange(len(self.targets)).split(self.PER_STEP)
+        self.targets = torch.cat([self._read_targets(part.tolist()) for part in places])
+        self._measure_map("after")
+        super().on_train_end()
+
+    def build_results(self) -> Results:
+        """Add how often W is right."""
+        results = super().build_results()
+        return replace(results, values={**results.values, "map": self.hits})
