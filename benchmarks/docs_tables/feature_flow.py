@@ -35,9 +35,9 @@ def cosines(results: dict[str, Any]) -> str:
 
 
 def main(file: Path) -> None:
-    """Print the tables of a run's results.json, or of its file in benchmarks/results."""
-    found = read_numbers(file)
-    results = found.get("results", found)
+    """Print the tables of a ``results.json``, or of a file that ``run.py`` wrote."""
+    content = read_numbers(file)
+    results = content.get("results", content)
     print(shared(results), cosines(results), sep="\n\n")
 
 

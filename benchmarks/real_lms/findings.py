@@ -338,8 +338,6 @@ def closeness(runs: Runs) -> tuple[bool, str]:
     return rho > 0 and p < SIGNIFICANT, f"ρ {rho:.2f}, p {p:.4f}"
 
 
-# A rule returns whether an LM's runs bear the claim out, and the numbers that say so; it raises
-# KeyError if a run is missing.
 FINDINGS: dict[str, Callable[[Runs], tuple[bool, str]]] = {
     RANDOM_WORDS: above_random_words,
     PRECISE: precise,
@@ -347,7 +345,7 @@ FINDINGS: dict[str, Callable[[Runs], tuple[bool, str]]] = {
     R: above_control("city->country"),
     "ceo→company: r exceeds the control prompt's": above_control("ceo->company"),
     "X+1→X+2: r exceeds the control prompt's": above_control("X+1->X+2"),
-    "city→color is no more correlated than the control": above_control("city->color", False),
+    "city→color is no more correlated than the control": above_control("city->color", wanted=False),
     RIDGE: ridge_helps,
     "W predicts how an edit's first step changes target logits (gradient r)": gradient,
     "at most two edits per country generalize more often than baselines": balanced_generalize,
@@ -365,7 +363,7 @@ FINDINGS: dict[str, Callable[[Runs], tuple[bool, str]]] = {
     "intrinsic dimension peaks in early to middle layers": dimension_peak,
     "shuffled tokens have more dimensions": shuffling,
 }
-"""Claims about LMs and their rules."""
+"""Rules by claim: do an LM's runs bear it out, by which numbers? KeyError if a run is missing."""
 
 
 def read_runs(folder: Path) -> Runs:

@@ -127,16 +127,16 @@ def by_reference(results: Path) -> dict[str, str]:
     units = DataFrame(edits, columns=[*RUN, *KEYS, "n", *SHARES])
     units[SHARES] = units[SHARES].div(units["n"], axis=0)
     units = units.groupby([*RUN, "part", "reference"]).filter(lambda one: len(one) == 2)
-    rows, before_after = [], ("before", "after")
+    rows, stages = [], ("before", "after")
     for (lm, name, part), own in units.groupby([*RUN[:2], "part"], sort=False):
         means = own.groupby("stage").agg(dict.fromkeys(SHARES, "mean") | {"n": "sum"})
-        before, after = (means.loc[stage] for stage in before_after)
+        before, after = (means.loc[stage] for stage in stages)
         ratio = after["hallucinated"] / before["hallucinated"]
         answers = "|".join(own["reference"]).split("|")
-        results = [run["results"] for key, run in runs.items() if key[:2] == (lm, name)]
-        texts = [one["perplexity"] for one in results]
-        maps = [one["map"] for one in results if part in one.get("map", {}).get("before", ())]
-        weights = [f"{mean(one[x][part] for one in maps):.0%}" for x in before_after if maps]
+        values = [run["results"] for key, run in runs.items() if key[:2] == (lm, name)]
+        texts = [one["perplexity"] for one in values]
+        maps = [one["map"] for one in values if part in one.get("map", {}).get("before", ())]
+        right = [f"{mean(one[stage][part] for one in maps):.0%}" for stage in stages if maps]
         rows.append([
             lm, name, own["seed"].nunique(), f"{after['n']:.0f} {arrow(part).replace('_', ' ')}",
             own["reference"].nunique(), *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[:2]),
@@ -144,7 +144,7 @@ def by_reference(results: Path) -> dict[str, str]:
             *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[3:]),
             "{:.2f} ({:.2f}–{:.2f})".format(ratio, *before_and_after(own)[-2:]),
             f"{max(map(answers.count, answers)) / len(own):.0%}",
-            f"{mean(one['after'] / one['before'] for one in texts) - 1:+.1%}", " → ".join(weights),
+            f"{mean(one['after'] / one['before'] for one in texts) - 1:+.1%}", " → ".join(right),
         ])  # fmt: skip
     columns = [*RUN[:2], "seeds", "edits", "references", *SHARES, "ratio", "constant", "perplexity"]
     return {"repair_references": markdown_table([*columns, "W right"], rows)}

@@ -14,11 +14,12 @@ from lincorr_lightning.results.results import Results
 
 
 class RepairOfMap(Repair):
-    """Adds the cross-entropy of the references under W's columns of the examples' answers.
+    """Adds the cross-entropy of the references under W's columns of all shown answers.
 
     W maps the source logits of subjects that nobody edits, before the repair, to their target
-    logits. Each step reads the targets of some with gradients; the others' were read before. A
-    column stands for logits by `RISE`, by which an edit raises that of its new answer.
+    logits. Each step reads those of `PER_STEP` subjects with gradients; the others' are kept from
+    earlier steps. `RISE` is how far an edit is thought to raise the logit of its new answer: a
+    column of W times it is the predicted change of the target logits.
     """
 
     N_SUBJECTS, PER_STEP, RIDGE, RISE = 512, 32, 100.0, 10.0
@@ -26,10 +27,10 @@ class RepairOfMap(Repair):
     def __init__(self, map_weight: float = 100.0, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.save_hyperparameters(logger=False)
-        self.map_weight, self.hits = map_weight, dict[str, dict[str, float]]()
+        self.map_weight, self.shares_right = map_weight, dict[str, dict[str, float]]()
 
     def on_train_start(self) -> None:
-        """Read subjects that are in no edit, and solve for what W multiplies targets with."""
+        """Read subjects that are in no edit; make the matrix whose product with targets is W."""
         super().on_train_start()
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
         edits = [*data.examples, *(edit for own in data.measured.values() for edit in own)]
@@ -45,22 +46,23 @@ class RepairOfMap(Repair):
         gram = source.T @ source + self.RIDGE * torch.eye(len(ids[0]))
         self.regressors = torch.linalg.solve(gram, source.T)  # (n_source, n_subjects)
         self.prompts = DomainPrompts(self.lm.rows(prompts[1]), ids[1])
-        self.right = torch.as_tensor(relation.reference_mask)  # (n_target, n_source)
+        self.is_reference = torch.as_tensor(relation.reference_mask)  # (n_target, n_source)
         texts = [text.strip() for text in relation.source.texts]
         self.columns = {part: [texts.index(x) for x in own] for part, own in data.split.items()}
         self._measure_map("before")
 
     def _columns_of(self, part: str, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Return W's columns of a part's answers and which rows are right, ``(n_target, n)``."""
+        """Return W's columns of a part's answers, and which entries are references."""
         own = self.columns[part]
-        return (self.regressors[own] @ (targets - targets.mean(0))).T, self.right[:, own]
+        return (self.regressors[own] @ (targets - targets.mean(0))).T, self.is_reference[:, own]
 
     def _measure_map(self, stage: str) -> None:
         """Keep the share of answers whose highest weight is that of a reference, by part."""
-        self.hits[stage] = {}
+        self.shares_right[stage] = {}
         for part in self.columns:
             weight, right = self._columns_of(part, self.targets)
-            self.hits[stage][part] = float(right.gather(0, weight.argmax(0)[None]).float().mean())
+            leading = right.gather(0, weight.argmax(0)[None])
+            self.shares_right[stage][part] = float(leading.float().mean())
 
     def _read_targets(self, chosen: list[int]) -> Tensor:
         rows = [self.prompts.rows[i] for i in chosen]
@@ -73,9 +75,9 @@ class RepairOfMap(Repair):
         self.targets = targets.detach()
         weight, right = self._columns_of("shown", targets)
         log_p = log_softmax(self.RISE * weight, 0)
-        moved = -log_p.masked_fill(~right, -torch.inf).logsumexp(0).mean()
-        self._log("map_loss", moved)
-        return super()._edit_loss(batch) + self.map_weight * moved
+        map_loss = -log_p.masked_fill(~right, -torch.inf).logsumexp(0).mean()
+        self._log("map_loss", map_loss)
+        return super()._edit_loss(batch) + self.map_weight * map_loss
 
     @torch.no_grad()
     def on_train_end(self) -> None:
@@ -88,4 +90,4 @@ class RepairOfMap(Repair):
     def build_results(self) -> Results:
         """Add how often W is right."""
         results = super().build_results()
-        return replace(results, values={**results.values, "map": self.hits})
+        return replace(results, values={**results.values, "map": self.shares_right})
