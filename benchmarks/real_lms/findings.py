@@ -65,6 +65,7 @@ VOCABULARY = "from the vocabulary alone, cities compose to countries above basel
 PAPER_PROTOCOL = tuple(map("ablation_paper_{}".format, range(5)))
 Runs = Mapping[str, Mapping[str, Any]]
 LMRuns = Mapping[str, Runs]
+Rule = Callable[[Runs], tuple[bool, str]]
 
 
 def pair(runs: Runs, name: str, run: str = "probe") -> Mapping[str, Any]:
@@ -86,7 +87,7 @@ def ridge_path(runs: Runs, relation: str) -> tuple[Mapping[str, Any], Mapping[st
     return path[0], next(point for point in path if point["ridge"] == chosen)
 
 
-def above_control(name: str, wanted: bool = True) -> Callable[[Runs], tuple[bool, str]]:
+def above_control(name: str, wanted: bool = True) -> Rule:
     """Return the rule: r of a pair exceeds that of its control, q < .05; or does not."""
 
     def check(runs: Runs) -> tuple[bool, str]:
@@ -212,7 +213,7 @@ def hallucinates(runs: Runs) -> tuple[bool, str]:
     return bool(share <= constant), f"{share:.0%}, constant {constant:.0%}"
 
 
-def leads(name: str, than: str) -> Callable[[Runs], tuple[bool, str]]:
+def leads(name: str, than: str) -> Rule:
     """Return the rule: AUROC is higher over all edits, and within a reference, beyond the error."""
 
     def check(runs: Runs) -> tuple[bool, str]:
@@ -290,7 +291,7 @@ def composed_shares(runs: Runs, *names: str) -> tuple[list[float], str, list[flo
     return own, best, baselines[best]
 
 
-def composes(*names: str) -> Callable[[Runs], tuple[bool, str]]:
+def composes(*names: str) -> Rule:
     """Return the rule: the reference mapping exceeds the best of its baselines with each seed."""
 
     def check(runs: Runs) -> tuple[bool, str]:
@@ -338,7 +339,7 @@ def closeness(runs: Runs) -> tuple[bool, str]:
     return rho > 0 and p < SIGNIFICANT, f"ρ {rho:.2f}, p {p:.4f}"
 
 
-FINDINGS: dict[str, Callable[[Runs], tuple[bool, str]]] = {
+FINDINGS: dict[str, Rule] = {
     RANDOM_WORDS: above_random_words,
     PRECISE: precise,
     EDITS: beats_baselines,
@@ -399,7 +400,7 @@ SUMMARY = (RANDOM_WORDS, PRECISE, FORECAST, REPAIR, EDITS, VOCABULARY)
 def findings_table(lms: LMRuns) -> str:
     """Return what holds on which LM."""
 
-    def cell(check: Callable[[Runs], tuple[bool, str]], runs: Runs) -> str:
+    def cell(check: Rule, runs: Runs) -> str:
         holds, numbers = check(runs)
         return f"{'holds' if holds else 'FAILS'}: {numbers}"
 

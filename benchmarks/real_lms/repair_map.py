@@ -10,6 +10,7 @@ from torch.nn.functional import log_softmax
 from lincorr_lightning.finetune.edits import sample_candidates
 from lincorr_lightning.finetune.repair.datamodule import DomainPrompts, RepairBatch
 from lincorr_lightning.finetune.repair.module import Repair
+from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.results.results import Results
 
 
@@ -33,18 +34,16 @@ class RepairOfMap(Repair):
         """Read subjects that are in no edit; make the matrix whose product with targets is W."""
         super().on_train_start()
         data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
-        edits = [*data.examples, *(edit for own in data.measured.values() for edit in own)]
-        taken = {edit.subject for edit in edits}
+        taken = {edit.subject for own in (data.examples, *data.measured.values()) for edit in own}
         relation, n = data.tokenized, self.N_SUBJECTS
         subjects = sample_candidates(self.lm, n, data.seed + 1, excluding=taken)[:n]
         domains = relation.source, relation.target
         prompts = [list(map(domain.knowledge.prompt, subjects)) for domain in domains]
         ids = [torch.tensor(domain.token_ids) for domain in domains]
-        logits = self.lm.joint_logits(prompts, ids).float()
-        source, self.targets = logits.split([len(tokens) for tokens in ids], 1)
-        source = source - source.mean(0)
-        gram = source.T @ source + self.RIDGE * torch.eye(len(ids[0]))
-        self.regressors = torch.linalg.solve(gram, source.T)  # (n_source, n_subjects)
+        logits = self.lm.joint_logits(prompts, ids)
+        source, targets = logits.split([len(tokens) for tokens in ids], 1)
+        x, self.targets = source - source.mean(0), targets.float()
+        self.regressors = LeastSquares(x.T @ x, x.T).weight(self.RIDGE).T.float()  # (n_source, n)
         self.prompts = DomainPrompts(self.lm.rows(prompts[1]), ids[1])
         self.is_reference = torch.as_tensor(relation.reference_mask)  # (n_target, n_source)
         texts = [text.strip() for text in relation.source.texts]
