@@ -34,12 +34,14 @@ def results_of(*arguments: str) -> dict[str, Any]:
 
 
 def mean_interval(shares: Any) -> str:
-    """Return a pandas Series' mean in percent and half of its 95 % interval (t, over seeds)."""
-    from scipy import stats  # not at the top: the processes that are timed import this module
+    """Return the mean of shares in percent; with several, half of its 95 % interval (t), too."""
+    import pandas as pd  # not at the top: the processes that are timed import this module
+    from scipy import stats
 
-    shares, n = shares.dropna(), shares.count()
-    half = stats.t.ppf(0.975, n - 1) * shares.sem() if n > 1 else float("nan")
-    return f"{100 * shares.mean():z.0f} ± {100 * half:.0f}".replace("-", "−") if n else "–"
+    shares = pd.Series(shares, dtype=float).dropna()
+    half = 100 * stats.t.ppf(0.975, shares.count() - 1) * shares.sem()  # NaN of less than two
+    ending = "" if pd.isna(half) else f" ± {half:.0f}"
+    return f"{100 * shares.mean():z.0f}{ending}".replace("-", "−").replace("nan", "–")
 
 
 class Cost(NamedTuple):

@@ -34,11 +34,8 @@ FORECASTERS = ("answer_before", "vocabulary", "map_0", "map_auto", "optimizer_st
 def show(values: list[float | None], spec: str) -> str:
     """Return the mean over seeds, with the standard deviation where there are several."""
     known = [value for value in values if value is not None]
-    if not known:
-        return ""
-    if len(known) == 1:
-        return format(known[0], spec)
-    return f"{format(mean(known), spec)} ± {format(stdev(known), spec)}"
+    spread = f" ± {format(stdev(known), spec)}" if len(known) > 1 else ""
+    return f"{format(mean(known), spec)}{spread}" if known else ""
 
 
 def row(runs: list[dict[str, Any]]) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from pandas import factorize
 from benchmarks.common import (
     arrow,
     markdown_table,
+    mean_interval,
     new_figure,
     place_tables,
     plain_axes,
@@ -45,7 +47,6 @@ from benchmarks.real_lms.tables import (
     precision_table,
     random_words_table,
     remaining_table,
-    spread,
 )
 from lincorr_lightning.results.paper import paper_numbers
 
@@ -127,11 +128,9 @@ def beats_baselines(runs: Runs) -> tuple[bool, str]:
     return macro.low > 0, shown.format(*macro[:3], *by_edit[:3])
 
 
-def balanced(runs: Runs, relation: str = "city->country") -> list[Mapping[str, Any]]:
+def balanced(runs: Runs) -> list[Mapping[str, Any]]:
     """Return the runs of at most two edits per reference, one for each seed."""
-    parts = [run for name, run in runs.items() if name.startswith("balanced")
-             and name.endswith(edit_run("lora", relation))]  # fmt: skip
-    if not parts:
+    if not (parts := [run for name, run in runs.items() if name.startswith("balanced")]):
         raise KeyError("balanced1")
     return parts
 
@@ -139,9 +138,9 @@ def balanced(runs: Runs, relation: str = "city->country") -> list[Mapping[str, A
 def balanced_generalize(runs: Runs) -> tuple[bool, str]:
     """Return whether balanced edits generalize more often than baselines are right, each seed."""
     shares = [part["beside"]["edits"][:3] for part in balanced(runs)]
-    own, constant, vocabulary = map(list, zip(*shares, strict=True))
     holds = all(one > max(others) for one, *others in shares)
-    return holds, f"{spread(own)}, constant {spread(constant)}, vocabulary {spread(vocabulary)}"
+    means = map(mean_interval, zip(*shares, strict=True))
+    return holds, "{} %, constant {}, vocabulary {}".format(*means)
 
 
 class Beside(NamedTuple):
@@ -448,18 +447,23 @@ def edit_table(lms: LMRuns) -> str:
 
 def balanced_table(lms: LMRuns) -> str:
     """Return generalized balanced edits beside baselines, and by reference, over seeds."""
-
-    def show(runs: Runs, relation: str) -> str:
-        parts = balanced(runs, relation)
-        macro = [part["macro"]["generalized"] for part in parts]
-        beside = zip(*(part["beside"]["edits"][:3] for part in parts), strict=True)
-        shares = map(list, beside)
-        edits = " + ".join(str(part["n_edits"]) for part in parts)
-        return f"{', '.join(map(spread, (*shares, macro)))} ({edits} edits)"
-
-    rows = [[arrow(relation), *cells(lms, partial(show, relation=relation))]
-            for relation in ("city->country", "country->language")]  # fmt: skip
-    return markdown_table(["generalized, best constant, vocabulary alone, macro", *lms], rows)
+    rows = []
+    for lm, runs in lms.items():
+        with suppress(KeyError):
+            parts = balanced(runs)
+            shares = zip(*(part["beside"]["edits"][:3] for part in parts), strict=True)
+            macro = [part["macro"]["generalized"] for part in parts]
+            edits = " + ".join(str(part["n_edits"]) for part in parts)
+            rows.append([lm, edits, *map(mean_interval, (*shares, macro))])
+    columns = (
+        "LM",
+        "edits",
+        "generalized",
+        "best constant",
+        "vocabulary alone",
+        "macro: generalized",
+    )
+    return markdown_table(columns, rows)
 
 
 def gradient_table(lms: LMRuns) -> str:

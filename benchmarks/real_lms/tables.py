@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import gt, lt
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
-from benchmarks.common import RESULTS, arrow, markdown_table, percent, read_numbers, two
+from pandas import DataFrame
+
+from benchmarks.common import (
+    RESULTS,
+    arrow,
+    markdown_table,
+    mean_interval,
+    percent,
+    read_numbers,
+    two,
+)
 
 REAL_LMS = RESULTS / "real_lms"
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
-BALANCED, BALANCED_SEEDS = ("city->country", "country->language"), (1, 2, 3)
 REAL_STEPS = (1, 2, 3)
 # Pairs with a reference, whose precision is compared with what the vocabulary gives.
 RELATIONS = (
@@ -54,7 +62,7 @@ def peak_of(curve: Sequence[float]) -> int:
 
 def ablation_table(lms: list[str], results: Path) -> str:
     """Return what the vocabulary alone gives, for each protocol and mapping."""
-    mappings = ("reference", "permuted", "letters")
+    mappings = ["reference", "permuted", "letters"]
     rows = []
     for protocol, pattern in (("shipped", "ablation"), ("paper", "ablation_paper_?")):
         for lm in lms:
@@ -64,23 +72,14 @@ def ablation_table(lms: list[str], results: Path) -> str:
                 continue
             first = parts[0]
             labels = f"{first['n_source_labels']} / {first['n_target_labels']}"
-            row = [protocol, lm, first["embedding"]["shape"][1], labels]
-            shares: dict[str, list[float]] = defaultdict(list)
-            for run in (run for found in parts for run in found["runs"] if run["composed"]):
-                shares[run["mapping"]].append(run["generalized"])
-            row += [len(shares["reference"]), *(spread(shares[name]) for name in mappings)]
+            runs = DataFrame([run for found in parts for run in found["runs"] if run["composed"]])
+            shares = runs.groupby("mapping")["generalized"].agg(mean_interval)[mappings]
             frequent = mean(found["mappings"][0]["majority"] for found in parts)
-            rows.append([*row, percent(frequent)])
-    published = ("97.7%", "22.7%", "36.7%")  # table 7
-    rows.append(["paper", "Llama-3-8B, as published", 4096, "", "", *published, ""])
+            size = first["embedding"]["shape"][1], labels, runs["seed"].nunique()
+            rows.append([protocol, lm, *size, *shares, percent(frequent)])
+    paper = ["paper", "Llama-3-8B, as published", 4096, "", "", 98, 23, 37, ""]  # table 7
     columns = ("protocol", "vocabulary", "width", "labels", "seeds", *mappings, "most frequent")
-    return markdown_table(columns, rows)
-
-
-def spread(shares: list[float]) -> str:
-    """Return the mean of shares in percent, and their standard deviation if there are several."""
-    deviation = f" ± {100 * stdev(shares):.0f}" if len(shares) > 1 else ""
-    return percent(mean(shares)) + deviation
+    return markdown_table(columns, [*rows, paper])
 
 
 def table_of(run: str, *columns: str, key: str = "lm") -> Callable[[RowsOf], TableOf]:

@@ -41,8 +41,9 @@ def audit(
     from lincorr_lightning.lm.config import LMConfig
     from lincorr_lightning.lm.loading import find_checkpoint, read_tokenizer
 
-    checkpoint = find_checkpoint(LMConfig(name_or_path=lm, revision=revision), "the tokenizer")
-    tokenizer = read_tokenizer(checkpoint)
+    with Console(stderr=True).status("Reading the tokenizer"):  # that of a .gguf file takes a while
+        checkpoint = find_checkpoint(LMConfig(name_or_path=lm, revision=revision), "the tokenizer")
+        tokenizer = read_tokenizer(checkpoint)
     domains = audit_domains(selected, tokenizer)
     console = Console()
     if not console.is_terminal:

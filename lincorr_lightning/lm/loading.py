@@ -348,11 +348,11 @@ def _tokenizer_class(checkpoint: Checkpoint) -> Any:
 
 def _read_tokenizer(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     way_out = (
-        "Copy the tokenizer files (tokenizer.json, tokenizer_config.json, ...) of the base LM into "
-        "it, or pass their folder as lm.tokenizer."
+        "Copy the tokenizer files (config.json, tokenizer.json, tokenizer_config.json, ...) of the "
+        "base LM into it, or pass their folder as lm.tokenizer (`audit`: as --lm)."
     )
     if checkpoint.gguf_file is not None:
-        way_out = "Pass the folder or hub id of the LM's tokenizer as lm.tokenizer."
+        way_out = "Pass the folder or hub id of its tokenizer as lm.tokenizer (`audit`: as --lm)."
     _, kept = _kept.get() or ({}, {})
     if checkpoint in kept:
         return kept[checkpoint]

@@ -186,18 +186,20 @@ def test_edits_stand_beside_their_baselines() -> None:
 
 def test_the_ablation_stands_beside_the_most_frequent_answer(tmp_path: Path, rows: Rows) -> None:
     for seed, (share, majority) in enumerate([(0.5, 0.4), (0.7, 0.5)]):
-        runs = [{"mapping": name, "composed": composed, "generalized": share - 0.1 * i + composed}
+        runs = [{"mapping": name, "composed": composed, "generalized": share - 0.1 * i + composed,
+                 "seed": seed}
                 for i, name in enumerate(("reference", "permuted", "letters"))
                 for composed in (False, True)]  # fmt: skip
         content = {"n_source_labels": 9, "n_target_labels": 8, "embedding": {"shape": [99, 4]},
                    "runs": runs, "mappings": [{"majority": majority}]}  # fmt: skip
         _write(tmp_path / "a", f"ablation_paper_{seed}", content)
     row, paper = rows(tables.ablation_table(["a", "b"], tmp_path))
-    assert row == ["paper", "a", "4", "9 / 8", "2", "160% ± 14", "150% ± 14", "140% ± 14", "45%"]
-    assert paper[-1] == "" and paper[5:8] == ["97.7%", "22.7%", "36.7%"]
+    # Student's t of two seeds is 12.71, the standard error .1.
+    assert row == ["paper", "a", "4", "9 / 8", "2", "160 ± 127", "150 ± 127", "140 ± 127", "45%"]
+    assert paper[-1] == "" and paper[5:8] == ["98", "23", "37"]
 
 
-def test_balanced_edits_are_judged_by_each_seed() -> None:
+def test_balanced_edits_are_judged_by_each_seed(rows: Rows) -> None:
     def runs(*constants: float) -> dict[str, Any]:
         return {
             f"balanced{seed}_lora_city_to_country": {
@@ -208,14 +210,13 @@ def test_balanced_edits_are_judged_by_each_seed() -> None:
         }  # fmt: skip
 
     judged = findings.balanced_generalize
-    cell = "70% ± 10, constant 10% ± 0, vocabulary 20% ± 0"
-    assert judged(runs(0.1, 0.1, 0.1)) == (True, cell)
+    # Student's t of three seeds is 4.303, the standard error .1/√3.
+    assert judged(runs(0.1, 0.1, 0.1)) == (True, "70 ± 25 %, constant 10 ± 0, vocabulary 20 ± 0")
     assert not judged(runs(0.65, 0.1, 0.1))[0]
     with pytest.raises(KeyError):
-        judged({"balanced1_lora_country_to_language": {}})
-    table = findings.balanced_table({"a": runs(0.1, 0.1, 0.1), "b": {}})
-    cell = "70% ± 10, 10% ± 0, 20% ± 0, 70% ± 0 (60 + 60 + 60 edits)"
-    assert f"| city→country | {cell} | not run |" in table
+        judged({"lora_city_to_country": {}})
+    (row,) = rows(findings.balanced_table({"a": runs(0.1, 0.1, 0.1), "b": {}}))
+    assert row == ["a", "60 + 60 + 60", "70 ± 25", "10 ± 0", "20 ± 0", "70 ± 0"]
 
 
 def test_gradient_r_stands_beside_its_nulls() -> None:
