@@ -120,7 +120,9 @@ def points(*values: float) -> str:
 
 
 def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
-    """Yield the row of each direction: effects, differences from others, and matched pairs."""
+    """Yield shares without a move; by direction, effects, differences, and matched pairs."""
+    shares = DataFrame(run["edits"] for run in runs)[[*RESPONSES]]
+    yield [lm, f"{len(runs)}", "no move", *shares.agg(common.mean_interval), *"–––"]
     every = DataFrame(x | {"seed": i} for i, run in enumerate(runs) for x in run["effects"])
     effect = every[every["part"] == "change"].pivot_table("effect", "seed", ["arm", "response"])
     first = RESPONSES[0]
@@ -155,7 +157,7 @@ def tables(results: Path) -> dict[str, str]:
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
         runs = [found, *map(common.read_numbers, sorted(path.parent.glob("causal_*.json")))]
-        rows["causal_seeds"] += over_seeds(lm, runs) if len(runs) > 1 else []
+        rows["causal_seeds"] += over_seeds(lm, runs)
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
             own = [points(*row[k]) for k in RESPONSES]

@@ -57,7 +57,7 @@ ROUNDING = 2e-4
 R = "city→country: r exceeds the control prompt's"
 RIDGE = "a ridge raises Hit@1 of city→country"
 RANDOM_WORDS = "r of most related pairs exceeds random words' (20 labels, both sides)"
-PRECISE = "W, ridge auto, pairs more labels right than the vocabulary alone"
+PRECISE = "W, ridge auto, pairs more labels right than the strongest baseline"
 EDITS = "edits of city→country, by country, generalize more often than baselines are right"
 FORECAST = "a step forecasts better than all baselines together, within a reference, too (AUROC)"
 IN_CONTEXT = "within a reference, edits that the LM infers in context generalize more often"
@@ -361,7 +361,7 @@ FINDINGS: dict[str, Rule] = {
     "correlated prompts have the same 10 neighbors, wording partialled out": closeness,
     "cutting matched predecessors switches features off (3 times the control)": cutting,
     "intrinsic dimension peaks in early to middle layers": dimension_peak,
-    "shuffled tokens have more dimensions": shuffling,
+    "shuffled tokens have more dimensions (256 tokens, n2 = 2)": shuffling,
 }
 """Rules by claim: do an LM's runs bear it out, by which numbers? KeyError if a run is missing."""
 
@@ -525,13 +525,10 @@ def size_figure(results: Path) -> Any:
         if "probe" in runs
     ]  # fmt: skip
     figure = new_figure(
-        6.4,
-        3.2,
-        "Precision of W over the size of the LM: city → country",
+        6.4, 3.2, "Precision of W over the size of the LM: city → country",
         "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
-        "Grey: Hit@1 of the strongest baseline of the vocabulary. 1,000 subjects to fit each LM, "
-        "500 for the largest.",
-    )
+        "Grey: Hit@1 of the strongest baseline. Fitted on 1,000 subjects, 500 for the largest LM.",
+    )  # fmt: skip
     axes = figure.subplots()
     for place, color in ((2, "C0"), (1, "C1")):
         for n, style in (("1", "-"), ("3", "--"), ("5", ":")):
