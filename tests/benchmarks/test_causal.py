@@ -54,7 +54,9 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     found = json.loads((tmp_path / "causal.json").read_text())
     (tmp_path / "lm").mkdir()
     (tmp_path / "causal.json").rename(tmp_path / "lm" / "causal.json")
-    assert not causal.tables(tmp_path)["causal_seeds"].splitlines()[2:]
+    alone = causal.tables(tmp_path)["causal_seeds"].splitlines()[2]
+    shares = " | ".join(f"{100 * found['edits'][key]:.0f}" for key in causal.RESPONSES)
+    assert alone == f"| lm | 1 | no move | {shares} | – | – | – |"
     other = [x | {"effect": x["effect"] - 0.1} for x in found["effects"]]
     (tmp_path / "lm" / "causal_1.json").write_text(json.dumps(found | {"effects": other}))
     made = causal.tables(tmp_path)
