@@ -43,6 +43,7 @@ class Forecast(RelationCallback):
     """
 
     study = "forecast"
+    is_of_start = True
     kept = (*RelationCallback.kept, "_fields")
 
     def __init__(
@@ -92,10 +93,6 @@ class Forecast(RelationCallback):
 
     def after_optimizer_step(self, *_: Any) -> None:
         """Do nothing: a forecast is made once."""
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Release the LM; what training has made of it does not matter."""
-        self.release()
 
     def finish(self, trainer: L.Trainer) -> Results:
         assert self.forecasts is not None

@@ -158,9 +158,10 @@ class GradientCorrelation(MapCallback):
         d_source, d_target = after.source - before.source, after.target - before.target
         weight = self.weight
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
+        permuted = weight[order.roll(1)][order.argsort()]  # one cycle: no row keeps its place
         correlations = {
             "gradient_correlation": _mean_r(d_source @ weight.T, d_target),
-            "permuted_gradient_correlation": _mean_r(d_source @ weight[order].T, d_target),
+            "permuted_gradient_correlation": _mean_r(d_source @ permuted.T, d_target),
             "logit_correlation": self._logit_r(after),
         }
         if "auto" in self.maps:

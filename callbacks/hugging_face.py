@@ -7,6 +7,7 @@ from torch import nn
 from transformers import TrainerCallback
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
+from lincorr_lightning.distributed import gather
 
 
 class HuggingFaceCallback(TrainerCallback):
@@ -38,7 +39,7 @@ class HuggingFaceCallback(TrainerCallback):
             train_dataloader=None, is_last_batch=False, ckpt_path=state.global_step or None,
             fast_dev_run=False, is_global_zero=state.is_world_process_zero, logger=None,
             loggers=[], log_dir=args.output_dir, default_root_dir=args.output_dir,
-            strategy=SimpleNamespace(broadcast=lambda value: value, on_train_end=lambda: None),
+            strategy=SimpleNamespace(broadcast=lambda x: gather(x)[0], on_train_end=lambda: None),
         )  # fmt: skip
         self._call("setup", "fit")
         self._call("on_train_start")

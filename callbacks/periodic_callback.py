@@ -84,6 +84,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     """
 
     study: ClassVar[str]  #: Kind of the results, as ``resilience``.
+    is_of_start: ClassVar[bool] = False  #: Whether they are of the LM before training alone.
     kept: ClassVar[tuple[str, ...]] = (
         "history", "_metrics", "_last_measured", "_measured_items", "_uncounted",
     )  # fmt: skip
@@ -215,11 +216,13 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
 
         Does nothing if that has been done, or in a run without training.
         """
-        if self.output is not None or "cache" not in vars(self):
+        if "cache" not in vars(self):
             return
         if self._is_first:
             self.cache.start_pause()
             self.cache.exchange(causal_lm_of(trainer.lightning_module, self.lm))
+        if self.output is not None:
+            return
         self.output = self.finish(trainer)
         self.results = dict(self.output.values)
         self._measured_version = self.cache.weights_version()
@@ -233,7 +236,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             if self._is_first:
                 self.cache.start_pause()
             version = None if self.cache.lm.is_sharded else self.cache.weights_version()
-            if version not in (None, self._measured_version):
+            if version not in (None, self._measured_version) and not self.is_of_start:
                 self.output = None
                 self.complete(trainer)
         self.release()

@@ -12,7 +12,7 @@ from torch import Tensor
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import require
 from lincorr_lightning.io import atomic_write, write_csv
-from lincorr_lightning.results.run_folder import run_folder
+from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 from lincorr_lightning.results.saved_run import table_text
 from lincorr_lightning.results.table import Table
 
@@ -40,7 +40,8 @@ class PredictionWriter(BasePredictionWriter):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Choose the run's folder, which is a collective call."""
         super().setup(trainer, pl_module, stage)
-        run_folder(trainer)
+        if not is_dry_run(trainer):
+            run_folder(trainer)
 
     def write_on_epoch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, predictions: Any, *_: Any
@@ -49,7 +50,7 @@ class PredictionWriter(BasePredictionWriter):
         # A study that writes its predictions itself returns empty ones.
         filled = (batch for batch in batches if batch and batch["subjects"])
         parts: list[dict[str, Any]] = sorted(filled, key=lambda batch: batch["first"])
-        if not trainer.is_global_zero or not parts:
+        if not trainer.is_global_zero or not parts or is_dry_run(trainer):
             return
         folder = run_folder(trainer)
         pairs = list(parts[0]["logits"])

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
 from lincorr_lightning.distributed import gather
-from lincorr_lightning.errors import ConfigError, SubjectsError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError, require
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.cases import DomainLogits
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
@@ -56,6 +56,10 @@ class RelationCallback(PeriodicCallback):
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
         self.skipped: list[Skipped] = []
         self.is_independent = dataset is not None and dataset.training.protocol == "independent"
+        if self.is_independent and trainer.ckpt_path is not None and trainer.world_size > 1:
+            raise CheckpointError(
+                "a checkpoint has one process's edits alone; resume on one device."
+            )
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
         )
@@ -173,8 +177,7 @@ class MapCallback(RelationCallback):
 
     def reset(self) -> None:
         super().reset()
-        # A resumed run has these from its start: `base` as a tuple, and W and b by the name of the
-        # map, of which the first is the main one: ``given``, or ``plain`` and ``auto``.
+        # A resumed run has these from its start: `base`, and W and b by map, the main one first.
         self.maps: dict[str, tuple[Tensor, Tensor]] = {}
         self._base: tuple[Any, ...] | None = None
         # What was read of each edit that is trained from the base weights, by its own steps.
@@ -218,7 +221,7 @@ class MapCallback(RelationCallback):
 
         The LM reads the prompts of all announced relations in one pass.
         """
-        key = self.tokenized.name, self.ridge, self.n_subjects, self._held_out
+        key = tuple(self._layout.reads), self.ridge, self.n_subjects, self._held_out
         fitted_maps = self.shared.fitted_maps
         if key not in fitted_maps:
             fitted = artifact.fit_linear_maps(

@@ -110,6 +110,9 @@ class SignalCheckpoint(L.Callback):
             and getattr(pl_module, "is_resumable", True)
         )
         self._n_steps = trainer.global_step
+        # Behind the others, whose state it saves with what they have measured in a step.
+        others = [each for each in trainer.callbacks if each is not self]  # type: ignore[attr-defined]
+        trainer.callbacks = [*others, self]  # type: ignore[attr-defined]
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Any, batch_idx: int

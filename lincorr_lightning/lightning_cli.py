@@ -268,8 +268,7 @@ def check_datamodule(
 def run_lightning_cli(args: Sequence[str]) -> LincorrCLI:
     """Parse a command line, without the program's name, and run it; return the CLI object."""
     _silence_expected_warnings()
-    # Help texts of settings such as those of the LM stand below their fields; to find them, the
-    # source is parsed.
+    # Help texts of settings stand below their fields; to find them, the source is parsed.
     is_help = any(one == "-h" or one.partition("=")[0].endswith("help") for one in args)
     set_parsing_settings(
         docstring_parse_attribute_docstrings=is_help,

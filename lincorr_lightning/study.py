@@ -181,8 +181,6 @@ class Study(PlainHyperparameters, L.LightningModule):
         """Write and log the results; all ranks call it at the end of a run."""
         results = self.build_results()
         writes = self.trainer.is_global_zero and not runs.is_dry_run(self.trainer)
-        if writes:
-            self.write_artifacts(runs.run_folder(self.trainer))
         if results is not None:
             self.results = replace(
                 results, settings=plain(runs.run_settings(self.trainer)),
@@ -190,7 +188,9 @@ class Study(PlainHyperparameters, L.LightningModule):
                 included=results.included or runs.collect_callback_results(self.trainer),
             )  # fmt: skip
             runs.write_parts(self.trainer, self.results)
-            if writes:  # last, so that an interrupted run has none
+        if writes:
+            self.write_artifacts(runs.run_folder(self.trainer))
+            if results and self.results:  # last, so that an interrupted run has none
                 self.results.write_values(runs.run_folder(self.trainer))
 
     def on_train_end(self) -> None:

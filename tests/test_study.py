@@ -15,6 +15,7 @@ from lincorr_lightning.errors import CheckpointError, ConfigError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.results.results import Results
+from lincorr_lightning.results.table import Table
 from lincorr_lightning.study import Study, as_settings, plain
 from tests.launching import launch
 from tests.toys import quiet_trainer
@@ -270,3 +271,18 @@ def test_reading_nothing_is_no_result(small_lm: str, tmp_path: Path) -> None:
     trainer = quiet_trainer(tmp_path, limit_val_batches=0)
     with pytest.raises(ConfigError, match=r"limit_val_batches is 0: nothing would be read"):
         trainer.validate(LinearProbe(LMConfig(small_lm)), loader(), verbose=False)
+
+
+def test_an_artifact_that_fails_leaves_the_tables(tmp_path: Path) -> None:
+    class Fails(Counting):
+        def build_results(self) -> Results:
+            return Results(
+                "counting", {"n": 1}, tables=[Table.of("found", [(1,)], ("n",), "Found")]
+            )
+
+        def write_artifacts(self, folder: Path) -> None:
+            raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        quiet_trainer(tmp_path).fit(Fails(), loader())
+    assert list(tmp_path.rglob("found.csv")) and not list(tmp_path.rglob("results.json"))

@@ -268,8 +268,8 @@ def _lms_of_rows(rows: Sequence[RawEdit], pattern: str) -> tuple[dict[str, str],
     skipped: list[Skipped] = []
     for row in rows:
         path = pattern.replace("{edit}", row.id)
-        if Path(row.id).name != row.id or row.id == "..":  # would be elsewhere
-            skipped.append(Skipped(*row[:3], "its id is no name of a folder"))
+        if row.problem or Path(row.id).name != row.id or row.id in ("", ".."):  # would be elsewhere
+            skipped.append(Skipped(*row[:3], row.problem or "its id is no name of a folder"))
         elif not Path(path).exists():
             skipped.append(Skipped(*row[:3], "there is no edited LM"))
         elif (first := owners.setdefault(row.id, row)) is not row:

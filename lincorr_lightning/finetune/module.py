@@ -244,7 +244,8 @@ class SourceFinetune(TrainedLMStudy):
         measured = collect_callback_results(self.trainer)
         history: dict[str, Any] = {}
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]
-            history |= getattr(callback, "history", {})
+            if isinstance(getattr(callback, "output", None), Results):  # one of this package
+                history |= callback.history
         name = short_name(self.lm.config.name_or_path)
         subtitle = f"{name}, {protocol}, {self.method}, learning rate {self.learning_rate:g}"
         return finetune_results(measured, self.forecasts, run, dataset, history, subtitle)

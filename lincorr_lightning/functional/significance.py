@@ -36,12 +36,14 @@ def mean_r_error(prediction: Tensor, target: Tensor) -> float:
     """Return the standard error over rows of the mean label-wise r.
 
     Rows are independent, labels are not: their influences are averaged within each row. Of
-    predicted and true logits, ``(n_rows, n_labels)`` each; NaN with fewer than two rows, or if no
+    predicted and true logits, ``(n_rows, n_labels)`` each; NaN with fewer than three rows, or if no
     label varies.
     """
+    if len(target) < 3:
+        return math.nan
     r = correlation.labelwise_pearson(prediction, target)
     known = ~r.isnan()
-    if len(target) < 2 or not known.any():
+    if not known.any():
         return math.nan
     u, v = (x[:, known].double() for x in (prediction, target))
     u, v = ((x - x.mean(0)) / x.std(0, correction=0) for x in (u, v))

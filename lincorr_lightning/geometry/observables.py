@@ -14,11 +14,9 @@ from torch.nn.functional import normalize, pad
 
 RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)  #: The paper's n2 (Viswanathan et al.).
 
-# Columns that are multiplied at a time: a cloud of next-token probabilities has as many as the
-# vocabulary, and is not copied to float64 as a whole.
+# Columns multiplied at a time: a cloud of probabilities is not copied to float64 as a whole.
 _COLUMNS = 8192
-# A token with a squared distance below this fraction of the squared norms has all its distances
-# computed from differences: the others are right to about 1e-9.
+# Of the squared norms: below it, a token's distances are taken from differences, right to 1e-9.
 _CLOSE = 1e-6
 _STEPS = 54  # bisection halves the interval with each step, to the precision of float64
 _ROUNDING = 1e-12  # a difference of distances below this fraction of them

@@ -367,8 +367,7 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
         if not found:
             fail(origin, answers, f"is empty: no {entry.kind} has a name under {entry.language!r}")
         entry = replace(entry, answers=found)
-    # An LM's answer could not be attributed to one of two entities that read alike, and two
-    # spellings of one entity that differ only in case would be counted as two answers.
+    # Entities that read alike are one answer of an LM; spellings that differ in case would be two.
     first_with: dict[str, Answer] = {}
     for answer in entry.answers:
         folded = unicodedata.normalize("NFKC", answer.text).casefold()

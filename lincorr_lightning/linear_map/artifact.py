@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning import weights as stored
-from lincorr_lightning.errors import LinearMapError, SubjectsError, listed
+from lincorr_lightning.errors import LinearMapError, SubjectsError, listed, require
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, regular_file, write_json
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
@@ -356,6 +356,7 @@ def sample_fitted_subjects(
     tokenizer: PreTrainedTokenizerBase, n: int, applied_to: Collection[str]
 ) -> list[str]:
     """Sample up to n subjects to fit a map on, none of those that it is applied to."""
+    require("n_subjects", n, at_least=3)
     others = sample_up_to(tokenizer, max(n, _MIN_FITTED), excluding=applied_to)
     if applied_to and len(others) < _MIN_FITTED:
         raise SubjectsError(

@@ -14,8 +14,7 @@ _log = logging.getLogger(__name__)
 RowsContext = Callable[[list[int]], AbstractContextManager[object]]
 """Function from the indices of the rows of a forward pass to the context that it runs in."""
 
-# On a CPU a forward pass is fastest while the activations between two layers stay in the cache; an
-# accelerator needs large batches.
+# On a CPU, the activations between two layers should fit the cache; a GPU needs large batches.
 _START_NUMBERS_CPU = 2**19
 _START_TOKENS_CPU = (256, 4096)
 _START_TOKENS_ACCELERATOR = 32768

@@ -493,7 +493,7 @@ class LanguageModel(nn.Module):
             yield
 
     def _checked(self, token_ids: Sequence[int] | Tensor) -> Tensor:
-        tokens = torch.as_tensor(token_ids, dtype=torch.long)
+        tokens = torch.as_tensor(token_ids, dtype=torch.long).cpu()
         unknown = tokens[(tokens < 0) | (tokens >= self.vocab_size)]
         if tokens.dim() != 1 or len(unknown):
             bad = f"the token id {int(unknown[0])}" if len(unknown) else "a nested list of tokens"

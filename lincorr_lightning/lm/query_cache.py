@@ -99,7 +99,7 @@ class QueryCache:
                 for layer in model.modules()
                 if isinstance(getattr(layer, "scaling", None), dict)  # a layer of peft
             ]
-            same = self._sums is not None and torch.equal(sums, self._sums)
+            same = self._sums is not None and torch.equal(sums, self._sums.to(sums.device))
             # All ranks that share an LM read it together, or none does.
             if self.lm.any_rank(not same or adapters != self._adapters):
                 self._forget()

@@ -19,8 +19,7 @@ from lincorr_lightning.study import StudyData, as_settings
 
 IGNORED = -100  #: Target of a token that adds nothing to the loss.
 
-# Statements are drawn in blocks of this size, in the order of their epoch, whatever the batch size.
-# Another number would give another tiny world from configs/pretraining.yaml.
+# Statements are drawn in blocks of this size, whatever that of batches. Others: another tiny world.
 _DRAWN_TOGETHER = 256
 
 

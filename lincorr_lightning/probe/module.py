@@ -195,6 +195,7 @@ class LinearProbe(LMStudy):
         if self.dry_run:
             raise ConfigError("model.dry_run is an option of `lincorr fit` alone. Leave it out.")
         super().setup(stage)
+        self._findings = None
         if self.solver == "sgd":
             refuse_sharding(self.trainer, "model.solver sgd")
         elif stage == "fit":
@@ -253,6 +254,8 @@ class LinearProbe(LMStudy):
         """Add a batch to the moments of all views, and return the rows of the LM itself."""
         rows: dict[str, Tensor] = {}
         for view, moments in self._moments_of(half).items():
+            if view != _LM and half == "test" and not cast(Any, self.moments["fit"])[view].n:
+                continue  # stored maps are none of a layer
             with nullcontext() if view == _LM else logit_lens(self.lm.model, int(view)):
                 rows[view] = used = self.joint_rows(batch.subjects)
             if batch.is_padding:

@@ -16,6 +16,7 @@ from lincorr_lightning.results import paper as the_paper
 from lincorr_lightning.results.paper import PaperInfluences, PaperNumber
 from lincorr_lightning.results.table import Table
 
+_FLOATS = npt.NDArray[np.float64]
 Row = dict[str, Any]  #: Cells of a row of the overview, by heading.
 _REPEATED = ("Table 4", "label_mean")  # which the paper has as the r of the logits, once
 _MIN_RANKED, _SIGNIFICANT, _N_PERMUTATIONS = 5, 0.05, 9999
@@ -53,9 +54,7 @@ def agreements(numbers: Iterable[PaperNumber], lms: Sequence[LMRuns]) -> Iterato
         }  # fmt: skip
 
 
-def rank_correlation(
-    x: npt.NDArray[np.float64], y: npt.NDArray[np.float64]
-) -> tuple[float | None, float | None]:
+def rank_correlation(x: _FLOATS, y: _FLOATS) -> tuple[float | None, float | None]:
     """Return Spearman's ρ of numbers, ``(n,)`` each, and its one-sided p-value by permutation.
 
     Both are None where there are fewer than five numbers, or where all are equal.

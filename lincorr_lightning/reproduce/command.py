@@ -36,6 +36,7 @@ from lincorr_lightning.lm.loading import weights_read_once
 from lincorr_lightning.reproduce import plan as planning
 from lincorr_lightning.reproduce.page import write_reproduction
 from lincorr_lightning.reproduce.plan import Item, LMRuns, PlannedRun, Settings
+from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import short_name
 from lincorr_lightning.version import __version__
@@ -201,7 +202,7 @@ class State:
         of_all = [(plan, run) for plan in plans for run in plan.runs]
         for plan, run in of_all:
             earlier = self.entry(plan, run).get("inputs")
-            if earlier is None or run.saved() is None:
+            if earlier is None or not (run.folder / planning.VERSION / RESULTS_FILE).is_file():
                 continue
             inputs = run_inputs(run, plan)
             both = ((key, earlier.get(key), inputs.get(key)) for key in {**earlier, **inputs})
@@ -310,7 +311,8 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
     command = [*run.arguments, f"--model.lm.name_or_path={lm}"]
     command.append(f"--trainer.enable_progress_bar={lines}")
     if run.probe is not None:
-        subjects = _held_out_subjects(run.probe)
+        frame = SavedRun.read(run.probe).table("subjects").frame
+        subjects = [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
         if not run.answers:
             candidates = run.folder.with_suffix(".txt")
             with files.atomic_write(candidates) as part:
@@ -330,11 +332,6 @@ def _make(run: PlannedRun, plan: LMRuns) -> None:
     for module in cli.model.modules():
         if isinstance(module, StackedLoRA):
             module.remove()  # so that the next run can use the LM
-
-
-def _held_out_subjects(probe: Path) -> list[str]:
-    frame = SavedRun.read(probe).table("subjects").frame
-    return [str(subject) for subject in frame["subject"][frame["half"] != "fit"]]
 
 
 @contextmanager

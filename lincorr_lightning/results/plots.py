@@ -32,8 +32,7 @@ BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
 _PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 DPI = 150
-# In the order in which matplotlib looks for a character: its own font, then Chinese, Japanese, and
-# the rest.
+# Where matplotlib looks for a character: its own font, then Chinese, Japanese, and the rest.
 _FONTS = (
     "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP",
     "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei",

@@ -213,8 +213,7 @@ def load_saes(
     if isinstance(saes, (str, Path)) and (parent := Path(saes)).is_dir():
         inside = sorted(p for p in parent.iterdir() if p.is_dir() and not p.name.startswith("."))
         known = [any(form.matches(one) for form in FORMATS.values()) for one in (parent, *inside)]
-        # Files beside folders that hold no SAE, such as checkpoints, are one SAE of an unknown
-        # format, which is left to `load_sae`: its refusal lists the files.
+        # Files beside folders without SAEs, such as checkpoints, are left to `load_sae` to refuse.
         is_one = not any(known[1:]) and any(path.is_file() for path in parent.iterdir())
         folders = folders if known[0] or is_one or not inside else inside
     loaded: dict[HookPoint, SparseAutoencoder] = {}
@@ -306,8 +305,7 @@ def _read_sparsify(source: SAESource) -> SparseAutoencoder:
     )  # fmt: skip
 
 
-# Of dictionary_learning: the tensors of a class, its activation, and whether the encoder reads
-# activations without the decoder's bias.
+# dictionary_learning: tensors of a class, activation, and whether the encoder reads x - b_dec.
 _LINEAR = ("encoder.weight", "decoder.weight", "encoder.bias", "b_dec")
 _DICTIONARIES: dict[str, tuple[Sequence[str], Activation, bool]] = {
     "AutoEncoder": ((*_LINEAR[:3], "bias"), "relu", True),

@@ -4,7 +4,9 @@ import copy
 import inspect
 import random
 import re
+import signal
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -14,6 +16,7 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
 from lincorr_lightning import callbacks as all_of_them
+from lincorr_lightning import termination
 from lincorr_lightning.callbacks import (
     FeatureMovement,
     Forecast,
@@ -24,6 +27,7 @@ from lincorr_lightning.callbacks import (
     TokenGeometryMonitor,
 )
 from lincorr_lightning.callbacks.relation_callback import MapCallback
+from lincorr_lightning.checkpoints import SignalCheckpoint
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.finetune.edit_files import read_edits
@@ -401,3 +405,34 @@ def test_a_tokenizer_must_be_named_if_none_is_found(naive, small_lm, own_map, fi
     watch = Resilience(own_map.folder, tokenizer=small_lm)
     fit(watch, module=Bare())
     assert watch.results["before"] is not None
+
+
+class Resumable(DataLoader):
+    """Says that it can go on in the middle of an epoch."""
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state_dict):
+        del state_dict
+
+
+class Signals(L.Callback):
+    """Receives SIGTERM in the second step."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 1:
+            termination.current.signum = signal.SIGTERM
+
+
+def test_what_a_signal_saves_has_the_measurement_of_its_step(
+    naive, small_lm, fit, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(termination, "current", termination.Termination())
+    data = Resumable(naive.sentences(small_lm).dataset, batch_size=2)
+    with pytest.raises(termination.Terminated):
+        fit(SignalCheckpoint(), Signals(), Generalization("city->country", naive.edits), data=data)
+    (path,) = tmp_path.rglob("interrupted.ckpt")
+    saved = torch.load(path, weights_only=True)["callbacks"]
+    (state,) = [one for key, one in saved.items() if key.startswith("Generalization")]
+    assert [step for step, _ in state["history"]["generalization/generalized"]] == [0, 1, 2]

@@ -2,6 +2,7 @@
 
 import csv
 
+import lightning as L
 import numpy as np
 import pytest
 import torch
@@ -64,3 +65,24 @@ def test_a_resumed_run_has_the_forecast_of_its_start(naive, small_lm, fit, tmp_p
 def test_a_forecast_needs_edits(naive, small_lm, fit):
     with pytest.raises(ConfigError, match=r"Forecast has no edits.*Forecast\.edits"):
         fit(Forecast("city->country"), module=naive.module(small_lm))
+
+
+class Grows(L.Callback):
+    """Changes the weights after the last step, as a swap for their average does."""
+
+    def on_train_end(self, trainer, pl_module):
+        with torch.no_grad():
+            for weight in pl_module.backbone.parameters():
+                weight.mul_(1.3)
+
+
+def test_callbacks_after_a_forecast_measure_the_weights_that_fit_leaves(naive, small_lm, fit):
+    module, seen = naive.module(small_lm, lr=0.02), Generalization("city->country", naive.edits)
+    fit(Forecast("city->country", naive.edits, **OPTIONS), seen, Grows(), module=module)
+    subjects = [edit["subject"] for edit in naive.edits]
+    logits = naive.logits(module.backbone, module.tokenizer, "country", subjects)
+    p = np.exp(logits - logits.max(1, keepdims=True))
+    p /= p.sum(1, keepdims=True)
+    references = [naive.countries.index(naive.places[edit["answer"]]) for edit in naive.edits]
+    expected = p[np.arange(len(p)), references].mean()
+    assert seen.results["probability_reference"] == pytest.approx(expected, abs=1e-4)

@@ -7,6 +7,7 @@ from torch import nn
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.finetune.batches import EditTraining
+from lincorr_lightning.finetune.cases import DomainLogits
 from lincorr_lightning.lm.vocabulary import usable_strings
 from tests.callbacks.conftest import Theirs, edits_of
 from tests.toys import recorded_passes
@@ -21,13 +22,14 @@ def by_hand(naive, module, states, weight, bias, subjects=SUBJECTS):
         [naive.logits(state, tokenizer, name, subjects) for state in states]
         for name in ("city", "country")
     )
-    order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(0))
+    order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(0)).tolist()
+    cycle = dict(zip(order, order[-1:] + order[:-1], strict=True))  # each label has another's row
     gradients, permuted = (
         [
             naive.r((s1 - s0) @ w.T, t1 - t0)
             for s0, s1, t0, t1 in zip(source, source[1:], target, target[1:], strict=False)
         ]
-        for w in (weight, weight[order])
+        for w in (weight, weight[[cycle[label] for label in range(len(weight))]])
     )
     logits = [naive.r(s @ weight.T + bias, t) for s, t in zip(source[1:], target[1:], strict=True)]
     return gradients, permuted, logits
@@ -235,3 +237,14 @@ def test_a_run_that_ends_within_its_first_edit_counts_none(small_lm, own_map, fi
     fit(count, max_steps=2, module=module, data=module.data(1, 3, n_edits=4))
     assert count.results["n_edits"] == 0
     assert count.results["generalized"] is count.results["random"] is None
+
+
+@pytest.mark.parametrize("n", range(2, 9))
+def test_no_label_keeps_its_row_in_the_permuted_map(n):
+    watch = GradientCorrelation("city->country")
+    watch.maps = {"given": (torch.eye(n, dtype=torch.float64), torch.zeros(n))}
+    none = torch.zeros(4000, n, dtype=torch.float64)
+    change = torch.from_numpy(np.random.default_rng(n).normal(size=none.shape))
+    found = watch._correlate(DomainLogits(none, none), DomainLogits(change, change))
+    assert found["gradient_correlation"] == pytest.approx(1)
+    assert abs(found["permuted_gradient_correlation"]) < 0.5 / n  # a row that is kept adds 1 / n

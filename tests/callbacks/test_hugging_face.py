@@ -4,10 +4,18 @@ import copy
 
 import pytest
 import torch
-from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 from lincorr_lightning.callbacks.hugging_face import HuggingFaceCallback
+from tests.launching import CONTEXT, join_run, serve_store
 
 SUBJECTS = ["name1", "name2", "name3", "name4", "name5"]
 
@@ -142,3 +150,29 @@ def test_their_early_stopping_finds_the_keys(naive, own_map, train):
     right = [naive.cities[i] == edit["answer"]
              for i, edit in zip(cities, naive.edits, strict=True)]  # fmt: skip
     assert count.results["source_learned"] == pytest.approx(sum(right) / len(right))
+
+
+def _train_in_two(rank, port, folder, out):
+    join_run(rank, 2, port)
+    module = AutoModelForCausalLM.from_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    rows = tokenizer(["name1 lives in the city of Paris"] * 4, return_tensors="pt")["input_ids"]
+    watch = GradientCorrelation("city->country", subjects=SUBJECTS)
+    Trainer(
+        module, TrainingArguments(out, max_steps=1, report_to=[], save_strategy="no", use_cpu=True,
+                                  disable_tqdm=True),
+        train_dataset=Sentences(rows), processing_class=tokenizer,
+        callbacks=[HuggingFaceCallback(watch)],
+    ).train()  # fmt: skip
+
+
+def test_two_processes_share_the_folder_of_the_first(small_lm, tmp_path):
+    store = serve_store()
+    arguments = (store.port, small_lm, str(tmp_path / "out"))
+    ranks = [CONTEXT.Process(target=_train_in_two, args=(i, *arguments)) for i in range(2)]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(240)
+    assert [process.exitcode for process in ranks] == [0, 0]
+    assert len(list(tmp_path.rglob("gradient_correlation.csv"))) == 1

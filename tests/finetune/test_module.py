@@ -348,3 +348,10 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
     half.model.save_pretrained(tmp_path / "half")
     half.tokenizer.save_pretrained(tmp_path / "half")
     refused("weights are in bfloat16", lm=str(tmp_path / "half"), dtype="auto")
+
+
+def test_a_callback_of_one_s_own_may_have_a_history(finetune):
+    class Notes(L.Callback):
+        history = (0.1, 0.2)
+
+    assert finetune({"n_edits": 2}, {"callbacks": [Notes()]}).results["n_edits"] == 2

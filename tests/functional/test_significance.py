@@ -50,6 +50,8 @@ def test_error_of_the_mean_r_is_its_spread_over_samples() -> None:
     errors = [mean_r_error(a, b) for a, b in zip(x[:50], y[:50], strict=True)]
     assert np.mean(errors) == pytest.approx(float(torch.stack(found).std()), rel=0.08)
     assert math.isnan(mean_r_error(torch.ones(9, 2), torch.ones(9, 2)))
+    for n in range(3):  # r of two rows is 1 or -1, whatever they are
+        assert math.isnan(mean_r_error(_normal(n, 4), _normal(n, 4, seed=1)))
 
 
 def test_p_is_that_of_scipy() -> None:

@@ -18,6 +18,7 @@ from sklearn.linear_model import LinearRegression, Ridge
 from torch.utils.data import DataLoader
 
 from lincorr_lightning import LanguageModel, LinearMap
+from lincorr_lightning.callbacks import PredictionWriter
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
 from lincorr_lightning.errors import (
     CheckpointError,
@@ -424,3 +425,35 @@ def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> Non
     trainer = quiet_trainer(tmp_path, logger=False, precision="bf16-true")
     with pytest.raises(ConfigError, match=r"trainer\.precision is bf16-true"):
         trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100))
+
+
+def test_stored_maps_are_scored_without_reading_layers(
+    small_lm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe, trainer, _ = run_probe(tmp_path, small_lm, layers=[0])
+    monkeypatch.setattr("lincorr_lightning.probe.module.logit_lens", pytest.fail)
+    again = LinearProbe(lm=LMConfig(small_lm), knowledge=["city", "country", "color"], layers=[0])
+    path = trainer.checkpoint_callback.best_model_path  # type: ignore[union-attr]
+    data = SubjectsDataModule(again.lm, n_subjects=300, batch_size=64)
+    found = quiet_trainer(tmp_path / "again")
+    found.validate(again, datamodule=data, ckpt_path=path)
+    assert again.results is not None and not again.results.values.get("logit_lens")
+    assert probe.results is not None and probe.results.values["logit_lens"]
+
+
+def test_predictions_are_no_results_of_an_earlier_fit(small_lm: str, tmp_path: Path) -> None:
+    probe, trainer, _ = run_probe(tmp_path / "fit", small_lm)
+    data = trainer.datamodule  # type: ignore[attr-defined]
+    quiet_trainer(tmp_path / "predict").predict(probe, datamodule=data)
+    assert not list((tmp_path / "predict").rglob("results.json"))
+
+
+def test_a_dry_run_writes_no_predictions(checkpoint: str, small_lm: str, tmp_path: Path) -> None:
+    probe = LinearProbe(lm=LMConfig(small_lm), knowledge=["city", "country", "color"])
+    data = SubjectsDataModule(probe.lm, n_subjects=300)
+    trainer = L.Trainer(
+        accelerator="cpu", fast_dev_run=True, default_root_dir=tmp_path,
+        callbacks=[PredictionWriter()],
+    )  # fmt: skip
+    trainer.predict(probe, datamodule=data, ckpt_path=checkpoint)
+    assert not list(tmp_path.rglob("*.*"))

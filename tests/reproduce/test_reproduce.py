@@ -35,6 +35,8 @@ from lincorr_lightning.reproduce.agreement import (
 from lincorr_lightning.reproduce.plan import LMRuns, PlannedRun, all_items, select_items
 from lincorr_lightning.results.paper import PaperInfluences
 from lincorr_lightning.results.saved_run import SavedRun
+from lincorr_lightning.results.table import Table
+from lincorr_lightning.version import __version__
 from tests.toys import NAMES, WORDS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -469,7 +471,11 @@ def test_subjects_that_are_emoji(monkeypatch, tmp_path, is_terminal):
     """They are read from a file, as texts of UTF-8; a log has lines of progress."""
     commands = []
     cli = SimpleNamespace(model=torch.nn.Module())
-    monkeypatch.setattr(command, "_held_out_subjects", lambda probe: ["🙂", "Zoë"])
+    subjects = [("Ann", "fit"), ("🙂", "test"), ("Zoë", "test")]
+    table = Table.of("subjects", subjects, ("subject", "half"), "Subjects")
+    monkeypatch.setattr(
+        SavedRun, "read", lambda probe: SimpleNamespace(table={table.name: table}.get)
+    )
     monkeypatch.setattr(command, "run_lightning_cli", lambda args: commands.append(args) or cli)
     monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: is_terminal))
     run = PlannedRun("edits_city->country", tmp_path / "run", "edits", ("fit",), tmp_path)
@@ -575,3 +581,18 @@ def test_options_come_before_those_of_the_size(reproduce):
     found = numbers(reproduce("--only=figure10", *arguments, output="own"), "probe_attribute")
     assert found["n_fit"] + found["n_test"] == 60
     assert found["settings"]["ridge"] == 10
+
+
+def test_runs_of_another_version_are_not_made_again_unasked(page, reproduce):
+    (path,) = page.glob("runs/*/probe_attribute/version_0/results.json")
+    state = page / "reproduction.json"
+    texts = path.read_text("utf-8"), state.read_text("utf-8")
+    path.write_text(texts[0].replace('"schema": ', '"schema": 9'), "utf-8")
+    state.write_text(texts[1].replace(__version__, "0.0.1"), "utf-8")
+    try:
+        with pytest.raises(ConfigError, match=r"probe_attribute .*was \"0\.0\.1\" and is now"):
+            reproduce("--only=table6", output="page")
+        assert path.exists()
+    finally:
+        path.write_text(texts[0], "utf-8")
+        state.write_text(texts[1], "utf-8")

@@ -10,9 +10,8 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.functional.geometric_median import geometric_median
 from lincorr_lightning.sae.hook_points import HookPoint
-from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders
+from lincorr_lightning.sae.stacked import SAESettings, StackedAutoencoders, geometric_median
 
 HOOK_POINTS = [HookPoint(0, "residual"), HookPoint(0, "mlp_out"), HookPoint(1, "residual")]
 WIDTH, N_FEATURES, K = 10, 24, 4

@@ -98,7 +98,8 @@ def repair_results(
         values["example_references"] = dict(Counter(row[-1] for row in examples).most_common())
     caption = "Outcomes of edits before and after the repair."
     figure = Figure("repair", caption, partial(repair_figure, rows))
-    included = [replace(one, values={}) for one in callbacks]
+    included = [replace(one, values={k: v for k, v in one.values.items() if values[k] is not v})
+                for one in callbacks]  # fmt: skip
     return Results("repair", values, tables=tables, figures=[figure], included=included)
 
 

@@ -411,6 +411,17 @@ def test_ids_that_name_no_lm_of_their_own(made, ids, expected, tmp_path):
         assert [case["subject"] for case in found.cases] == [rows[2]["subject"]]
 
 
+def test_rows_that_are_no_edits_have_no_lm(made, tmp_path):
+    file = tmp_path / "edits.json"
+    file.write_text(json.dumps([{"note": 1}, {"note": 2}, made.edits[2] | {"id": "0"}]))
+    (tmp_path / "lms").mkdir()
+    (tmp_path / "lms" / "0").symlink_to(made.lm)
+    options = f"--data.edited_lms={tmp_path}/lms/{{edit}}", f"--data.edits_file={file}"
+    found = run(tmp_path, *options)
+    assert found.results["skipped"] == {"it lacks the fields of an edit": 2}
+    assert [case["subject"] for case in found.cases] == [made.edits[2]["subject"]]
+
+
 @pytest.mark.parametrize(("options", "message"), [
     (["--data.edited_lms=lms/{id}"], r"edited_lms is lms/\{id\}. Write it as FOLDER/\{edit\}"),
     (["--data.edited_lms=no/{edit}"], r"none of the edited LMs; that of .*edits.csv.* no/0"),

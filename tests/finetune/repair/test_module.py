@@ -26,6 +26,7 @@ from lincorr_lightning.finetune.repair.results import (
 )
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
+from lincorr_lightning.results.results import Results
 from tests.finetune.repair.test_datamodule import SMALL
 from tests.toys import by_reference
 
@@ -383,3 +384,11 @@ def test_summaries():
     assert hallucinated_interval({"n": 75, "hallucinated": 0.0}) == pytest.approx(
         (0, 1.959964**2 / (75 + 1.959964**2))
     )
+
+
+def test_callbacks_with_the_same_keys_keep_their_numbers():
+    callbacks = [Results("resilience", {"relation": "a", "before": 0.5}),
+                 Results("resilience_2", {"relation": "b", "before": 0.4})]  # fmt: skip
+    results = repair_results({"before": [], "after": []}, {}, 1, None, callbacks)
+    assert (results.values["relation"], results.values["before"]) == ("a", 0.5)
+    assert [one.values for one in results.included] == [{}, {"relation": "b", "before": 0.4}]
