@@ -590,7 +590,9 @@ def test_runs_of_another_version_are_not_made_again_unasked(page, reproduce):
     path.write_text(texts[0].replace('"schema": ', '"schema": 9'), "utf-8")
     state.write_text(texts[1].replace(__version__, "0.0.1"), "utf-8")
     try:
-        with pytest.raises(ConfigError, match=r"probe_attribute .*was \"0\.0\.1\" and is now"):
+        with pytest.raises(
+            ConfigError, match=r'probe_attribute .*lightning was "0\.0\.1" and is "\d'
+        ):
             reproduce("--only=table6", output="page")
         assert path.exists()
     finally:
