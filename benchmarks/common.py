@@ -39,9 +39,11 @@ def mean_interval(shares: Any) -> str:
     from scipy import stats
 
     shares = pd.Series(shares, dtype=float).dropna()
-    half = 100 * stats.t.ppf(0.975, shares.count() - 1) * shares.sem()  # NaN of less than two
+    if shares.empty:
+        return "–"
+    half = 100 * stats.t.ppf(0.975, len(shares) - 1) * shares.sem()  # NaN of a single one
     ending = "" if pd.isna(half) else f" ± {half:.0f}"
-    return f"{100 * shares.mean():z.0f}{ending}".replace("-", "−").replace("nan", "–")
+    return f"{100 * shares.mean():z.0f}{ending}".replace("-", "−")
 
 
 class Cost(NamedTuple):

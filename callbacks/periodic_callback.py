@@ -235,8 +235,8 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         if self.output is not None and "cache" in vars(self) and self.adapter_id is None:
             if self._is_first:
                 self.cache.start_pause()
-            version = None if self.cache.lm.is_sharded else self.cache.weights_version()
-            if version not in (None, self._measured_version) and not self.is_of_start:
+            is_fixed = self.is_of_start or self.cache.lm.is_sharded
+            if not is_fixed and self.cache.weights_version() != self._measured_version:
                 self.output = None
                 self.complete(trainer)
         self.release()

@@ -57,9 +57,7 @@ class RelationCallback(PeriodicCallback):
         self.skipped: list[Skipped] = []
         self.is_independent = dataset is not None and dataset.training.protocol == "independent"
         if self.is_independent and trainer.ckpt_path is not None and trainer.world_size > 1:
-            raise CheckpointError(
-                "a checkpoint has one process's edits alone; resume on one device."
-            )
+            raise CheckpointError("a checkpoint has one process's edits. Resume on one device.")
         self.tokenized = TokenizedRelation.of(
             name, self.catalogue, self.cache.lm.tokenizer, dataset is not None and dataset.subwords
         )

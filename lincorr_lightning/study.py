@@ -182,16 +182,16 @@ class Study(PlainHyperparameters, L.LightningModule):
         results = self.build_results()
         writes = self.trainer.is_global_zero and not runs.is_dry_run(self.trainer)
         if results is not None:
-            self.results = replace(
+            results = self.results = replace(
                 results, settings=plain(runs.run_settings(self.trainer)),
                 lm=results.lm or dict(self.lm_info),
                 included=results.included or runs.collect_callback_results(self.trainer),
             )  # fmt: skip
-            runs.write_parts(self.trainer, self.results)
+            runs.write_parts(self.trainer, results)
         if writes:
-            self.write_artifacts(runs.run_folder(self.trainer))
-            if results and self.results:  # last, so that an interrupted run has none
-                self.results.write_values(runs.run_folder(self.trainer))
+            self.write_artifacts(folder := runs.run_folder(self.trainer))
+            if results is not None:  # last, so that an interrupted run has none
+                results.write_values(folder)
 
     def on_train_end(self) -> None:
         self._is_trained = True

@@ -122,7 +122,7 @@ def points(*values: float) -> str:
 def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
     """Yield shares without a move; by direction, effects, differences, and matched pairs."""
     shares = DataFrame(run["edits"] for run in runs)[[*RESPONSES]]
-    yield [lm, f"{len(runs)}", "no move", *shares.agg(common.mean_interval), *"–––"]
+    yield [lm, f"{len(runs)}", "no move", *shares.agg(common.mean_interval), *["–"] * 3]
     every = DataFrame(x | {"seed": i} for i, run in enumerate(runs) for x in run["effects"])
     effect = every[every["part"] == "change"].pivot_table("effect", "seed", ["arm", "response"])
     first = RESPONSES[0]

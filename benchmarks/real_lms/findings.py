@@ -455,14 +455,8 @@ def balanced_table(lms: LMRuns) -> str:
             macro = [part["macro"]["generalized"] for part in parts]
             edits = " + ".join(str(part["n_edits"]) for part in parts)
             rows.append([lm, edits, *map(mean_interval, (*shares, macro))])
-    columns = (
-        "LM",
-        "edits",
-        "generalized",
-        "best constant",
-        "vocabulary alone",
-        "macro: generalized",
-    )
+    columns = ["LM", "edits", "generalized", "best constant", "vocabulary alone",
+               "macro: generalized"]  # fmt: skip
     return markdown_table(columns, rows)
 
 

@@ -208,8 +208,7 @@ class VocabularyAblation(studies.Study):
         # Gradients of networks are independent; each rank has a part of the step's texts.
         loss = losses.sum() * (self.trainer.world_size / batch.n_rows)
         if batch.ends_epoch:
-            n_networks = answers.shape[0] * answers.shape[1]
-            mean = self.trainer.strategy.reduce(loss.detach() / n_networks, reduce_op="mean")
+            mean = self.trainer.strategy.reduce(loss.detach() / answers.shape[:2].numel())
             if not bool(mean.isfinite()):
                 raise NonFiniteError(
                     f"the loss is NaN or infinite in the phase {batch.phase}. Lower its "

@@ -16,7 +16,7 @@ RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)  #: The paper's n2 (Viswanathan
 
 # Columns multiplied at a time: a cloud of probabilities is not copied to float64 as a whole.
 _COLUMNS = 8192
-# Of the squared norms: below it, a token's distances are taken from differences, right to 1e-9.
+# Of the squared norms: below it, distances are taken from differences; others are right to 1e-9.
 _CLOSE = 1e-6
 _STEPS = 54  # bisection halves the interval with each step, to the precision of float64
 _ROUNDING = 1e-12  # a difference of distances below this fraction of them

@@ -367,7 +367,7 @@ def _resolve(entry: Knowledge, origin: str, entities: Entities) -> Knowledge:
         if not found:
             fail(origin, answers, f"is empty: no {entry.kind} has a name under {entry.language!r}")
         entry = replace(entry, answers=found)
-    # Entities that read alike are one answer of an LM; spellings that differ in case would be two.
+    # An LM cannot tell entities apart that read alike; spellings of one would count as two answers.
     first_with: dict[str, Answer] = {}
     for answer in entry.answers:
         folded = unicodedata.normalize("NFKC", answer.text).casefold()

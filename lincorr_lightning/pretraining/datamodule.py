@@ -19,7 +19,7 @@ from lincorr_lightning.study import StudyData, as_settings
 
 IGNORED = -100  #: Target of a token that adds nothing to the loss.
 
-# Statements are drawn in blocks of this size, whatever that of batches. Others: another tiny world.
+# Statements are drawn in blocks of this size, not of a batch's. Another gives another tiny world.
 _DRAWN_TOGETHER = 256
 
 

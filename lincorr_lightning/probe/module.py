@@ -254,7 +254,7 @@ class LinearProbe(LMStudy):
         """Add a batch to the moments of all views, and return the rows of the LM itself."""
         rows: dict[str, Tensor] = {}
         for view, moments in self._moments_of(half).items():
-            if view != _LM and half == "test" and not cast(Any, self.moments["fit"])[view].n:
+            if view != _LM and half == "test" and not self._moments_of("fit")[view].n:
                 continue  # stored maps are none of a layer
             with nullcontext() if view == _LM else logit_lens(self.lm.model, int(view)):
                 rows[view] = used = self.joint_rows(batch.subjects)

@@ -36,7 +36,6 @@ from lincorr_lightning.lm.loading import weights_read_once
 from lincorr_lightning.reproduce import plan as planning
 from lincorr_lightning.reproduce.page import write_reproduction
 from lincorr_lightning.reproduce.plan import Item, LMRuns, PlannedRun, Settings
-from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun
 from lincorr_lightning.results.table import short_name
 from lincorr_lightning.version import __version__
@@ -202,7 +201,7 @@ class State:
         of_all = [(plan, run) for plan in plans for run in plan.runs]
         for plan, run in of_all:
             earlier = self.entry(plan, run).get("inputs")
-            if earlier is None or not (run.folder / planning.VERSION / RESULTS_FILE).is_file():
+            if earlier is None or not run.results_file.is_file():
                 continue
             inputs = run_inputs(run, plan)
             both = ((key, earlier.get(key), inputs.get(key)) for key in {**earlier, **inputs})

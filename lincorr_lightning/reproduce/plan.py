@@ -198,11 +198,15 @@ class PlannedRun:
     probe: Path | None = None  # edits are of subjects that its maps were not fitted on
     answers: tuple[str, ...] = ()  # of the edits, one each; empty if they are sampled
 
+    @property
+    def results_file(self) -> Path:
+        """What the run has when it is finished."""
+        return self.folder / VERSION / RESULTS_FILE
+
     def saved(self) -> SavedRun | None:
         """Return the finished run; None if it is not finished, or its files are damaged."""
         with suppress(ReportError):
-            folder = self.folder / VERSION
-            return SavedRun.read(folder) if (folder / RESULTS_FILE).is_file() else None
+            return SavedRun.read(self.results_file.parent) if self.results_file.is_file() else None
         return None
 
 

@@ -15,7 +15,7 @@ from transformers import (
 
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation, Resilience
 from lincorr_lightning.callbacks.hugging_face import HuggingFaceCallback
-from tests.launching import CONTEXT, join_run, serve_store
+from tests.launching import launch
 
 SUBJECTS = ["name1", "name2", "name3", "name4", "name5"]
 
@@ -152,8 +152,8 @@ def test_their_early_stopping_finds_the_keys(naive, own_map, train):
     assert count.results["source_learned"] == pytest.approx(sum(right) / len(right))
 
 
-def _train_in_two(rank, port, folder, out):
-    join_run(rank, 2, port)
+def _train_in_two(rank, folder, out):
+    del rank
     module = AutoModelForCausalLM.from_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rows = tokenizer(["name1 lives in the city of Paris"] * 4, return_tensors="pt")["input_ids"]
@@ -167,12 +167,5 @@ def _train_in_two(rank, port, folder, out):
 
 
 def test_two_processes_share_the_folder_of_the_first(small_lm, tmp_path):
-    store = serve_store()
-    arguments = (store.port, small_lm, str(tmp_path / "out"))
-    ranks = [CONTEXT.Process(target=_train_in_two, args=(i, *arguments)) for i in range(2)]
-    for process in ranks:
-        process.start()
-    for process in ranks:
-        process.join(240)
-    assert [process.exitcode for process in ranks] == [0, 0]
+    launch(2, _train_in_two, small_lm, str(tmp_path / "out"))
     assert len(list(tmp_path.rglob("gradient_correlation.csv"))) == 1
