@@ -362,7 +362,8 @@ class LMStudy(Study):
             return
         self.lm.load()
         self.lm_info = dict(self.lm.info)
-        self.prepare_lm()
+        with torch.device("cpu"):  # not on the Trainer's device, which draws other numbers
+            self.prepare_lm()
         self.lm.shard(self.device_mesh)
 
     def prepare_lm(self) -> None:

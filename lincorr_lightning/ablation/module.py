@@ -146,9 +146,10 @@ class VocabularyAblation(studies.Study):
         self._make_networks(n_tokens)
 
     def _make_networks(self, n_tokens: int) -> None:
-        n, d = len(self.plan.seeds) * len(self.plan.mappings), self.embedding.weight.shape[1]
-        self.networks = networks.StackedNetworks(n, d, self.network, n_tokens)
-        self.reset_networks()
+        with torch.device("cpu"):  # the Trainer's device would draw other numbers
+            n, d = len(self.plan.seeds) * len(self.plan.mappings), self.embedding.weight.shape[1]
+            self.networks = networks.StackedNetworks(n, d, self.network, n_tokens)
+            self.reset_networks()
 
     @cached_property
     def embedding(self) -> TokenEmbedding:

@@ -141,8 +141,9 @@ class Pretraining(Study):
                 "Pretraining takes its vocabulary from the corpus of its data, and there is none. "
                 "Pass --data CorpusDataModule, or set module.corpus before you train."
             )
-        self.corpus, self.lm = corpus, build_llama(self.size, corpus.tokenizer)
-        answers = torch.zeros(len(corpus.answers), len(corpus.tokenizer))
+        with torch.device("cpu"):  # the Trainer's device would draw other numbers
+            self.corpus, self.lm = corpus, build_llama(self.size, corpus.tokenizer)
+            answers = torch.zeros(len(corpus.answers), len(corpus.tokenizer))
         for row, token_ids in zip(answers, corpus.answers, strict=True):
             row[token_ids] = 1.0
         self.register_buffer("_answers", answers, persistent=False)

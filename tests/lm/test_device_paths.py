@@ -1,16 +1,27 @@
 """Code that differs by device (docs/many_gpus.md has the list), as far as a CPU can run it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import lightning as L
 import pytest
 import torch
 
 from benchmarks.common import ROOT
+from lincorr_lightning.ablation import VocabularyAblation
+from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.finetune.adapters import AdapterSettings
+from lincorr_lightning.finetune.module import SourceFinetune
+from lincorr_lightning.finetune.repair.module import Repair
 from lincorr_lightning.lm.batching import MicroBatches
+from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.shared_prefixes import grow_trees, pack_trees
+from lincorr_lightning.pretraining.datamodule import CorpusDataModule
+from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.probe.module import LinearProbe
+from lincorr_lightning.sae.module import SparseAutoencoders
 
 
 @pytest.mark.parametrize(("device", "most"), [("cpu", 4096), ("cuda", 32768), ("xpu", 32768)])
@@ -50,6 +61,39 @@ def test_a_device_without_float64_is_refused(small_lm: str) -> None:
     probe._trainer = SimpleNamespace(precision="32-true", strategy=strategy)  # type: ignore
     with pytest.raises(ConfigError, match="mps has no float64"):
         probe.setup("fit")
+
+
+@pytest.mark.parametrize("kind", ["edits", "joint", "repair", "SAEs", "ablation", "pretraining"])
+def test_what_is_trained_starts_alike_on_any_device(kind: str, small_lm: str) -> None:
+    lm = LMConfig(small_lm)
+    makers: dict[str, Callable[[], L.LightningModule]] = {
+        "edits": lambda: SourceFinetune(lm, method="lora", adapter=AdapterSettings(seed=3)),
+        "joint": lambda: SourceFinetune(
+            lm, method="lora", adapter=AdapterSettings(seed=3), protocol="joint"
+        ),
+        "repair": lambda: Repair(lm),
+        "SAEs": lambda: SparseAutoencoders(lm),
+        "ablation": lambda: VocabularyAblation(lm),
+        "pretraining": Pretraining,
+    }
+    parameters = []
+    # Lightning calls it within the context of the Trainer's device; here, of one without values.
+    for device in ("cpu", "meta"):
+        module = makers[kind]()
+        if isinstance(module, Pretraining):
+            data = CorpusDataModule(WorldConfig(n_people=20), ["city", "pet"])
+            data.setup()
+            module.corpus = data.corpus
+        elif not isinstance(module, VocabularyAblation):
+            module.lm.load()  # type: ignore[operator, union-attr]
+        torch.manual_seed(0)
+        with torch.device(device):
+            module.configure_model()
+        parameters.append(dict(module.named_parameters()))
+    expected, found = parameters
+    assert expected
+    assert {key: x.device.type for key, x in found.items()} == dict.fromkeys(expected, "cpu")
+    assert all(torch.equal(found[key], x) for key, x in expected.items())
 
 
 def test_the_list_names_files_and_tests_that_are_there() -> None:
