@@ -54,13 +54,13 @@ class TextStatistics:
         def count(forward: Forward) -> None:
             counted = forward.counted(n_skipped)
             missing = _N_SAMPLED - self.n_tokens
-            features, predicted = {}, forward.logits.argmax(-1)
-            for at, sae in self._saes.items():
-                x = forward.at[at][counted]
-                features[at] = sae.encode(x)
-                if missing > 0:
-                    self.sample[at] = torch.cat([self.sample[at], x[:missing].float().cpu()])
-                self.activity[at].update(features[at], forward.ids, counted, predicted)
+            predicted, states = forward.logits.argmax(-1), forward.at
+            # All before the first is counted: where memory runs out, the texts are read again.
+            features = {at: sae.encode(states[at][counted]) for at, sae in self._saes.items()}
+            for at, own in features.items():
+                first = states[at][counted][: max(0, missing)].float().cpu()
+                self.sample[at] = torch.cat([self.sample[at], first])
+                self.activity[at].update(own, forward.ids, counted, predicted)
             for groups in self.groups.values():
                 groups.update(features)
 
@@ -83,8 +83,7 @@ class FeatureActivity:
     def __init__(self, n_features: int, n_context: int = 2) -> None:
         self.n_tokens = 0
         self.n_active = torch.zeros(n_features, dtype=torch.int64)
-        self._sum = torch.zeros(n_features, dtype=torch.float64)
-        self._peak = torch.zeros(n_features, dtype=torch.float64)
+        self._sum, self._peak = torch.zeros(2, n_features, dtype=torch.float64)
         self._context = torch.full((n_features, n_context), -1, dtype=torch.int64)
         self._predicted = torch.full((n_features,), -1, dtype=torch.int64)
 
@@ -97,11 +96,9 @@ class FeatureActivity:
         text, position = mask.nonzero(as_tuple=True)
         self.n_tokens += len(features)
         self.n_active += (features > 0).sum(0).cpu()
-        self._sum += features.double().sum(0).cpu()
+        self._sum += features.sum(0, dtype=torch.float64).cpu()
         value, token = (part.cpu() for part in features.max(0))
         higher = (value.double() > self._peak).nonzero()[:, 0]
-        if not len(higher):
-            return
         at = token[higher].to(ids.device)
         row, end = text[at], position[at]
         back = end[:, None] - torch.arange(self._context.shape[1] - 1, -1, -1, device=ids.device)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
+from lincorr_lightning.flow import text_statistics
 from lincorr_lightning.flow.graph import GROUPS, match_features
 from lincorr_lightning.flow.text_statistics import (
     MIN_FEATURES,
@@ -94,6 +95,40 @@ def test_counts_are_those_of_loops(kinds: list[str]) -> None:
         known = [(c[kind], kind in a) for _, a, c in seen if not np.isnan(c[kind])]
         cosines, together = zip(*known, strict=True)
         assert groups.auroc(SOURCES[kind]) == pytest.approx(roc_auc_score(together, cosines))
+
+
+def test_texts_that_are_read_again_after_too_little_memory_count_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    features, fails = _features(6, seed=1), [True]
+
+    def encode(x: torch.Tensor) -> torch.Tensor:
+        if fails.pop() if fails else False:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x
+
+    first, last = SOURCES["residual"], HERE
+    saes = {
+        first: SimpleNamespace(n_features=N, width=N, encode=lambda x: x),
+        last: SimpleNamespace(n_features=N, width=N, encode=encode),
+    }
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    forward = SimpleNamespace(
+        at={at: features[at].view(2, 3, N) for at in saes}, ids=torch.arange(6).view(2, 3),
+        logits=torch.zeros(2, 3, 4), counted=lambda n_skipped: mask,
+    )  # fmt: skip
+
+    def read_twice(lm: object, rows: object, count, hook_points: object) -> None:
+        with pytest.raises(torch.OutOfMemoryError):
+            count(forward)
+        count(forward)
+
+    monkeypatch.setattr(text_statistics, "run_with_hooks", read_twice)
+    found = text_statistics.TextStatistics(None, saes, SimpleNamespace(decoders={}))
+    found.update([[0, 1, 2], [3, 4, 5]])
+    for at in saes:
+        assert found.activity[at].n_tokens == len(found.sample[at]) == 6
+        assert found.activity[at].n_active.tolist() == (features[at] > 0).sum(0).tolist()
 
 
 def test_without_activations_there_are_no_shares() -> None:
