@@ -27,29 +27,14 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from benchmarks.common import (
-    RESULTS,
-    markdown_table,
-    mean_interval,
-    percent,
-    place_tables,
-    write_text,
-)
-from lincorr_lightning.ablation import PairedTextsDataModule, VocabularyAblation
-from lincorr_lightning.ablation.datamodule import (
-    LearnSettings,
-    PairedCorpus,
-    PhaseDataset,
-    PhaseSettings,
-    TextBatch,
-    Trained,
-)
+from benchmarks import common
+from lincorr_lightning.ablation import PairedTextsDataModule, VocabularyAblation, datamodule
 from lincorr_lightning.ablation.networks import NetworkKind, NetworkSettings
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.lm.config import LMConfig
 
-FILE = RESULTS / "real_lms" / "ablation_grid.csv"
-WAYS = get_args(Trained)
+FILE = common.RESULTS / "real_lms" / "ablation_grid.csv"
+WAYS = get_args(datamodule.Trained)
 BOTH = ("reference", "permuted")
 MAPPINGS = (*BOTH, "permuted_targets", "letters")
 PAPER = {"reference": 0.9766, "permuted": 0.2266, "letters": 0.3672}  # table 7
@@ -101,7 +86,7 @@ class ComposedOnce(VocabularyAblation):
 
     composed: dict[str, Tensor] | None = None
 
-    def on_train_batch_start(self, batch: TextBatch, batch_idx: int) -> None:
+    def on_train_batch_start(self, batch: datamodule.TextBatch, batch_idx: int) -> None:
         """Keep what has been composed before anything is learned."""
         super().on_train_batch_start(batch, batch_idx)
         if batch.begins and batch.phase == "learn" and self.composed is None:
@@ -131,7 +116,7 @@ def measure(
 ) -> list[dict[str, Any]]:  # fmt: skip
     """Return a row for each way to learn, mapping and seed."""
     rows: list[dict[str, Any]] = []
-    corpus: PairedCorpus | None = None
+    corpus: datamodule.PairedCorpus | None = None
     n_compose, n_learn = (n * cell.epochs_factor for n in epochs)
     composed = None
     with tempfile.TemporaryDirectory() as temporary:
@@ -143,8 +128,8 @@ def measure(
                 LMConfig(str(folder)), mapping=list(mappings), seeds=seeds,
                 skip_compose_baseline=False, score_every=10_000,
                 network=NetworkSettings(residual=False, center=cell.center, kind=cell.kind),
-                compose=PhaseSettings(0 if corpus else n_compose, 256, 1e-3, 0.01),
-                learn=LearnSettings(n_learn, 128, 1e-3, 0.01, way),
+                compose=datamodule.PhaseSettings(0 if corpus else n_compose, 256, 1e-3, 0.01),
+                learn=datamodule.LearnSettings(n_learn, 128, 1e-3, 0.01, way),
             )  # fmt: skip
             if corpus is None:
                 data = PairedTextsDataModule(
@@ -154,15 +139,15 @@ def measure(
                 corpus = data.corpus
             assert corpus is not None
             module.composed = composed
-            corpus = PairedCorpus(
+            corpus = datamodule.PairedCorpus(
                 corpus.labels, corpus.texts, module.plan, module.embedding.tokenizer
             )
             trainer = L.Trainer(
-                accelerator="cpu", devices=1, max_epochs=1, precision=precision, logger=False,
+                accelerator="auto", devices=1, max_epochs=1, precision=precision, logger=False,
                 enable_checkpointing=False, enable_progress_bar=False,
                 enable_model_summary=False, default_root_dir=temporary,
             )  # fmt: skip
-            trainer.fit(module, DataLoader(PhaseDataset(corpus), batch_size=None))
+            trainer.fit(module, DataLoader(datamodule.PhaseDataset(corpus), batch_size=None))
             composed = module.composed
             assert module.results is not None
             values = module.results.values
@@ -182,33 +167,35 @@ def measure(
 
 def tables(rows: pd.DataFrame) -> dict[str, str]:
     """Return the documents' tables of the grid."""
-    readings, nulls = [], []
+    readings, others, nulls = [], [], []
     ways = [f"train {way}: reference / permuted" for way in WAYS]
+    rows = rows.sort_values(KEYS, ascending=[key != "kind" for key in KEYS], kind="stable")
     for key, cell in rows.groupby(KEYS, sort=False):
-        lm, *_, kind, center, epochs_factor = key
+        lm, width, per_target, kind, center, epochs_factor = key
         of = dict(iter(cell.groupby(["train", "mapping"])))
-        shares = {key: mean_interval(one["generalized"]) for key, one in of.items()}
+        shares = {key: common.mean_interval(one["generalized"]) for key, one in of.items()}
         first = of["network", "reference"].iloc[0]
         n_seeds = len(of["network", "reference"])
-        size = [lm, first["dimensions"], first["labels"]]
-        pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
         inputs = "centered" if center else "as they are"
-        learned = percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
-        readings.append([*size, kind, inputs, f"{epochs_factor}x", n_seeds, *pairs, learned])
+        setting = [lm, first["dimensions"], first["labels"], kind, inputs, f"{epochs_factor}x"]
+        pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
+        learned = common.percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
+        chosen = readings if (width, per_target) == (0, 1) else others
+        chosen.append([*setting, n_seeds, *pairs, learned])
         for way in WAYS if ("network", "letters") in of else ():
             own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
-            macro = mean_interval(of[way, "reference"]["macro_generalized"])
+            macro = common.mean_interval(of[way, "reference"]["macro_generalized"])
             bounds = (of[way, "letters"]["upper_bound"], of[way, "reference"]["majority"])
-            limits = (percent(share.mean()) for share in bounds)
-            nulls.append([*size, way, own[0], macro, *own[1:], *limits])
-    sizes = ("vocabulary", "width", "cities / countries")
+            limits = (common.percent(share.mean()) for share in bounds)
+            nulls.append([*setting, way, own[0], macro, *own[1:], *limits])
+    settings = ("vocabulary", "width", "cities / countries", "network", "inputs", "epochs")
+    columns = [*settings, "seeds", *ways, "learned, at least"]
     return {
         "ablation_closest": closest(rows),
-        "ablation_readings": markdown_table(
-            [*sizes, "network", "inputs", "epochs", "seeds", *ways, "learned, at least"], readings
-        ),
-        "ablation_nulls": markdown_table(
-            [*sizes, "trained", "reference", "macro", "permuted", "permuted as countries",
+        "ablation_readings": common.markdown_table(columns, readings),
+        "ablation_others": common.markdown_table(columns, others),
+        "ablation_nulls": common.markdown_table(
+            [*settings, "trained", "reference", "macro", "permuted", "permuted as countries",
              "letters", "letters, at most", "most frequent"], nulls
         ),
     }  # fmt: skip
@@ -220,9 +207,9 @@ def closest(rows: pd.DataFrame) -> str:
     shares = rows.pivot_table("generalized", keys, "mapping").reset_index()
     shares["off"] = sum((shares[name] - one).abs() for name, one in PAPER.items() if name in BOTH)
     found: list[list[str]] = []
-    for _, one in shares.sort_values("off").head(3).iterrows():
+    for _, one in shares.sort_values("off").head(4).iterrows():
         own = rows[(rows[keys] == one[keys]).all(axis=1)]
-        by_mapping = own.groupby("mapping")["generalized"].agg(mean_interval)
+        by_mapping = own.groupby("mapping")["generalized"].agg(common.mean_interval)
         inputs = "centered" if one["center"] else "as they are"
         how = f"{one['kind']}, inputs {inputs}, trains {one['train']}, {one['epochs_factor']}x"
         reading = [one["lm"], one["dimensions"], one["labels"], how, own["seed"].nunique()]
@@ -230,7 +217,7 @@ def closest(rows: pd.DataFrame) -> str:
     published = (f"{100 * share:.0f}" for share in PAPER.values())
     paper = ["Llama-3-8B, as published", 4096, "", "", 1, *published]
     sizes = ("vocabulary", "width", "cities / countries", "reading", "seeds")
-    return markdown_table([*sizes, *PAPER], [*found, paper])
+    return common.markdown_table([*sizes, *PAPER], [*found, paper])
 
 
 def main(
@@ -251,7 +238,6 @@ def main(
         epochs: Epochs of the two phases.
         precision: Of Lightning's Trainer; pass 32-true where the processor has no fast bfloat16.
     """
-    torch.set_float32_matmul_precision("medium")
     rows = pd.read_csv(output).to_dict("records") if Path(output).exists() else []
     done = {tuple(row[key] for key in [*KEYS, "seed"]) for row in rows}
     folders = {Path(lm).name: Path(lm) for lm in lms}
@@ -261,11 +247,11 @@ def main(
         if todo := [seed for seed in seeds if (*astuple(cell), seed) not in done]:
             done |= {(*astuple(cell), seed) for seed in todo}
             rows += measure(cell, folders[cell.lm], mappings, todo, epochs, precision)
-            write_text(output, pd.DataFrame(rows).to_csv(index=False, float_format="%.4g"))
+            common.write_text(output, pd.DataFrame(rows).to_csv(index=False, float_format="%.4g"))
             print(cell, flush=True)
     found = tables(pd.DataFrame(rows))
     print("\n\n".join(found.values()))
-    place_tables(found)
+    common.place_tables(found)
 
 
 if __name__ == "__main__":

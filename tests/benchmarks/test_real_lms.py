@@ -515,7 +515,7 @@ def test_ablation_grid_goes_on_with_its_file(
         ]  # fmt: skip
 
     monkeypatch.setattr(ablation_grid, "measure", measure)
-    monkeypatch.setattr(ablation_grid, "place_tables", placed.append)
+    monkeypatch.setattr(ablation_grid.common, "place_tables", placed.append)
     output = str(tmp_path / "grid.csv")
     ablation_grid.main(("x/a",), output, 2)
     assert len(done) == len(set(done)) > 5
@@ -526,7 +526,7 @@ def test_ablation_grid_goes_on_with_its_file(
     assert first[:7] == ["a", "4", "3 / 3", "plain", "as they are", "1x", "2"]
     assert first[7:] == [*["40 ± 254 / 40 ± 254"] * 3, "90%"]
     null, *_ = rows(placed[0]["ablation_nulls"])
-    assert null[3:] == ["network", "40 ± 254", "50 ± 0", "40 ± 254", "–", "40 ± 254", "30%", "10%"]
+    assert null[6:] == ["network", "40 ± 254", "50 ± 0", "40 ± 254", "–", "40 ± 254", "30%", "10%"]
 
 
 def test_a_repair_moves_the_map(tmp_path: Path) -> None:
