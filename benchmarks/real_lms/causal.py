@@ -35,6 +35,7 @@ from lincorr_lightning.functional.significance import bootstrap_interval
 SETTINGS = (
     "fit", "--config", "configs/causal.yaml", "--model.lm.dtype=float32",
     "--matmul_precision=highest", "--model.lm.attn_implementation=eager",
+    "--trainer.accelerator=auto",
 )  # fmt: skip
 SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")

@@ -153,7 +153,8 @@ def by_reference(results: Path) -> dict[str, str]:
 def measure(lm: Path, repair: str, texts: str) -> dict[str, Any]:
     """Repair an LM, and edit other relations in it and in the repaired one."""
     (examples, seed), edits = repair.rsplit("_", 1), PLAN["options"]["edits"]
-    same, keep = (*PRETRAINED, f"--data.seed={seed}"), ("perplexity", "example_references", "map")
+    same = *PRETRAINED, "--matmul_precision=highest", "--trainer.accelerator=auto"
+    same, keep = (*same, f"--data.seed={seed}"), ("perplexity", "example_references", "map")
     options = (*PLAN["options"]["repair"], *PLAN["examples"][examples], *same, *KNOWN,
                f"--data.texts={texts}", *REPAIR_OF_LM.get(lm.name, ()))  # fmt: skip
     runs = [(Run("repair", options, keep, tables=("cases",), model=True), "before")]

@@ -45,7 +45,8 @@ class RepairOfMap(Repair):
         x, self.targets = source - source.mean(0), targets.float()
         self.regressors = LeastSquares(x.T @ x, x.T).weight(self.RIDGE).T.float()  # (n_source, n)
         self.prompts = DomainPrompts(self.lm.rows(prompts[1]), ids[1])
-        self.is_reference = torch.as_tensor(relation.reference_mask)  # (n_target, n_source)
+        mask = relation.reference_mask  # (n_target, n_source)
+        self.is_reference = torch.as_tensor(mask, device=self.device)
         texts = [text.strip() for text in relation.source.texts]
         self.columns = {part: [texts.index(x) for x in own] for part, own in data.split.items()}
         self._measure_map("before")
