@@ -20,16 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from pandas import factorize
 
-from benchmarks.common import (
-    arrow,
-    markdown_table,
-    mean_interval,
-    new_figure,
-    place_tables,
-    plain_axes,
-    read_numbers,
-    two,
-)
+from benchmarks import common
 from benchmarks.real_lms import forecast_scores as scores
 from benchmarks.real_lms import forecast_tables, repair
 from benchmarks.real_lms.forecast_tables import signed
@@ -139,7 +130,7 @@ def balanced_generalize(runs: Runs) -> tuple[bool, str]:
     """Return whether balanced edits generalize more often than baselines are right, each seed."""
     shares = [part["beside"]["edits"][:3] for part in balanced(runs)]
     holds = all(one > max(others) for one, *others in shares)
-    means = map(mean_interval, zip(*shares, strict=True))
+    means = map(common.mean_interval, zip(*shares, strict=True))
     return holds, "{} %, constant {}, vocabulary {}".format(*means)
 
 
@@ -368,7 +359,7 @@ FINDINGS: dict[str, Rule] = {
 
 def read_runs(folder: Path) -> Runs:
     """Return the results of an LM's runs by name, without those that failed."""
-    contents = {file.stem: read_numbers(file) for file in folder.glob("*.json")}
+    contents = {file.stem: common.read_numbers(file) for file in folder.glob("*.json")}
     runs = {
         name: content.get("results", content)
         for name, content in contents.items()
@@ -404,7 +395,7 @@ def findings_table(lms: LMRuns) -> str:
         return f"{'holds' if holds else 'FAILS'}: {numbers}"
 
     rows = [[claim, *cells(lms, partial(cell, check))] for claim, check in FINDINGS.items()]
-    return markdown_table(["", *lms], rows)
+    return common.markdown_table(["", *lms], rows)
 
 
 def cells(lms: LMRuns, show: Callable[[Runs], str]) -> list[str]:
@@ -431,7 +422,7 @@ def edit_table(lms: LMRuns) -> str:
     for method, relation, lm in product(("lora", "full"), EDITED, lms):
         found = lms[lm].get(f"outcomes_{edit_run(method, relation)}")
         if found is not None:
-            name = arrow(relation) + (", all weights" if method == "full" else "")
+            name = common.arrow(relation) + (", all weights" if method == "full" else "")
             row = [name, of_paper("generalized", relation, spec=".0%"), lm, found["n_edits"],
                    f"{found['hallucinated']:.0%}"]  # fmt: skip
             for own, *others, low, high in found["beside"].values():
@@ -442,7 +433,7 @@ def edit_table(lms: LMRuns) -> str:
     compared = ("generalized", "best constant", "vocabulary alone", "lead (95 %)")
     columns = ["", "paper, llama-3.2-3b", "LM", "edits", "hallucinated", *compared,
                *(f"macro: {name}" for name in compared)]  # fmt: skip
-    return markdown_table(columns, rows)
+    return common.markdown_table(columns, rows)
 
 
 def balanced_table(lms: LMRuns) -> str:
@@ -454,10 +445,10 @@ def balanced_table(lms: LMRuns) -> str:
             shares = zip(*(part["beside"]["edits"][:3] for part in parts), strict=True)
             macro = [part["macro"]["generalized"] for part in parts]
             edits = " + ".join(str(part["n_edits"]) for part in parts)
-            rows.append([lm, edits, *map(mean_interval, (*shares, macro))])
+            rows.append([lm, edits, *map(common.mean_interval, (*shares, macro))])
     columns = ["LM", "edits", "generalized", "best constant", "vocabulary alone",
                "macro: generalized"]  # fmt: skip
-    return markdown_table(columns, rows)
+    return common.markdown_table(columns, rows)
 
 
 def gradient_table(lms: LMRuns) -> str:
@@ -469,10 +460,10 @@ def gradient_table(lms: LMRuns) -> str:
             own, other = (found["gradients"][name] for name in (relation, "city->color"))
             r, whole = "gradient_correlation", "gradient_correlation_all_steps"
             numbers = (own[r], own[f"permuted_{r}"], other[r], own[whole], other[whole])
-            rows.append([lm, arrow(relation), found["n_edits"], *map(two, numbers)])
+            rows.append([lm, common.arrow(relation), found["n_edits"], *map(common.two, numbers)])
     columns = ("LM", "edits of", "edits", "first step", "permuted W", "city→color",
                "all ten steps", "city→color")  # fmt: skip
-    return markdown_table(columns, rows)
+    return common.markdown_table(columns, rows)
 
 
 def paper_table(lms: LMRuns) -> str:
@@ -484,11 +475,11 @@ def paper_table(lms: LMRuns) -> str:
         return f"{r[0]:.2f}, {r[1]:.2f}, {r[2]:.2f}" + ("" if exceeds_control(found) else " no")
 
     rows = [
-        [arrow(name), of_paper("label_mean", name),
+        [common.arrow(name), of_paper("label_mean", name),
          *cells(lms, partial(show, name=name))]
         for name in PAPER_PAIRS
     ]  # fmt: skip
-    return markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
+    return common.markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
 def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[str, str]:
@@ -518,7 +509,7 @@ def size_figure(results: Path) -> Any:
         for runs in read_lms(results).values()
         if "probe" in runs
     ]  # fmt: skip
-    figure = new_figure(
+    figure = common.new_figure(
         6.4, 3.2, "Precision of W over the size of the LM: city → country",
         "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
         "Grey: Hit@1 of the strongest baseline. Fitted on 1,000 subjects, 500 for the largest LM.",
@@ -532,7 +523,7 @@ def size_figure(results: Path) -> Any:
     axes.set_xscale("log")
     axes.set_xticks([lm[0] for lm in found], [f"{lm[0] / 1e6:,.0f} M" for lm in found])
     axes.minorticks_off()
-    plain_axes(axes, "", "parameters", "Hit@N, influenced")
+    common.plain_axes(axes, "", "parameters", "Hit@N, influenced")
     axes.set_ylim(0, 1)
     return figure
 
@@ -542,7 +533,7 @@ def main() -> None:
     forecast_runs = scores.load(REAL_LMS)  # fits the probabilities
     found = tables(REAL_LMS, forecast_runs)
     print("\n\n".join(found.values()))
-    place_tables(found)
+    common.place_tables(found)
     size_figure(REAL_LMS).savefig(REAL_LMS / "size.png")
     for name in ("reliability", "weights"):
         figure = getattr(forecast_tables, f"{name}_figure")(forecast_runs)

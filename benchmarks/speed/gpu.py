@@ -26,11 +26,33 @@ from typing import Any, NamedTuple
 import torch
 from jsonargparse import auto_cli
 
-from benchmarks.common import QUIET, RESULTS, ROOT, markdown_table, read_numbers, write_numbers
+from benchmarks import common
 
-PROBE = ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=0", QUIET)
-LORA = ("fit", "--config", "configs/source_finetune_lora.yaml", QUIET)
-EDITED = ("test", "--config", "configs/edited_lm.yaml", QUIET)
+PROBE = ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=0", common.QUIET)
+LORA = ("fit", "--config", "configs/source_finetune_lora.yaml", common.QUIET)
+STUDIES = {  # on the tiny world
+    "edited LM": ("test", "--config", "configs/edited_lm.yaml", common.QUIET),
+    "ablation": ("fit", "--config", "configs/vocabulary_ablation.yaml", common.QUIET),
+    "repair": ("fit", "--config", "configs/repair.yaml", common.QUIET),
+    "causal": ("fit", "--config", "configs/causal.yaml", common.QUIET),
+    "token geometry": ("test", "--config", "configs/token_geometry.yaml", common.QUIET),
+    "feature flow": ("test", "--config", "configs/feature_flow.yaml", common.QUIET),
+}
+# What results.json has that does not depend on the machine.
+NUMBERS = (
+    "pairs",
+    "gradients",
+    "generalized",
+    "hallucinated",
+    "runs",
+    "held_out",
+    "perplexity",
+    "intervention",
+    "shuffles",
+    "spearman",
+    "groups",
+    "transitions",
+)
 
 
 class Part(NamedTuple):
@@ -47,11 +69,12 @@ class Part(NamedTuple):
 def parts(lm: str, device: str, folder: Path) -> Iterator[Part]:
     """Yield all parts, the most important first."""
     on_gpu = device == "cuda"
-    shape, n = ("llama-3-8b", 10_000) if on_gpu else ("small", 200)
+    shape, n = ("llama-3-8b", 8192) if on_gpu else ("small", 200)
     yield Part(
         f"reading, shape {shape}",
         ("-m", "benchmarks.speed.reading", f"--device={device}", f"--shape={shape}",
-         f"--n_subjects={n}", "--dtype=bfloat16", "--n_published=2"),
+         f"--n_subjects={n}", "--dtype=bfloat16", "--n_published=8",
+         f"--part_size={2048 if on_gpu else 64}"),
     )  # fmt: skip
     yield Part(
         "LoRA edits",
@@ -62,28 +85,27 @@ def parts(lm: str, device: str, folder: Path) -> Iterator[Part]:
     lora = (*LORA, "--data.n_edits=32", f"--model.lm.name_or_path={lm}")
     yield from _runs("probe", (*probe, f"--model.lm.name_or_path={lm}"), device, folder)
     yield from _runs("LoRA edits, callbacks", lora, device, folder)
-    yield from _runs("edited LM (tiny world)", EDITED, device, folder)
     yield Part(
         "the whole paper",
-        ("-m", "lincorr_lightning", "reproduce", "--lm", lm, "--size",
-         "paper" if on_gpu else "quick", "--output", str(folder / "page"),
+        ("-m", "lincorr_lightning", "reproduce", "--lm", lm, "--output", str(folder / "page"),
          *(("--overlays", "trainer/gpu.yaml") if on_gpu else ("--only", "figure10"))),
     )  # fmt: skip
+    for name, command in STUDIES.items():
+        yield from _runs(f"{name} (tiny world)", command, device, folder)
 
 
 def _runs(name: str, command: tuple[str, ...], device: str, folder: Path) -> Iterator[Part]:
-    """Yield one study with several strategies, that on the CPU first."""
+    """Yield one study with several strategies, that on the CPU first; all of one on an LM."""
     strategies: dict[str, tuple[str, ...]] = {"CPU": ()}
     own: tuple[str, ...] = ()
     if device == "cuda":
         own = ("--config", "configs/trainer/gpu.yaml")
         strategies["one GPU"] = own
-    if device == "cuda" and command[0] == "fit":
-        strategies |= {
-            "one GPU, torch.compile": (*own, "--model.lm.compile=true"),
-            "ddp": ("--config", "configs/trainer/ddp.yaml"),
-            "fsdp": ("--config", "configs/trainer/fsdp.yaml"),
-        }
+        if "tiny world" not in name:
+            strategies["ddp"] = "--config", "configs/trainer/ddp.yaml"
+    if device == "cuda" and name == "probe":
+        strategies["fsdp"] = "--config", "configs/trainer/fsdp.yaml"
+        strategies["one GPU, torch.compile"] = *own, "--model.lm.compile=true"
     if name == "probe":
         states = (*own, f"--model.lm.state_cache={folder / 'states'}")
         strategies |= {f"{device}, states written": states, f"{device}, states read": states}
@@ -102,7 +124,7 @@ def execute(part: Part, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     process = subprocess.Popen(
         [sys.executable, *part.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=ROOT, start_new_session=True,
+        cwd=common.ROOT, start_new_session=True,
     )  # fmt: skip
     try:
         output, errors = process.communicate(timeout=seconds)
@@ -125,28 +147,33 @@ def numbers_in(value: Any) -> Iterator[float]:
             yield from numbers_in(entry)
 
 
-def difference(run: Path, reference: Path) -> float:
-    """Return how far a run's numbers are from another's; ValueError if they are not the same ones.
+def difference(run: Path, reference: Path) -> tuple[float, float]:
+    """Return how far a run's numbers are from another's: at most, and in the mean.
 
-    Those that do not depend on the machine are compared.
+    Those that do not depend on the machine are compared; ValueError if they are not the same ones.
     """
-    contents = (read_numbers(next(folder.rglob("results.json"))) for folder in (run, reference))
-    keys = ("pairs", "gradients", "generalized", "hallucinated")
-    own, other = ([*numbers_in([found.get(key) for key in keys])] for found in contents)
+    contents = (
+        common.read_numbers(next(folder.rglob("results.json"))) for folder in (run, reference)
+    )
+    own, other = ([*numbers_in([found.get(key) for key in NUMBERS])] for found in contents)
     if not other or len(own) != len(other):
         raise ValueError(f"{run} and {reference} do not have the same numbers")
-    return max(abs(a - b) for a, b in zip(own, other, strict=True))
+    found = [abs(a - b) for a, b in zip(own, other, strict=True)]
+    return max(found), sum(found) / len(found)
 
 
 def table(content: dict[str, Any]) -> str:
     """Return all parts: seconds, and how far their numbers are from those of the CPU."""
-    rows = [
-        [name, f"{one['seconds']:.0f}", f"{one['difference']:.1e}" if "difference" in one else "",
-         one.get("error", "")]
-        for name, one in content["parts"].items()
-    ]  # fmt: skip
-    text = f"{content['device']}, torch {content['torch']}, {content['lm']}\n\n" + markdown_table(
-        ["part", "seconds", "largest difference from the CPU", "error"], rows
+    rows = []
+    for name, one in content["parts"].items():
+        seconds = f"{one['seconds']:.0f}" if "seconds" in one else ""
+        apart = " / ".join(f"{x:.0e}" for x in one.get("difference", ()))
+        rows.append([name, seconds, apart, one.get("error", "")])
+    text = (
+        f"{content['device']}, torch {content['torch']}, {content['lm']}\n\n"
+        + common.markdown_table(
+            ["part", "seconds", "difference from the CPU, largest / mean", "error"], rows
+        )
     )
     for name, one in content["parts"].items():
         if one.get("tables"):
@@ -154,22 +181,26 @@ def table(content: dict[str, Any]) -> str:
     return text
 
 
-def main(lm: str = "tiny-world", device: str = "cuda", seconds: float = 570.0) -> None:
+def main(
+    lm: str = "tiny-world", device: str = "cuda", seconds: float = 570.0,
+    only: tuple[str, ...] = ("",),
+) -> None:  # fmt: skip
     """Measure all parts.
 
     Args:
         lm: The LM of all parts but the first, which has random weights.
         device: cuda, or cpu to try the script with small sizes.
         seconds: Time for all parts together.
+        only: Beginnings of the names of the parts that are measured; others stay as they are.
     """
     end = time.perf_counter() + seconds
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
-    content: dict[str, Any] = {
-        "device": name, "torch": torch.__version__, "lm": Path(lm).name, "parts": {},
-    }  # fmt: skip
+    file, about = common.RESULTS / "gpu.json", {"device": name, "torch": torch.__version__}
+    content: dict[str, Any] = {"lm": Path(lm).name, "parts": {}}
+    content = (common.read_numbers(file) if file.exists() else content) | about
     with tempfile.TemporaryDirectory() as folder:
         references: dict[str, Path] = {}
-        for part in parts(lm, device, Path(folder)):
+        for part in (x for x in parts(lm, device, Path(folder)) if x.name.startswith(only)):
             left = end - time.perf_counter()
             late = {"error": "no time was left", "seconds": 0.0}
             found = execute(part, left) if left > 5 else late
@@ -180,8 +211,9 @@ def main(lm: str = "tiny-world", device: str = "cuda", seconds: float = 570.0) -
                 except ValueError as error:
                     found["error"] = str(error)
             content["parts"][part.name] = found
-            write_numbers(RESULTS / "gpu.json", content)
+            common.write_numbers(file, content)
     print(table(content))
+    common.place_tables({"gpu": table(content)} if device == "cuda" else {})
 
 
 if __name__ == "__main__":

@@ -34,27 +34,18 @@ import transformers as hf
 from jsonargparse import auto_cli
 from scipy.optimize import nnls
 
-from benchmarks.common import (
-    QUIET,
-    RESULTS,
-    ROOT,
-    cost_of,
-    markdown_table,
-    place_tables,
-    read_numbers,
-    two,
-    write_numbers,
-)
+from benchmarks import common
 from lincorr_lightning import Catalogue, LanguageModel
 from lincorr_lightning.lm import LMConfig, usable_strings
 from lincorr_lightning.results.saved_run import config_verb
 
 Rows = Iterator[tuple[str, tuple[str, ...]]]
-RESULT = RESULTS / "growth.json"
+RESULT = common.RESULTS / "growth.json"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 LINCORR = (sys.executable, "-m", "lincorr_lightning")
 PROBE = (
-    "fit", "--config=linear_probe.yaml", "--model.ridge=0", "--model.require_reference=[]", QUIET
+    "fit", "--config=linear_probe.yaml", "--model.ridge=0", "--model.require_reference=[]",
+    common.QUIET,
 )  # fmt: skip
 TWO = "--model.knowledge=[city, country]"
 SHAPES = {"15M": (320, 9), "135M": (768, 14), "500M": (1280, 19), "1.5B": (2048, 22)}
@@ -149,7 +140,7 @@ def measure(name: str, lms: Sequence[str], repeats: int) -> dict[str, dict[str, 
         for size, options in sweep(name, folder, lms):
             said = dry_run(options, folder)
             command = [*LINCORR, *PROBE, *options, f"--trainer.default_root_dir={folder / 'runs'}"]
-            runs = [cost_of(command, cwd=folder, env=ONE_THREAD) for _ in range(repeats)]
+            runs = [common.cost_of(command, cwd=folder, env=ONE_THREAD) for _ in range(repeats)]
             found[size] = {
                 "size": said["LM"] if name == "LM" else float(size.replace(",", "")),
                 "seconds": min(run.processor for run in runs), "estimated seconds": said["time"],
@@ -189,10 +180,10 @@ def growth_table(content: Mapping[str, Mapping[str, Mapping[str, float]]]) -> st
                       for key in ("seconds", "MiB")]  # fmt: skip
             rows.append(
                 [name, size, *(f"{one[key]:,.0f}" for key in ("seconds", "estimated seconds")),
-                 two(slopes[0]), *(f"{one[key]:,.0f}" for key in ("MiB", "estimated MiB")),
-                 two(slopes[1])]
+                 common.two(slopes[0]), *(f"{one[key]:,.0f}" for key in ("MiB", "estimated MiB")),
+                 common.two(slopes[1])]
             )  # fmt: skip
-    return markdown_table(
+    return common.markdown_table(
         ["grows", "size", "processor, s", "dry run", "exponent", "peak, MiB", "dry run",
          "exponent"], rows
     )  # fmt: skip
@@ -216,22 +207,22 @@ def large_table(tokenizer: str) -> str:
             minutes = 2 * said["tokens"] * n / (_PEAK_SHARE * _PEAK * devices) / 60
             rows.append([name, overlay, devices, f"{gib:,.0f} GiB", f"{minutes:,.1f} min"])
     caption = f"time of {said['prompts'] / 1e6:.1f} M prompts, {said['tokens'] / 1e6:.1f} M tokens"
-    return markdown_table(["LM, computed", "overlay", "devices", "per GPU", caption], rows)
+    return common.markdown_table(["LM, computed", "overlay", "devices", "per GPU", caption], rows)
 
 
 def studies_table() -> str:
     """Return the peak memory of each study as it ships."""
-    libraries = cost_of([sys.executable, "-c", "import lincorr_lightning.lightning_cli"])
+    libraries = common.cost_of([sys.executable, "-c", "import lincorr_lightning.lightning_cli"])
     rows = [["(libraries alone)", f"{libraries.peak_mib:.0f} MiB", f"{libraries.wall:.0f}"]]
     for study in STUDIES:
-        text = (ROOT / "configs" / f"{study}.yaml").read_text(encoding="utf-8")
+        text = (common.ROOT / "configs" / f"{study}.yaml").read_text(encoding="utf-8")
         with tempfile.TemporaryDirectory() as folder:
-            command = [*LINCORR, config_verb(text), f"--config={study}.yaml", QUIET]
+            command = [*LINCORR, config_verb(text), f"--config={study}.yaml", common.QUIET]
             where = f"--trainer.default_root_dir={folder}"
-            cost = cost_of([*command, where, *CUT.get(study, ())])
+            cost = common.cost_of([*command, where, *CUT.get(study, ())])
         name = f"{study} (cut short)" if study in CUT else study
         rows.append([name, f"{cost.peak_mib:.0f} MiB", f"{cost.wall:.0f}"])
-    return markdown_table(("study", "peak memory", "seconds"), rows)
+    return common.markdown_table(("study", "peak memory", "seconds"), rows)
 
 
 def main(
@@ -253,12 +244,12 @@ def main(
         elif name == "large":
             tables["large"] = large_table(tokenizer)
         else:
-            known: dict[str, Any] = read_numbers(RESULT) if RESULT.exists() else {}
+            known: dict[str, Any] = common.read_numbers(RESULT) if RESULT.exists() else {}
             key = "real LM" if lms else name
-            write_numbers(RESULT, known | {key: measure(name, lms, n)})
-            tables["growth"] = growth_table(read_numbers(RESULT))
+            common.write_numbers(RESULT, known | {key: measure(name, lms, n)})
+            tables["growth"] = growth_table(common.read_numbers(RESULT))
     print("\n\n".join(tables.values()))
-    place_tables(tables)
+    common.place_tables(tables)
 
 
 if __name__ == "__main__":

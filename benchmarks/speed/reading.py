@@ -14,7 +14,7 @@ that a busy machine slows all of them.
 
 For each way: prompts per second, by wall clock and by processor time; the rate of the bare matrix
 products of the same forwards (those of the linear layers, with as many rows as there were tokens);
-the memory that it takes beyond the weights (on the CPU); and how far its logits of the labels are
+the memory that it takes beyond the weights; and how far its logits of the labels are
 from those of the published way, relative to the largest, with their r.
 """
 
@@ -45,8 +45,7 @@ COLUMNS = (
     "way", "prompts", "prompts/s", "faster", "by processor time", "of bare", "memory", "differs",
     "r",
 )  # fmt: skip
-PART = 64  # subjects per turn
-PLAIN_BATCH = 32
+PLAIN_BATCH = 32  # on a GPU, eight times as many
 N_LABELS = 60  # where a tokenizer has no labels for a kind of knowledge: the attributes' mean
 SHAPES: dict[str, Callable[[], hf.PreTrainedConfig]] = {
     "gpt2-small": hf.GPT2Config,
@@ -153,8 +152,16 @@ def _status(key: str) -> int:
     return 1024 * int(re.findall(rf"{key}:\s+(\d+)", text)[0])
 
 
-def _forget_peak() -> int:
+def _peak(device: str) -> int:
+    """Return the largest number of bytes that were in use."""
+    return _status("VmHWM") if device == "cpu" else torch.accelerator.max_memory_allocated()
+
+
+def _forget_peak(device: str) -> int:
     """Free what earlier ways left, begin the peak anew, and return the memory in use."""
+    if device != "cpu":
+        torch.accelerator.reset_peak_memory_stats()
+        return torch.accelerator.memory_allocated()
     ctypes.CDLL("libc.so.6").malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return _status("VmRSS")
@@ -172,8 +179,9 @@ def published(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
 def plain_batches(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
     """Return the last position's logits, from batches with those of all positions."""
     rows = []
-    for start in range(0, len(prompts), PLAIN_BATCH):
-        batch = lm.encode(list(prompts[start : start + PLAIN_BATCH]))
+    n = PLAIN_BATCH if lm.model.device.type == "cpu" else 8 * PLAIN_BATCH
+    for start in range(0, len(prompts), n):
+        batch = lm.encode(list(prompts[start : start + n]))
         ids, mask = (batch[k].to(lm.model.device) for k in ("input_ids", "attention_mask"))
         logits = lm.model(input_ids=ids, attention_mask=mask, use_cache=False).logits
         rows.append(logits[torch.arange(len(mask)), mask.sum(1) - 1].float().cpu())
@@ -261,7 +269,7 @@ def main(
     gguf: str | None = None,
     knowledge: tuple[str, ...] = ("city", "country", "language", "continent"),
     n_subjects: int = 512, n_published: int = 8, dtype: str = "float32", device: str = "cpu",
-    threads: int | None = None,
+    threads: int | None = None, part_size: int = 64,
 ) -> None:  # fmt: skip
     """Measure.
 
@@ -272,10 +280,11 @@ def main(
         gguf: The same LM as a GGUF file, for llama.cpp; null leaves it out.
         knowledge: Kinds of knowledge or families whose prompts are read.
         n_subjects: Number of subjects.
-        n_published: Subjects of each turn of 64 that the published way reads.
+        n_published: Subjects of each turn that the published way reads.
         dtype: Precision of the weights.
         device: cpu or cuda.
         threads: Number of CPU threads; null takes torch's default.
+        part_size: Subjects of each turn.
     """
     torch.set_num_threads(threads or torch.get_num_threads())
     model = make_lm(lm, shape, tokenizer, dtype, device)
@@ -290,20 +299,19 @@ def main(
         lambda _, args, kwargs: shapes.append(tuple((*args, kwargs.get("input_ids"))[0].shape)),
         with_kwargs=True,
     )
-    for part, start in enumerate((0, *range(0, n_subjects, PART))):  # the first one warms up
-        xs = subjects[start : start + PART]
+    for part, start in enumerate((0, *range(0, n_subjects, part_size))):  # the first one warms up
+        xs = subjects[start : start + part_size]
         exact: list[Tensor] = []
         for name, way in ways.items():
             asked = xs[:n_published] if name == "published" else xs
             prompts = [[kind.prompt(x) for x in asked] for kind in kinds]
             shapes.clear()
-            before = _forget_peak() if device == "cpu" else 0
+            before = _forget_peak(device)
             work = lambda way=way, prompts=prompts: way.read(prompts)  # noqa: E731
             found, seconds, processor = timed(work, device)
             if part == 0:
                 continue
-            if device == "cpu":
-                way.memory = max(way.memory, _status("VmHWM") - before)
+            way.memory = max(way.memory, _peak(device) - before)
             way.seconds, way.processor = way.seconds + seconds, way.processor + processor
             way.prompts += sum(map(len, prompts))
             labels = [

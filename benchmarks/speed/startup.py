@@ -26,18 +26,9 @@ from typing import Any
 import lightning as L
 from jsonargparse import auto_cli
 
-from benchmarks.common import (
-    RESULTS,
-    ROOT,
-    Cost,
-    cost_of,
-    markdown_table,
-    place_tables,
-    read_numbers,
-    write_numbers,
-)
+from benchmarks import common
 
-RESULT = RESULTS / "startup.json"
+RESULT = common.RESULTS / "startup.json"
 KINDS = {"processor": "s", "wall": "s", "peak_mib": "MiB"}
 LINCORR = ("-m", "lincorr_lightning")
 FIT = (*LINCORR, "fit", "--trainer.default_root_dir={runs}", "--config")
@@ -76,15 +67,15 @@ class StopAtFirstBatch(L.Callback):
         os._exit(0)
 
 
-def times_of(command: Sequence[str], checkout: Path, lm: str) -> Cost:
+def times_of(command: Sequence[str], checkout: Path, lm: str) -> common.Cost:
     """Run a command once, with the package of a checkout, and return what it took."""
     # Bytecode is kept between runs, as in an installed package.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-    environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, ROOT)))
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, common.ROOT)))
     with tempfile.TemporaryDirectory() as runs:
         arguments = [argument.replace("{runs}", runs).replace("{lm}", lm) for argument in command]
         start = time.time()
-        cost = cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
+        cost = common.cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
         ends = [path.stat().st_mtime for path in Path(runs).rglob("results.json")]
         return cost._replace(wall=ends[0] - start) if len(ends) == 1 else cost
 
@@ -104,7 +95,7 @@ def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> st
             row.append(f"{statistics.median(ratios):.2f}")
         rows.append(row)
     ratio = ["processor, after / before", "wall, after / before"] if len(checkouts) > 1 else []
-    return markdown_table(["command", *columns, *ratio], rows)
+    return common.markdown_table(["command", *columns, *ratio], rows)
 
 
 def main(
@@ -122,7 +113,7 @@ def main(
         only: Names of commands; empty takes all that need no LM. Numbers of others are kept.
     """
     checkouts = {"before": Path(before).resolve()} if before else {}
-    checkouts["after" if before else "now"] = ROOT
+    checkouts["after" if before else "now"] = common.ROOT
     names = only or ALL
     if not lm and (lacking := [name for name in names if name not in ALL]):
         raise SystemExit(f"{lacking[0]}: no such command, or it needs an LM: pass --lm FOLDER")
@@ -133,12 +124,12 @@ def main(
         cost = times_of(COMMANDS[name], checkouts[where], lm)
         for kind in KINDS if run >= warm_up else ():
             numbers[name][where][kind].append(getattr(cost, kind))
-    known = read_numbers(RESULT) if RESULT.exists() else {}
+    known = common.read_numbers(RESULT) if RESULT.exists() else {}
     kept = {name: each for name, each in known.items() if list(each) == list(checkouts)}
-    write_numbers(RESULT, kept | numbers)
-    found = table(read_numbers(RESULT))
+    common.write_numbers(RESULT, kept | numbers)
+    found = table(common.read_numbers(RESULT))
     print(found)
-    place_tables({"startup": found})
+    common.place_tables({"startup": found})
 
 
 if __name__ == "__main__":
