@@ -168,7 +168,7 @@ def measure(
 def tables(rows: pd.DataFrame) -> dict[str, str]:
     """Return the documents' tables of the grid."""
     readings, others, nulls = [], [], []
-    ways = [f"train {way}: reference / permuted" for way in WAYS]
+    ways = [f"trained: {way}" for way in WAYS]
     rows = rows.sort_values(KEYS, ascending=[key != "kind" for key in KEYS], kind="stable")
     for key, cell in rows.groupby(KEYS, sort=False):
         lm, width, per_target, kind, center, epochs_factor = key
@@ -176,8 +176,8 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         shares = {key: common.mean_interval(one["generalized"]) for key, one in of.items()}
         first = of["network", "reference"].iloc[0]
         n_seeds = len(of["network", "reference"])
-        inputs = "centered" if center else "as they are"
-        setting = [lm, first["dimensions"], first["labels"], kind, inputs, f"{epochs_factor}x"]
+        network = f"{kind}, centered" if center else kind
+        setting = [lm, first["dimensions"], first["labels"], network, f"{epochs_factor}x"]
         pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
         learned = common.percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
         chosen = readings if (width, per_target) == (0, 1) else others
@@ -188,7 +188,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
             bounds = (of[way, "letters"]["upper_bound"], of[way, "reference"]["majority"])
             limits = (common.percent(share.mean()) for share in bounds)
             nulls.append([*setting, way, own[0], macro, *own[1:], *limits])
-    settings = ("vocabulary", "width", "cities / countries", "network", "inputs", "epochs")
+    settings = ("vocabulary", "width", "cities / countries", "network", "epochs")
     columns = [*settings, "seeds", *ways, "learned, at least"]
     return {
         "ablation_closest": closest(rows),
