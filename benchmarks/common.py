@@ -13,11 +13,15 @@ import re
 import subprocess
 import textwrap
 import time
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -100,6 +104,16 @@ def write_numbers(path: str | Path, content: Any) -> None:
 def read_numbers(path: Path) -> Any:
     """Return the content of a file of numbers, or of a run's results."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def read_csv(path: str | Path, **options: Any) -> DataFrame:
+    """Return the table of a CSV file; all digits of its numbers count."""
+    import pandas as pd  # as above
+
+    with warnings.catch_warnings():
+        # pandas before 3.1 rounds numbers without the option, of which later ones warn.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return pd.read_csv(path, float_precision="round_trip", **options)
 
 
 def _short(value: Any) -> Any:

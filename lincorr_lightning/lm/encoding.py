@@ -71,11 +71,9 @@ class PromptEncoder:
         texts = [self.lead_in + prompt for prompt in prompts] if lead_in else list(prompts)
         encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         prefix = [] if self.is_chat and lead_in else self.prefix
-        rows = []
-        for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
-            row = ids if ids[: len(prefix)] == prefix else prefix + ids
+        rows = [ids if ids[: len(prefix)] == prefix else prefix + ids for ids in encoded]
+        for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
             self._check(index, prompt, row)
-            rows.append(row)
         return rows
 
     def _check(self, index: int, prompt: str, row: list[int]) -> None:

@@ -447,6 +447,7 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
         )
     model = loaded[0]
     missing = sorted(loaded[1]["missing_keys"])
+    _check_quantization(checkpoint, loaded, getattr(config, "quantization_config", None))
     if missing:
         hint = (
             f"Its config.json is for {type(model).__name__}: save the checkpoint again with that "
@@ -459,7 +460,6 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
             f"initialized at random. {hint}"
         )
     _check_layers(checkpoint, model, loaded[1]["unexpected_keys"])
-    _check_quantization(checkpoint, model, getattr(config, "quantization_config", None))
     if checkpoint.gguf_file is not None:
         # The weights are plain now. With these attributes, peft and save_pretrained refuse them.
         loaded[0].hf_quantizer, loaded[0].is_quantized = None, False
@@ -467,14 +467,15 @@ def read_model(checkpoint: Checkpoint, config: PreTrainedConfig) -> PreTrainedMo
     return model
 
 
-def _check_quantization(checkpoint: Checkpoint, model: PreTrainedModel, method: Any) -> None:
+def _check_quantization(checkpoint: Checkpoint, loaded: Any, method: Any) -> None:
     """Refuse plain weights that the config says are quantized: one of them is another LM's."""
     import torch
 
     if method is None or checkpoint.gguf_file is not None:
         return
-    weights = (w for n, w in model.state_dict().items() if w.dim() > 1 and "position" not in n)
-    if any(str(weight.dtype) not in _TORCH_DTYPES for weight in weights):
+    # Beside a GPU, plain weights become what the config says, and lack only what belongs to that.
+    weights = (w for n, w in loaded[0].state_dict().items() if w.dim() > 1 and "position" not in n)
+    if not loaded[1]["missing_keys"] and any(str(w.dtype) not in _TORCH_DTYPES for w in weights):
         return
     folder = Path(str(file_of(checkpoint, "config.json"))).parent
     if any(dtype not in _STORED_DTYPES for _, dtype in _stored(folder)):

@@ -75,6 +75,7 @@ def _remove_earlier(folder: Path) -> None:
                 (folder / "figures" / "comparison.png").unlink(missing_ok=True)
 
 
+@pages.any_text()
 def compare_runs(first: SavedRun, second: SavedRun) -> Results:
     """Compare two runs of one study; the figure shows the differences that have an interval.
 

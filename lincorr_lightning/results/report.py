@@ -7,7 +7,8 @@ import re
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ContextDecorator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import combinations, groupby, product
@@ -18,7 +19,7 @@ from typing import Any
 import yaml
 from jinja2 import Environment
 from markupsafe import Markup, escape
-from pandas import DataFrame, MultiIndex, concat, json_normalize
+from pandas import DataFrame, MultiIndex, concat, json_normalize, option_context
 from pandas.api.types import is_float_dtype, is_numeric_dtype
 
 from lincorr_lightning.errors import ReportError, listed
@@ -43,6 +44,8 @@ _LATEX = str.maketrans({
     "[": "{[}", "→": r"$\rightarrow$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$",
     "±": r"$\pm$", "Δ": r"$\Delta$", "≥": r"$\geq$", "✓": r"$\checkmark$", "✗": r"$\times$",
 })  # fmt: skip
+# Where pyarrow is installed, pandas hands it all texts, and it refuses paths that are not UTF-8.
+any_text: Callable[[], ContextDecorator] = partial(option_context, "mode.string_storage", "python")
 
 
 def report(args: Sequence[str]) -> Path:
@@ -63,6 +66,7 @@ def report(args: Sequence[str]) -> Path:
     return page
 
 
+@any_text()
 def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> Path:
     """Write ``report.html``, and files of tables for each study; return the page's path.
 
@@ -162,6 +166,7 @@ def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> Pa
     return PageSection(title, name, runs_here, tables, over_sizes(runs))
 
 
+@any_text()
 def write_page(
     output: str | Path, title: str, overview: Sequence[Table], sections: Sequence[PageSection],
     n_runs: int,
@@ -255,12 +260,12 @@ def latex(text: str) -> str:
 
 
 def run_names(runs: Sequence[SavedRun]) -> list[str]:
-    """Return a name for each run: its LM's, and what distinguishes runs of one LM."""
+    """Return a name for each run: its LM's, and what distinguishes runs of one LM; in UTF-8."""
     names = short = [short_name(run.lm_name) for run in runs]
     for details in [run.folder.name for run in runs], [run.folder for run in runs]:
         count, both = Counter(names), [f"{x}, {y}" for x, y in zip(short, details, strict=True)]
         names = [full if count[full] == 1 else x for full, x in zip(names, both, strict=True)]
-    return names
+    return [name.encode("utf-8", "backslashreplace").decode() for name in names]
 
 
 def join_tables(runs: Sequence[SavedRun]) -> list[Table]:

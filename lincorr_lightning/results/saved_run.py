@@ -3,7 +3,6 @@
 import io
 import re
 import shlex
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -75,7 +74,7 @@ class SavedRun(Results):
             for key, kind in _KEYS.items():
                 if not isinstance(values.get(key), kind):
                     raise ValueError(f"key {key!r} is missing, or holds something else")
-            tables, figures = _read_tables(folder, values["tables"]), _figures(folder, values)
+            tables, figures = [*_tables(folder, values)], [*_figures(folder, values)]
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             way_out = "Run the study again."
             raise ReportError(f"{path} was changed: {str(error)[:100]}. {way_out}") from error
@@ -154,9 +153,8 @@ def _matching(pattern: re.Pattern[str], text: Any) -> str:
     return text
 
 
-def _read_tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> list[Table]:
-    tables = []
-    for entry in entries:
+def _tables(folder: Path, values: Mapping[str, Any]) -> Iterator[Table]:
+    for entry in values["tables"]:
         name, columns = _matching(_NAME, entry["name"]), entry["columns"]
         path = folder / "tables" / f"{name}.csv"
         headings = {column["key"]: str(column["heading"]) for column in columns}
@@ -170,38 +168,35 @@ def _read_tables(folder: Path, entries: Sequence[Mapping[str, Any]]) -> list[Tab
         if path.is_file():
             frame, is_headline = _read_csv(path, columns), entry["headline"]
             words = {key: str(word) for key, word in entry.get("words", {}).items()}
-            read = Table(name, frame, *texts, is_headline, headings, formats, unit, means, words)
-            tables.append(read)
-    return tables
+            yield Table(name, frame, *texts, is_headline, headings, formats, unit, means, words)
 
 
 def _read_csv(path: Path, columns: Sequence[Mapping[str, Any]]) -> "DataFrame":
     """Return a table with the dtypes that ``results.json`` has for its columns."""
-    from pandas import read_csv
-    from pandas.errors import ParserWarning
+    from pandas import RangeIndex, read_csv
 
     dtypes = {each["key"]: _NULLABLE.get(each["dtype"], each["dtype"]) for each in columns}
+    # pandas before 3.1 rounds the numbers of a file, and cuts its texts at a NUL in its own parser.
+    read_as = {key: "object" if "float" in kind.lower() else kind for key, kind in dtypes.items()}
     empty: dict[str, Any] = {"keep_default_na": False, "na_values": [""]}
     try:
-        with warnings.catch_warnings():
-            # It only warns of rows with more cells than there are columns.
-            warnings.simplefilter("error", ParserWarning)
-            frame = read_csv(regular_file(path), dtype=dtypes, index_col=False, **empty)
-        if list(frame.columns) != list(dtypes):
+        content = regular_file(path).read_bytes()
+        engine: Any = "python" if b"\0" in content else "c"
+        frame = read_csv(io.BytesIO(content), dtype=read_as, engine=engine, **empty)
+        # Where rows have more cells than there are columns, their first ones are the index.
+        if list(frame.columns) != list(dtypes) or not isinstance(frame.index, RangeIndex):
             raise ValueError(f"its columns are not {', '.join(dtypes)}, as in {RESULTS_FILE}")
-    except (OSError, ValueError, TypeError, ParserWarning) as error:
+        return frame.astype(dtypes)
+    except (OSError, ValueError, TypeError) as error:
         raise ReportError(f"{path} cannot be read as a table: {error}. {_WAY_OUT}") from error
-    return frame
 
 
-def _figures(folder: Path, values: Mapping[str, Any]) -> list[Figure]:
-    figures = []
+def _figures(folder: Path, values: Mapping[str, Any]) -> Iterator[Figure]:
     for entry in values["figures"]:
         name = _matching(_NAME, entry["name"])
         path = folder / "figures" / f"{name}.png"
         if path.is_file():
-            figures.append(Figure(name, str(entry["caption"]), partial(_read_png, path)))
-    return figures
+            yield Figure(name, str(entry["caption"]), partial(_read_png, path))
 
 
 def _read_png(path: Path) -> bytes:

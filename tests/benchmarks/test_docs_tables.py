@@ -1,7 +1,9 @@
 """The modules that make the documents' tables, on sizes that take seconds."""
 
 import statistics
+import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -49,6 +51,14 @@ def test_tables_are_put_between_their_markers() -> None:
     assert common.placed(text, {"one": "| x |", "two": "y"}) == text.replace("old", "| x |")
     with pytest.raises(ValueError, match="no document has the marker"):
         common.place_tables({"no such table": ""})
+
+
+def test_all_digits_of_a_table_are_read(tmp_path: Path) -> None:
+    numbers = [0.1 + 0.2, 0.9 - 0.95, 5e-324, 2 / 3]
+    (tmp_path / "a.csv").write_text("\n".join(["r", *map(repr, numbers)]))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert common.read_csv(tmp_path / "a.csv")["r"].tolist() == numbers
 
 
 def test_cells_are_escaped_and_numbers_are_short() -> None:

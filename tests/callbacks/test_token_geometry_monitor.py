@@ -6,13 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from pandas import read_csv
 from scipy.spatial.distance import cdist
 
 from lincorr_lightning.callbacks import TokenGeometryMonitor
 from lincorr_lightning.errors import ConfigError, NonFiniteError, SubjectsError
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.results.run_folder import run_folder
+from tests.toys import read_table
 
 N_TOKENS = 12
 
@@ -80,11 +80,11 @@ def test_table_and_heat_map(texts, fit):
     callback = watch(texts, every_n_steps=3)
     folder = run_folder(fit(callback))
     assert (folder / "figures" / "token_geometry.png").is_file()
-    frame = read_csv(folder / "tables" / "token_geometry.csv")
-    rows = frame[(frame["observable"] == "cosine") & (frame["layer"] == 2)]
-    curve = list(rows[["step", "mean"]].itertuples(index=False, name=None))
+    table = read_table(folder / "tables" / "token_geometry.csv")
+    rows = [row for row in table if (row["observable"], row["layer"]) == ("cosine", "2")]
+    curve = [(int(row["step"]), float(row["mean"])) for row in rows]
     assert curve == callback.history["token_geometry/cosine/layer_2"]
-    assert list(rows["step"]) == [0, 3, 4]
+    assert [step for step, _ in curve] == [0, 3, 4]
 
 
 def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fit):

@@ -116,6 +116,17 @@ def test_ties_give_no_nan() -> None:
     assert simplex.tolist() == [[torch.inf] * 2]
 
 
+@pytest.mark.parametrize("size", [0.1, 1e-2, 2e-3])
+def test_rounding_makes_no_difference_of_distances(size: float) -> None:
+    """Simplices, turned, and far from each other for their size: all edges of each are equal."""
+    rng = np.random.RandomState(0)
+    edges = np.linalg.qr(rng.standard_normal((64, 64)))[0][:16]
+    corners = rng.standard_normal((4, 1, 64)) / 8 + size * edges
+    cloud = corners.reshape(-1, 64)
+    assert estimate(cloud[None], (2, 4, 8)).tolist() == [[torch.inf] * 3]
+    assert ratios(cloud, 8).max() < 1 + 1e-11  # by differences
+
+
 def test_too_few_distinct_tokens_give_nan() -> None:
     clouds = np.stack([ball(2, 40, seed) for seed in range(4)])
     expected = estimate(clouds, (2, 4, 8))

@@ -194,8 +194,14 @@ def test_not_a_causal_lm(auto: Any, model_type: str, kind: str, tmp_path: Path) 
     assert f"the folder {tmp_path} holds {kind}, and not an LM that predicts" in refusal(tmp_path)
 
 
+@pytest.mark.parametrize("gpu", [None, (8, 0), (9, 0)])
 @pytest.mark.parametrize("method", ["fp8", "mxfp4"])
-def test_plain_weights_that_are_said_to_be_quantized(folder: Path, method: str) -> None:
+def test_plain_weights_that_are_said_to_be_quantized(
+    folder: Path, method: str, gpu: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some GPUs compute with FP8; for others, and without one, transformers dequantizes it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu is not None)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *device: gpu)
     change_config(folder, quantization_config={"quant_method": method})
     assert f"names a quantization ({method}), but its weights are not" in refusal(folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")

@@ -178,14 +178,16 @@ def test_states_of_another_number_of_threads_are_not_taken(load: Loader, tmp_pat
 
 @pytest.mark.parametrize("change", [_one_ulp, _rope])
 def test_a_changed_lm_never_hits(
-    change: Callable[[LanguageModel], None], load: Loader, tmp_path: Path
+    change: Callable[[LanguageModel], None], load: Loader, read_tokens: list[int], tmp_path: Path
 ) -> None:
     lm, alone = load(), load(kept=False)
-    before = lm.joint_logits(prompts(), DOMAINS)
+    lm.joint_logits(prompts(), DOMAINS)
     for one in (lm, alone):
         change(one)
+    del read_tokens[:]
     ours = lm.joint_logits(prompts(), DOMAINS)
-    assert not torch.equal(ours, before)
+    # Read anew, though some processors round the change by one ulp away.
+    assert max(read_tokens, default=0) > 1
     assert torch.equal(ours, alone.joint_logits(prompts(), DOMAINS))
     assert len({path.parent for path in files(tmp_path)}) == 2
 

@@ -461,7 +461,8 @@ def test_a_tuned_lm_that_has_changed_is_refused(page, reproduce, make_lm, tmp_pa
         reproduce("--only=figure24", "--after", str(tuned), output="page")
 
 
-def test_a_page_of_nothing_is_an_error(reproduce):
+def test_a_page_of_nothing_is_an_error(reproduce, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)  # where there is a GPU, too
     with pytest.raises(ReportError, match="all runs failed"):
         reproduce("--only=figure10", "--overlays=trainer/gpu.yaml", output="gpu")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure as MatplotlibFigure
-from pandas import isna
+from pandas import DataFrame, Series, isna
 
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.results import results as module
@@ -122,7 +122,7 @@ def test_numbers_are_shown_by_their_format(form: str, value: object, shown: str)
 def test_cells_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
     cells = {
         "text": ["007", None, "nan"], "float": [0.1 + 0.2, None, 3.0], "int": [12, None, 10**15],
-        "truth": [True, None, False], "whole": [1, 2, 3],
+        "truth": [True, None, False], "whole": [1, 2, 3], "digits": [0.9 - 0.95, 5e-324, 2 / 3],
     }  # fmt: skip
     table = Table.of("cells", zip(*cells.values(), strict=True), list(cells))
     Results("linear_probe", tables=[table], lm={"name_or_path": "x"}).write(tmp_path)
@@ -130,7 +130,25 @@ def test_cells_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
     for name, values in cells.items():
         assert [None if isna(value) else value for value in frame[name]] == values
     kinds = [str(kind) for kind in frame.dtypes]
-    assert kinds == ["object", "float64", "Int64", "boolean", "Int64"]
+    assert kinds == ["object", "float64", "Int64", "boolean", "Int64", "float64"]
+
+
+def test_texts_with_a_nul_come_back_from_a_file(tmp_path: Path) -> None:
+    names = ["a \0 column", "r", "n"]
+    rows = [["nul \0 here", 0.1 + 0.2, 3], ["nul \0 there", 1.0, 4]]
+    Results("linear_probe", tables=[Table.of("t", rows, names)]).write(tmp_path)
+    frame = SavedRun.read(tmp_path).table("t").frame
+    assert list(frame.columns) == names and frame.to_numpy().tolist() == rows
+
+
+def test_a_column_of_nullable_floats_comes_back(tmp_path: Path) -> None:
+    """As pandas makes of whole numbers of which some are missing, divided by others."""
+    values = [0.1 + 0.2, None, 1 / 3]
+    frame = DataFrame({"share": Series(values, dtype="Float64")})
+    Results("linear_probe", tables=[Table("t", frame)]).write(tmp_path)
+    found = SavedRun.read(tmp_path).table("t").frame["share"]
+    assert str(found.dtype) == "Float64"
+    assert [None if isna(value) else value for value in found] == values
 
 
 def test_numbers_of_a_data_frame_are_numbers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Names that are markup elsewhere, and tables that other programs must read."""
 
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from markdown_it import MarkdownIt
 from pandas import DataFrame, MultiIndex
 
+from lincorr_lightning.cli import main
 from lincorr_lightning.results.plots import p_text, short
 from lincorr_lightning.results.report import latex, to_latex, to_markdown, write_report
 from lincorr_lightning.results.results import Figure, Results
@@ -51,6 +53,17 @@ def test_characters_that_no_text_file_can_hold(tmp_path: Path) -> None:
         assert not re.search(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", text)
     table = Table.of("half", [["b"]], ["a"], "half \ud800")
     assert "half \ufffd" in to_markdown("s", [table]) and "half \ufffd" in to_latex("s", [table])
+
+
+def test_paths_that_are_not_utf8(probe: Callable[..., Path], tmp_path: Path) -> None:
+    """A page names the LM, the run's folder and its settings; so does a comparison."""
+    name = os.fsdecode(b"caf\xe9")
+    runs = [probe(f"/{name}/{name} lm {i}").rename(tmp_path / f"{name} run {i}") for i in (1, 2)]
+    write_report(runs, tmp_path / "report")
+    main(["compare", *map(str, runs), "--output", str(tmp_path / "compared")])
+    for page in ("report", "compared"):
+        text = (tmp_path / page / "report.html").read_text(encoding="utf-8")
+        assert all(f"caf\ufffd {kind} {i}" in text for kind in ("lm", "run") for i in (1, 2))
 
 
 @pytest.fixture
