@@ -221,13 +221,9 @@ def closest(rows: pd.DataFrame) -> str:
 
 
 def main(
-    lms: tuple[str, ...] = (),
-    output: str = str(FILE),
-    n_seeds: int = 5,
-    batch: int = 5,
-    epochs: tuple[int, int] = (60, 100),
-    precision: str = "bf16-mixed",
-) -> None:
+    lms: tuple[str, ...] = (), output: str = str(FILE), n_seeds: int = 5, batch: int = 5,
+    epochs: tuple[int, int] = (60, 100), precision: str = "bf16-mixed",
+) -> None:  # fmt: skip
     """Train the networks that the file lacks, and print its tables.
 
     Args:

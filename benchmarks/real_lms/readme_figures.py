@@ -22,16 +22,8 @@ import torch
 from jsonargparse import auto_cli
 
 from benchmarks.common import new_figure, plain_axes, results_of
+from benchmarks.real_lms import findings, repair
 from benchmarks.real_lms import forecast_scores as scores
-from benchmarks.real_lms import repair
-from benchmarks.real_lms.findings import (
-    FINDINGS,
-    SUMMARY,
-    beside_baselines,
-    composed_shares,
-    pair,
-    read_lms,
-)
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map.artifact import LinearMap
@@ -46,19 +38,19 @@ Point = tuple[float, float]
 
 def r_of_words(runs: Mapping[str, Any]) -> Point:
     """Return r of city->country, and that of as many random words at the same prompts."""
-    found = pair(runs, RELATION)
+    found = findings.pair(runs, RELATION)
     return found["label_mean"], found["baselines"]["random_source_labels"]["mean"]
 
 
 def pairing(runs: Mapping[str, Any]) -> Point:
     """Return Hit@1 of W by country, and the best of the vocabulary alone."""
-    precision = pair(runs, RELATION)["precision"]
+    precision = findings.pair(runs, RELATION)["precision"]
     return precision["macro"]["1"], max(one["macro_1"] for one in precision["baselines"].values())
 
 
 def generalized(runs: Mapping[str, Any]) -> Point:
     """Return the share of edits that generalize by country, and that of the better baseline."""
-    found = beside_baselines(runs, RELATION)["references"]
+    found = findings.beside_baselines(runs, RELATION)["references"]
     return found.generalized, max(found.constant, found.vocabulary)
 
 
@@ -80,7 +72,7 @@ def repaired(runs: Mapping[str, Any]) -> Point:
 
 def composed(runs: Mapping[str, Any]) -> Point:
     """Return the share of new cities that compose to their country, and the best baseline's."""
-    own, _, others = composed_shares(runs, "ablation")
+    own, _, others = findings.composed_shares(runs, "ablation")
     return mean(own), mean(others)
 
 
@@ -98,8 +90,8 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
 
 def findings_figure(results: Path) -> Any:
     """Draw each finding of `SUMMARY` on each LM beside its baseline, in color where it holds."""
-    lms = read_lms(results, scores.load(results))
-    checks = [FINDINGS[claim] for claim in SUMMARY]
+    lms = findings.read_lms(results, scores.load(results))
+    checks = [findings.FINDINGS[claim] for claim in findings.SUMMARY]
     figure = new_figure(
         8.6, 4.6, "What was found: city → country, four LMs from 135M to 1.5B parameters",
         "A dot is an LM's number, a bar that of the strongest baseline; from above: SmolLM2, Gemma "

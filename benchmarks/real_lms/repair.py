@@ -22,14 +22,7 @@ import yaml
 from jsonargparse import auto_cli
 from pandas import DataFrame, Series, concat, json_normalize
 
-from benchmarks.common import (
-    arrow,
-    markdown_table,
-    place_tables,
-    read_csv,
-    read_numbers,
-    write_numbers,
-)
+from benchmarks import common
 from benchmarks.real_lms.forecast_scores import N_RESAMPLES, drawn, interval
 from benchmarks.real_lms.run import KNOWN, OUTCOMES_ONLY, PRETRAINED, REPAIR_OF_LM, Run, execute
 from benchmarks.real_lms.tables import REAL_LMS
@@ -51,19 +44,19 @@ def tables(results: Path) -> dict[str, str]:
         cases = read_cases(own)
         for part in ("shown", "held_out"):
             rows.append([lm, variant, len(own), *_outcomes(cases[cases["part"] == part])])
-        runs = [read_numbers(file.with_suffix(".json"))["results"] for file in own]
+        runs = [common.read_numbers(file.with_suffix(".json"))["results"] for file in own]
         prices.append([lm, variant, *_prices(runs)])
     columns = ["LM", "repair set", "seeds", "edits", "generalized", "hallucinated: ratio (95 %)",
                "two most frequent references", "all others", "by reference"]  # fmt: skip
     return {
-        "repair": markdown_table(columns, rows),
-        "repair_price": markdown_table(["LM", "repair set", *PLAN["prices"]], prices),
+        "repair": common.markdown_table(columns, rows),
+        "repair_price": common.markdown_table(["LM", "repair set", *PLAN["prices"]], prices),
     }
 
 
 def read_cases(files: Sequence[Path]) -> DataFrame:
     """Return the cases of several seeds; without references, each answer is one."""
-    cases = concat([read_csv(file, keep_default_na=False) for file in files])
+    cases = concat([common.read_csv(file, keep_default_na=False) for file in files])
     cases = cases.assign(reference=cases.get("reference", cases["source_answer"]))
     return cases.assign(hallucinated=cases["outcome"] == "hallucinated")
 
@@ -129,7 +122,9 @@ def _prices(runs: Sequence[dict[str, Any]]) -> Iterator[str]:
 def by_reference(results: Path) -> dict[str, str]:
     """Return ``repair_references``: edits by the references of a seed that both stages have."""
     files = [file for x in PLAN["repairs"] for file in results.glob(f"*/by_reference/{x}.json")]
-    runs = {(file.parts[-3], *file.stem.rsplit("_", 1)): read_numbers(file) for file in files}
+    runs = {
+        (file.parts[-3], *file.stem.rsplit("_", 1)): common.read_numbers(file) for file in files
+    }
     edits = [[*key, *row] for key, run in runs.items() for row in run["edits"]]
     units = DataFrame(edits, columns=[*RUN, *KEYS, "n", *SHARES])
     units[SHARES] = units[SHARES].div(units["n"], axis=0)
@@ -145,8 +140,9 @@ def by_reference(results: Path) -> dict[str, str]:
         maps = [one["map"] for one in values if part in one.get("map", {}).get("before", ())]
         right = [f"{mean(one[stage][part] for one in maps):.0%}" for stage in stages if maps]
         rows.append([
-            lm, name, own["seed"].nunique(), f"{after['n']:.0f} {arrow(part).replace('_', ' ')}",
-            own["reference"].nunique(), *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[:2]),
+            lm, name, own["seed"].nunique(),
+            f"{after['n']:.0f} {common.arrow(part).replace('_', ' ')}", own["reference"].nunique(),
+            *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[:2]),
             f"{after[SHARES[2]]:.0%}" if part in ("shown", "held_out") else "",
             *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[3:]),
             "{:.2f} ({:.2f}–{:.2f})".format(ratio, *before_and_after(own)[-2:]),
@@ -154,7 +150,7 @@ def by_reference(results: Path) -> dict[str, str]:
             f"{mean(one['after'] / one['before'] for one in texts) - 1:+.1%}", " → ".join(right),
         ])  # fmt: skip
     columns = [*RUN[:2], "seeds", "edits", "references", *SHARES, "ratio", "constant", "perplexity"]
-    return {"repair_references": markdown_table([*columns, "W right"], rows)}
+    return {"repair_references": common.markdown_table([*columns, "W right"], rows)}
 
 
 def measure(lm: Path, repair: str, texts: str) -> dict[str, Any]:
@@ -200,8 +196,8 @@ def main(folder: str, texts: str | None = None, output: str = str(REAL_LMS)) -> 
         file = Path(output) / lm.name / "by_reference" / f"{repair}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_numbers(file, measure(lm, repair, str(texts)))
-    place_tables(by_reference(Path(output)))
+            common.write_numbers(file, measure(lm, repair, str(texts)))
+    common.place_tables(by_reference(Path(output)))
 
 
 if __name__ == "__main__":

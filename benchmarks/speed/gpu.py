@@ -12,7 +12,6 @@ left, is a row that says so. Runs of `lincorr fit` are compared with the same ru
 from __future__ import annotations
 
 import os
-import platform
 import re
 import signal
 import subprocess
@@ -99,8 +98,7 @@ def _runs(name: str, command: tuple[str, ...], device: str, folder: Path) -> Ite
     strategies: dict[str, tuple[str, ...]] = {"CPU": ()}
     own: tuple[str, ...] = ()
     if device == "cuda":
-        own = ("--config", "configs/trainer/gpu.yaml")
-        strategies["one GPU"] = own
+        strategies["one GPU"] = own = "--config", "configs/trainer/gpu.yaml"
         if "tiny world" not in name:
             strategies["ddp"] = "--config", "configs/trainer/ddp.yaml"
     if device == "cuda" and name == "probe":
@@ -111,11 +109,9 @@ def _runs(name: str, command: tuple[str, ...], device: str, folder: Path) -> Ite
         strategies |= {f"{device}, states written": states, f"{device}, states read": states}
     for strategy, options in strategies.items():
         where = folder / re.sub(r"\W+", "_", f"{name} {strategy}")
-        yield Part(
-            f"{name}: {strategy}",
-            ("-m", "lincorr_lightning", *command, *options, f"--trainer.default_root_dir={where}"),
-            where,
-        )
+        root = f"--trainer.default_root_dir={where}"
+        words = "-m", "lincorr_lightning", *command, *options, root
+        yield Part(f"{name}: {strategy}", words, where)
 
 
 def execute(part: Part, seconds: float) -> dict[str, Any]:
@@ -194,7 +190,7 @@ def main(
         only: Beginnings of the names of the parts that are measured; others stay as they are.
     """
     end = time.perf_counter() + seconds
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     file, about = common.RESULTS / "gpu.json", {"device": name, "torch": torch.__version__}
     content: dict[str, Any] = {"lm": Path(lm).name, "parts": {}}
     content = (common.read_numbers(file) if file.exists() else content) | about

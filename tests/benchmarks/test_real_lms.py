@@ -444,7 +444,7 @@ def test_repairs_are_compared_by_reference(
     monkeypatch.setattr(repair, "execute", execute)
     plan = {"repairs": ["two_3", "one_3"], "edited": ["one_3"]}
     monkeypatch.setattr(repair, "PLAN", repair.PLAN | plan)
-    monkeypatch.setattr(repair, "place_tables", lambda tables: None)
+    monkeypatch.setattr(repair.common, "place_tables", lambda tables: None)
     (tmp_path / "lms" / "lm").mkdir(parents=True)
     (tmp_path / "lms" / "lm" / "config.json").touch()
     for _ in range(2):  # nothing is made twice
