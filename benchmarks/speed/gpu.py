@@ -3,10 +3,9 @@
     python -m benchmarks.speed.gpu --lm path/to/checkpoint
     python -m benchmarks.speed.gpu --device cpu --seconds 200    # tries the script
 
-It covers each code path that differs by device (docs/many_gpus.md), the cache of states and an
-edited LM among them. Each part is a process of its own. Its tables and seconds go to
-``benchmarks/results/gpu.json`` as soon as it ends; what fails, or does not end in the time that is
-left, is a row that says so. Runs of `lincorr fit` are compared with the same run on the CPU.
+It covers each code path that differs by device (docs/many_gpus.md). Each part is a process of its
+own. Tables and seconds go to ``benchmarks/results/gpu.json``, those of a trial nowhere; what fails
+or does not end in time is a row that says so. Runs are compared with the same ones on the CPU.
 """
 
 from __future__ import annotations
@@ -191,10 +190,11 @@ def main(
     """
     end = time.perf_counter() + seconds
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
-    file, about = common.RESULTS / "gpu.json", {"device": name, "torch": torch.__version__}
+    about = {"device": name, "torch": torch.__version__}
     content: dict[str, Any] = {"lm": Path(lm).name, "parts": {}}
-    content = (common.read_numbers(file) if file.exists() else content) | about
     with tempfile.TemporaryDirectory() as folder:
+        file = (common.RESULTS if device == "cuda" else Path(folder)) / "gpu.json"
+        content = (common.read_numbers(file) if file.exists() else content) | about
         references: dict[str, Path] = {}
         for part in (x for x in parts(lm, device, Path(folder)) if x.name.startswith(only)):
             left = end - time.perf_counter()
