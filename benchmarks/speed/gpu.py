@@ -38,19 +38,9 @@ STUDIES = {  # on the tiny world
 }
 # What results.json has that does not depend on the machine.
 NUMBERS = (
-    "pairs",
-    "gradients",
-    "generalized",
-    "hallucinated",
-    "runs",
-    "held_out",
-    "perplexity",
-    "intervention",
-    "shuffles",
-    "spearman",
-    "groups",
-    "transitions",
-)
+    "pairs", "gradients", "generalized", "hallucinated", "runs", "held_out", "perplexity",
+    "intervention", "shuffles", "spearman", "groups", "transitions",
+)  # fmt: skip
 
 
 class Part(NamedTuple):
@@ -93,7 +83,7 @@ def parts(lm: str, device: str, folder: Path) -> Iterator[Part]:
 
 
 def _runs(name: str, command: tuple[str, ...], device: str, folder: Path) -> Iterator[Part]:
-    """Yield one study with several strategies, that on the CPU first; all of one on an LM."""
+    """Yield one study with several strategies, the CPU first; on the tiny world, with few."""
     strategies: dict[str, tuple[str, ...]] = {"CPU": ()}
     own: tuple[str, ...] = ()
     if device == "cuda":
@@ -201,15 +191,20 @@ def main(
             late = {"error": "no time was left", "seconds": 0.0}
             found = execute(part, left) if left > 5 else late
             if part.run is not None and "error" not in found:
-                reference = references.setdefault(part.name.partition(":")[0], part.run)
-                try:
-                    found["difference"] = difference(part.run, reference)
-                except ValueError as error:
-                    found["error"] = str(error)
+                study, _, strategy = part.name.partition(": ")
+                if strategy == "CPU":
+                    references[study] = part.run
+                elif study in references:
+                    try:
+                        found["difference"] = difference(part.run, references[study])
+                    except ValueError as error:
+                        found["error"] = str(error)
             content["parts"][part.name] = found
             common.write_numbers(file, content)
-    print(table(content))
-    common.place_tables({"gpu": table(content)} if device == "cuda" else {})
+    text = table(content)
+    print(text)
+    if device == "cuda":
+        common.place_tables({"gpu": text})
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ that a busy machine slows all of them.
 
 For each way: prompts per second, by wall clock and by processor time; the rate of the bare matrix
 products of the same forwards (those of the linear layers, with as many rows as there were tokens);
-the memory that it takes beyond the weights; and how far its logits of the labels are
-from those of the published way, relative to the largest, with their r.
+the memory that it takes beyond the weights; and how far its logits of the labels are from those of
+the published way, relative to the largest, with their r.
 """
 
 from __future__ import annotations

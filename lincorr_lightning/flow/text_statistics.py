@@ -53,14 +53,14 @@ class TextStatistics:
 
         def count(forward: Forward) -> None:
             counted = forward.counted(n_skipped)
-            missing = _N_SAMPLED - self.n_tokens
-            predicted, states = forward.logits.argmax(-1), forward.at
+            missing, predicted = _N_SAMPLED - self.n_tokens, forward.logits.argmax(-1)
+            states = {at: forward.at[at][counted] for at in self._saes}
             # All before the first is counted: where memory runs out, the texts are read again.
-            features = {at: sae.encode(states[at][counted]) for at, sae in self._saes.items()}
-            for at, own in features.items():
-                first = states[at][counted][: max(0, missing)].float().cpu()
-                self.sample[at] = torch.cat([self.sample[at], first])
-                self.activity[at].update(own, forward.ids, counted, predicted)
+            features = {at: sae.encode(states[at]) for at, sae in self._saes.items()}
+            for at, x in states.items():
+                if missing > 0:
+                    self.sample[at] = torch.cat([self.sample[at], x[:missing].float().cpu()])
+                self.activity[at].update(features[at], forward.ids, counted, predicted)
             for groups in self.groups.values():
                 groups.update(features)
 
