@@ -149,8 +149,8 @@ def two(value: float | None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """Return a share in percent."""
-    return "" if value is None else f"{value:.0%}"
+    """Return a share in percent; nothing for None and NaN."""
+    return "" if value is None or value != value else f"{value:.0%}"
 
 
 def documents() -> list[Path]:

@@ -62,14 +62,9 @@ class OutputError(LincorrError):
 
 
 def require(
-    name: str,
-    value: float | None,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    at_most: float | None = None,
-    below: float | None = None,
-) -> None:
+    name: str, value: float | None, *, at_least: float | None = None, above: float | None = None,
+    at_most: float | None = None, below: float | None = None,
+) -> None:  # fmt: skip
     """Check that a setting, named as the user writes it, is a finite number within its range.
 
     Null is refused, too: jsonargparse passes it even for numbers.

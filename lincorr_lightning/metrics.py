@@ -24,7 +24,6 @@ class InstancewisePearson(Metric):
     left out. `sizes` are the numbers of labels of the targets, which lie side by side in the rows.
     """
 
-    is_differentiable = False
     higher_is_better = True
     full_state_update = False
     segments: Tensor
@@ -67,8 +66,6 @@ class JointMoments(Metric):
         [5.0, 6.0]
     """
 
-    is_differentiable = False
-    higher_is_better = None
     full_state_update = False
     products: Tensor
 
@@ -152,7 +149,6 @@ class ReconstructionQuality(Metric):
         ([0.75], [1.5])
     """
 
-    is_differentiable = False
     higher_is_better = True
     full_state_update = False
     n: Tensor

@@ -16,7 +16,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 from lincorr_lightning.distributed import data_shard
-from lincorr_lightning.errors import CheckpointError, ConfigError, require
+from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_data
@@ -194,6 +194,11 @@ class Study(PlainHyperparameters, L.LightningModule):
                 results.write_values(folder)
 
     def on_train_end(self) -> None:
+        if not all(p.isfinite().all() for p in self.parameters() if p.requires_grad):
+            raise NonFiniteError(
+                f"a weight is NaN or infinite after step {self.trainer.global_step}. Lower the "
+                "learning rate, or train in float32."
+            )
         self._is_trained = True
         self.finish()
 

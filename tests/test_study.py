@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler, LambdaCal
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import CheckpointError, ConfigError
+from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.probe.module import LinearProbe
 from lincorr_lightning.results.results import Results
@@ -185,6 +185,13 @@ def test_what_is_in_float32_is_not_trained_in_another_dtype(tmp_path: Path) -> N
     for precision in ("64-true", "16-true", "bf16-true"):
         with pytest.raises(ConfigError, match=f"precision is {precision}, and what is trained"):
             quiet_trainer(tmp_path, precision=precision).fit(Counting(), loader())
+
+
+def test_weights_that_diverge_have_no_results(tmp_path: Path) -> None:
+    """Also in the last step, whose loss was finite."""
+    with pytest.raises(NonFiniteError, match=r"NaN or infinite after step 1\. Lower"):
+        quiet_trainer(tmp_path, max_steps=1).fit(Counting(rate=3e38), loader())
+    assert not list(tmp_path.rglob("results.json")) and not list(tmp_path.rglob("artifact.txt"))
 
 
 @pytest.mark.parametrize(

@@ -176,7 +176,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         shares = {key: common.mean_interval(one["generalized"]) for key, one in of.items()}
         first = of["network", "reference"].iloc[0]
         n_seeds = len(of["network", "reference"])
-        network = f"{kind}, centered" if center else kind
+        network = kind + ", centered" * center
         setting = [lm, first["dimensions"], first["labels"], network, f"{epochs_factor}x"]
         pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
         learned = common.percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
@@ -192,6 +192,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
     columns = [*settings, "seeds", *ways, "learned, at least"]
     return {
         "ablation_closest": closest(rows),
+        "ablation_leads": leads(rows),
         "ablation_readings": common.markdown_table(columns, readings),
         "ablation_others": common.markdown_table(columns, others),
         "ablation_nulls": common.markdown_table(
@@ -210,19 +211,31 @@ def closest(rows: pd.DataFrame) -> str:
     for _, one in shares.sort_values("off").head(4).iterrows():
         own = rows[(rows[keys] == one[keys]).all(axis=1)]
         by_mapping = own.groupby("mapping")["generalized"].agg(common.mean_interval)
-        inputs = "centered" if one["center"] else "as they are"
-        how = f"{one['kind']}, inputs {inputs}, trains {one['train']}, {one['epochs_factor']}x"
+        network = one["kind"] + ", centered" * one["center"]
+        how = f"{network}; trains {one['train']}, {one['epochs_factor']}x"
         reading = [one["lm"], one["dimensions"], one["labels"], how, own["seed"].nunique()]
         found.append([*reading, *by_mapping.reindex(list(PAPER), fill_value="–")])
-    published = (f"{100 * share:.0f}" for share in PAPER.values())
-    paper = ["Llama-3-8B, as published", 4096, "", "", 1, *published]
+    paper = ["Llama-3-8B, as published", 4096, "", "", 1, *(round(100 * p) for p in PAPER.values())]
     sizes = ("vocabulary", "width", "cities / countries", "reading", "seeds")
     return common.markdown_table([*sizes, *PAPER], [*found, paper])
 
 
+def leads(rows: pd.DataFrame) -> str:
+    """Return reference less permuted pairs of plain networks, and others' beyond it by seed."""
+    whole = rows.query("width == 0 and per_target == 1 and epochs_factor == 1")
+    lead = whole.pivot_table("generalized", ["lm", "train", "seed"], ["mapping", "kind", "center"])
+    lead = (lead["reference"] - lead["permuted"]).dropna(axis=1, how="all")
+    plain = lead.pop(("plain", False))
+    beyond = lead.sub(plain, axis=0).groupby(["lm", "train"]).agg(common.mean_interval)
+    own = plain.groupby(["lm", "train"]).agg(common.mean_interval)
+    names = [kind + ", centered" * center + ": more" for kind, center in beyond]
+    found = [[*key, own[key], *beyond.loc[key]] for key in own.index]
+    return common.markdown_table(["vocabulary", "trained", "plain: lead", *names], found)
+
+
 def main(
     lms: tuple[str, ...] = (), output: str = str(FILE), n_seeds: int = 5, batch: int = 5,
-    epochs: tuple[int, int] = (60, 100), precision: str = "bf16-mixed",
+    epochs: tuple[int, int] = (60, 100), precision: str = "32-true",
 ) -> None:  # fmt: skip
     """Train the networks that the file lacks, and print its tables.
 
@@ -232,7 +245,7 @@ def main(
         n_seeds: Number of networks of each mapping.
         batch: Number of seeds that are trained side by side, and saved together.
         epochs: Epochs of the two phases.
-        precision: Of Lightning's Trainer; pass 32-true where the processor has no fast bfloat16.
+        precision: Of Lightning's Trainer.
     """
     rows = common.read_csv(output).to_dict("records") if Path(output).exists() else []
     done = {tuple(row[key] for key in [*KEYS, "seed"]) for row in rows}
@@ -247,7 +260,7 @@ def main(
             print(cell, flush=True)
     found = tables(pd.DataFrame(rows))
     print("\n\n".join(found.values()))
-    common.place_tables(found)
+    common.place_tables(found if output == str(FILE) else {})
 
 
 if __name__ == "__main__":

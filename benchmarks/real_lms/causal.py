@@ -190,7 +190,7 @@ def main(folder: str, output: str = str(REAL_LMS), seeds: tuple[int, ...] = (0,)
             path.parent.mkdir(parents=True, exist_ok=True)
             own = "--data.n_edits=150", *(f"--{key}={seed}" for key in SEEDS if seed)
             measure(lm, path, *own, keep_states=not seed)
-    common.place_tables(tables(Path(output)))
+    common.place_tables(tables(Path(output)) if output == str(REAL_LMS) else {})
 
 
 if __name__ == "__main__":

@@ -138,7 +138,7 @@ def main(lm: Path, folder: Path, steps: tuple[int, ...] = STEPS, output: Path = 
             about |= {"loss_before": losses.get(0), "loss": losses.get(step)}
             found += [about | x for x in score(lm, own / str(step) if step else None, own.parent)]
             write_text(output, pd.DataFrame(found).to_csv(index=False, float_format="%.4g"))
-    place_tables({"post_training": table(pd.DataFrame(found))})
+    place_tables({"post_training": table(pd.DataFrame(found))} if output == FILE else {})
 
 
 if __name__ == "__main__":

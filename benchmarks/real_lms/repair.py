@@ -45,12 +45,12 @@ def tables(results: Path) -> dict[str, str]:
         for part in ("shown", "held_out"):
             rows.append([lm, variant, len(own), *_outcomes(cases[cases["part"] == part])])
         runs = [common.read_numbers(file.with_suffix(".json"))["results"] for file in own]
-        prices.append([lm, variant, *_prices(runs)])
+        prices.append([lm, variant, len(own), *_prices(runs)])
     columns = ["LM", "repair set", "seeds", "edits", "generalized", "hallucinated: ratio (95 %)",
                "two most frequent references", "all others", "by reference"]  # fmt: skip
     return {
         "repair": common.markdown_table(columns, rows),
-        "repair_price": common.markdown_table(["LM", "repair set", *PLAN["prices"]], prices),
+        "repair_price": common.markdown_table([*columns[:3], *PLAN["prices"]], prices),
     }
 
 
@@ -197,7 +197,7 @@ def main(folder: str, texts: str | None = None, output: str = str(REAL_LMS)) -> 
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             common.write_numbers(file, measure(lm, repair, str(texts)))
-    common.place_tables(by_reference(Path(output)))
+    common.place_tables(by_reference(Path(output)) if output == str(REAL_LMS) else {})
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def peak_of(curve: Sequence[float]) -> int:
 
 def ablation_table(lms: list[str], results: Path) -> str:
     """Return what the vocabulary alone gives, for each protocol and mapping."""
-    mappings = ["reference", "permuted", "letters"]
+    mappings, keys = ["reference", "permuted", "letters"], ["uncomposed", "majority"]
     rows = []
     for protocol, pattern in (("shipped", "ablation"), ("paper", "ablation_paper_?")):
         for lm in lms:
@@ -74,12 +74,12 @@ def ablation_table(lms: list[str], results: Path) -> str:
             labels = f"{first['n_source_labels']} / {first['n_target_labels']}"
             runs = DataFrame([run for found in parts for run in found["runs"] if run["composed"]])
             shares = runs.groupby("mapping")["generalized"].agg(mean_interval)[mappings]
-            frequent = mean(found["mappings"][0]["majority"] for found in parts)
+            nulls = DataFrame([found["mappings"][0] for found in parts], columns=keys)
             size = first["embedding"]["shape"][1], labels, runs["seed"].nunique()
-            rows.append([protocol, lm, *size, *shares, percent(frequent)])
-    paper = ["paper", "Llama-3-8B, as published", 4096, "", "", 98, 23, 37, ""]  # table 7
-    columns = ("protocol", "vocabulary", "width", "labels", "seeds", *mappings, "most frequent")
-    return markdown_table(columns, [*rows, paper])
+            rows.append([protocol, lm, *size, *shares, *map(percent, nulls.astype(float).mean())])
+    paper = ["paper", "Llama-3-8B, as published", 4096, "", "", 98, 23, 37, "", ""]  # table 7
+    columns = ("protocol", "vocabulary", "width", "labels", "seeds", *mappings, "compose skipped")
+    return markdown_table([*columns, "most frequent"], [*rows, paper])
 
 
 def table_of(run: str, *columns: str, key: str = "lm") -> Callable[[RowsOf], TableOf]:

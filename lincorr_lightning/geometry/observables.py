@@ -16,6 +16,7 @@ RANGE_SCALINGS = (2, 4, 8, 16, 32, 64, 128, 256)  #: The paper's n2 (Viswanathan
 
 # Columns multiplied at a time: a cloud of probabilities is not copied to float64 as a whole.
 _COLUMNS = 8192
+_ROWS = 128  # whose products with themselves and later rows are taken at a time
 # Of the squared norms: below it, distances are taken from differences; others are right to 1e-9.
 _CLOSE = 1e-6
 _STEPS = 54  # bisection halves the interval with each step, to the precision of float64
@@ -89,7 +90,9 @@ def _squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     for columns in torch.split(tokens, _COLUMNS, dim=-1):
         block = columns.double()
         block = block - block.mean(0)  # not in place: it may be the hidden states themselves
-        products.addmm_(block, block.T)
+        for i in range(0, len(block), _ROWS):  # the half above the diagonal
+            products[i : i + _ROWS, i:].addmm_(block[i : i + _ROWS], block[i:].T)
+    products = products.triu_().add_(products.triu(1).mT)
     norms = products.diagonal().clone()
     squared = products.mul_(-2).add_(norms).add_(norms[:, None])
     squared.fill_diagonal_(torch.inf)
@@ -282,6 +285,6 @@ def next_tokens(logits: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """
     log_p = logits.float().log_softmax(-1)
     loss = -log_p[..., :-1, :].gather(-1, tokens[..., 1:, None].to(log_p.device))[..., 0]
-    # entr(0) is 0, so a logit of minus infinity adds nothing.
-    entropy = torch.special.entr(log_p.exp()).sum(-1, dtype=torch.float64)
+    # A logit of minus infinity adds nothing.
+    entropy = -log_p.exp().mul_(log_p.clamp_(min=-1e9)).sum(-1, dtype=torch.float64)
     return loss.double(), entropy

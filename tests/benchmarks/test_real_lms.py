@@ -185,18 +185,20 @@ def test_edits_stand_beside_their_baselines() -> None:
 
 
 def test_the_ablation_stands_beside_the_most_frequent_answer(tmp_path: Path, rows: Rows) -> None:
-    for seed, (share, majority) in enumerate([(0.5, 0.4), (0.7, 0.5)]):
+    for seed, (share, majority, skipped) in enumerate([(0.5, 0.4, 0.2), (0.7, 0.5, None)]):
         runs = [{"mapping": name, "composed": composed, "generalized": share - 0.1 * i + composed,
                  "seed": seed}
                 for i, name in enumerate(("reference", "permuted", "letters"))
                 for composed in (False, True)]  # fmt: skip
         content = {"n_source_labels": 9, "n_target_labels": 8, "embedding": {"shape": [99, 4]},
-                   "runs": runs, "mappings": [{"majority": majority}]}  # fmt: skip
+                   "runs": runs,
+                   "mappings": [{"majority": majority, "uncomposed": skipped}]}  # fmt: skip
         _write(tmp_path / "a", f"ablation_paper_{seed}", content)
     row, paper = rows(tables.ablation_table(["a", "b"], tmp_path))
     # Student's t of two seeds is 12.71, the standard error .1.
-    assert row == ["paper", "a", "4", "9 / 8", "2", "160 ± 127", "150 ± 127", "140 ± 127", "45%"]
-    assert paper[-1] == "" and paper[5:8] == ["98", "23", "37"]
+    assert row == ["paper", "a", "4", "9 / 8", "2", "160 ± 127", "150 ± 127", "140 ± 127",
+                   "20%", "45%"]  # fmt: skip
+    assert paper[-2:] == ["", ""] and paper[5:8] == ["98", "23", "37"]
 
 
 def test_balanced_edits_are_judged_by_each_seed(rows: Rows) -> None:
@@ -399,7 +401,7 @@ def test_hallucinated_edits_are_counted_by_reference(tmp_path: Path, rows: Rows)
     assert 0 <= low < 0.67 < high <= 1
     (price,) = rows(repair.tables(tmp_path)["repair_price"])
     assert price[2:] == [
-        "1.00 → 1.00", "0.00 → 0.00", "0.50 → 0.50", "", "0.20 → 0.60", "", "0.00 → 0.20",
+        "2", "1.00 → 1.00", "0.00 → 0.00", "0.50 → 0.50", "", "0.20 → 0.60", "", "0.00 → 0.20",
         "0.00 → 0.40", "0.20 → 0.60", "40.0 → 41.5",
     ]  # fmt: skip
     for file in folder.glob("*.csv"):  # older tables have no references
@@ -517,6 +519,11 @@ def test_ablation_grid_goes_on_with_its_file(
     monkeypatch.setattr(ablation_grid, "measure", measure)
     monkeypatch.setattr(ablation_grid.common, "place_tables", placed.append)
     output = str(tmp_path / "grid.csv")
+    ablation_grid.main(("x/a",), str(tmp_path / "trial.csv"), 2)
+    assert placed == [{}]  # documents keep their tables
+    done.clear()
+    placed.clear()
+    monkeypatch.setattr(ablation_grid, "FILE", tmp_path / "grid.csv")
     ablation_grid.main(("x/a",), output, 2)
     assert len(done) == len(set(done)) > 5
     ablation_grid.main(("x/a",), output, 2)
@@ -527,6 +534,18 @@ def test_ablation_grid_goes_on_with_its_file(
     assert first[6:] == [*["40 ± 254 / 40 ± 254"] * 3, "90%"]
     null = next(row for row in rows(placed[0]["ablation_nulls"]) if "–" in row)
     assert null[5:] == ["network", "40 ± 254", "50 ± 0", "40 ± 254", "–", "40 ± 254", "30%", "10%"]
+
+
+def test_leads_are_compared_seed_by_seed(rows: Rows) -> None:
+    """Of two seeds: the standard error of .1 and .3 is .1, times 12.7 of Student's t."""
+    shares = {("plain", "reference"): (0.7, 0.5), ("plain", "permuted"): (0.2, 0.2),
+              ("gated", "reference"): (0.9, 0.8), ("gated", "permuted"): (0.3, 0.2)}  # fmt: skip
+    cell = {"lm": "a", "width": 0, "per_target": 1, "epochs_factor": 1, "train": "all"}
+    table = [{**cell, "kind": kind, "center": False, "mapping": mapping, "seed": seed,
+              "generalized": share} for (kind, mapping), own in shares.items()
+             for seed, share in enumerate(own)]  # fmt: skip
+    table += [{**row, "width": 256, "generalized": 0.0} for row in table]
+    assert rows(ablation_grid.leads(DataFrame(table))) == [["a", "all", "40 ± 127", "20 ± 127"]]
 
 
 def test_a_repair_moves_the_map(tmp_path: Path) -> None:

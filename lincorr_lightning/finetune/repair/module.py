@@ -291,7 +291,7 @@ class Repair(TrainedLMStudy):
         self.cases[stage] = measured
         if losses:
             total, n = (sum(column) for column in zip(*losses, strict=True))
-            self.perplexity[stage] = math.exp(total / n)
+            self.perplexity[stage] = math.exp(min(total / n, 700.0))  # the largest float
         if stage == "before":
             return
         before = summarize_cases(self.cases["before"])
