@@ -32,8 +32,7 @@ class Termination:
     """Handler of SIGTERM and SIGINT in a process.
 
     The first signal raises `Terminated` in the main thread; during a training step, only when the
-    step has ended or `_STEP_S` have passed. If that takes too long, a thread ends the process.
-    Later signals are ignored.
+    step has ended or `_STEP_S` have passed. Later ones are ignored; a thread ends too long a step.
     """
 
     signum: int | None = None  #: The signal that ends the run, once there is one.

@@ -104,8 +104,7 @@ class PairedCorpus:
     A seed has ``2 · n_subjects`` texts: the source texts of all subjects, then their target texts.
     By seed, there are the labels of each mapping (`mapped`), the `token_ids` of each text, the
     tokens of the texts and of the answers under any mapping (`vocabularies`), and those of new
-    subjects, without the prompts' (`new_tokens`). It is not a dataclass: Lightning would copy those
-    of a batch field by field.
+    subjects, without the prompts' (`new_tokens`). A dataclass would be copied field by field.
     """
 
     def __init__(

@@ -255,7 +255,7 @@ class VocabularyAblation(studies.Study):
         return ablation_results(
             texts.corpus, self.embedding,
             scores={"learn": networks.score(texts, self.networks)} | self.scores,
-            baselines=networks.baselines(texts), history=self.history,
+            baselines=networks.baselines(texts, self.embedding), history=self.history,
             cases=networks.cases(texts, self.networks, self.embedding.tokenizer),
             seconds=self.seconds,
         )  # fmt: skip

@@ -4,15 +4,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedTokenizerBase
 
 from lincorr_lightning.ablation.datamodule import PairedCorpus
+from lincorr_lightning.ablation.mappings import MappedLabels
 from lincorr_lightning.ablation.token_embedding import TokenEmbedding
 from lincorr_lightning.errors import require, require_one_of
 from lincorr_lightning.functional import macro_mean
+from lincorr_lightning.functional.precision import neighbor_weights
 
 Candidates = Literal["vocabulary", "texts"]
 Activation = Literal["gelu", "relu", "silu", "tanh"]
@@ -105,15 +108,12 @@ class PooledTexts:
 
     Attributes:
         pooled: Mean embeddings, ``(n_seeds, 2 · n_subjects, d)``: source texts, then target texts.
-        embeddings: Pretrained embeddings of the tokens of new subjects, ``(n_seeds, n_tokens, d)``;
-            zeros beyond the last.
+        embeddings: Pretrained ones of new subjects' tokens, then 0, ``(n_seeds, n_tokens, d)``.
         parts: What each of them contributes to a text's mean, as scaled, ``(n_seeds,
             2 · n_subjects, n_tokens)``.
         answers: Index of each text's answer, ``(n_seeds, n_mappings, 2 · n_subjects)``.
-        head: Embeddings of the candidates, ``(n_seeds, d, n_candidates)``; one for all seeds if
-            they are the vocabulary.
-        logit_mask: 0, and minus infinity where a seed has fewer candidates than another; None where
-            all have equally many.
+        head: Embeddings of the candidates, ``(n_seeds or 1, d, n_candidates)``.
+        logit_mask: 0, and minus infinity beyond a seed's last candidate; None if none ends early.
         domain: Candidates of the target domain, ``(n_seeds, n_mappings, n_domain)``; -1: no more.
         reference_mask: Whether they are right, ``(n_seeds, n_mappings, n_new, n_domain)``.
         candidate_tokens: Token id of each candidate, by seed.
@@ -264,12 +264,13 @@ def score_paired(texts: PooledTexts, networks: StackedNetworks) -> Shares:
     return shares
 
 
-def baselines(texts: PooledTexts) -> dict[str, list[float]]:
+def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[float]]:
     """Return the shares of the new subjects that are right without any network, by mapping.
 
     Means over seeds: ``random``, an answer drawn from the target domain; ``majority``, the most
-    frequent right answer; ``upper_bound``, the most frequent right answer of each source answer,
-    the most that can follow from it: less than all if sources have several targets, as letters do.
+    frequent right answer; ``nearest``, the target label nearest to the source answer in the
+    embedding (`neighbor_weights`); ``upper_bound``, the most frequent right answer of each source
+    answer, the most that can follow from it: less than all if sources have several targets.
     """
     is_right, source = texts.reference_mask.double(), texts.answers_to(texts.rows_of("new")[0])
     per_answer = is_right.mean(2)
@@ -277,8 +278,18 @@ def baselines(texts: PooledTexts) -> dict[str, list[float]]:
     shares = {
         "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1), "majority": per_answer.amax(-1),
         "upper_bound": ((alike @ is_right).amax(-1) / alike.sum(-1)).mean(-1),
+        "nearest": torch.tensor([
+            [_nearest(labels, one.answers[texts.corpus.n_paired :], embedding) for labels in row]
+            for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
+        ]),
     }  # fmt: skip
     return {name: share.mean(0).tolist() for name, share in shares.items()}
+
+
+def _nearest(labels: MappedLabels, new: Sequence[int], embedding: TokenEmbedding) -> float:
+    tokens = labels.source_tokens, labels.domain_tokens
+    best = neighbor_weights(*(embedding.rows(one) for one in tokens)).argmax(0).numpy()
+    return float(labels.reference[np.arange(len(best)), best][list(new)].mean())
 
 
 def cases(

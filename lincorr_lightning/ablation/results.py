@@ -36,6 +36,7 @@ class MappingScores:
     says_source: float = column("answers the source", ".0%")
     random: float = column("chance", ".0%")
     majority: float = column("most frequent answer", ".0%")
+    nearest: float = column("nearest in the embedding", ".0%")
     upper_bound: float = column("upper bound", ".0%")
     """The most that can be right for who knows the source answer only."""
     paper: float | None = column(format=".0%")  #: `generalized` with the vocabulary of Llama-3.
@@ -139,7 +140,8 @@ def _figures(
         subtitle=f"vocabulary of {lm}; {n_new} new subjects; right answer within the domain; "
         f"{spread}",
         error="std",
-        marks={"majority": "most frequent answer", "random": "chance", "paper": "paper (Llama-3)"},
+        marks={"majority": "most frequent answer", "random": "chance", "paper": "paper (Llama-3)",
+               "nearest": "nearest in the embedding"},
         colours={"after paired texts": BLUE, "without paired texts": "#9DC3E6"},
     )  # fmt: skip
     draw_curves = partial(

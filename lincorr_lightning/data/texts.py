@@ -27,8 +27,7 @@ from lincorr_lightning.study import StudyData
 class TokenRows:
     """Texts, padded on the right: token ids and a mask of them, ``(n_texts, longest)``.
 
-    An activation counts at tokens without the skipped ones: `counted`, bool, same shape; at none if
-    the batch `is_padding`.
+    An activation counts at the `counted` tokens, bool, same shape; at none if `is_padding`.
     """
 
     input_ids: Tensor

@@ -28,8 +28,7 @@ class AdapterSettings:
     Attributes:
         rank: Rank of the update of each weight matrix.
         alpha: Scale of the update, which is multiplied by alpha / rank.
-        target_modules: Names of the linear layers with an adapter, such as ``[q_proj]``; null
-            takes all but the head.
+        target_modules: Names of the adapted linear layers, ``[q_proj]``; null: all but the head.
         seed: Seed of the initial weights.
     """
 

@@ -28,8 +28,7 @@ def class_auroc(scores: Tensor, members: Tensor) -> Tensor:
     """Return the AUROC of several scores for several classes, each class against all other cases.
 
     Of scores ``(n, n_scores)``, and which cases are `members` of each class, ``(n, n_classes)``
-    bool: ``(n_classes, n_scores)`` float64; ties count half, and a class that contains no case or
-    every case has NaN.
+    bool: ``(n_classes, n_scores)`` float64; ties count half; NaN for a class of no or all cases.
     """
     of_columns = scipy.stats.rankdata(scores.cpu().double().numpy(), axis=0)
     ranks = torch.from_numpy(of_columns).to(scores.device)

@@ -102,8 +102,7 @@ class RidgeSolver:
 def label_r(moments: Moments, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """Return the label-wise r of ``W x + b`` on the rows behind `moments`, ``(n_target,)``.
 
-    It is NaN where a label or its prediction is constant. W is ``(n_target, n_source)``; `x` and
-    `y` are columns.
+    NaN where a label or prediction is constant. W is ``(n_target, n_source)``, `x` and `y` columns.
     """
     y = y.to(moments.mean.device)
     return labelwise_pearson_from_moments(

@@ -102,8 +102,7 @@ def _count(parts: list[list[str]]) -> int:
 def _draw(parts: list[list[str]], n: int, seed: int) -> list[str]:
     """Draw the first subjects of a Fisher-Yates shuffle of all combinations of the parts' strings.
 
-    It uses PCG64's raw words: NumPy guarantees their stream across versions, and not that of its
-    samplers.
+    It uses PCG64's raw words: NumPy guarantees their stream across versions, not its samplers'.
     """
     population, bits = _count(parts), np.random.PCG64(seed)
     moved: dict[int, int] = {}

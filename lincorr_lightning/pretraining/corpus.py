@@ -18,8 +18,7 @@ from lincorr_lightning.knowledge import Catalogue
 class EncodedStatement:
     """A statement in tokens: those of the prompt, of the answer and of the full stop.
 
-    `knowledge` is the index of its kind in `Corpus.knowledge`, `subject` the position of the
-    subject's token.
+    `knowledge` is the index of its kind in `Corpus.knowledge`, `subject` its token's position.
     """
 
     tokens: list[int]
@@ -38,8 +37,7 @@ class Corpus:
     """Statements about a world, and the tokenizer of everything that is true, stated or not.
 
     `knowledge` are the names of its kinds. The training text makes the statements `stated` and
-    never those `withheld`; its `second_homes` do not count in recall, whose answer is the first
-    home.
+    never those `withheld`; `second_homes` do not count in recall, where the first is right.
     """
 
     world: World
@@ -89,8 +87,7 @@ class Corpus:
     def answers(self) -> list[list[int]]:
         """Token ids of the answers that are stated, for each kind of knowledge.
 
-        A domain may hold words that are nobody's answer, such as "South" of South Korea where
-        nobody lives there.
+        A domain may hold words that are nobody's answer, such as "South" of South Korea.
         """
         answers: list[set[int]] = [set() for _ in self.knowledge]
         for statement in (*self.encoded, *self.encoded_second_homes):

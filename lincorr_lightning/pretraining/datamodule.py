@@ -138,8 +138,7 @@ def _pack(statements: Sequence[_Drawn], row_length: int) -> PackedBatch:
     """Put statements side by side.
 
     With full loss, every token from the third on is a target; subject and verb cannot be predicted.
-    Otherwise the only target is the answer, and the statement ends before it, which saves most of
-    the work.
+    Otherwise a statement ends before the answer, its only target, which saves most of the work.
     """
     rows: list[list[tuple[float, ...]]] = [[]]
     for statement, full, other, share in statements:

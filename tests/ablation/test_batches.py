@@ -1,7 +1,9 @@
 """Batches, their data module, and networks side by side."""
 
+import numpy as np
 import pytest
 import torch
+from sklearn.neighbors import NearestNeighbors
 
 from lincorr_lightning.ablation.datamodule import PairedTextsDataModule, PhaseDataset, PhaseSettings
 from lincorr_lightning.ablation.module import VocabularyAblation
@@ -68,7 +70,7 @@ def test_no_more_is_right_than_follows_from_the_source():
     data = PairedTextsDataModule(plan, n_paired=7, n_new=90)
     data.setup()
     embedding = read_token_embedding(LMConfig())
-    found = baselines(PooledTexts(data.corpus, embedding, "texts", NetworkSettings()))
+    found = baselines(PooledTexts(data.corpus, embedding, "texts", NetworkSettings()), embedding)
     labels, shares = data.corpus.labels, []
     for texts in data.corpus.texts:
         letters = {}
@@ -77,3 +79,24 @@ def test_no_more_is_right_than_follows_from_the_source():
         shares.append(sum(max(map(one.count, one)) for one in letters.values()) / 90)
     assert found["upper_bound"] == [pytest.approx(sum(shares) / 2), 1]
     assert 0.2 < found["upper_bound"][0] < 0.95
+
+
+def test_the_nearest_label_is_a_baseline():
+    """As scikit-learn finds it, among the rows of each side about their mean."""
+    plan = VocabularyAblation(LMConfig(), mapping=["reference", "permuted"], seeds=[0, 4]).plan
+    data = PairedTextsDataModule(plan, n_paired=7, n_new=90)
+    data.setup()
+    embedding = read_token_embedding(LMConfig())
+    found = baselines(PooledTexts(data.corpus, embedding, "texts", NetworkSettings()), embedding)
+    weight, shares = embedding.weight.float().numpy(), []
+    for texts, row in zip(data.corpus.texts, data.corpus.mapped, strict=True):
+        for labels in row:
+            source, target = (weight[list(one)] - weight[list(one)].mean(0)
+                              for one in (labels.source_tokens, labels.domain_tokens))  # fmt: skip
+            search = NearestNeighbors(n_neighbors=1, metric="cosine").fit(target)
+            best = search.kneighbors(source, return_distance=False)[:, 0]
+            said = [labels.domain_tokens[best[i]] for i in texts.answers[7:]]
+            taught = [labels.target_tokens[i] for i in texts.answers[7:]]
+            shares.append(np.mean([a == b for a, b in zip(said, taught, strict=True)]))
+    expected = np.reshape(shares, (2, 2)).mean(0)
+    assert found["nearest"] == pytest.approx(expected.tolist()) and expected[0] > expected[1]

@@ -118,8 +118,7 @@ class RepairDataModule(StudyData):
             target has to follow; ``statements`` of source and target together; or, as controls,
             statements of the ``source`` or of the ``target`` alone.
         n_examples: Number of examples, each about another subject.
-        max_examples_per_reference: Largest number of examples with the same reference; null sets
-            no limit.
+        max_examples_per_reference: Largest number of them with one reference; null: no limit.
         hold_out: Whether ``answers`` are held out one by one, or all answers of ``references``;
             references that share a target label, such as those of England and of the US, are one.
         held_out: Share of the source answers, or of the references, that the examples do not have.

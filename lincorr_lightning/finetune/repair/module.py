@@ -50,8 +50,7 @@ class Repair(TrainedLMStudy):
     prompt, in that adapter, plus the KL divergence of other knowledge from the LM before, and
     that of source and target without the adapter: subjects that are not edited keep theirs. Its
     gradient is that of the LM alone: the adapter is constant (Finn et al. 2017, section 5.2,
-    first order). To the loss of either kind of example, the KL divergence of the LM's predictions
-    in other texts is added.
+    first order). In either case, the KL divergence of predictions in other texts is added.
 
     Edits of the same relation are measured before and after, in the LM's own dtype: those of source
     answers that are in the examples (``shown``), and of others (``held_out``).
