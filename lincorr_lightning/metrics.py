@@ -129,8 +129,7 @@ class Reconstruction(NamedTuple):
     def loss_recovered(self) -> Tensor:
         """``(ablated - spliced) / (ablated - clean)``; NaN where zeros do not increase the loss.
 
-        1 if the reconstruction is as good as the activations, 0 if it is no better than zeros.
-        Higher is better.
+        1 if the reconstruction is as good as the activations, 0 if no better than zeros.
         """
         harm = self.ablated - self.clean
         return torch.where(harm > 0, (self.ablated - self.spliced) / harm, torch.nan)

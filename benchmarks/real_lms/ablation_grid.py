@@ -159,7 +159,7 @@ def measure(
             }
             for run in values["runs"]:
                 found = beside[run["mapping"]]
-                nulls = {k: found[k] for k in ("random", "majority", "upper_bound")}
+                nulls = {k: found[k] for k in ("random", "majority", "nearest", "upper_bound")}
                 del run["composed"]
                 rows.append({**asdict(cell), **size, "train": way, **run, **nulls})
     return rows
@@ -174,22 +174,22 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         lm, width, per_target, kind, center, epochs_factor = key
         of = dict(iter(cell.groupby(["train", "mapping"])))
         shares = {key: common.mean_interval(one["generalized"]) for key, one in of.items()}
-        first = of["network", "reference"].iloc[0]
-        n_seeds = len(of["network", "reference"])
+        first = of["network", "reference"]
         network = kind + ", centered" * center
-        setting = [lm, first["dimensions"], first["labels"], network, f"{epochs_factor}x"]
+        setting = [lm, *first.iloc[0][["dimensions", "labels"]], network, f"{epochs_factor}x"]
         pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
         learned = common.percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
         chosen = readings if (width, per_target) == (0, 1) else others
-        chosen.append([*setting, n_seeds, *pairs, learned])
+        nearest = common.percent(first["nearest"].mean())
+        chosen.append([*setting, len(first), *pairs, nearest, learned])
         for way in WAYS if ("network", "letters") in of else ():
             own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
             macro = common.mean_interval(of[way, "reference"]["macro_generalized"])
             bounds = (of[way, "letters"]["upper_bound"], of[way, "reference"]["majority"])
             limits = (common.percent(share.mean()) for share in bounds)
-            nulls.append([*setting, way, own[0], macro, *own[1:], *limits])
+            nulls.append([*setting, way, own[0], macro, *own[1:], *limits, nearest])
     settings = ("vocabulary", "width", "cities / countries", "network", "epochs")
-    columns = [*settings, "seeds", *ways, "learned, at least"]
+    columns = [*settings, "seeds", *ways, "nearest", "learned, at least"]
     return {
         "ablation_closest": closest(rows),
         "ablation_leads": leads(rows),
@@ -197,7 +197,7 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         "ablation_others": common.markdown_table(columns, others),
         "ablation_nulls": common.markdown_table(
             [*settings, "trained", "reference", "macro", "permuted", "permuted as countries",
-             "letters", "letters, at most", "most frequent"], nulls
+             "letters", "letters, at most", "most frequent", "nearest"], nulls
         ),
     }  # fmt: skip
 

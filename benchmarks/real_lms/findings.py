@@ -270,14 +270,14 @@ def composed_shares(runs: Runs, *names: str) -> tuple[list[float], str, list[flo
     for run in (run for part in parts for run in part["runs"]):
         shares[run["mapping"], run["composed"]].append(run["generalized"])
     own = shares["reference", True]
-    frequent = [part["mappings"][0]["majority"] for part in parts]
+    first, times = [part["mappings"][0] for part in parts], len(own) // len(parts)
     baselines = {
         "permuted": shares["permuted", True], "letters": shares["letters", True],
         "compose skipped": shares["reference", False],
-        "most frequent": frequent * (len(own) // len(parts)),
+        "most frequent": [one["majority"] for one in first] * times,
+        "nearest label": [one["nearest"] for one in first if "nearest" in one] * times,
     }  # fmt: skip
-    known = [name for name in baselines if baselines[name]]
-    best = max(known, key=lambda name: mean(baselines[name]))
+    best = max(filter(baselines.get, baselines), key=lambda name: mean(baselines[name]))
     return own, best, baselines[best]
 
 

@@ -83,7 +83,7 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
     ("An optimizer step forecasts edits (AUROC)", "simpler forecasts in one fit", forecast),
     ("A repair helps answers that it has not seen", "before the repair", repaired),
     ("Edits of a city carry over to the country", "the vocabulary alone", generalized),
-    ("Token embeddings alone: new cities compose", "permuted countries, no composition", composed),
+    ("Token embeddings alone: new cities compose", "the nearest country", composed),
 )  # fmt: skip
 """Each claim of `SUMMARY`: what is measured, its strongest baseline, and both numbers of an LM."""
 

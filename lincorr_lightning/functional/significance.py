@@ -36,8 +36,7 @@ def mean_r_error(prediction: Tensor, target: Tensor) -> float:
     """Return the standard error over rows of the mean label-wise r.
 
     Rows are independent, labels are not: their influences are averaged within each row. Of
-    predicted and true logits, ``(n_rows, n_labels)`` each; NaN with fewer than three rows, or if no
-    label varies.
+    predicted and true logits, ``(n_rows, n_labels)`` each; NaN of two rows, or if no label varies.
     """
     if len(target) < 3:
         return math.nan

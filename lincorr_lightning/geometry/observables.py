@@ -83,8 +83,7 @@ def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
 def _squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Return squared distances, inf on the diagonal, and squared norms about the mean token.
 
-    Distances do not depend on the origin; at the mean, products are small and lose the fewest
-    digits when they cancel.
+    Distances do not depend on the origin; at the mean, products lose the fewest digits.
     """
     products = tokens.new_zeros(len(tokens), len(tokens), dtype=torch.float64)
     for columns in torch.split(tokens, _COLUMNS, dim=-1):

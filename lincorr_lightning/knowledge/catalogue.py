@@ -69,8 +69,7 @@ class Catalogue(dict[str, Knowledge]):
     def select(self, names: Sequence[str] | str) -> list[Knowledge]:
         """Return kinds of knowledge by name or by family (``attribute``, ..., or ``all``).
 
-        They are in the order of `names` (see `split_names`), without repetitions; a family in the
-        catalogue's order.
+        They are in the order of `names` (see `split_names`), once; a family in the catalogue's.
         """
         selected: dict[str, Knowledge] = {}
         for name in split_names(names):

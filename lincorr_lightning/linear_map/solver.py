@@ -114,8 +114,7 @@ def label_r(moments: Moments, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def r_influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: Tensor) -> Tensor:
     """Return the influence of each row on each label's r, ``(n, n_target)``; NaN where r is.
 
-    It is taken around the moments of the rows behind `test`, of which `rows` are some; `x` and `y`
-    are columns of both.
+    It is taken around the moments behind `test`, of whose rows `rows` are some; `x`, `y`: columns.
     """
     predicted = ((solution.weight @ test.between(x, x)) * solution.weight).sum(1)
     u = (solution(rows[:, x]) - solution(test.mean[x])) / (predicted / test.n).sqrt()

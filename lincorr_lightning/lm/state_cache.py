@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_FORMAT = 1  # raise it where the same prompts would be read in another way
+_FORMAT = 2  # raise it where the same prompts would be read in another way
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DAMAGES = (SafetensorError, OSError, KeyError, ValueError, RuntimeError)
 
@@ -150,8 +150,9 @@ def _keys_of(rows: Sequence[Sequence[int]]) -> NDArray[np.int64]:
 
 
 def _sums(keys: NDArray[np.int64], states: Tensor) -> Tensor:
-    bits = states.view(_INTEGERS[states.dtype.itemsize])
-    return bits.sum(1, dtype=torch.int64) + torch.from_numpy(keys.sum(1))
+    rows = zip(keys, states.view(_INTEGERS[states.dtype.itemsize]).numpy(), strict=True)
+    digests = [hashlib.blake2b(k.tobytes() + x.tobytes(), digest_size=8).digest() for k, x in rows]
+    return torch.from_numpy(np.frombuffer(b"".join(digests), dtype=np.int64).copy())
 
 
 def is_known(model: PreTrainedModel) -> bool:
@@ -175,6 +176,13 @@ def _code_files(model: PreTrainedModel) -> list[str | None]:
     return [getattr(sys.modules[name], "__file__", None) for name in own]
 
 
+def _described(name: str, layer: torch.nn.Module) -> list[str]:
+    """Return what a layer is, and its plain attributes, such as a factor."""
+    own = {k: v for k, v in vars(layer).items() if isinstance(v, (int, float, str))}
+    own = {k: v for k, v in sorted(own.items()) if k not in ("training", "name_or_path")}
+    return [name, type(layer).__qualname__, repr(own)]
+
+
 def state_key(
     model: PreTrainedModel, fingerprint: Mapping[str, str], config: LMConfig
 ) -> dict[str, Any]:
@@ -193,6 +201,7 @@ def state_key(
         "weights": prints.fingerprint_weights(model),
         "buffers": prints.fingerprint_data(prints.bit_sums(model.buffers()).tolist()),
         "code": prints.fingerprint_data(code),
+        "layers": prints.fingerprint_data([_described(*one) for one in model.named_modules()]),
         "attention": getattr(model.config.get_text_config(), "_attn_implementation", None),
         "batches": [config.share_prefixes, config.compile, config.tokens_per_forward],
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,

@@ -299,8 +299,7 @@ def nulls_figure(frame: DataFrame, lm: str) -> Figure:
 def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Figure:
     """Draw r above its control with its 95 % interval, for the pairs with the most evidence.
 
-    R with other knowledge (`partial_out`) partialled out is drawn beside it. `frame` is the
-    ``ranking`` table.
+    R without other knowledge (`partial_out`) is drawn beside it. `frame` is the table ``ranking``.
     """
     numbers = frame[["label_mean", "excess", "excess_error", "q"]].astype(float)
     evidence, is_finding = numbers["excess"].fillna(numbers["label_mean"]), numbers["q"] <= FINDING

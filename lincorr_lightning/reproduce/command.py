@@ -227,7 +227,7 @@ def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
     inputs |= {f"{part} of the LM": value for part, value in prints.items()}
     for argument in run.arguments:
         key, equals, value = argument.partition("=")
-        if key == f"--{_STATE_CACHE}":  # without which the numbers are the same
+        if key == f"--{_STATE_CACHE}":  # which changes their rounding at most
             continue
         name = key if equals else f"argument {argument}"
         inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved

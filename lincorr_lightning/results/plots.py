@@ -279,7 +279,7 @@ def bars(
         )  # fmt: skip
         axes.bar_label(drawn, fmt="{:.0%}" if percent else "{:.2f}", padding=3, fontsize=8,
                        color=INK, bbox=_HALO)  # fmt: skip
-        for (mark, named), dash in zip((marks or {}).items(), ("--", ":", "-"), strict=False):
+        for (mark, named), dash in zip((marks or {}).items(), ("--", ":", "-", "-."), strict=False):
             axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
                         linestyle=dash, label="" if i else named)  # fmt: skip
     plain_axes(axes, "", "", label)
@@ -373,8 +373,7 @@ def correlation_heatmap(
     `matrix` has a row per source and a column per target, or what `axis_labels` says; NaN is shown
     hatched, and cells below `least` in absolute value by their colour alone. `value_label` is the
     meaning of the colours and `limits` the values of the extreme ones; from 0 on, there is one hue.
-    `links` is a tree over the columns in their order, as `scipy.cluster.hierarchy.linkage` returns
-    it, drawn above them.
+    `links` is a tree over the columns in order, by `scipy.cluster.hierarchy.linkage`, drawn above.
     """
     if matrix.isna().any(axis=None):
         subtitle = f"{subtitle}; hatched: no value".lstrip("; ")

@@ -139,8 +139,7 @@ class Table:
     def to_pandas(self) -> DataFrame:
         """Return a copy of the cells, in which numbers and truth values have NumPy's types.
 
-        Whole numbers of which some are missing are floats, NaN where they are; so is a column
-        without any value.
+        Whole numbers of which some are missing are floats and NaN; so is an empty column.
         """
         frame = self.frame.copy()
         for i, (_, cells) in enumerate(frame.items()):

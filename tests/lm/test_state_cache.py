@@ -176,7 +176,15 @@ def test_states_of_another_number_of_threads_are_not_taken(load: Loader, tmp_pat
     assert len({path.parent for path in files(tmp_path)}) == 2
 
 
-@pytest.mark.parametrize("change", [_one_ulp, _rope])
+def _activation(lm: LanguageModel) -> None:
+    lm.model.model.layers[0].mlp.act_fn = nn.ReLU()
+
+
+def _attribute(lm: LanguageModel) -> None:
+    lm.model.model.layers[1].self_attn.scaling *= 2
+
+
+@pytest.mark.parametrize("change", [_one_ulp, _rope, _activation, _attribute])
 def test_a_changed_lm_never_hits(
     change: Callable[[LanguageModel], None], load: Loader, read_tokens: list[int], tmp_path: Path
 ) -> None:
@@ -252,7 +260,18 @@ def _flip_a_bit(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", [_cut, _flip_a_bit, lambda path: path.write_bytes(b"")])
+def _exchange(path: Path) -> None:
+    """Two numbers of a state change places."""
+    content = path.read_bytes()
+    with safe_open(path, "pt") as file:
+        state = file.get_tensor("states")[2].numpy()
+    place, changed = content.index(state.tobytes()), state[[1, 0, *range(2, len(state))]].tobytes()
+    path.write_bytes(content[:place] + changed + content[place + len(changed) :])
+
+
+@pytest.mark.parametrize(
+    "damage", [_cut, _flip_a_bit, _exchange, lambda path: path.write_bytes(b"")]
+)
 def test_a_damaged_file_is_read_anew(
     damage: Callable[[Path], None], load: Loader, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -100,8 +100,7 @@ class PlainWords:
         """Return identities of plain answers, at most n, in the order of the domain.
 
         Answers among the words that are `used` anyway come first and are all included, plain or
-        not: they become labels, and should be somebody's answer. With `phrases`, answers may have
-        several words.
+        not: they become labels, and should be somebody's answer. `phrases` may have several words.
         """
         knowledge = self._knowledge[name]
         own = {identity: answer.text for identity, answer in knowledge.canonical.items()}
