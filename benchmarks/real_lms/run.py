@@ -97,7 +97,7 @@ class Size(NamedTuple):
 
 SIZES = (
     Size(2e8, n_subjects=2000, n_probed=2000, n_edits=150, n_full=40, n_outcomes=150,
-         n_full_outcomes=150, geometry=100, long_geometry=(200, 10), sae_tokens=393_216),
+         n_full_outcomes=150, geometry=100, long_geometry=(200, 36), sae_tokens=393_216),
     Size(4e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=20, n_outcomes=150,
          n_full_outcomes=64, geometry=50),
     Size(8e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=0, n_outcomes=150,
