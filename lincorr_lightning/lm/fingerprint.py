@@ -71,9 +71,8 @@ def _without_ignored(value: Any) -> Any:
 def fingerprint_weights(module: nn.Module) -> str:
     """Hash of all parameters and persistent buffers: names, shapes, dtypes, and every bit.
 
-    Each tensor's raw bits are added up as 64-bit integers in lanes. Integer sums are exact, so the
-    hash does not depend on device, threads or order of summation; a float changed by one unit in
-    the last place changes it.
+    Each tensor's raw bits are added up as 64-bit integers in lanes, exactly: on any device, in any
+    order. Any changed bit changes it; only words that change places within a lane are missed.
     """
     parts: list[bytes] = []
     seen: dict[Hashable, str] = {}

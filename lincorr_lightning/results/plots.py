@@ -41,6 +41,7 @@ _FONTS = (
     "Noto Sans Hebrew", "Noto Sans Devanagari", "Unifont",
 )  # fmt: skip
 _MAX_MARKERS = 30
+_DASHES = "--", ":", "-", (0, (3, 1, 1, 1))
 _LONGEST = 40  # characters of a name in a legend
 # Keeps lines out of a number.
 _HALO = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.85}
@@ -279,7 +280,7 @@ def bars(
         )  # fmt: skip
         axes.bar_label(drawn, fmt="{:.0%}" if percent else "{:.2f}", padding=3, fontsize=8,
                        color=INK, bbox=_HALO)  # fmt: skip
-        for (mark, named), dash in zip((marks or {}).items(), ("--", ":", "-", "-."), strict=False):
+        for (mark, named), dash in zip((marks or {}).items(), _DASHES, strict=False):
             axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
                         linestyle=dash, label="" if i else named)  # fmt: skip
     plain_axes(axes, "", "", label)
