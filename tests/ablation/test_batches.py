@@ -65,14 +65,20 @@ def test_unusable_settings_are_refused():
         PairedTextsDataModule(max_sources_per_target=0)
 
 
-def test_no_more_is_right_than_follows_from_the_source():
-    plan = VocabularyAblation(LMConfig(), mapping=["letters", "reference"], seeds=[0, 4]).plan
+def two_seeds(*mapping):
+    """Return the texts of two seeds, 90 new subjects each, their embedding and its baselines."""
+    plan = VocabularyAblation(LMConfig(), mapping=list(mapping), seeds=[0, 4]).plan
     data = PairedTextsDataModule(plan, n_paired=7, n_new=90)
     data.setup()
     embedding = read_token_embedding(LMConfig())
-    found = baselines(PooledTexts(data.corpus, embedding, "texts", NetworkSettings()), embedding)
-    labels, shares = data.corpus.labels, []
-    for texts in data.corpus.texts:
+    pooled = PooledTexts(data.corpus, embedding, "texts", NetworkSettings())
+    return data.corpus, embedding, baselines(pooled, embedding)
+
+
+def test_no_more_is_right_than_follows_from_the_source():
+    corpus, _, found = two_seeds("letters", "reference")
+    labels, shares = corpus.labels, []
+    for texts in corpus.texts:
         letters = {}
         for i in texts.answers[7:]:
             letters.setdefault(labels.source_text(i)[0], []).append(labels.target_text(i)[0])
@@ -83,13 +89,9 @@ def test_no_more_is_right_than_follows_from_the_source():
 
 def test_the_nearest_label_is_a_baseline():
     """As scikit-learn finds it, among the rows of each side about their mean."""
-    plan = VocabularyAblation(LMConfig(), mapping=["reference", "permuted"], seeds=[0, 4]).plan
-    data = PairedTextsDataModule(plan, n_paired=7, n_new=90)
-    data.setup()
-    embedding = read_token_embedding(LMConfig())
-    found = baselines(PooledTexts(data.corpus, embedding, "texts", NetworkSettings()), embedding)
+    corpus, embedding, found = two_seeds("reference", "permuted")
     weight, shares = embedding.weight.float().numpy(), []
-    for texts, row in zip(data.corpus.texts, data.corpus.mapped, strict=True):
+    for texts, row in zip(corpus.texts, corpus.mapped, strict=True):
         for labels in row:
             source, target = (weight[list(one)] - weight[list(one)].mean(0)
                               for one in (labels.source_tokens, labels.domain_tokens))  # fmt: skip
