@@ -57,16 +57,19 @@ def cache(folder: str, clear: bool = False) -> None:
     if not root.is_dir():
         raise ConfigError(f"there is no folder {root}. Name the --model.lm.state_cache of a run.")
     lines = [("LM", "dtype", "prompts", "MiB", "last use", "folder")]
-    for lm in (one for one in _folders(root) if (one / LM_FILE).is_file()):
-        info, files = read_json(lm / LM_FILE, ConfigError, "Remove its folder."), state_files(lm)
-        stats = [path.stat() for path in (lm / LM_FILE, *map(lm.joinpath, files)) if path.exists()]
+    for lm in _folders(root):
+        files, info = state_files(lm), {"name_or_path": "unknown", "dtype": "unknown"}
+        with suppress(ConfigError):  # it is lacking or damaged
+            info |= read_json(lm / LM_FILE, ConfigError, "")
+        paths = [path for path in (lm / LM_FILE, *map(lm.joinpath, files)) if path.exists()]
+        stats = [path.stat() for path in paths or [lm]]
         size = f"{sum(one.st_size for one in stats) / 2**20:,.1f}"
         used = f"{datetime.fromtimestamp(max(one.st_mtime for one in stats)):%Y-%m-%d %H:%M}"
         name, dtype, n = str(info["name_or_path"]), str(info["dtype"]), f"{sum(files.values()):,}"
         lines.append((name, dtype, n, size, used, lm.name))
         if clear:
-            for file in [*files, LM_FILE]:
-                (lm / file).unlink(missing_ok=True)
+            for path in paths:
+                path.unlink(missing_ok=True)
             with suppress(OSError):  # it holds what is not of the cache
                 lm.rmdir()
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

@@ -95,9 +95,8 @@ def layers_of(model: nn.Module) -> nn.ModuleList:
 def logit_lens(model: nn.Module, layer: int) -> Iterator[None]:
     """Let an LM's head read the states after a layer, counted from 0, inside a ``with`` block.
 
-    What the last layer returns is replaced; all that follows it, such as the final norm, runs as it
-    is (nostalgebraist, "interpreting GPT: the logit lens", 2020). A `LanguageModelError` if the LM
-    has no such layer.
+    What the last layer returns is replaced; what follows it, such as the final norm, runs as it is
+    (nostalgebraist, "interpreting GPT: the logit lens", 2020). No such layer: `LanguageModelError`.
     """
     layers = layers_of(model)
     if not 0 <= layer < len(layers):

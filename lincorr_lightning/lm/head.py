@@ -7,8 +7,7 @@ scaling) stays the LM's own, so no architecture is named here, and hooks on the 
 a sharding strategy, run as in any other forward pass.
 
 This requires that the head is a plain linear layer and that what follows treats each logit
-independently. `can_read_rows` tests both on a short text; other LMs compute the logits of their
-whole vocabulary.
+independently. `can_read_rows` tests both on a short text; other LMs compute all logits.
 """
 
 from __future__ import annotations

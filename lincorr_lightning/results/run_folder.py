@@ -58,8 +58,7 @@ def run_folder(trainer: L.Trainer) -> Path:
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
     ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, of
     which it is an attribute, as are ``run_name``, a name beside the study's, and
-    ``figure_formats``, see `Figure`. All ranks make the first call together, as in ``setup``.
-    Raises `OutputError`.
+    ``figure_formats``, see `Figure`. All ranks make the first call together; `OutputError`.
     """
     state = vars(trainer)
     if "run_folder" not in state:

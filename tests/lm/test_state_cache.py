@@ -402,3 +402,19 @@ def test_the_command(
     assert left == sorted([own, folder / "mine.safetensors"])
     with pytest.raises(ConfigError, match="there is no folder"):
         main(["cache", str(tmp_path / "nowhere")])
+
+
+def test_the_command_shows_and_clears_what_it_cannot_name(
+    load: Loader, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    load().joint_logits(prompts(), DOMAINS)
+    load("gpt2").joint_logits(prompts()[:2], DOMAINS[:2])
+    damaged, removed = (path / "lm.json" for path in sorted((tmp_path / "states").iterdir()))
+    damaged.write_text("{")
+    removed.unlink()
+    main(["cache", str(tmp_path / "states")])
+    shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]]
+    assert sorted(shown) == [["unknown", "unknown", "12"], ["unknown", "unknown", "18"]]
+    main(["cache", str(tmp_path / "states"), "--clear", "true"])
+    assert "removed the states of 2 LMs" in capsys.readouterr().out
+    assert not list((tmp_path / "states").iterdir())
