@@ -112,8 +112,7 @@ def atomic_write(path: str | Path) -> Iterator[Path]:
 def atomic_folder(folder: str | Path, names: Collection[str]) -> Iterator[Path]:
     """Write a folder completely or not at all: yields one beside it to write to.
 
-    An existing folder is replaced once the new one is complete, unless it holds other files than
-    those `names`.
+    An existing folder is replaced by the complete one, unless it holds other files than `names`.
     """
     folder = Path(folder)
     new = folder.with_name(f".part-{uuid.uuid4().hex[:8]}")

@@ -13,7 +13,9 @@ import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.distributed import data_shard
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
@@ -193,8 +195,13 @@ class Study(PlainHyperparameters, L.LightningModule):
             if results is not None:  # last, so that an interrupted run has none
                 results.write_values(folder)
 
+    def trained_norm(self) -> Tensor:
+        """Return the norm of what is trained, which is finite if all weights are; on all ranks."""
+        norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
     def on_train_end(self) -> None:
-        if not all(p.isfinite().all() for p in self.parameters() if p.requires_grad):
+        if not self.trained_norm().isfinite():
             raise NonFiniteError(
                 f"a weight is NaN or infinite after step {self.trainer.global_step}. Lower the "
                 "learning rate, or train in float32."

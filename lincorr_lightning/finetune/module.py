@@ -7,8 +7,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
-from torch.nn.utils import get_total_norm
 
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, listed, require
@@ -188,8 +186,7 @@ class SourceFinetune(TrainedLMStudy):
                 total = torch.stack(sums).sum(0)[: max(len(edits), 1)]
             else:
                 # One pass over the weights, where checking each of them would take several.
-                norm = get_total_norm([p for p in self.parameters() if p.requires_grad])
-                total = (norm.full_tensor() if isinstance(norm, DTensor) else norm).reshape(1)
+                total = self.trained_norm().reshape(1)
         # Joint weights are the same on all ranks: all of them stop here, or none.
         own = edits if self.is_independent else None
         self._require_finite("after the update a weight is", total, own)

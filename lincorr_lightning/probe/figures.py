@@ -71,8 +71,7 @@ def interesting_part(
     With `known` sources, the first of two lists, these, and as targets those of their reference, in
     that order, known ones, and those with their highest weights. Else the targets with the highest
     maximum weight, highest first, and the sources that influence them most: the strongest of each
-    target, then the second of each, and so on; ordered by the target they influence most, so that a
-    sharp W shows a diagonal.
+    target, then the second of each, and so on; ordered by that target: a sharp W is a diagonal.
     """
     if len(known[0]):
         named = list(known[0])[:n]

@@ -95,8 +95,7 @@ class Table:
         """Make a table of records, mappings or sequences; other arguments are those of `Table`.
 
         `columns` are the records' class or the columns' names, by default those of the first row;
-        a key that a mapping lacks is an empty cell. `headings` and `formats` by column come beside
-        those of the record.
+        a key that a mapping lacks is an empty cell. `headings` and `formats` add to the record's.
         """
         first = rows[0] if (rows := list(rows)) else ()
         record = columns if isinstance(columns, type) else type(first)

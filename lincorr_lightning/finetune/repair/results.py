@@ -31,8 +31,7 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
     without it; ``in_context``: it leads when the new answer is stated before the target prompt;
     ``random``: mean share of the target labels that are in the reference; ``constant``: share of
     the edits for which the best constant label is right; ``macro``: means over distinct references;
-    ``controls``: unchanged answers by kind of knowledge; ``new_targets``: outcomes of edits whose
-    target no example has.
+    ``controls``: unchanged answers by kind; ``new_targets``: of edits whose target no example has.
     """
 
     def outcomes(group: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
