@@ -6,7 +6,6 @@ from typing import Any
 import lightning as L
 import torch
 from lightning.pytorch.utilities import rank_zero_warn
-from torch import Tensor
 
 from lincorr_lightning.callbacks.relation_callback import MapCallback
 from lincorr_lightning.errors import ConfigError
@@ -17,6 +16,8 @@ from lincorr_lightning.finetune.edits import reference_mask
 from lincorr_lightning.linear_map.artifact import LinearMap, fit_linear_maps
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.results.results import Results
+
+_MAPS = {"w": "auto", "plain": "plain", "w0": "vocabulary"}
 
 
 class Intervention(MapCallback):
@@ -84,33 +85,11 @@ class Intervention(MapCallback):
             queries = self.queries(*self.own_subjects(edit_batch))
             self.keep_edits(edit_batch, self.read(queries))
 
-    def _weights(
-        self, space: moves.TargetSpace, labels: Tensor, right: Tensor
-    ) -> dict[str, Tensor]:
-        """Return the weights of each arm, see `EditStates`."""
-        plain, w, w0 = (self.maps[one][0].T for one in ("plain", "auto", "vocabulary"))
-        generator, n = torch.Generator().manual_seed(self.seed), moves.N_DRAWS
-        # Answers of the run's other edits, as frequent as in W's own arm.
-        others = ((right.double() @ right.double().T) == 0).double()
-        others[others.sum(1) == 0] = 1.0
-        chosen = others.multinomial(n, replacement=True, generator=generator).T
-        drawn = torch.randn(n, len(labels), space.to_states.shape[1], generator=generator).double()
-        centred = w[labels] - w[labels].mean(1, keepdim=True)
-        return {
-            moves.W: w[labels][None], "W, plain": plain[labels][None], "W0": w0[labels][None],
-            "W - W0": (w - w0)[labels][None],
-            "W, other labels": centred.masked_fill(right, 0.0)[None],
-            "reference's row": right.double()[None],
-            "other answer": w[labels[chosen]],
-            "random": drawn @ space.to_states.T,  # uniform in direction
-        }  # fmt: skip
-
     def finish(self, trainer: L.Trainer) -> Results:
         """Move the states of all edits whose source was learned."""
         ids, (after,) = next(iter(self.edits_by_step().values()), ([], [self.base.rows([])]))
         taught = torch.tensor([self._edits[i].label for i in ids], dtype=torch.long)
-        learned = (after.source.argmax(1) == taught).nonzero().flatten().tolist()
-        if not learned:
+        if not (learned := (after.source.argmax(1) == taught).nonzero().flatten().tolist()):
             rank_zero_warn(f"{self.name}: none of {len(ids)} edits has learned its source answer.")
             return Results(self.name, {"relation": self.tokenized.name, "n_learned": 0})
         edits = [self._edits[ids[i]] for i in learned]
@@ -118,10 +97,11 @@ class Intervention(MapCallback):
         right, texts = reference_mask(edits, before.shape[1]), self.tokenized.target.texts
         rows = self.cache.lm.head_rows(self.tokenized.target.token_ids)
         assert rows is not None  # the head is linear
+        own = {arm: self.maps[one][0].T[labels] for arm, one in _MAPS.items()}
         space = moves.TargetSpace(rows)
         self.edits = moves.EditStates(
             space, before, after.target[learned], right,
             [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
-            self._weights(space, labels, right), self.base.source.mean(0)[labels],
+            moves.weights_of_arms(space, right, self.seed, **own), self.base.source.mean(0)[labels],
         )  # fmt: skip
         return moves.intervention_results(self.name, self.tokenized.name, self.edits)

@@ -4,8 +4,9 @@
 
 FOLDER holds a folder for each LM. Of each, ``benchmarks/results/real_lms/LM/causal.json`` has the
 numbers whose tables are put into docs/causal.md, and ``causal.npz`` the target logits before and
-after each edit and the columns of the maps; an LM that has them is not run again. Another seed has
-other edits and writes only ``causal_SEED.json``; maps are fitted on nearly the same subjects.
+after each edit and the columns of the maps, from which doses and figures are made; an LM that has
+them is not run again. Another seed has other edits and writes only ``causal_SEED.json``; maps are
+fitted on nearly the same subjects.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
-from shutil import copyfile
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from benchmarks import common
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
+from lincorr_lightning.finetune import interventions as moves
+from lincorr_lightning.finetune.figures import interventions_figure
 from lincorr_lightning.finetune.interventions import EditStates
 from lincorr_lightning.functional.significance import bootstrap_interval
 
@@ -39,16 +41,16 @@ SETTINGS = (
 )  # fmt: skip
 SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
+MAPS = {"w": "W", "plain": "W, plain", "w0": "W0"}
 
 
 def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False) -> None:
-    """Move the states of an LM's edits, and write the numbers; also states and figure, if kept."""
+    """Move the states of an LM's edits, and write the numbers; also the states, if kept."""
     with tempfile.TemporaryDirectory() as scratch:
         where = f"--model.lm.name_or_path={lm}", f"--trainer.default_root_dir={scratch}"
         trainer = lincorr([*SETTINGS, *options, *where, common.QUIET]).trainer
         (found,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
         if keep_states:
-            copyfile(f"{trainer.log_dir}/figures/intervention.png", path.with_suffix(".png"))
             save_states(found.edits, path.with_suffix(".npz"))
     now = found.edits.answers(found.edits.after)
     content = {
@@ -60,12 +62,26 @@ def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False
 
 def save_states(edits: EditStates, path: Path) -> None:
     """Write target logits before and after each edit, and the maps' columns of its answer."""
-    arms = {arm: x[0] for arm, x in edits.weights.items() if arm in ("W", "W, plain", "W0")}
+    arms = {arm: edits.weights[arm][0] for arm in MAPS.values()}
     parts = {"before": edits.before, "after": edits.after, "popularity": edits.popularity, **arms}
     np.savez_compressed(
         path, references=np.array(edits.references), mask=edits.reference_mask,
         to_logits=edits.space.to_logits, **{k: x.float().numpy() for k, x in parts.items()},
     )  # fmt: skip
+
+
+def read_states(path: Path) -> EditStates:
+    """Return the edits of `save_states`; random directions are others, in a basis of their own."""
+    with np.load(path) as file:
+        references, kept = (
+            file["references"].tolist(),
+            {k: file[k] for k in set(file) - {"references"}},
+        )
+    parts = {k: torch.from_numpy(x) for k, x in kept.items()}
+    space, right = moves.TargetSpace(parts["to_logits"]), parts["mask"]
+    own = moves.weights_of_arms(space, right, 0, **{k: parts[arm] for k, arm in MAPS.items()})
+    states = parts["before"].double(), parts["after"].double(), right
+    return EditStates(space, *states, references, own, parts["popularity"])
 
 
 def matched_pairs(
@@ -141,7 +157,7 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
 
 
 def tables(results: Path) -> dict[str, str]:
-    """Return the tables of docs/causal.md, of the LMs that are measured."""
+    """Return the tables of docs/causal.md, of the LMs that are measured, and draw the figures."""
     rows: dict[str, list[list[str]]] = defaultdict(list)
     for path in sorted(results.glob("*/causal.json"), reverse=True):
         found, lm = common.read_numbers(path), path.parent.name
@@ -157,6 +173,13 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
+        doses = DataFrame(moves.dose_rows(read_states(path.with_suffix(".npz"))))
+        changes = doses.query("part == 'change' and strength > 0 and response == 'generalized'")
+        for arm, own in changes.groupby("arm", sort=False):
+            cells = own[["effect", "effect_low", "effect_high"]].to_numpy()
+            rows["causal_doses"].append([lm, arm, *(points(*cell) for cell in cells)])
+        about = f"{found['n_learned']} learned edits of {found['relation']}, means over references"
+        interventions_figure(doses, about).savefig(path.with_suffix(".png"))
         runs = [found, *map(common.read_numbers, sorted(path.parent.glob("causal_*.json")))]
         rows["causal_seeds"] += over_seeds(lm, runs)
         for row in found["matched"]:
@@ -166,6 +189,7 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal_matched"].append([lm, row["score"], count, *own, *left])
     columns = {
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
+        "causal_doses": ["direction", *map("{:g}".format, moves.STRENGTHS[1:])],
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
                                         for k in RESPONSES[:2])],
         "causal_seeds": ["seeds", "direction", *RESPONSES, "generalized: W minus it",

@@ -144,16 +144,16 @@ def risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
 
 
 def interventions_figure(doses: DataFrame, about: str) -> Figure:
-    """Draw the effect of moves over their strength; bands for W and for its other labels."""
+    """Draw the effect of moves over their strength; bands for W and for the controls."""
     responses = doses["response"].isin(["generalized", "hallucinated", "p reference"])
     frame = doses[responses & (doses["arm"] != "W, plain")]
     frame = frame.assign(panel=frame["response"] + ", " + frame["part"])
-    banded = frame["arm"].isin(["W", "W, other labels"])
+    banded = frame["arm"].isin(["W", "other answer", "random"])
     frame.loc[~banded, ["effect_low", "effect_high"]] = np.nan
     title = "Moves of the state at the target prompt: added to each response, in points"
     about += "; change, state: the component is taken out of it; only: it alone is added to the "
-    about += "state before; strength 1: the length along W's column, in all arms; bands, of W and "
-    about += "W, other labels: 95 %"
+    about += "state before; strength 1: the length along W's column, in all arms; bands, of W, "
+    about += "another answer and random: 95 %"
     return plots.curves(
         frame, "strength", "effect", "arm", "panel", band=("effect_low", "effect_high"),
         title=title, subtitle=about, labels=("strength", ""), percent=True, share_y=True,

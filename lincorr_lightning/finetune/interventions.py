@@ -53,6 +53,27 @@ class TargetSpace:
         return normalize(weights.double() @ self.to_logits, dim=-1)
 
 
+def weights_of_arms(
+    space: TargetSpace, right: Tensor, seed: int, *, w: Tensor, plain: Tensor, w0: Tensor
+) -> dict[str, Tensor]:
+    """Return the weights of each arm, see `EditStates`, from the maps' columns of each answer.
+
+    The columns are ``(n, n_target)``, and so are the right labels, bool; `seed` draws the controls.
+    """
+    generator, columns = torch.Generator().manual_seed(seed), space.to_states.shape[1]
+    # Answers of the run's other edits, as frequent as in W's own arm.
+    others = ((right.double() @ right.double().T) == 0).double()
+    others[others.sum(1) == 0] = 1.0
+    chosen = others.multinomial(N_DRAWS, replacement=True, generator=generator).T
+    drawn = torch.randn(N_DRAWS, len(w), columns, generator=generator).double()
+    return {
+        W: w[None], "W, plain": plain[None], "W0": w0[None], "W - W0": (w - w0)[None],
+        "W, other labels": (w - w.mean(1, keepdim=True)).masked_fill(right, 0.0)[None],
+        "reference's row": right.double()[None], "other answer": w[chosen],
+        "random": drawn @ space.to_states.T,  # uniform in direction
+    }  # fmt: skip
+
+
 @dataclass(frozen=True)
 class EditStates:
     """Edits whose source was learned, and the states at their target prompts.

@@ -19,7 +19,7 @@ def test_pairs_have_the_same_reference_and_the_nearest_covariates() -> None:
     assert causal.matched_pairs(scores, groups, near) == [(4, 7), (0, 3), (1, 2)]
 
 
-def test_differences_within_references(tmp_path: Path) -> None:
+def test_differences_within_references() -> None:
     rng = np.random.default_rng(0)
     head, before, after = (torch.from_numpy(rng.normal(size=size))
                            for size in ((3, 4), (6, 3), (6, 3)))  # fmt: skip
@@ -53,7 +53,8 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     causal.measure("tiny-world", tmp_path / "causal.json", "--data.n_edits=24", keep_states=True)
     found = json.loads((tmp_path / "causal.json").read_text())
     (tmp_path / "lm").mkdir()
-    (tmp_path / "causal.json").rename(tmp_path / "lm" / "causal.json")
+    for name in ("causal.json", "causal.npz"):
+        (tmp_path / name).rename(tmp_path / "lm" / name)
     alone = causal.tables(tmp_path)["causal_seeds"].splitlines()[2]
     shares = " | ".join(f"{100 * found['edits'][key]:.0f}" for key in causal.RESPONSES)
     assert alone == f"| lm | 1 | no move | {shares} | – | – | – |"
@@ -75,7 +76,14 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     more = effect["effect"] - of_other["effect"]
     constant = [f"{100 * x:.0f} ± 0".replace("-0 ", "0 ") for x in (effect["w_minus"], more, pairs)]
     assert of_seeds.endswith(f"| {' | '.join(constant)} |".replace("-", "−"))
-    stored = np.load(tmp_path / "causal.npz")
+    of_w = [x for x in found["effects"] if (x["part"], x["arm"]) == ("change", "W")]
+    effect = next(x for x in of_w if x["response"] == "generalized")
+    shown = causal.points(*(effect[f"effect{end}"] for end in ("", "_low", "_high")))
+    doses = made["causal_doses"].splitlines()
+    assert doses[0].split("|")[3:-1] == [" 0.25 ", " 0.5 ", " 0.75 ", " 1 ", " 1.5 ", " 2 "]
+    assert doses[2].split("|")[1:3] == [" lm ", " W "] and doses[2].split("|")[6].strip() == shown
+    assert (tmp_path / "lm" / "causal.png").stat().st_size > 1e4
+    stored = np.load(tmp_path / "lm" / "causal.npz")
     assert len(stored["before"]) == found["n_learned"] == len(stored["references"])
     hits = stored["mask"][np.arange(len(stored["after"])), stored["after"].argmax(1)]
     groups = stored["references"]
