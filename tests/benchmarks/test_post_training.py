@@ -67,6 +67,7 @@ def test_held_out_loss_and_maps_of_before(tmp_path: Path) -> None:
         rows = [*post_training.score(TINY_WORLD, tuned, tmp_path)]
         assert len(rows) == 2 * len(post_training.PAIRS)
         about = {"lm": "tiny", "text": "questions" if steps else "nothing", "steps": steps}
+        about["training"] = 0
         found += [{**about, "loss_before": losses[0], "loss": losses[2], **row} for row in rows]
     before, now = (torch.load(x / "rows.pt").numpy() for x in (tmp_path, own / "2"))
     layout = MapResilience(pairs=post_training.PAIRS, before=LMConfig()).layout
@@ -79,8 +80,36 @@ def test_held_out_loss_and_maps_of_before(tmp_path: Path) -> None:
             one = Ridge(alpha=ridge).fit(rows[half][:, x], rows[half][:, y])
             r = mean_r(one.predict(new[test][:, x]), new[test][:, y])
             assert row[key] == pytest.approx(r, abs=1e-3)
-    lines = post_training.table(pd.DataFrame(found)).splitlines()
+    # A second training, with all r of W lower by .1: the mean of both, and Student's t of two.
+    other = [{**x, "training": 1, "after": x["after"] - 0.1} for x in found if x["steps"]]
+    lines = post_training.table(pd.DataFrame([*found, *other])).splitlines()
     assert len(lines) == 2 + 2 * len(post_training.PAIRS)
-    after = [r["after"] for r in found if r["steps"] == 2 and r["target"] == "company"]
-    shown = "| tiny | questions | 2 | ceo→company | {:.2f} ({:.2f}–{:.2f}) "
-    assert any(x.startswith(shown.format(np.mean(after), min(after), max(after))) for x in lines)
+    rows = [x for x in found if x["steps"] == 2 and x["target"] == "company"]
+    after = [x["after"] - low for x in rows for low in (0, 0.1)]
+    shown = "| tiny | questions | 2 | 2 | ceo→company | {:.2f} ({:.2f}–{:.2f}) "
+    line = next(x for x in lines if x.startswith(
+        shown.format(np.mean(after), min(after), max(after))))  # fmt: skip
+    leads = [x["after"] - x["same_prompt_label_mean"] for x in rows]
+    assert line.split("|")[
+        8
+    ].strip() == f"{100 * np.mean(leads) - 5:.0f} ± {12.706 * 5:.0f}".replace("-", "−")
+    drawn = post_training.figure(pd.DataFrame([*found, *other])).axes[0]
+    assert [one.get_xdata().tolist() for one in drawn.lines] == [[0, 2]] * 5
+
+
+def test_another_training_takes_other_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    def sequences(texts: list[str], tokenizer: object, n: int) -> list[torch.Tensor]:
+        seen.append(list(texts))
+        return [torch.ones(1, 8, dtype=torch.long)] * 2
+
+    monkeypatch.setattr(post_training, "sequences", sequences)
+    texts = [f"Text {i}" for i in range(20)]
+    for order in (0, 1, 1):
+        post_training.train(TINY_WORLD, texts, tmp_path / f"{len(seen)}", (1,), order)
+    held_out, trained = seen[::2], seen[1::2]
+    assert held_out == [texts[:10]] * 3 and trained[0] == texts[10:]
+    assert trained[1] == trained[2] != trained[0] and sorted(trained[1]) == sorted(texts[10:])
