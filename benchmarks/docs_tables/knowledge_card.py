@@ -1,6 +1,6 @@
 """Tables of the card of the built-in knowledge: prompts, answers, sources, labels by tokenizer.
 
-    python -m benchmarks.docs_tables.knowledge_card --tokenizer "GPT-2=FOLDER" "Llama 3=FOLDER" ...
+    python -m benchmarks.docs_tables.knowledge_card --tokenizer "[GPT-2=FOLDER, Llama 3=FOLDER]"
 
 puts them between the markers of lincorr_lightning/knowledge/CARD.md. A FOLDER is that of a Hugging
 Face tokenizer, and NAME its name in the card. The tiny world's tokenizer is always the first.
@@ -8,12 +8,12 @@ Face tokenizer, and NAME its name in the card. The tiny world's tokenizer is alw
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from jsonargparse import auto_cli
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from benchmarks.common import ROOT, markdown_table, placed, write_text
@@ -191,17 +191,16 @@ def tables(
     }
 
 
-def main(args: Sequence[str] | None = None) -> None:
-    """Write the card."""
-    parser = argparse.ArgumentParser(description="Write the card of the built-in knowledge.")
-    parser.add_argument(
-        "--tokenizer", nargs="+", default=[], metavar="NAME=FOLDER", help="besides tiny-world"
-    )
-    parser.add_argument("--output", type=Path, default=CARD, help="the file to write")
-    options = parser.parse_args(args)
-    found = tables(Catalogue.load(), load_tokenizers(options.tokenizer))
-    write_text(options.output, placed(CARD.read_text(encoding="utf-8"), found))
+def main(tokenizer: list[str] = [], output: Path = CARD) -> None:  # noqa: B006
+    """Write the card.
+
+    Args:
+        tokenizer: NAME=FOLDER of each tokenizer beside that of the tiny world.
+        output: File to write.
+    """
+    found = tables(Catalogue.load(), load_tokenizers(tokenizer))
+    write_text(output, placed(CARD.read_text(encoding="utf-8"), found))
 
 
 if __name__ == "__main__":
-    main()
+    auto_cli(main)
