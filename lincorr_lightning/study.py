@@ -12,7 +12,7 @@ import lightning as L
 import torch
 from lightning.pytorch import callbacks
 from lightning.pytorch.core.mixins.hparams_mixin import HyperparametersMixin
-from lightning.pytorch.utilities import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
@@ -190,6 +190,10 @@ class Study(PlainHyperparameters, L.LightningModule):
                 included=results.included or runs.collect_callback_results(self.trainer),
             )  # fmt: skip
             runs.write_parts(self.trainer, results)
+        for cache in (x.state_cache for x in self.modules() if isinstance(x, LanguageModel)):
+            if cache is not None and cache.use[1]:
+                found = "{:,} of {:,} prompts were found in model.lm.state_cache"
+                rank_zero_info(found.format(*cache.use))
         if writes:
             self.write_artifacts(folder := runs.run_folder(self.trainer))
             if results is not None:  # last, so that an interrupted run has none

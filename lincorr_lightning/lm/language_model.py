@@ -94,7 +94,7 @@ class LanguageModel(nn.Module):
         self._weights_print: tuple[object, str] | None = None
         self._printed: dict[str, str] = {}  # the first fingerprint, for the cache of states
         folder, gib = self.config.state_cache, self.config.state_cache_gib
-        self._state_cache = None if folder is None else StateCache(folder, gib)
+        self.state_cache = None if folder is None else StateCache(folder, gib)
 
     @classmethod
     def from_pretrained(cls, name_or_path: str = TINY_WORLD, **options: Any) -> LanguageModel:
@@ -139,6 +139,8 @@ class LanguageModel(nn.Module):
         """Load the weights, frozen and in eval mode, unless they are loaded; return this object."""
         if not self.is_loaded:
             assert self.checkpoint is not None
+            if self.state_cache is not None:  # before hours of reading
+                self.state_cache.prepare()
             model = loading.load_model(self.checkpoint, self._model_config)
             model.requires_grad_(False)
             model.eval()  # type: ignore[no-untyped-call]
@@ -195,7 +197,7 @@ class LanguageModel(nn.Module):
             return
         if self.config.compile and splits_matrices(mesh):
             raise ConfigError("tensor parallelism goes without model.lm.compile. Set it to false.")
-        if self._state_cache is not None:
+        if self.state_cache is not None:
             _log.warning("lm.state_cache is not used: the LM is sharded.")
         whole = self.fingerprint["weights"]
         shard(self.model, mesh)
@@ -479,12 +481,12 @@ class LanguageModel(nn.Module):
 
     def _cache(self) -> StateCache | None:
         """Return the cache of states, turned to the LM as it is now; None if it is not frozen."""
-        if self._state_cache is None or self.is_sharded or not state_cache.is_known(self.model):
+        if self.state_cache is None or self.is_sharded or not state_cache.is_known(self.model):
             return None
         self._printed = self._printed or self.fingerprint
         key = state_cache.state_key(self.model, self._printed, self.config)
-        self._state_cache.open(self.config.name_or_path, key)
-        return self._state_cache
+        self.state_cache.open(self.config.name_or_path, key)
+        return self.state_cache
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -521,7 +523,7 @@ class LanguageModel(nn.Module):
                 )
                 alone = by_rows and not self.is_sharded and self._is_product(probe)
             skips = by_rows and not (widens and self._casts_to_head(probe))
-            if not by_rows and self._state_cache is not None:
+            if not by_rows and self.state_cache is not None:
                 _log.warning("lm.state_cache is not used: the head is not a plain linear layer.")
             self._tested[kind] = _Support(by_rows, error, skips, alone)
         return self._tested[kind]

@@ -45,17 +45,25 @@ _DAMAGES = (SafetensorError, OSError, KeyError, ValueError, RuntimeError)
 
 
 class StateCache:
-    """The folder of states, of at most some GiB, for one LM at a time.
-
-    An `OutputError` if it cannot be written to.
-    """
+    """The folder of states, of at most some GiB, for one LM at a time."""
 
     def __init__(self, folder: str, gib: float) -> None:
         self._lm = self.folder = Path(folder).expanduser().absolute()
         self._most, self._can_write = gib * GIB, True
         self._info: dict[str, Any] = {}
         self._keys: dict[str, NDArray[np.int64]] = {}  # of each file of the LM
-        check_writable(self.folder)
+        self.use = [0, 0]  #: Numbers of prompts that were found, and looked for.
+
+    def prepare(self) -> None:
+        """Make the folder and hold its bound; one that cannot be written to is only read."""
+        try:
+            check_writable(self.folder)
+            drop_oldest(self.folder, self._most)
+        except (OutputError, OSError):
+            if not self.folder.is_dir():
+                raise
+            self._can_write = False
+            _log.warning("lm.state_cache %s cannot be written to, and is only read.", self.folder)
 
     def open(self, name: str, key: Mapping[str, Any]) -> None:
         """Turn to the LM of a `state_key`, which has this name for people."""
@@ -71,6 +79,7 @@ class StateCache:
         """
         states: Tensor | None = None
         missing = np.ones(len(rows), dtype=bool)
+        self.use[1] += len(rows)
         self._list_files()
         if not self._keys or not rows:
             return states, list(range(len(rows)))
@@ -87,6 +96,7 @@ class StateCache:
                 states = part.new_empty(len(rows), part.shape[1]) if states is None else states
                 states[torch.from_numpy(own)] = part
                 missing[own] = False
+        self.use[0] += len(rows) - int(missing.sum())
         return states, np.flatnonzero(missing).tolist()
 
     def store(self, domains: Iterable[tuple[Sequence[Sequence[int]], Tensor]]) -> None:
@@ -133,7 +143,8 @@ class StateCache:
                 content = {part: tensor[torch.from_numpy(rows)] for part, tensor in content.items()}
                 if not torch.equal(content["sums"], _sums(keys, content["states"])):
                     raise ValueError("its states are not those that were written")
-                os.utime(path)
+                with suppress(OSError):  # it may only be read
+                    os.utime(path)
         except FileNotFoundError:  # another run has made room
             return {}
         except _DAMAGES as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import itertools
 import os
@@ -334,6 +335,52 @@ def test_a_folder_that_cannot_be_written(
     for _ in range(2):
         assert torch.equal(lm.joint_logits(prompts(), DOMAINS), expected)
     assert sum("No more states" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_folder_that_can_only_be_read(
+    load: Loader, read_tokens: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    expected, before = load().joint_logits(prompts(), DOMAINS), contents(tmp_path / "states")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    # The user of the tests may be root, to whom modes of files mean nothing.
+    monkeypatch.setattr("lincorr_lightning.io.TemporaryFile", refuse)
+    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)
+    lm = load()
+    read_tokens.clear()
+    assert torch.equal(lm.joint_logits(prompts(), DOMAINS), expected) and not read_tokens
+    assert torch.isfinite(lm.joint_logits([[f"{x} saw a" for x in INPUTS]], DOMAINS[:1])).all()
+    assert contents(tmp_path / "states") == before
+    lines = [record.getMessage() for record in caplog.records]
+    assert lines == [
+        f"lm.state_cache {tmp_path / 'states'} cannot be written to, and is only read."
+    ]
+
+
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_run_says_how_many_prompts_it_found(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+
+    def run(kinds: str) -> str:
+        caplog.clear()
+        main(["fit", "--config", "configs/linear_probe.yaml", f"--model.knowledge={kinds}",
+              "--model.control=null", "--model.random_labels=0", "--data.n_subjects=20",
+              "--model.require_reference=[]",
+              f"--model.lm.state_cache={tmp_path / 'states'}",
+              f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+        return caplog.text
+
+    assert "0 of 40 prompts were found in model.lm.state_cache" in run("[city,color]")
+    assert "40 of 60 prompts were found in model.lm.state_cache" in run("[city,color,pet]")
 
 
 _RUN = """

@@ -41,7 +41,8 @@ def test_a_dry_run_reads_nothing_and_leaves_no_folder(
     monkeypatch.chdir(tmp_path)
     options = "--model.control=null", "--model.random_labels=0", "--model.require_reference=[]"
     data = "--data.n_subjects=100", "--data.batch_size=20", "--data.words_per_subject=2"
-    main(["fit", *PROBE, *options, *data, f"--model.lm.name_or_path={folder}",
+    lm = f"--model.lm.name_or_path={folder}", "--model.lm.state_cache=states"
+    main(["fit", *PROBE, *options, *data, *lm,
           "--model.dry_run=true", "--model.layers=[0]"])  # fmt: skip
     found = numbers(capsys.readouterr().out)
     assert [path.name for path in tmp_path.iterdir()] == ["lm"]
