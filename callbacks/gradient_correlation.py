@@ -175,8 +175,7 @@ class GradientCorrelation(MapCallback):
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the mean over the steps, or the correlations over the edits of all ranks."""
         scalars: dict[str, float] = {}
-        by_step = self.edits_by_step()
-        if by_step:
+        if by_step := self.edits_by_step():
             numbers = self._over_edits(trainer, by_step)
             # Independent edits have no common step before the end of training.
             scalars = self._named({k: r for k, r in numbers.items() if "correlation" in k})

@@ -411,8 +411,7 @@ def _check_types(kind: type, arguments: Mapping[str, Any]) -> None:
             if isinstance(value, str) and parsed[name] != value:  # "100" for 100
                 raise ArgumentError(None, f'key "{name}"')
     except ArgumentError as error:
-        wrong = re.search(r'key "(\w+)', str(error))
-        if wrong is None:
+        if (wrong := re.search(r'key "(\w+)', str(error))) is None:
             raise ConfigError(f"{kind.__name__}: {error}") from error
         name = wrong[1]
         inits = [vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base)]

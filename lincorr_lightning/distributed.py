@@ -26,8 +26,7 @@ def data_shard(trainer: Any) -> DataShard:
     """Return the part of the data that this rank reads."""
     if trainer is None:
         return DataShard(0, 1, counts=True)
-    mesh = getattr(trainer.lightning_module, "device_mesh", None)
-    if mesh is None:
+    if (mesh := getattr(trainer.lightning_module, "device_mesh", None)) is None:
         return DataShard(trainer.global_rank, trainer.world_size, counts=True)
     data, tensor = mesh["data_parallel"], mesh["tensor_parallel"]
     return DataShard(data.get_local_rank(), data.size(), counts=tensor.get_local_rank() == 0)

@@ -180,8 +180,7 @@ def _tensors(checkpoint: Checkpoint) -> _Tensors:
 
 
 def _read(checkpoint: Checkpoint, file: str, key: str) -> Tensor:
-    path = loading.file_of(checkpoint, file)
-    if path is None:
+    if (path := loading.file_of(checkpoint, file)) is None:
         raise LanguageModelError(
             f"{checkpoint} lacks the file {file}, in which its index puts {key}. {_COPY_AGAIN}"
         )

@@ -135,8 +135,7 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
     good = 0
     try:
         reader.fieldnames = [name.strip() for name in reader.fieldnames or ()]
-        missing = [name for name in needed if name not in reader.fieldnames]
-        if missing:
+        if missing := [name for name in needed if name not in reader.fieldnames]:
             raise SubjectsError(f"{path}, line {first + 1}: the header lacks {', '.join(missing)}.")
         good = reader.line_num
         for entry in reader:

@@ -224,8 +224,7 @@ class TextsDataModule(StudyData):
             rows = read_texts(self.texts, self.key, self.sample_by)
             return list(dict.fromkeys(row.text for row in rows))
         name = self.language_model.config.name_or_path
-        world = tiny_world.world_file(self.language_model.location)
-        if world is None:
+        if (world := tiny_world.world_file(self.language_model.location)) is None:
             raise ConfigError(
                 f"data.texts is null, for sentences about the tiny world, but {name} has no "
                 f"{tiny_world.WORLD_FILE} beside it. Name files of texts."

@@ -224,8 +224,7 @@ def edit_means(
     values["probability/old_answer"] = old[:, 0]
     for name, *pair in zip(controls, before.controls, after.controls, strict=False):
         values[f"control_unchanged/{name}"] = _same_answer(*pair)
-    paraphrases = after.controls[len(controls) :]
-    if paraphrases:
+    if paraphrases := after.controls[len(controls) :]:
         known = after.source.argmax(1) if labels is None else labels
         values["paraphrases/source_learned"] = torch.stack(paraphrases).argmax(2) == known
     means = {name: value.double().mean().item() for name, value in values.items()}

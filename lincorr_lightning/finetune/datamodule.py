@@ -165,8 +165,7 @@ class EditsDataModule(StudyData):
             max_per_reference=self.max_edits_per_reference,
         )  # fmt: skip
         self._skipped += self._without_lm
-        known = [edit for edit in edits if edit.target_before in edit.reference]
-        if known:
+        if known := [edit for edit in edits if edit.target_before in edit.reference]:
             first = f"{known[0].subject!r} -> {known[0].answer!r}"
             rank_zero_warn(
                 f"{len(known)} of {len(edits)} edits, such as {first}, ask for the target that the "

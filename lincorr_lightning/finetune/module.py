@@ -125,8 +125,7 @@ class SourceFinetune(TrainedLMStudy):
             # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
         if self.makes_forecasts and self.forecasts is None:
-            dataset = batches.edit_dataset(self.trainer)
-            if dataset is None:
+            if (dataset := batches.edit_dataset(self.trainer)) is None:
                 raise ConfigError("model.forecast needs an EditDataset. Use EditsDataModule.")
             self.forecasts = forecast_edits(
                 self.lm, dataset.edits, dataset.relation, training=self.edit_training,

@@ -211,8 +211,7 @@ def finetune_results(
         "probabilities_from": forecasts and forecasts.probabilities_from,
         "n_left_out": 0 if dataset is None else len(dataset.left_out),
     }  # fmt: skip
-    others = _by_relation([one for one in outcomes if one is not own])
-    if others:
+    if others := _by_relation([one for one in outcomes if one is not own]):
         values["generalizations"] = others
     tables = [outcomes_table(outcomes, own)] if outcomes else []
     if gradients:
@@ -226,8 +225,7 @@ def finetune_results(
         ))  # fmt: skip
     figures = [_training_figure(history, name or "the source", subtitle)] if history else []
     if forecasts is not None:
-        after = _after_training(forecasts, own)
-        if after is None:
+        if (after := _after_training(forecasts, own)) is None:
             values["predicted_outcomes"] = _predicted_shares(forecasts)
         else:
             values["forecast"] = forecasts.scores(*after)

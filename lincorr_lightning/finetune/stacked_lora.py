@@ -137,8 +137,7 @@ class StackedLoRA(nn.Module):
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Clip each adapter's gradient by its own norm; return the norms before, ``(n,)``."""
-        gradients = [p.grad for p in self.parameters() if p.grad is not None]
-        if not gradients:
+        if not (gradients := [p.grad for p in self.parameters() if p.grad is not None]):
             return torch.zeros(self.n)
         device = gradients[0].device
         parts = [torch.linalg.vector_norm(g, dim=(1, 2)).to(device) for g in gradients]
@@ -150,8 +149,7 @@ class StackedLoRA(nn.Module):
         return norms
 
     def _check_forward(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        rows = self._rows
-        if rows is None:
+        if (rows := self._rows) is None:
             return
         parts = model.modules() if model.training and torch.is_grad_enabled() else ()
         if any(getattr(part, "gradient_checkpointing", False) for part in parts):
@@ -159,8 +157,7 @@ class StackedLoRA(nn.Module):
                 "gradient checkpointing reruns layers after the context of the adapters has ended. "
                 "Call gradient_checkpointing_disable() on the LM."
             )
-        given = kwargs.get("input_ids", args[0] if args else None)
-        if given is None:
+        if (given := kwargs.get("input_ids", args[0] if args else None)) is None:
             given = kwargs.get("inputs_embeds")
         self._length = None
         if isinstance(given, Tensor):

@@ -39,8 +39,7 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
 
     summaries: dict[str, dict[str, Any]] = {}
     for part in _PARTS:
-        group = [case for case in cases if case["part"] == part]
-        if not group:
+        if not (group := [case for case in cases if case["part"] == part]):
             continue
         controls = _controls(group)
         names = ("source_learned", "right_before", "in_context", "random", *controls)
@@ -53,8 +52,7 @@ def summarize_cases(cases: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, A
             "macro": {name.removeprefix("macro_"): one for name, one in scores.items()},
             "controls": kept,
         }  # fmt: skip
-        new = [case for case in group if not case["target_shown"]]
-        if new:
+        if new := [case for case in group if not case["target_shown"]]:
             summaries[part]["new_targets"] = outcomes(new)
     return summaries
 
