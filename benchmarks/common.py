@@ -148,6 +148,17 @@ def two(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def lms_in(folder: str | Path) -> list[Path]:
+    """Return the folders of LMs in a folder, at any depth; a `SystemExit` if it holds none."""
+    found = sorted(path.parent for path in Path(folder).glob("**/config.json"))
+    if not found:
+        raise SystemExit(
+            f"{folder} holds no folder of an LM, with a config.json: "
+            "`python -m benchmarks.real_lms.fetch_lms FOLDER` downloads some."
+        )
+    return found
+
+
 def percent(value: float | None) -> str:
     """Return a share in percent; nothing for None and NaN."""
     return "" if value is None or value != value else f"{value:.0%}"

@@ -207,8 +207,7 @@ def main(folder: str, output: str = str(REAL_LMS), seeds: tuple[int, ...] = (0,)
         output: Folder of the results.
         seeds: Seeds of the edits.
     """
-    lms = sorted(path.parent for path in Path(folder).glob("*/config.json"))
-    for seed, lm in product(seeds, lms):
+    for seed, lm in product(seeds, common.lms_in(folder)):
         path = Path(output) / lm.name / f"causal{f'_{seed}' if seed else ''}.json"
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ import zstandard
 from jsonargparse import auto_cli
 
 from benchmarks.common import write_text
-from benchmarks.real_lms.fetch_smollm2 import download_wheel
+from benchmarks.real_lms.fetch_lms import download_wheels
 
 PACKAGE = "sae-probes==0.4.2"
 FILES = ("100_news_fake", "97_news_class", "94_ai_gen", "57_wikidatais_alive")
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     path = folder / "texts.jsonl"
     if not path.is_file():
         with tempfile.TemporaryDirectory() as scratch:
-            texts = read(download_wheel(PACKAGE, scratch))
+            texts = read(download_wheels((PACKAGE,), scratch)[0])
         random.Random(0).shuffle(texts)
         write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     print(path)

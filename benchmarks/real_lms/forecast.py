@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from jsonargparse import auto_cli
 
-from benchmarks.common import write_numbers
+from benchmarks.common import lms_in, write_numbers
 from benchmarks.real_lms.forecast_baselines import BASELINES, gradient_similarity
 from benchmarks.real_lms.forecast_scores import STEP, load, stored_model
 from benchmarks.real_lms.tables import REAL_LMS, edits_of
@@ -164,22 +164,20 @@ def main(folder: str, only: tuple[str, ...] = (), fit: bool = False, costs: bool
         write_numbers(file, models)
         return
     torch.set_float32_matmul_precision("medium")
-    configs = sorted(Path(folder).glob("**/config.json"))
-    if not configs:
-        raise SystemExit(f"{folder} holds no LM: it has no config.json")
-    for config in configs if costs else ():
-        methods = [run.method for run in load(REAL_LMS) if run.lm == config.parent.name]
-        found = {method: measure_costs(config.parent, method) for method in dict.fromkeys(methods)}
-        write_numbers(REAL_LMS / config.parent.name / "forecast_costs.json", found)
-    for config in configs if not costs else ():
+    paths = lms_in(folder)
+    for path in paths if costs else ():
+        methods = [run.method for run in load(REAL_LMS) if run.lm == path.name]
+        found = {method: measure_costs(path, method) for method in dict.fromkeys(methods)}
+        write_numbers(REAL_LMS / path.name / "forecast_costs.json", found)
+    for path in paths if not costs else ():
         lm = None
-        own = REAL_LMS / config.parent.name
+        own = REAL_LMS / path.name
         for cases in sorted([*own.glob("outcomes_*.csv"), *own.glob("balanced*.csv")]):
             if cases.with_suffix(".npz").exists() or (only and not cases.stem.startswith(only)):
                 continue
-            print(f"{config.parent.name}: {cases.stem}", flush=True)
+            print(f"{path.name}: {cases.stem}", flush=True)
             lm = lm or LanguageModel.from_pretrained(
-                str(config.parent), dtype="float32", attn_implementation="eager"
+                str(path), dtype="float32", attn_implementation="eager"
             )
             method, relation = edits_of(cases.stem)
             save(collect(lm, relation, method, cases), cases.with_suffix(".npz"))

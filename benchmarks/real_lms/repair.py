@@ -191,8 +191,7 @@ def main(folder: str, texts: str | None = None, output: str = str(REAL_LMS)) -> 
         texts: File or folder of texts; null makes no runs.
         output: Folder of the results.
     """
-    lms = sorted(path.parent for path in Path(folder).glob("**/config.json"))
-    for lm, repair in product(lms, PLAN["repairs"]) if texts else ():
+    for lm, repair in product(common.lms_in(folder), PLAN["repairs"]) if texts else ():
         file = Path(output) / lm.name / "by_reference" / f"{repair}.json"
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

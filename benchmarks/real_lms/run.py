@@ -23,7 +23,7 @@ import torch
 from jsonargparse import auto_cli
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from benchmarks.common import QUIET, ROOT, cost_of, read_numbers, write_numbers
+from benchmarks.common import QUIET, ROOT, cost_of, lms_in, read_numbers, write_numbers
 from benchmarks.real_lms.tables import (
     EDITED,
     REAL_LMS,
@@ -359,7 +359,7 @@ def main(
         output: Folder of the results.
     """
     results = Path(output)
-    found = [path.parent for path in Path(folder).glob("**/config.json")]
+    found = lms_in(folder) if folder != TINY_WORLD else []
     sized = sorted((*shape_of(lm), lm) for lm in found)
     runs: list[tuple[Path, Run]] = []
     for n_parameters, n_layers, lm in sized if not show else ():

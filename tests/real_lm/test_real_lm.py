@@ -1,6 +1,6 @@
 """Checks on a pretrained LM, named in the environment variable LINCORR_REAL_LM.
 
-    export LINCORR_REAL_LM=$(python -m benchmarks.real_lms.fetch_smollm2 ~/.cache/lincorr)
+    export LINCORR_REAL_LM=$(python -m benchmarks.real_lms.fetch_lms ~/.cache/lincorr --gguf true)
     pytest -m nightly tests/real_lm
 
 The bounds are those of SmolLM2-135M-Instruct (Q4_1, dequantized).
