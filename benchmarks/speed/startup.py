@@ -7,7 +7,8 @@
 runs each command several times, the commands in turn, and puts the table of medians into
 docs/benchmarks.md. The wall time of a run ends with its results.json, and that of a page with its
 process. Importing torch and Lightning alone is measured, too. With the folder of another checkout,
-each of its commands runs in turn with ours. Commands of an LM, such as 32 LoRA edits with all
+each of its commands runs in turn with ours. A process's peak memory is never below that of its
+parent, so that nothing large is imported here. Commands of an LM, such as 32 LoRA edits with all
 callbacks and forecasts, need its folder, and are measured only if they are named.
 """
 
@@ -21,9 +22,9 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
+from shutil import copytree
 from typing import Any
 
-import lightning as L
 from jsonargparse import auto_cli
 
 from benchmarks import common
@@ -31,53 +32,55 @@ from benchmarks import common
 RESULT = common.RESULTS / "startup.json"
 KINDS = {"processor": "s", "wall": "s", "peak_mib": "MiB"}
 LINCORR = ("-m", "lincorr_lightning")
-FIT = (*LINCORR, "fit", "--trainer.default_root_dir={runs}", "--config")
+FIT, TO = (*LINCORR, "fit", "--config"), "--trainer.default_root_dir={runs}"  # after the config
 PAGE = (*LINCORR, "reproduce", "--size=quick", "--output={runs}/page")
-# What the process of a command runs; `{runs}` is a folder for its runs, `{lm}` the LM.
+# What the process of a command runs: `{runs}` is a folder for its runs, `{lm}` the LM, `{probe}`
+# a finished main job.
 COMMANDS = {
     **{
         f"lincorr {command}": (*LINCORR, *command.split())
         for command in ("--version", "--help", "report --help", "audit --help", "compare --help",
                         "audit", "fit --help")
     },
+    "lincorr weights": (*LINCORR, "weights", "{probe}", "city->country", "Rome"),
+    "lincorr report": (*LINCORR, "report", "{probe}", "--output={runs}/report"),
+    "lincorr compare": (*LINCORR, "compare", "{probe}", "{probe}/../version_1"),
     "main job, to its first batch": (
-        *FIT, "configs/linear_probe.yaml",
-        "--trainer.callbacks+=benchmarks.speed.startup.StopAtFirstBatch",
+        *FIT, "configs/linear_probe.yaml", TO,
+        "--trainer.callbacks+=benchmarks.speed.first_batch.StopAtFirstBatch",
     ),
-    "main job": (*FIT, "configs/linear_probe.yaml"),
+    "main job": (*FIT, "configs/linear_probe.yaml", TO),
     "import torch": ("-c", "import torch"),
     "import lightning": ("-c", "import lightning"),
     "reproduce, tiny world": PAGE,
     "reproduce": (*PAGE, "--lm={lm}"),
     "32 LoRA edits": (
-        *FIT, "configs/source_finetune_lora.yaml", "--data.n_edits=32",
+        *FIT, "configs/source_finetune_lora.yaml", TO, "--data.n_edits=32",
         "--model.lm.name_or_path={lm}",
     ),
-    "repair": (*FIT, "configs/repair.yaml", "--model.lm.name_or_path={lm}"),
+    "repair": (*FIT, "configs/repair.yaml", TO, "--model.lm.name_or_path={lm}"),
 }  # fmt: skip
 ALL = tuple(name for name, command in COMMANDS.items() if "{lm}" not in " ".join(command))
 
 
-class StopAtFirstBatch(L.Callback):
-    """Ends the process, without an error, before the first training batch."""
-
-    def on_train_batch_start(self, *args: Any) -> None:
-        """Leave at once; nothing is written."""
-        del args
-        os._exit(0)
-
-
-def times_of(command: Sequence[str], checkout: Path, lm: str) -> common.Cost:
+def times_of(command: Sequence[str], checkout: Path, lm: str, probe: str) -> common.Cost:
     """Run a command once, with the package of a checkout, and return what it took."""
     # Bytecode is kept between runs, as in an installed package.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, common.ROOT)))
     with tempfile.TemporaryDirectory() as runs:
-        arguments = [argument.replace("{runs}", runs).replace("{lm}", lm) for argument in command]
+        names = {"{runs}": runs, "{lm}": lm, "{probe}": probe}
+        arguments = [_filled(argument, names) for argument in command]
         start = time.time()
         cost = common.cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
         ends = [path.stat().st_mtime for path in Path(runs).rglob("results.json")]
         return cost._replace(wall=ends[0] - start) if len(ends) == 1 else cost
+
+
+def _filled(argument: str, names: Mapping[str, str]) -> str:
+    for name, value in names.items():
+        argument = argument.replace(name, value)
+    return argument
 
 
 def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> str:
@@ -120,10 +123,16 @@ def main(
     numbers: dict[str, Any] = {
         name: {where: {kind: [] for kind in KINDS} for where in checkouts} for name in names
     }
-    for run, name, where in product(range(n + warm_up), names, checkouts):
-        cost = times_of(COMMANDS[name], checkouts[where], lm)
-        for kind in KINDS if run >= warm_up else ():
-            numbers[name][where][kind].append(getattr(cost, kind))
+    with tempfile.TemporaryDirectory() as folder:
+        probe = f"{folder}/linear_probe/version_0"
+        if any("{probe}" in COMMANDS[name] for name in names):
+            job = (part.replace("{runs}", folder) for part in COMMANDS["main job"])
+            common.cost_of([sys.executable, *job], cwd=common.ROOT)
+            copytree(probe, Path(probe).with_name("version_1"))
+        for run, name, where in product(range(n + warm_up), names, checkouts):
+            cost = times_of(COMMANDS[name], checkouts[where], lm, probe)
+            for kind in KINDS if run >= warm_up else ():
+                numbers[name][where][kind].append(getattr(cost, kind))
     known = common.read_numbers(RESULT) if RESULT.exists() else {}
     kept = {name: each for name, each in known.items() if list(each) == list(checkouts)}
     common.write_numbers(RESULT, kept | numbers)

@@ -177,8 +177,7 @@ class DecoderMatcher:
     @property
     def last(self) -> HookPoint:
         """The last residual stream that has an SAE."""
-        streams = [at for at in self.decoders if at.kind == "residual"]
-        if not streams:
+        if not (streams := [at for at in self.decoders if at.kind == "residual"]):
             raise SparseAutoencoderError("there is no SAE for a residual stream. Pass one.")
         return max(streams)
 

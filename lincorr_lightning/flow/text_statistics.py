@@ -240,8 +240,7 @@ def control_features(
         difference = (count - count[feature.index]).abs()
         taken = [f.index for f in (*features, *drawn.values()) if f.hook_point == at]
         difference[taken] = torch.inf
-        n = min(20, int(difference.isfinite().sum()))
-        if n:
+        if n := min(20, int(difference.isfinite().sum())):
             rank = torch.randint(n, (1,), generator=generator)
             drawn[feature] = Feature(at, int(difference.argsort(stable=True)[rank]))
     return drawn

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import yaml
-from matplotlib.figure import Figure as MatplotlibFigure
 from pandas import DataFrame, concat
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
@@ -20,7 +19,6 @@ from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error
 from lincorr_lightning.results import report as pages
 from lincorr_lightning.results.differences import difference_of_means
-from lincorr_lightning.results.plots import BLUE, GREY, bare_axes, legible, new_figure
 from lincorr_lightning.results.results import OWN_KEYS, RESULTS_FILE, Figure, Results
 from lincorr_lightning.results.saved_run import CONFIG_FILE, SavedRun, table_text
 from lincorr_lightning.results.table import Mean, Table, clean, show
@@ -272,7 +270,9 @@ def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     return replace(table, frame=frame, note=table.note + note)
 
 
-def _draw(frame: DataFrame, title: str) -> MatplotlibFigure:
+def _draw(frame: DataFrame, title: str) -> Any:
+    from lincorr_lightning.results.plots import BLUE, GREY, bare_axes, legible, new_figure
+
     frame = frame[~frame["row"].str.endswith(", in both")]
     by_number = list(frame.groupby(["table", "number"], sort=False))
     if all(len(rows) == 1 for _, rows in by_number):  # a panel for all of a format

@@ -25,8 +25,7 @@ from pandas.api.types import is_float_dtype, is_numeric_dtype
 from lincorr_lightning.errors import ReportError, listed
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.results.paper import paper_numbers, size_figure
-from lincorr_lightning.results.plots import DPI, curves
-from lincorr_lightning.results.results import OWN_KEYS, Figure
+from lincorr_lightning.results.results import DPI, OWN_KEYS, Figure
 from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
 from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name
 from lincorr_lightning.version import __version__
@@ -368,6 +367,8 @@ def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
         for pair, line, (run, name), path in product(pairs[:_MAX_PANELS], lines, named, paths)
     ]  # fmt: skip
     frame = DataFrame(rows, columns=["pair", "LM", "line", "chance", "value"])
+    from lincorr_lightning.results.plots import curves  # late: most pages draw nothing
+
     draw = partial(
         curves, frame.astype({"value": float}), "LM", "value", "line", "pair", "chance",
         title="Precision of W by LM",

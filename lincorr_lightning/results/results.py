@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SCHEMA = 2  #: Version of the layout of ``results.json``.
-
+DPI = 150  #: Of figures.
 RESULTS_FILE = "results.json"
 EARLIER_FILE = "results.earlier.json"
 """Results of an earlier run in the same folder, until those of the current run are complete."""
@@ -71,11 +71,11 @@ class Figure:
     @cached_property
     def files(self) -> dict[str, bytes]:
         """The drawn figure as the bytes of a file of each format."""
-        from lincorr_lightning.results.plots import to_png, to_vector
-
         drawn = self.draw()
         if isinstance(drawn, bytes):
             return {"png": drawn}
+        from lincorr_lightning.results.plots import to_png, to_vector
+
         vectors = sorted({*self.formats} - {"png"})
         return {"png": to_png(drawn), **{form: to_vector(drawn, form) for form in vectors}}
 

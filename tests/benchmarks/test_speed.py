@@ -1,11 +1,12 @@
 """The modules that measure time and memory, on sizes that take seconds."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from benchmarks.speed import gpu, growth, reading, second_runs, stacked_edits
+from benchmarks.speed import gpu, growth, reading, second_runs, stacked_edits, startup
 from lincorr_lightning import Catalogue, LanguageModel
 
 Rows = Callable[[str], list[list[str]]]
@@ -35,6 +36,22 @@ def test_growth(rows: Rows, tmp_path: Path) -> None:
     words = 2 * width * len(lm.tokenizer)
     assert lm.model.num_parameters() == layers * (16 * width**2 + 2 * width) + width + words
     assert 14e6 < lm.model.num_parameters() < 17e6
+
+
+@pytest.mark.slow
+def test_commands_that_need_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(startup, "RESULT", tmp_path / "startup.json")
+    placed: dict[str, str] = {}
+    monkeypatch.setattr(startup.common, "place_tables", placed.update)
+    monkeypatch.setitem(startup.COMMANDS, "main job", (
+        *startup.COMMANDS["main job"], "--model.knowledge=[city,country]", "--data.n_subjects=60",
+    ))  # fmt: skip
+    names = ("lincorr --version", "lincorr weights", "lincorr compare")
+    startup.main(n=1, warm_up=False, only=names)
+    found = json.loads((tmp_path / "startup.json").read_text())
+    assert [*found] == [*names] and "lincorr weights" in placed["startup"]
+    assert found[names[0]]["now"]["peak_mib"][0] < found[names[2]]["now"]["peak_mib"][0]
+    assert all(0 < one["now"]["wall"][0] < 60 for one in found.values())
 
 
 def test_a_dry_run_is_read(tmp_path: Path) -> None:

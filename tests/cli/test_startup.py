@@ -1,8 +1,10 @@
 """What the program does before it begins to work: imports, and the help texts of settings."""
 
 import importlib
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -53,10 +55,20 @@ def test_names_that_are_imported_on_first_use_are_listed(package: str) -> None:
         _ = module.nothing
 
 
-def test_two_runs_are_compared_without_torch() -> None:
-    found = imported("-m", "lincorr_lightning", "compare", "nowhere", "nowhere")
+def test_finished_runs_are_read_without_torch_or_figures(tmp_path: Path) -> None:
+    """A page has the figures of its run; they are not drawn again."""
+    main(["fit", "--config", "configs/linear_probe.yaml", "--model.knowledge=[city,country]",
+          "--data.n_subjects=60", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+    run = tmp_path / "linear_probe" / "version_0"
+    shutil.copytree(run, run.with_name("version_1"))
+    lincorr, other = ("-m", "lincorr_lightning"), f"{run.with_name('version_1')}"
+    found = imported(*lincorr, "compare", f"{run}", other)
     assert "lincorr_lightning.results.differences" in found
-    assert not found & (HEAVY - {"scipy"} | {"scipy.stats"})
+    assert not found & (HEAVY - {"scipy"} | {"scipy.stats", "matplotlib"})
+    assert not imported(*lincorr, "weights", f"{run}", "city->country", "Rome") & HEAVY
+    found = imported(*lincorr, "report", f"{run}", "--output", f"{tmp_path / 'page'}")
+    assert not found & (HEAVY | {"matplotlib"})
+    assert (tmp_path / "page" / "report.html").read_text().count("data:image/png") > 3
 
 
 def test_a_run_imports_no_more_of_other_libraries_than_lightning_needs() -> None:
