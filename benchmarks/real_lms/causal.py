@@ -15,6 +15,7 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -156,8 +157,21 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
         yield [lm, f"{len(runs)}", arm, *map(common.mean_interval, numbers)]
 
 
+@cache
+def doses_of(path: Path) -> DataFrame:
+    """Return dose and response of the states beside a file of numbers."""
+    return DataFrame(moves.dose_rows(read_states(path.with_suffix(".npz"))))
+
+
+def draw(path: Path) -> None:
+    """Draw dose and response beside a file of numbers."""
+    found = common.read_numbers(path)
+    about = f"{found['n_learned']} learned edits of {found['relation']}, means over references"
+    interventions_figure(doses_of(path), about).savefig(path.with_suffix(".png"))
+
+
 def tables(results: Path) -> dict[str, str]:
-    """Return the tables of docs/causal.md, of the LMs that are measured, and draw the figures."""
+    """Return the tables of docs/causal.md, of the LMs that are measured."""
     rows: dict[str, list[list[str]]] = defaultdict(list)
     for path in sorted(results.glob("*/causal.json"), reverse=True):
         found, lm = common.read_numbers(path), path.parent.name
@@ -173,13 +187,12 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
-        doses = DataFrame(moves.dose_rows(read_states(path.with_suffix(".npz"))))
-        changes = doses.query("part == 'change' and strength > 0 and response == 'generalized'")
+        changes = doses_of(path).query(
+            "part == 'change' and strength > 0 and response == 'generalized'"
+        )
         for arm, own in changes.groupby("arm", sort=False):
             cells = own[["effect", "effect_low", "effect_high"]].to_numpy()
             rows["causal_doses"].append([lm, arm, *(points(*cell) for cell in cells)])
-        about = f"{found['n_learned']} learned edits of {found['relation']}, means over references"
-        interventions_figure(doses, about).savefig(path.with_suffix(".png"))
         runs = [found, *map(common.read_numbers, sorted(path.parent.glob("causal_*.json")))]
         rows["causal_seeds"] += over_seeds(lm, runs)
         for row in found["matched"]:
@@ -213,6 +226,8 @@ def main(folder: str, output: str = str(REAL_LMS), seeds: tuple[int, ...] = (0,)
             path.parent.mkdir(parents=True, exist_ok=True)
             own = "--data.n_edits=150", *(f"--{key}={seed}" for key in SEEDS if seed)
             measure(lm, path, *own, keep_states=not seed)
+    for path in Path(output).glob("*/causal.json"):
+        draw(path)
     common.place_tables(tables(Path(output)) if output == str(REAL_LMS) else {})
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.image import imread
 
 from benchmarks.real_lms import causal
 from lincorr_lightning.finetune.interventions import EditStates, TargetSpace
@@ -82,7 +83,8 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     doses = made["causal_doses"].splitlines()
     assert doses[0].split("|")[3:-1] == [" 0.25 ", " 0.5 ", " 0.75 ", " 1 ", " 1.5 ", " 2 "]
     assert doses[2].split("|")[1:3] == [" lm ", " W "] and doses[2].split("|")[6].strip() == shown
-    assert (tmp_path / "lm" / "causal.png").stat().st_size > 1e4
+    causal.draw(tmp_path / "lm" / "causal.json")
+    assert imread(tmp_path / "lm" / "causal.png").shape[1] > 1000
     stored = np.load(tmp_path / "lm" / "causal.npz")
     assert len(stored["before"]) == found["n_learned"] == len(stored["references"])
     hits = stored["mask"][np.arange(len(stored["after"])), stored["after"].argmax(1)]
