@@ -15,6 +15,7 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.sharding_strategy import check_strategy
+from lincorr_lightning.study import Study
 from tests.launching import launch, run_in_two
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
@@ -68,6 +69,33 @@ def test_logits_are_those_of_the_whole_lm(small_lm: str, tmp_path: Path, tied: b
 def program(*arguments: str) -> None:
     done = run_in_two(*arguments, *SHARDED)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def diverge(rank: int, folder: str, out: str) -> None:
+    """A weight of rank 1 becomes infinite."""
+    distributed.init_process_group("gloo")
+    lm = LanguageModel.from_pretrained(folder)
+    lm.model.requires_grad_(True)
+    lm.shard(init_device_mesh("cpu", (2,)))
+    norms = [Study.trained_norm(lm.model)]
+    if rank:
+        local = next(p.to_local() for p in lm.model.parameters() if p.to_local().numel())
+        with torch.no_grad():
+            local.flatten()[0] = torch.inf
+    norms.append(Study.trained_norm(lm.model))
+    torch.save(torch.stack(norms), f"{out}/{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_all_ranks_see_that_weights_of_one_diverged(small_lm: str, tmp_path: Path) -> None:
+    launch(2, diverge, small_lm, str(tmp_path))
+    whole = LanguageModel.from_pretrained(small_lm).model
+    expected = torch.cat([p.flatten() for p in whole.parameters()]).double().norm()
+    for rank in (0, 1):
+        before, after = torch.load(tmp_path / f"{rank}.pt")
+        assert float(before) == pytest.approx(float(expected), rel=1e-4)
+        assert not after.isfinite()
 
 
 @pytest.mark.slow
