@@ -149,14 +149,23 @@ def two(value: float | None) -> str:
 
 
 def lms_in(folder: str | Path) -> list[Path]:
-    """Return the folders of LMs in a folder, at any depth; a `SystemExit` if it holds none."""
-    found = sorted(path.parent for path in Path(folder).glob("**/config.json"))
-    if not found:
+    """Return the folders of LMs in a folder or in one of its folders.
+
+    A `SystemExit` if there are none, or two of one name, as which their results would be kept.
+    """
+    folders = sorted(
+        path.parent for x in ("", "*/", "*/*/") for path in Path(folder).glob(f"{x}config.json")
+    )
+    folders = [one for one in folders if not {*one.parents} & {*folders}]
+    if not folders:
         raise SystemExit(
             f"{folder} holds no folder of an LM, with a config.json: "
             "`python -m benchmarks.real_lms.fetch_lms FOLDER` downloads some."
         )
-    return found
+    names = [one.name for one in folders]
+    if twice := [one for one in folders if names.count(one.name) > 1]:
+        raise SystemExit(f"{twice[0]} and {twice[1]} have one name. Name one of their folders.")
+    return folders
 
 
 def percent(value: float | None) -> str:

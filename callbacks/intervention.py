@@ -17,7 +17,7 @@ from lincorr_lightning.linear_map.artifact import LinearMap, fit_linear_maps
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.results.results import Results
 
-_MAPS = {"w": "auto", "plain": "plain", "w0": "vocabulary"}
+_MAP_OF_ARM = {"w": "auto", "plain": "plain", "w0": "vocabulary"}
 
 
 class Intervention(MapCallback):
@@ -89,7 +89,8 @@ class Intervention(MapCallback):
         """Move the states of all edits whose source was learned."""
         ids, (after,) = next(iter(self.edits_by_step().values()), ([], [self.base.rows([])]))
         taught = torch.tensor([self._edits[i].label for i in ids], dtype=torch.long)
-        if not (learned := (after.source.argmax(1) == taught).nonzero().flatten().tolist()):
+        learned = (after.source.argmax(1) == taught).nonzero().flatten().tolist()
+        if not learned:
             rank_zero_warn(f"{self.name}: none of {len(ids)} edits has learned its source answer.")
             return Results(self.name, {"relation": self.tokenized.name, "n_learned": 0})
         edits = [self._edits[ids[i]] for i in learned]
@@ -97,7 +98,7 @@ class Intervention(MapCallback):
         right, texts = reference_mask(edits, before.shape[1]), self.tokenized.target.texts
         rows = self.cache.lm.head_rows(self.tokenized.target.token_ids)
         assert rows is not None  # the head is linear
-        own = {arm: self.maps[one][0].T[labels] for arm, one in _MAPS.items()}
+        own = {arm: self.maps[one][0].T[labels] for arm, one in _MAP_OF_ARM.items()}
         space = moves.TargetSpace(rows)
         self.edits = moves.EditStates(
             space, before, after.target[learned], right,

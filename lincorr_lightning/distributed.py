@@ -34,8 +34,7 @@ def data_shard(trainer: Any) -> DataShard:
 
 def require_items(trainer: Any, n: int, what: str, way_out: str) -> None:
     """Refuse a run in which a rank would have none of the `n` items, such as ``edits``."""
-    n_shards = data_shard(trainer).n
-    if n_shards > n:
+    if (n_shards := data_shard(trainer).n) > n:
         raise SubjectsError(
             f"{n_shards} processes cannot share {n} {what}. Lower trainer.devices, or {way_out}."
         )

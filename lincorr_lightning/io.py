@@ -28,8 +28,8 @@ from lincorr_lightning.errors import LincorrError, OutputError
 def output_error(path: str | Path, reason: object) -> OutputError:
     """Return the error of a file or folder that cannot be written."""
     return OutputError(
-        f"cannot write {path}: {reason}. Make room, or choose another folder with the "
-        "option that named it, such as --trainer.default_root_dir, or the path you passed."
+        f"cannot write {path}: {reason}. Make room, or name another folder: "
+        "--trainer.default_root_dir, or the option or path that named this one."
     )
 
 

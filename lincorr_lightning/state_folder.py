@@ -35,9 +35,10 @@ def drop_oldest(folder: Path, most: float) -> None:
     A process that reads one of them goes on to do so.
     """
     used = []
-    for path in (lm / name for lm in _folders(folder) for name in state_files(lm)):
+    for lm in _folders(folder):
         with suppress(FileNotFoundError):  # another run has removed it
-            used.append((path.stat().st_mtime, path.stat().st_size, path))
+            for path in map(lm.joinpath, state_files(lm)):
+                used.append((path.stat().st_mtime, path.stat().st_size, path))
     size = sum(one for _, one, _ in used)
     for _, freed, path in sorted(used):
         if size <= most:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
-from lincorr_lightning.distributed import data_shard
+from lincorr_lightning.distributed import data_shard, gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, require
 from lincorr_lightning.lm import products
 from lincorr_lightning.lm.config import LMConfig
@@ -190,10 +190,13 @@ class Study(PlainHyperparameters, L.LightningModule):
                 included=results.included or runs.collect_callback_results(self.trainer),
             )  # fmt: skip
             runs.write_parts(self.trainer, results)
-        for cache in (x.state_cache for x in self.modules() if isinstance(x, LanguageModel)):
-            if cache is not None and cache.use[1]:
-                found = "{:,} of {:,} prompts were found in model.lm.state_cache"
-                rank_zero_info(found.format(*cache.use))
+        for lm in (part for part in self.modules() if isinstance(part, LanguageModel)):
+            if lm.state_cache is not None:  # on all ranks, or on none
+                counts = gather([lm.state_cache.n_found, lm.state_cache.n_requested])
+                lm.state_cache.n_found = lm.state_cache.n_requested = 0
+                n_found, n = map(sum, zip(*counts, strict=True))
+                if n:
+                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {lm.location} were cached")
         if writes:
             self.write_artifacts(folder := runs.run_folder(self.trainer))
             if results is not None:  # last, so that an interrupted run has none

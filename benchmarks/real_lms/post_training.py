@@ -4,8 +4,8 @@
 
 trains all weights on medical abstracts and on questions with answers from the package of
 `fetch_texts`, which needs zstandard, and puts the scores of old maps into docs/resilience.md.
-FOLDER keeps the trained LMs and the logits that were read: what is there is not made again. Each
-training takes the texts that are not held out in another order, so that most are others.
+FOLDER keeps the trained LMs and the logits that were read: what is there is not made again.
+Trainings after the first shuffle the texts that are not held out.
 """
 
 import re

@@ -136,9 +136,9 @@ def main(
     known = common.read_numbers(RESULT) if RESULT.exists() else {}
     kept = {name: each for name, each in known.items() if list(each) == list(checkouts)}
     common.write_numbers(RESULT, kept | numbers)
-    found = table(common.read_numbers(RESULT))
-    print(found)
-    common.place_tables({"startup": found})
+    text = table(common.read_numbers(RESULT))
+    print(text)
+    common.place_tables({"startup": text})
 
 
 if __name__ == "__main__":

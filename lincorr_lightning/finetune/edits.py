@@ -98,11 +98,13 @@ def sample_edits(
         part = pool[first : first + n]
         leading = (logits.argmax(1).tolist() for logits in relation_logits(lm, relation, part))
         for subject, source, target in zip(part, *leading, strict=True):
-            if (answer := _take_new(kept, source, target)) is None:
+            answer = _take_new(kept, source, target)
+            if answer is None:
                 order = np.random.default_rng([seed, n_rounds]).permutation(len(by_label))
                 # Answers that share a label take turns, one per round.
                 fresh = [by_label[i][n_rounds % len(by_label[i])] for i in order]
-                if (answer := _take_new(fresh, source, target)) is None:
+                answer = _take_new(fresh, source, target)
+                if answer is None:
                     continue
                 kept += fresh
                 n_rounds += 1

@@ -54,22 +54,24 @@ class TargetSpace:
 
 
 def weights_of_arms(
-    space: TargetSpace, right: Tensor, seed: int, *, w: Tensor, plain: Tensor, w0: Tensor
+    space: TargetSpace, reference_mask: Tensor, seed: int, *, w: Tensor, plain: Tensor, w0: Tensor
 ) -> dict[str, Tensor]:
-    """Return the weights of each arm, see `EditStates`, from the maps' columns of each answer.
+    """Return the weights of each arm, see `EditStates`.
 
-    The columns are ``(n, n_target)``, and so are the right labels, bool; `seed` draws the controls.
+    The labels of each edit's reference, bool, and the columns of its answer in W, in W with ridge 0
+    and in W₀ are ``(n, n_target)``; `seed` is that of *other answer* and *random*.
     """
-    generator, columns = torch.Generator().manual_seed(seed), space.to_states.shape[1]
+    generator, rank = torch.Generator().manual_seed(seed), space.to_states.shape[1]
     # Answers of the run's other edits, as frequent as in W's own arm.
-    others = ((right.double() @ right.double().T) == 0).double()
+    others = ((reference_mask.double() @ reference_mask.double().T) == 0).double()
     others[others.sum(1) == 0] = 1.0
     chosen = others.multinomial(N_DRAWS, replacement=True, generator=generator).T
-    drawn = torch.randn(N_DRAWS, len(w), columns, generator=generator).double()
+    drawn = torch.randn(N_DRAWS, len(w), rank, generator=generator).double()
+    centred = w - w.mean(1, keepdim=True)
     return {
         W: w[None], "W, plain": plain[None], "W0": w0[None], "W - W0": (w - w0)[None],
-        "W, other labels": (w - w.mean(1, keepdim=True)).masked_fill(right, 0.0)[None],
-        "reference's row": right.double()[None], "other answer": w[chosen],
+        "W, other labels": centred.masked_fill(reference_mask, 0.0)[None],
+        "reference's row": reference_mask.double()[None], "other answer": w[chosen],
         "random": drawn @ space.to_states.T,  # uniform in direction
     }  # fmt: skip
 

@@ -137,7 +137,8 @@ class StackedLoRA(nn.Module):
 
     def clip_gradients(self, max_norm: float) -> Tensor:
         """Clip each adapter's gradient by its own norm; return the norms before, ``(n,)``."""
-        if not (gradients := [p.grad for p in self.parameters() if p.grad is not None]):
+        gradients = [p.grad for p in self.parameters() if p.grad is not None]
+        if not gradients:
             return torch.zeros(self.n)
         device = gradients[0].device
         parts = [torch.linalg.vector_norm(g, dim=(1, 2)).to(device) for g in gradients]
@@ -157,7 +158,8 @@ class StackedLoRA(nn.Module):
                 "gradient checkpointing reruns layers after the context of the adapters has ended. "
                 "Call gradient_checkpointing_disable() on the LM."
             )
-        if (given := kwargs.get("input_ids", args[0] if args else None)) is None:
+        given = kwargs.get("input_ids", args[0] if args else None)
+        if given is None:
             given = kwargs.get("inputs_embeds")
         self._length = None
         if isinstance(given, Tensor):

@@ -381,8 +381,7 @@ def read_fit_subjects(run: Path) -> set[str]:
 
 def warn_of_fit_subjects(folder: str, subjects: Collection[str]) -> None:
     """Warn if the maps of ``linear_map/`` of a run are scored on subjects of its fit half."""
-    seen = read_fit_subjects(Path(folder).resolve().parent).intersection(subjects)
-    if seen:
+    if seen := read_fit_subjects(Path(folder).resolve().parent).intersection(subjects):
         rank_zero_warn(
             f"{len(seen)} of {len(subjects)} subjects, such as {min(seen)!r}, are among those that "
             f"the linear map {folder} was fitted on: scores on them are too good. Fit it on other "
@@ -392,8 +391,7 @@ def warn_of_fit_subjects(folder: str, subjects: Collection[str]) -> None:
 
 def require_held_out(subjects: Sequence[str], fit_subjects: Collection[str]) -> None:
     """Refuse to score maps on subjects that they were fitted on."""
-    seen = set(fit_subjects).intersection(subjects)
-    if seen:
+    if seen := set(fit_subjects).intersection(subjects):
         raise SubjectsError(
             f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are among "
             "those that the maps were fitted on. Use the data settings of the run that fitted them "

@@ -289,8 +289,7 @@ class RowReader:
         """Return the joint rows of some subjects as they are read, ``(n_subjects, n_read)``."""
         self.announce(layout, subjects)
         known = self._logits.setdefault(tuple(subjects), {})
-        missing = [one for one in self._announced[tuple(subjects)] if one not in known]
-        if missing:
+        if missing := [one for one in self._announced[tuple(subjects)] if one not in known]:
             starts = range(0, max(len(subjects), 1), _CHUNK)
             options = {"unit_scale": _CHUNK, "unit": "subject"}
             bar = progress(starts, "reading subjects", **options)

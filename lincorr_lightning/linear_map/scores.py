@@ -216,8 +216,7 @@ def _mean_score(scores: Sequence[PairScore]) -> PairScore:
     means = {f.name: mean_of([getattr(one, f.name) for one in scores]) for f in fields(PairScore)}
     rows, spread = [score.row() for score in scores], dict[str, Any]()
     for name in _SPREAD:
-        known = [row[name] for row in rows if row[name] is not None]
-        if known:
+        if known := [row[name] for row in rows if row[name] is not None]:
             ends = {"mean": np.mean(known), "std": np.std(known), "low": min(known)}
             spread[name] = {key: float(end) for key, end in ends.items()} | {"high": max(known)}
             spread[name]["values"] = [row[name] for row in rows]

@@ -99,8 +99,7 @@ def find_checkpoint(config: LMConfig, what: str = "the LM") -> Checkpoint:
     if path is None or (what != "the LM" and file_of(found, _TOKENIZER)):
         return found
     settings = _adapter_settings(path)
-    name = str(settings.get("base_model_name_or_path") or "")
-    if not name:
+    if not (name := str(settings.get("base_model_name_or_path") or "")):
         raise LanguageModelError(
             f"{path} names no LM. Pass it as lm.name_or_path, and the adapter as lm.adapter."
         )

@@ -75,8 +75,7 @@ class QueryCache:
 
     def register_tokens(self, token_ids: Sequence[int]) -> None:
         """Add tokens whose logits are kept; logits that lack them are dropped."""
-        new = [token for token in dict.fromkeys(token_ids) if token not in self._columns]
-        if new:
+        if new := [token for token in dict.fromkeys(token_ids) if token not in self._columns]:
             self._columns |= {token: len(self._columns) + i for i, token in enumerate(new)}
             self._logits.clear()
 
@@ -134,8 +133,7 @@ class QueryCache:
         self.weights_version()
         self.register_tokens([token for _, tokens in requests for token in tokens])
         read = [query for queries, _ in requests for query in queries]
-        missing = dict.fromkeys(query for query in read if query not in self._logits)
-        if missing:
+        if missing := dict.fromkeys(query for query in read if query not in self._logits):
             due = [query for query, since in self._prefetched.items() if since != self._pause]
             missing |= dict.fromkeys(query for query in due if query not in self._logits)
             for query in due:

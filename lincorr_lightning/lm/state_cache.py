@@ -9,6 +9,7 @@ Files are written completely or not at all and never changed, so that runs can s
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FORMAT = 2  # raise it where the same prompts would be read in another way
+_NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DAMAGES = (SafetensorError, OSError, KeyError, ValueError, RuntimeError)
 
@@ -52,18 +54,20 @@ class StateCache:
         self._most, self._can_write = gib * GIB, True
         self._info: dict[str, Any] = {}
         self._keys: dict[str, NDArray[np.int64]] = {}  # of each file of the LM
-        self.use = [0, 0]  #: Numbers of prompts that were found, and looked for.
+        self.n_found = self.n_requested = 0  #: Prompts, since the LM was loaded.
 
     def prepare(self) -> None:
-        """Make the folder and hold its bound; one that cannot be written to is only read."""
+        """Make the folder; one that must not be written to is only read."""
         try:
             check_writable(self.folder)
-            drop_oldest(self.folder, self._most)
-        except (OutputError, OSError):
-            if not self.folder.is_dir():
+        except OutputError as error:
+            if (
+                getattr(error.__cause__, "errno", None) not in _NO_WRITING
+                or not self.folder.is_dir()
+            ):
                 raise
             self._can_write = False
-            _log.warning("lm.state_cache %s cannot be written to, and is only read.", self.folder)
+            _log.warning("lm.state_cache is only read: %s", error)
 
     def open(self, name: str, key: Mapping[str, Any]) -> None:
         """Turn to the LM of a `state_key`, which has this name for people."""
@@ -79,9 +83,9 @@ class StateCache:
         """
         states: Tensor | None = None
         missing = np.ones(len(rows), dtype=bool)
-        self.use[1] += len(rows)
+        self.n_requested += len(rows)
         self._list_files()
-        if not self._keys or not rows:
+        if not any(map(len, self._keys.values())) or not rows:
             return states, list(range(len(rows)))
         names, known, wanted = [*self._keys], np.concatenate([*self._keys.values()]), _keys_of(rows)
         order = np.argsort(known[:, 0])
@@ -96,7 +100,7 @@ class StateCache:
                 states = part.new_empty(len(rows), part.shape[1]) if states is None else states
                 states[torch.from_numpy(own)] = part
                 missing[own] = False
-        self.use[0] += len(rows) - int(missing.sum())
+        self.n_found += len(rows) - int(missing.sum())
         return states, np.flatnonzero(missing).tolist()
 
     def store(self, domains: Iterable[tuple[Sequence[Sequence[int]], Tensor]]) -> None:
@@ -148,8 +152,10 @@ class StateCache:
         except FileNotFoundError:  # another run has made room
             return {}
         except _DAMAGES as error:
-            with suppress(OSError):
+            try:
                 path.unlink()
+            except OSError:  # it stays, and is not read again
+                self._keys[name] = np.empty((0, 2), dtype=np.int64)
             _log.warning("Reading prompts anew: %s is damaged (%s).", path, error)
             return {}
         return content

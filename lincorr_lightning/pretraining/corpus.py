@@ -133,8 +133,7 @@ def _choose_withheld(
     statements: Sequence[Statement], pair: tuple[str, str], cooccurrence: float, seed: int
 ) -> set[tuple[str, str]]:
     stated = {statement.knowledge.name for statement in statements}
-    missing = [name for name in pair if name not in stated]
-    if missing:
+    if missing := [name for name in pair if name not in stated]:
         why = f"data.pair is {'->'.join(pair)}, but {missing[0]} is not stated"
         raise ConfigError(f"{why}; add it to data.knowledge.")
     people = list(dict.fromkeys(s.subject for s in statements if s.knowledge.name in pair))

@@ -537,8 +537,7 @@ class LinearProbe(LMStudy):
                 "Set the same model.knowledge and model.pairs, or fit again."
             )
         for name, now in self._fitted_on().items():
-            then = state["fitted_on"][name]
-            if then != now:
+            if (then := state["fitted_on"][name]) != now:
                 raise CheckpointError(
                     f"the checkpoint was fitted with the {name} prompt {then[0]!r} or on other "
                     f"labels, this run has {now[0]!r}. Use the settings of the run that wrote it "

@@ -140,8 +140,7 @@ class MapResilience(LMStudy):
         names, wanted = split_names(knowledge), None if pairs is None else split_names(pairs)
         if self.stored is not None:
             wanted = wanted or self.stored.pairs
-            lacking = [pair for pair in wanted if pair not in self.stored.pairs]
-            if lacking:
+            if lacking := [pair for pair in wanted if pair not in self.stored.pairs]:
                 raise ConfigError(
                     f"model.pairs names {lacking[0]}, which {linear_map} lacks; it has "
                     f"{listed(self.stored.pairs)}. Null takes all."

@@ -127,8 +127,7 @@ def compose_maps(
             n: [layout.references[leg] is not None for leg in ((source, n), (n, target))]
             for n in between
         }
-        through = [n for n in between if all(known[n])]
-        if not through:
+        if not (through := [n for n in between if all(known[n])]):
             continue
         composed = {n: weights[n, target] @ weights[source, n] for n in between}
         columns = layout.columns(source), layout.columns(target)

@@ -205,8 +205,7 @@ class State:
                 continue
             inputs = run_inputs(run, plan)
             both = ((key, earlier.get(key), inputs.get(key)) for key in {**earlier, **inputs})
-            differ = [(key, json.dumps(a), json.dumps(b)) for key, a, b in both if a != b]
-            if differ:
+            if differ := [(key, json.dumps(a), json.dumps(b)) for key, a, b in both if a != b]:
                 changed = "; ".join(f"{key} was {was} and is {now}" for key, was, now in differ[:5])
                 raise ConfigError(
                     f"{self.path.parent} holds {run.name} of {plan.name} with other settings: "

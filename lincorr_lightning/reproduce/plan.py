@@ -415,8 +415,7 @@ def left_out(plan: LMRuns, items: Sequence[Item], n_lms: int) -> Iterator[tuple[
     needs = {item.numbers: item.lacks(bool(plan.after), n_lms) for item in items}
     parts = {item.numbers: _parts(item) for item in items if not needs[item.numbers]}
     for name, reason in {**plan.left_out, **plan.errors}.items():
-        where = "; ".join(numbers for numbers, names in parts.items() if name in names)
-        if where:
+        if where := "; ".join(numbers for numbers, names in parts.items() if name in names):
             yield name, where, reason.rstrip(".")
     for numbers, needed in needs.items():
         if needed:

@@ -270,7 +270,7 @@ def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     return replace(table, frame=frame, note=table.note + note)
 
 
-def _draw(frame: DataFrame, title: str) -> Any:
+def _draw(frame: DataFrame, title: str) -> Any:  # a figure of matplotlib, which is imported here
     from lincorr_lightning.results.plots import BLUE, GREY, bare_axes, legible, new_figure
 
     frame = frame[~frame["row"].str.endswith(", in both")]

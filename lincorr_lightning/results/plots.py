@@ -198,8 +198,7 @@ def curves(
     """
     frame = frame.dropna(subset=[x, y])
     frame = frame.assign(_line=frame[hue] if hue else "", _panel=frame[panel] if panel else "")
-    ticks = [str(name) for name in frame[x].unique() if isinstance(name, str)]
-    if ticks:
+    if ticks := [str(name) for name in frame[x].unique() if isinstance(name, str)]:
         frame = frame.assign(**{x: frame[x].map(ticks.index)})
     names = list(frame["_panel"].unique()) or [""]
     n_columns = min(len(names), per_row)
@@ -300,8 +299,7 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
     for axes in panels:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
-    names = list(handles)
-    if names:
+    if names := list(handles):
         figure.legend([*handles.values()], names, loc="outside lower left", frameon=False,
                       ncols=_legend_columns(names, figure.get_figwidth()), fontsize=8,
                       handlelength=1.6, columnspacing=1.2, labelcolor=INK)  # fmt: skip

@@ -144,8 +144,7 @@ def _replace_output(
 ) -> Any:  # fmt: skip
     tensor = _tensor_in(output)
     whole = tensor if tensor.dim() == 3 else tensor.view(shape)
-    new = function(whole)
-    if new is None:
+    if (new := function(whole)) is None:
         return None
     if new.shape != whole.shape:
         raise SparseAutoencoderError(

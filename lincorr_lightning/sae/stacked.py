@@ -209,8 +209,7 @@ class StackedAutoencoders(nn.Module):
     @torch.no_grad()
     def project_gradient(self) -> None:
         """Remove the component of the decoder's gradient that only changes the norms of rows."""
-        gradient = self.decoder.grad
-        if gradient is not None:
+        if (gradient := self.decoder.grad) is not None:
             gradient.sub_((gradient * self.decoder).sum(-1, keepdim=True) * self.decoder)
 
     @torch.no_grad()

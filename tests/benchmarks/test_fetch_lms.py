@@ -61,4 +61,11 @@ def test_a_folder_without_lms_is_refused(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").touch()
+    (tmp_path / "a" / "128").mkdir()  # such as one that was trained from it
+    (tmp_path / "a" / "128" / "config.json").touch()
     assert [path.name for path in lms_in(tmp_path)] == ["a", "b"]
+    assert lms_in(tmp_path / "a") == [tmp_path / "a"]
+    (tmp_path / "more" / "b").mkdir(parents=True)
+    (tmp_path / "more" / "b" / "config.json").touch()
+    with pytest.raises(SystemExit, match="have one name"):
+        lms_in(tmp_path)

@@ -1,8 +1,10 @@
 """Tables of shuffled texts, against scipy's t-test and the means that the run wrote itself."""
 
 import json
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 from scipy import stats
 
@@ -46,6 +48,16 @@ def test_layers_beyond_the_error_are_those_of_a_t_test(
             )
         row = rows["geometry_shuffled"][level]
         assert row["beyond the error: higher, lower"] == " / ".join(counts)
+        test = stats.ttest_rel(*(profiles["overlap k=2"][:, at, :29] for at in (level, 0)))
+        lower, higher = (
+            ((test.pvalue < 0.05) & (sign * test.statistic > 0)).sum() for sign in (-1, 1)
+        )
+        assert row["overlap beyond the error: lower, higher"] == f"{lower}, {higher}"
+        means = (profiles[f"dimension n2={n2}"].mean(0) for n2 in geometry.SCALES)
+        higher = " / ".join(
+            str(sum(a > b for a, b in zip(x[level], x[0], strict=True))) for x in means
+        )
+        assert row["layers with higher ID, by n2"] == higher
         x = profiles["dimension n2=2"][:, :, int(row["layer"]) - 1]
         low, high = stats.ttest_rel(x[:, level], x[:, 0]).confidence_interval()
         mean, half = map(float, row["ID, less that of S = 0"].split(" ± "))
@@ -57,4 +69,31 @@ def test_peaks(rows: dict[str, list[dict[str, str]]], profiles: dict[str, np.nda
         mean = profiles[f"dimension n2={row['n2']}"][:, 0].mean(0)
         assert int(row["peak layer"]) == 1 + max(range(30), key=lambda i: mean[i])
         assert row["ID, by level of shuffling"].startswith(f"{max(mean):.2f} / ")
-    assert [row["p \\< .01 in"] for row in rows["geometry_loss"]] == ["29", "29", "29", "30"]
+
+
+def test_correlations_with_the_loss(rows: dict[str, list[dict[str, str]]]) -> None:
+    run = json.loads((geometry.FOLDER / "token_geometry_1024.json").read_text())["results"]
+    for row in rows["geometry_loss"]:
+        own = [x for x in run["dimension_loss"] if x["n2"] == int(row["n2"]) and not x["shuffle"]]
+        (at_peak,) = (x for x in own if x["layer"] == int(row["peak layer"]))
+        assert row["r of log ID and log loss at the peak"].startswith(f"{at_peak['pearson']:.2f} (")
+        assert int(row["p \\< .01 in"]) == sum(x["pearson_p"] < 0.01 for x in own)
+
+
+def test_observables_are_kept_by_text_level_and_layer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng, sizes = np.random.default_rng(0), (3, 2, 4)
+    values = {name: rng.normal(size=sizes) for name in geometry.KEPT}
+    frame = pd.DataFrame(
+        {"prompt": "abc"[i], "shuffle": j, "layer": k + 1}
+        | {n: x[i, j, k] for n, x in values.items()}
+        for i, j, k in np.ndindex(sizes)
+    )
+    (tmp_path / "tables").mkdir()
+    frame.sample(frac=1, random_state=0).to_csv(tmp_path / "tables" / "profiles.csv", index=False)
+    monkeypatch.setattr(geometry, "FILE", tmp_path / "kept.npz")
+    geometry.keep(tmp_path)
+    with np.load(tmp_path / "kept.npz") as kept:
+        for name, x in values.items():
+            assert kept[name] == pytest.approx(x, rel=1e-6)

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from jsonargparse import auto_cli
 
 from benchmarks.docs_tables import knowledge_card as script
 from lincorr_lightning.knowledge import Catalogue
@@ -37,7 +38,10 @@ def fresh(tmp_path_factory, byte_level):
     """The card as it is written now, with one tokenizer more than the tiny world's."""
     folder = tmp_path_factory.mktemp("card")
     byte_level.save_pretrained(folder / "mine")
-    script.main([f"A name={folder / 'mine'}"], folder / "CARD.md")
+    auto_cli(
+        script.main,
+        args=["--tokenizer", f"[A name={folder / 'mine'}]", "--output", str(folder / "CARD.md")],
+    )
     text = (folder / "CARD.md").read_text(encoding="utf-8")
     assert str(folder) not in text and "<!-- prompts: end -->" in text
     return tables(text)
@@ -99,4 +103,4 @@ def test_folders_are_read_by_their_names(fresh, tmp_path):
     assert list(row) == ["knowledge", "tiny-world", "A name"]
     assert row["A name"] == "0+2/5"  # it has learnt South and North, of South and North America
     with pytest.raises(SystemExit, match="write NAME=FOLDER"):
-        script.main(["nowhere"], tmp_path / "CARD.md")
+        script.main(("nowhere",), tmp_path / "CARD.md")

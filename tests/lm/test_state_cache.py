@@ -6,6 +6,7 @@ import errno
 import hashlib
 import itertools
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -341,7 +342,8 @@ def test_a_folder_that_can_only_be_read(
     load: Loader, read_tokens: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    expected, before = load().joint_logits(prompts(), DOMAINS), contents(tmp_path / "states")
+    expected, folder = load().joint_logits(prompts(), DOMAINS), tmp_path / "states"
+    before, damaged = contents(folder), next(folder.rglob("*.safetensors"))
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
@@ -354,18 +356,36 @@ def test_a_folder_that_can_only_be_read(
     read_tokens.clear()
     assert torch.equal(lm.joint_logits(prompts(), DOMAINS), expected) and not read_tokens
     assert torch.isfinite(lm.joint_logits([[f"{x} saw a" for x in INPUTS]], DOMAINS[:1])).all()
-    assert contents(tmp_path / "states") == before
+    assert contents(folder) == before
     lines = [record.getMessage() for record in caplog.records]
-    assert lines == [
-        f"lm.state_cache {tmp_path / 'states'} cannot be written to, and is only read."
-    ]
+    (line,) = lines
+    assert line.startswith("lm.state_cache is only read") and "Read-only file system" in line
+    caplog.clear()
+    damaged.write_bytes(damaged.read_bytes()[:-8])
+    for _ in range(3):  # it stays, and is told once
+        found = lm.joint_logits(prompts(), DOMAINS)
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    assert [f"{damaged} is damaged" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_full_disk_is_an_error_at_the_start(
+    load: Loader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lincorr_lightning.io.TemporaryFile", refuse)
+    with pytest.raises(OutputError, match="No space left on device"):
+        load()
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_run_says_how_many_prompts_it_found(
+def test_the_number_of_cached_prompts_is_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO")
@@ -379,8 +399,9 @@ def test_a_run_says_how_many_prompts_it_found(
               f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
         return caplog.text
 
-    assert "0 of 40 prompts were found in model.lm.state_cache" in run("[city,color]")
-    assert "40 of 60 prompts were found in model.lm.state_cache" in run("[city,color,pet]")
+    assert " 0 of 40 prompts of" in run("[city,color]")
+    text = run("[city,color,pet]")
+    assert re.search(r" 40 of 60 prompts of .*tiny_world were cached", text), text
 
 
 _RUN = """
