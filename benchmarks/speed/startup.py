@@ -61,7 +61,7 @@ COMMANDS = {
     ),
     "repair, 16 examples": (
         *FIT, "configs/repair.yaml", TO, "--data.n_examples=16", "--data.n_edits=8",
-        "--trainer.max_epochs=1", "--model.lm.name_or_path={lm}",
+        "--model.lm.name_or_path={lm}",
     ),
 }  # fmt: skip
 ALL = tuple(name for name, command in COMMANDS.items() if "{lm}" not in " ".join(command))
