@@ -75,9 +75,7 @@ def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -
     write_csv(path, ["a"], [["old"]])
     if call in ("fsync", "rename"):
         monkeypatch.setattr(*{"fsync": (os, "fsync"), "rename": (Path, "replace")}[call], refuse)
-    message = (
-        r"cannot write .*pairs\.csv: .*No space left on device.*\. Make room, or choose another"
-    )
+    message = r"cannot write .*pairs\.csv: .*No space left on device.*\. Make room, or name another"
     with pytest.raises(OutputError, match=message), atomic_write(path) as part:
         part.write_text("new")
         if call not in ("fsync", "rename"):

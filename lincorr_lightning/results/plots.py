@@ -24,8 +24,6 @@ from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from PIL import Image
 
-from lincorr_lightning.results.results import DPI
-
 if TYPE_CHECKING:
     from pandas import DataFrame
 
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, GREY, PALE = "#222222", "#767676", "#DDDDDD"
 _PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
+DPI = 150
 # Where matplotlib looks for a character: its own font, then Chinese, Japanese, and the rest.
 _FONTS = (
     "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP",

@@ -25,7 +25,7 @@ from pandas.api.types import is_float_dtype, is_numeric_dtype
 from lincorr_lightning.errors import ReportError, listed
 from lincorr_lightning.io import atomic_write, check_writable
 from lincorr_lightning.results.paper import paper_numbers, size_figure
-from lincorr_lightning.results.results import DPI, OWN_KEYS, Figure
+from lincorr_lightning.results.results import OWN_KEYS, Figure
 from lincorr_lightning.results.saved_run import PACKAGE, SavedRun
 from lincorr_lightning.results.table import Table, clean, escape_markdown, short_name
 from lincorr_lightning.version import __version__
@@ -34,7 +34,7 @@ PAGE = "report.html"
 MAX_FOLDED_ROWS = 100
 MAX_ROWS = 30
 _MAX_PANELS = 6
-_CSS_DPI = 96
+_METERS_PER_CSS_PIXEL = 0.0254 / 96
 _MAX_LATEX_ROWS = 45  # on a page
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
@@ -183,8 +183,9 @@ def write_page(
         "prose": _prose, "short_name": short_name,
         "yaml": partial(yaml.safe_dump, allow_unicode=True),
         "base64": lambda png: base64.b64encode(png).decode("ascii"),
-        # The header of a PNG has its width at byte 16.
-        "css_width": lambda png: int.from_bytes(png[16:20]) * _CSS_DPI // DPI,
+        # A PNG has its width at byte 16, and in a chunk its pixels per meter, if it says them.
+        "css_width": lambda png: round(int.from_bytes(png[16:20]) / _METERS_PER_CSS_PIXEL / (
+            int.from_bytes(png.partition(b"pHYs")[2][:4]) or 1 / _METERS_PER_CSS_PIXEL)),
     }  # fmt: skip
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     parts = {"title": title, "overview": overview, "sections": sections, "n_runs": n_runs}

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SCHEMA = 2  #: Version of the layout of ``results.json``.
-DPI = 150  #: Resolution of PNG figures, in dots per inch.
 
 RESULTS_FILE = "results.json"
 EARLIER_FILE = "results.earlier.json"

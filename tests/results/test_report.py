@@ -1,6 +1,7 @@
 """What is on a page, against the files of the runs."""
 
 import base64
+import io
 import json
 import re
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ReportError
@@ -147,6 +149,15 @@ def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Page]
     assert "The runs differ also in ridge (2.0 / 1.0 / 3.0)." in page.text
     (figure,) = [image for image in page.all("img") if image["alt"].startswith("Hit@N")]
     assert figure["alt"] == "Hit@N of W by LM (paper, Figure 4)."
+
+
+def test_figures_are_as_wide_as_they_were_drawn(probe: Make, page_of: Callable[..., Page]) -> None:
+    """In CSS pixels, of which an inch has 96."""
+    images = page_of(probe("one")).all("img")
+    for image in images:
+        png = Image.open(io.BytesIO(base64.b64decode(image["src"].partition("base64,")[2])))
+        assert int(image["width"]) == round(png.width / png.info["dpi"][0] * 96)
+    assert images
 
 
 def test_runs_of_one_lm_have_different_names(probe: Make, page_of: Callable[..., Page]) -> None:
