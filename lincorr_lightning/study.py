@@ -196,7 +196,8 @@ class Study(PlainHyperparameters, L.LightningModule):
                 lm.state_cache.n_found = lm.state_cache.n_requested = 0
                 n_found, n = map(sum, zip(*counts, strict=True))
                 if n:
-                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {lm.location} were cached")
+                    name = lm.config.name_or_path
+                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {name} were cached")
         if writes:
             self.write_artifacts(folder := runs.run_folder(self.trainer))
             if results is not None:  # last, so that an interrupted run has none
