@@ -24,9 +24,11 @@ def _folders(folder: Path) -> list[Path]:
 
 
 def state_files(folder: Path) -> dict[str, int]:
-    """Return the number of prompts in each file of an LM's folder; 0 for one not complete."""
-    found = {path.name: _NAME.fullmatch(path.name) for path in folder.iterdir()}
-    return {name: int(match["n_prompts"] or 0) for name, match in found.items() if match}
+    """Return the number of prompts in each file of an LM's folder, if any; 0 if incomplete."""
+    with suppress(FileNotFoundError, NotADirectoryError):  # another run may remove it
+        found = {path.name: _NAME.fullmatch(path.name) for path in folder.iterdir()}
+        return {name: int(match["n_prompts"] or 0) for name, match in found.items() if match}
+    return {}
 
 
 def drop_oldest(folder: Path, most: float) -> None:
@@ -35,10 +37,9 @@ def drop_oldest(folder: Path, most: float) -> None:
     A process that reads one of them goes on to do so.
     """
     used = []
-    for lm in _folders(folder):
+    for path in (lm / name for lm in _folders(folder) for name in state_files(lm)):
         with suppress(FileNotFoundError):  # another run has removed it
-            for path in map(lm.joinpath, state_files(lm)):
-                used.append((path.stat().st_mtime, path.stat().st_size, path))
+            used.append((path.stat().st_mtime, path.stat().st_size, path))
     size = sum(one for _, one, _ in used)
     for _, freed, path in sorted(used):
         if size <= most:

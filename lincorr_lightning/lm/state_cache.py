@@ -54,17 +54,15 @@ class StateCache:
         self._most, self._can_write = gib * GIB, True
         self._info: dict[str, Any] = {}
         self._keys: dict[str, NDArray[np.int64]] = {}  # of each file of the LM
-        self.n_found = self.n_requested = 0  #: Prompts, since the LM was loaded.
+        self.n_found = self.n_requested = 0  #: Prompts, since a run last logged them.
 
     def prepare(self) -> None:
         """Make the folder; one that must not be written to is only read."""
         try:
             check_writable(self.folder)
         except OutputError as error:
-            if (
-                getattr(error.__cause__, "errno", None) not in _NO_WRITING
-                or not self.folder.is_dir()
-            ):
+            number = getattr(error.__cause__, "errno", None)
+            if number not in _NO_WRITING or not self.folder.is_dir():
                 raise
             self._can_write = False
             _log.warning("lm.state_cache is only read: %s", error)
@@ -123,7 +121,7 @@ class StateCache:
 
     def _list_files(self) -> None:
         """Read the keys of files that are new since the last call, and forget those removed."""
-        names = state_files(self._lm) if self._lm.is_dir() else {}
+        names = state_files(self._lm)
         old, self._keys = self._keys, {}
         for name in sorted(name for name, n_prompts in names.items() if n_prompts):
             if name in old:

@@ -34,7 +34,7 @@ PAGE = "report.html"
 MAX_FOLDED_ROWS = 100
 MAX_ROWS = 30
 _MAX_PANELS = 6
-_METERS_PER_CSS_PIXEL = 0.0254 / 96
+_CSS_PIXELS_PER_METER = 96 / 0.0254
 _MAX_LATEX_ROWS = 45  # on a page
 _LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
@@ -184,8 +184,8 @@ def write_page(
         "yaml": partial(yaml.safe_dump, allow_unicode=True),
         "base64": lambda png: base64.b64encode(png).decode("ascii"),
         # A PNG has its width at byte 16, and in a chunk its pixels per meter, if it says them.
-        "css_width": lambda png: round(int.from_bytes(png[16:20]) / _METERS_PER_CSS_PIXEL / (
-            int.from_bytes(png.partition(b"pHYs")[2][:4]) or 1 / _METERS_PER_CSS_PIXEL)),
+        "css_width": lambda png: round(int.from_bytes(png[16:20]) * _CSS_PIXELS_PER_METER / (
+            int.from_bytes(png.partition(b"pHYs")[2][:4]) or _CSS_PIXELS_PER_METER)),
     }  # fmt: skip
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     parts = {"title": title, "overview": overview, "sections": sections, "n_runs": n_runs}

@@ -24,7 +24,7 @@ from torch import nn
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LanguageModelError, OutputError
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.state_folder import drop_oldest
+from lincorr_lightning.state_folder import drop_oldest, state_files
 from tests.lm.small_lms import (
     SPECIAL,
     VOCAB,
@@ -308,6 +308,18 @@ def test_the_folder_is_bounded_and_the_oldest_goes_first(load: Loader, tmp_path:
     small = load(state_cache_gib=1e-9)
     small.joint_logits(prompts([NEW]), DOMAINS[:1])
     assert not files(tmp_path)
+
+
+def test_files_and_folders_that_another_run_removes(load: Loader, tmp_path: Path) -> None:
+    """A link to nothing is listed like a file that is removed before it is looked at."""
+    load().joint_logits(prompts(), DOMAINS)
+    first = files(tmp_path)[0]
+    size = sum(path.stat().st_size for path in files(tmp_path))
+    for name in ("0" * 32, "f" * 32):
+        (first.parent / f"1-{name}.safetensors").symlink_to(tmp_path / "nowhere")
+    drop_oldest(tmp_path / "states", size - 1)
+    assert sum(not path.is_symlink() for path in files(tmp_path)) == 2
+    assert state_files(tmp_path / "nowhere") == {}
 
 
 def test_a_file_in_use_is_kept_longer(load: Loader, tmp_path: Path) -> None:
