@@ -149,13 +149,11 @@ def two(value: float | None) -> str:
 
 
 def lms_in(folder: str | Path) -> list[Path]:
-    """Return the folders of LMs in a folder or in one of its folders.
+    """Return the folders of LMs in a folder, but those within the folder of another LM.
 
     A `SystemExit` if there are none, or two of one name, as which their results would be kept.
     """
-    folders = sorted(
-        path.parent for x in ("", "*/", "*/*/") for path in Path(folder).glob(f"{x}config.json")
-    )
+    folders = sorted(path.parent for path in Path(folder).glob("**/config.json"))
     folders = [one for one in folders if not {*one.parents} & {*folders}]
     if not folders:
         raise SystemExit(

@@ -31,9 +31,9 @@ from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.finetune import interventions as moves
-from lincorr_lightning.finetune.figures import interventions_figure
 from lincorr_lightning.finetune.interventions import EditStates
 from lincorr_lightning.functional.significance import bootstrap_interval
+from lincorr_lightning.results.results import Results
 
 SETTINGS = (
     "fit", "--config", "configs/causal.yaml", "--model.lm.dtype=float32",
@@ -160,16 +160,16 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
 
 
 @cache
-def doses_of(path: Path) -> DataFrame:
-    """Return dose and response of the states beside a file of numbers."""
-    return DataFrame(moves.dose_rows(read_states(path.with_suffix(".npz"))))
+def results_of(path: Path) -> Results:
+    """Return the results of the states beside a file of numbers, as those of a run."""
+    relation, edits = common.read_numbers(path)["relation"], read_states(path.with_suffix(".npz"))
+    return moves.intervention_results("causal", relation, edits)
 
 
 def draw(path: Path) -> None:
     """Draw dose and response beside a file of numbers."""
-    numbers = common.read_numbers(path)
-    about = "{n_learned} learned edits of {relation}, means over references".format(**numbers)
-    interventions_figure(doses_of(path), about).savefig(path.with_suffix(".png"))
+    (figure,) = results_of(path).figures
+    path.with_suffix(".png").write_bytes(figure.png)
 
 
 def tables(results: Path) -> dict[str, str]:
@@ -189,9 +189,8 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
-        changes = doses_of(path).query(
-            "part == 'change' and strength > 0 and response == 'generalized'"
-        )
+        doses = results_of(path).table("causal_doses").frame
+        changes = doses.query("part == 'change' and strength > 0 and response == 'generalized'")
         for arm, own in changes.groupby("arm", sort=False):
             cells = own[["effect", "effect_low", "effect_high"]].to_numpy()
             rows["causal_doses"].append([lm, arm, *(points(*cell) for cell in cells)])

@@ -73,18 +73,11 @@ def times_of(command: Sequence[str], checkout: Path, lm: str, probe: str) -> com
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, (checkout, common.ROOT)))
     with tempfile.TemporaryDirectory() as runs:
-        names = {"{runs}": runs, "{lm}": lm, "{probe}": probe}
-        arguments = [_filled(argument, names) for argument in command]
+        arguments = [argument.format(runs=runs, lm=lm, probe=probe) for argument in command]
         start = time.time()
         cost = common.cost_of([sys.executable, *arguments], cwd=checkout, env=environment)
         ends = [path.stat().st_mtime for path in Path(runs).rglob("results.json")]
         return cost._replace(wall=ends[0] - start) if len(ends) == 1 else cost
-
-
-def _filled(argument: str, names: Mapping[str, str]) -> str:
-    for name, value in names.items():
-        argument = argument.replace(name, value)
-    return argument
 
 
 def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> str:
@@ -130,7 +123,7 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         probe = f"{folder}/linear_probe/version_0"
         if any("{probe}" in COMMANDS[name] for name in names):
-            job = (part.replace("{runs}", folder) for part in COMMANDS["main job"])
+            job = (part.format(runs=folder) for part in COMMANDS["main job"])
             common.cost_of([sys.executable, *job], cwd=common.ROOT)
             copytree(probe, Path(probe).with_name("version_1"))
         for run, name, where in product(range(n + warm_up), names, checkouts):
