@@ -15,6 +15,7 @@ import textwrap
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from glob import glob
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -153,7 +154,8 @@ def lms_in(folder: str | Path) -> list[Path]:
 
     A `SystemExit` if there are none, or two of one name, as which their results would be kept.
     """
-    folders = sorted(path.parent for path in Path(folder).glob("**/config.json"))
+    files = glob(f"{folder}/**/config.json", recursive=True)  # unlike Path's, through links
+    folders = sorted(Path(file).parent for file in files)
     folders = [one for one in folders if not {*one.parents} & {*folders}]
     if not folders:
         raise SystemExit(

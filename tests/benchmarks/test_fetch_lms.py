@@ -65,6 +65,9 @@ def test_a_folder_without_lms_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a" / "128" / "config.json").touch()
     assert [path.name for path in lms_in(tmp_path)] == ["a", "b"]
     assert lms_in(tmp_path / "a") == [tmp_path / "a"]
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "c").symlink_to(tmp_path / "a", target_is_directory=True)
+    assert [path.name for path in lms_in(tmp_path / "links")] == ["c"]
     (tmp_path / "more" / "b").mkdir(parents=True)
     (tmp_path / "more" / "b" / "config.json").touch()
     with pytest.raises(SystemExit, match="have one name"):
