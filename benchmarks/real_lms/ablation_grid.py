@@ -35,6 +35,7 @@ from lincorr_lightning.lm.config import LMConfig
 
 FILE = common.RESULTS / "real_lms" / "ablation_grid.csv"
 WAYS = get_args(datamodule.Trained)
+NULLS = ("random", "majority", "nearest", "upper_bound", "macro_nearest")
 BOTH = ("reference", "permuted")
 MAPPINGS = (*BOTH, "permuted_targets", "letters")
 PAPER = {"reference": 0.9766, "permuted": 0.2266, "letters": 0.3672}  # table 7
@@ -159,7 +160,7 @@ def measure(
             }
             for run in values["runs"]:
                 found = beside[run["mapping"]]
-                nulls = {k: found[k] for k in ("random", "majority", "nearest", "upper_bound")}
+                nulls = {k: found[k] for k in NULLS}
                 del run["composed"]
                 rows.append({**asdict(cell), **size, "train": way, **run, **nulls})
     return rows
@@ -180,24 +181,32 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         pairs = [" / ".join(shares[way, mapping] for mapping in BOTH) for way in WAYS]
         learned = common.percent(min(of[way, "reference"]["source_learned"].mean() for way in WAYS))
         chosen = readings if (width, per_target) == (0, 1) else others
-        nearest = common.percent(first["nearest"].mean())
-        chosen.append([*setting, len(first), *pairs, nearest, learned])
+        said = (of[way, "reference"]["unrestricted"].mean() for way in WAYS)
+        beside = first[["nearest", "macro_nearest"]].mean().map(common.percent)
+        chosen.append(
+            [*setting, len(first), *pairs, " / ".join(map(common.percent, said)),
+             " / ".join(beside), learned]
+        )  # fmt: skip
         for way in WAYS if ("network", "letters") in of else ():
             own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
-            macro = common.mean_interval(of[way, "reference"]["macro_generalized"])
-            bounds = (of[way, "letters"]["upper_bound"], of[way, "reference"]["majority"])
+            all_of = of[way, "reference"]
+            more = map(common.mean_interval, (all_of[k] for k in (
+                "macro_generalized", "unrestricted", "says_source")))  # fmt: skip
+            bounds = (of[way, "letters"]["upper_bound"], all_of["majority"])
             limits = (common.percent(share.mean()) for share in bounds)
-            nulls.append([*setting, way, own[0], macro, *own[1:], *limits, nearest])
+            nulls.append([*setting, way, own[0], *more, *own[1:], *limits, *beside])
     settings = ("vocabulary", "width", "cities / countries", "network", "epochs")
-    columns = [*settings, "seeds", *ways, "nearest", "learned, at least"]
+    columns = [*settings, "seeds", *ways, "of all candidates: " + " / ".join(WAYS),
+               "nearest / by country", "learned, at least"]  # fmt: skip
     return {
         "ablation_closest": closest(rows),
         "ablation_leads": leads(rows),
         "ablation_readings": common.markdown_table(columns, readings),
         "ablation_others": common.markdown_table(columns, others),
         "ablation_nulls": common.markdown_table(
-            [*settings, "trained", "reference", "macro", "permuted", "permuted as countries",
-             "letters", "letters, at most", "most frequent", "nearest"], nulls
+            [*settings, "trained", "reference", "macro", "of all candidates", "says the city",
+             "permuted", "permuted as countries", "letters", "letters, at most", "most frequent",
+             "nearest", "nearest, macro"], nulls
         ),
     }  # fmt: skip
 

@@ -43,6 +43,7 @@ SETTINGS = (
 SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
+ENDS = "", "_low", "_high"
 
 
 def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False) -> None:
@@ -71,16 +72,18 @@ def save_states(edits: EditStates, path: Path) -> None:
     )  # fmt: skip
 
 
-def read_states(path: Path) -> EditStates:
-    """Return the edits that `save_states` wrote.
+def read_states(path: Path, of_logits: bool = False) -> EditStates:
+    """Return the edits that `save_states` wrote, or with logits in place of their states.
 
-    Random directions differ from the run's: the basis of the target space is computed anew.
+    Directions of logits are weights themselves. Random directions differ from the run's: the basis
+    of the target space is computed anew.
     """
     with np.load(path) as file:
         arrays = dict(file)
     references = arrays.pop("references").tolist()
     parts = {k: torch.from_numpy(x) for k, x in arrays.items()}
-    space, mask = moves.TargetSpace(parts["to_logits"]), parts["mask"]
+    rows, mask = parts["to_logits"], parts["mask"]
+    space = moves.TargetSpace(torch.eye(len(rows)) if of_logits else rows)
     columns = {k: parts[arm] for k, arm in ARM_OF.items()}
     weights = moves.weights_of_arms(space, mask, 0, **columns)
     before, after = parts["before"].double(), parts["after"].double()
@@ -160,10 +163,24 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
 
 
 @cache
-def results_of(path: Path) -> Results:
+def results_of(path: Path, of_logits: bool = False) -> Results:
     """Return the results of the states beside a file of numbers, as those of a run."""
-    relation, edits = common.read_numbers(path)["relation"], read_states(path.with_suffix(".npz"))
-    return moves.intervention_results("causal", relation, edits)
+    edits = read_states(path.with_suffix(".npz"), of_logits)
+    return moves.intervention_results("causal", common.read_numbers(path)["relation"], edits)
+
+
+def own_rows(path: Path) -> Iterator[list[str]]:
+    """Yield by direction what it does to take its own component out, of states and of logits."""
+    where = "part == 'own' and strength == 1 and response in @RESPONSES"
+    both = (results_of(path, x).table("causal_doses").frame.query(where) for x in (False, True))
+    of_states, of_logits = (frame.set_index(["arm", "response"]) for frame in both)
+    n = results_of(path).values["n_references"]
+    for arm in of_states.index.unique("arm"):
+        rows = [(of_states, k, "effect") for k in RESPONSES[:2]]
+        rows += [(of_states, RESPONSES[0], "w_minus"), (of_logits, RESPONSES[0], "effect")]
+        cells = (x.loc[(arm, k), [f"{y}{end}" for end in ENDS]] for x, k, y in rows)
+        share = of_states.loc[(arm, RESPONSES[0]), "share"]
+        yield [path.parent.name, f"{n}", arm, f"{share:.1%}", *(points(*cell) for cell in cells)]
 
 
 def draw(path: Path) -> None:
@@ -182,13 +199,14 @@ def tables(results: Path) -> dict[str, str]:
 
             def shown(part: str, response: str, kind: str = "effect", arm: str = arm) -> str:
                 row = effects[part, arm, response]  # noqa: B023 (used at once)
-                return points(*(row[f"{kind}{end}"] for end in ("", "_low", "_high")))
+                return points(*(row[f"{kind}{end}"] for end in ENDS))
 
             share = f"{effects['change', arm, RESPONSES[0]]['share']:.0%}"
             rest = "" if arm == "W" else shown("change", RESPONSES[0], "w_minus")
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
+        rows["causal_own"] += own_rows(path)
         doses = results_of(path).table("causal_doses").frame
         changes = doses.query("part == 'change' and strength > 0 and response == 'generalized'")
         for arm, own in changes.groupby("arm", sort=False):
@@ -203,6 +221,8 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal_matched"].append([lm, row["score"], count, *own, *left])
     columns = {
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
+        "causal_own": ["references", "direction", "share of the change", *RESPONSES[:2],
+                       "generalized: W minus it", "generalized, of logits"],
         "causal_doses": ["direction", *map("{:g}".format, moves.STRENGTHS[1:])],
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
                                         for k in RESPONSES[:2])],

@@ -18,7 +18,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
-from pandas import factorize
+from pandas import concat, factorize
 
 from benchmarks import common
 from benchmarks.real_lms import forecast_scores as scores
@@ -144,14 +144,14 @@ class Beside(NamedTuple):
     high: float
 
 
-def against_baselines(file: Path) -> dict[str, Beside]:
+def against_baselines(*files: Path) -> dict[str, Beside]:
     """Return how often edits generalize beside the best constant answer and the vocabulary alone.
 
     Returns:
         Shares over ``edits``, and as means over distinct ``references``; the lead is that over the
         better baseline, its interval from samples of references.
     """
-    cases = scores.read_table(file)
+    cases = concat(map(scores.read_table, files), ignore_index=True)
     group, labels = factorize(cases["reference"])[0], cases["reference"].str.split("|")
     best = labels.explode().value_counts().index[0]
     n = np.bincount(group)
@@ -368,6 +368,8 @@ def read_runs(folder: Path) -> Runs:
     for file in (*folder.glob("outcomes_*.csv"), *folder.glob("balanced*.csv")):
         if file.stem in runs:
             runs[file.stem]["beside"] = against_baselines(file)
+    if files := sorted(folder.glob("balanced*.csv")):
+        runs["pooled"] = against_baselines(*files)
     if repairs := sorted(folder.glob("repair_edits_[123].csv")):
         cases = repair.read_cases(repairs)
         runs["repair_cases"] = cases[cases["part"] == "held_out"]
@@ -445,9 +447,12 @@ def balanced_table(lms: LMRuns) -> str:
             shares = zip(*(part["beside"]["edits"][:3] for part in parts), strict=True)
             macro = [part["macro"]["generalized"] for part in parts]
             edits = " + ".join(str(part["n_edits"]) for part in parts)
-            rows.append([lm, edits, *map(common.mean_interval, (*shares, macro))])
+            own, _, other, *bounds = runs["pooled"]["references"]
+            lead = "{:+.0f} ({:+.0f} to {:+.0f})".format(*(100 * x for x in (own - other, *bounds)))
+            means = map(common.mean_interval, (*shares, macro))
+            rows.append([lm, edits, *means, common.percent(other), lead.replace("-", "−")])
     columns = ["LM", "edits", "generalized", "best constant", "vocabulary alone",
-               "macro: generalized"]  # fmt: skip
+               "macro: generalized", "macro: vocabulary", "macro: lead (95 %)"]  # fmt: skip
     return common.markdown_table(columns, rows)
 
 

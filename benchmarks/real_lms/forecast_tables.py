@@ -59,7 +59,8 @@ def lead_table(runs: Sequence[ForecastRun]) -> str:
         for name, own in by_lm_and_method(judged):
             found = {risk: mean_areas(own, risk, within) for risk in RISKS}
             best = max(SINGLE, key=lambda risk: found[risk][0])
-            compared = ((PROBABILITY, FEWER), (PROBABILITY, CHEAP), (BOTH, CHEAP))
+            cheap = VOCABULARY, FEWER, CHEAP
+            compared = (*((PROBABILITY, other) for other in cheap), (BOTH, CHEAP))
             leads = [signed(interval(found[one] - found[other])) for one, other in compared]
             rows.append(
                 ["within a reference" if within else "all", name, len(own),
@@ -67,7 +68,8 @@ def lead_table(runs: Sequence[ForecastRun]) -> str:
                  *(f"{found[risk][0]:.2f}" for risk in (FEWER, CHEAP, PROBABILITY, BOTH)), *leads]
             )  # fmt: skip
     header = ["edits", "", "relations", "best baseline", FEWER, CHEAP, PROBABILITY, BOTH,
-              f"lead over {FEWER}", f"lead over {CHEAP}", "lead of the step"]  # fmt: skip
+              f"lead over {VOCABULARY}", f"lead over {FEWER}", f"lead over {CHEAP}",
+              "lead of the step"]  # fmt: skip
     return markdown_table(header, rows)
 
 
@@ -106,11 +108,11 @@ def both_areas(run: ForecastRun, risk: str, truth: str = "failed") -> str:
     return both(run, lambda within: f"{area(run, risk, within, truth):.2f}")
 
 
-def both_leads(run: ForecastRun) -> str:
-    """Return a cell of the interval of the probability's lead over the baselines together."""
+def both_leads(run: ForecastRun, baseline: str) -> str:
+    """Return a cell of the interval of the probability's lead over a baseline."""
 
     def bounds(within: bool) -> str:
-        own, other = (mean_areas([run], risk, within) for risk in (PROBABILITY, CHEAP))
+        own, other = (mean_areas([run], risk, within) for risk in (PROBABILITY, baseline))
         return "{1:+.2f}…{2:+.2f}".format(*interval(own - other))
 
     return both(run, bounds)
@@ -126,14 +128,15 @@ def relation_table(runs: Sequence[ForecastRun]) -> str:
              PROBABILITY)  # fmt: skip
     rows = [
         [*_about(run), len(run.failed), f"{1 - run.failed.mean():.0%}",
-         *(both_areas(run, risk) for risk in risks), both_leads(run),
+         *(both_areas(run, risk) for risk in risks),
+         *(both_leads(run, baseline) for baseline in (VOCABULARY, CHEAP)),
          both_areas(run, PROBABILITY, "hallucinated"),
          both(run, lambda within, run=run: f"{known_effect(run, within=within)[0]:+.2f}"),
          f"{run.most_frequent:.0%}",
          *(f"{run.hits(name).mean():.0%}" for name in ("in_context", "optimizer_step"))]
         for run in runs
     ]  # fmt: skip
-    names = "lead (95 %)|hallucinates|known in context|most frequent|in_context|optimizer_step"
+    names = "lead over vocabulary (95 %)|lead over baselines (95 %)|hallucinates|known in context|most frequent|in_context|optimizer_step"
     header = ["LM", "method", "relation", "edits", "generalized", *risks, *names.split("|")]
     return markdown_table(header, rows)
 

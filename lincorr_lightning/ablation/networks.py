@@ -244,12 +244,13 @@ def score(texts: PooledTexts, networks: StackedNetworks) -> Shares:
         "says_source": answers["target_said"] == answers["source_answer"],
     }
     shares: Shares = {name: hit.double().mean(-1).tolist() for name, hit in hits.items()}
-    by_network = zip(answers["generalized"].double(), answers["reference"], strict=True)
-    shares["macro_generalized"] = [
-        [macro_mean(*row) for row in zip(hit.tolist(), groups.tolist(), strict=True)]
-        for hit, groups in by_network
-    ]
+    shares["macro_generalized"] = _macro(answers["generalized"], answers["reference"])
     return shares
+
+
+def _macro(hits: Tensor, answers: Tensor) -> list[list[float]]:
+    rows = zip(hits.double().flatten(0, 1).tolist(), answers.flatten(0, 1).tolist(), strict=True)
+    return torch.tensor([macro_mean(*row) for row in rows]).view(hits.shape[:2]).tolist()
 
 
 @torch.no_grad()
@@ -269,27 +270,30 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
 
     Means over seeds: ``random``, an answer drawn from the target domain; ``majority``, the most
     frequent right answer; ``nearest``, the target label nearest to the source answer in the
-    embedding (`neighbor_weights`); ``upper_bound``, the most frequent right answer of each source
-    answer, the most that can follow from it: less than all if sources have several targets.
+    embedding (`neighbor_weights`), and ``macro_nearest``, its mean over answers; ``upper_bound``,
+    the most frequent right answer of each source answer, the most that can follow from it: less
+    than all if sources have several targets.
     """
-    is_right, source = texts.reference_mask.double(), texts.answers_to(texts.rows_of("new")[0])
+    source, target = map(texts.answers_to, texts.rows_of("new"))
+    is_right = texts.reference_mask.double()
     per_answer = is_right.mean(2)
     alike = (source[..., :, None] == source[..., None, :]).double()
+    hits = torch.tensor([
+        [_nearest(labels, one.answers[texts.corpus.n_paired :], embedding) for labels in row]
+        for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
+    ]).double()  # fmt: skip
     shares = {
         "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1), "majority": per_answer.amax(-1),
         "upper_bound": ((alike @ is_right).amax(-1) / alike.sum(-1)).mean(-1),
-        "nearest": torch.tensor([
-            [_nearest(labels, one.answers[texts.corpus.n_paired :], embedding) for labels in row]
-            for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
-        ]),
+        "nearest": hits.mean(-1), "macro_nearest": torch.tensor(_macro(hits, target)),
     }  # fmt: skip
     return {name: share.mean(0).tolist() for name, share in shares.items()}
 
 
-def _nearest(labels: MappedLabels, new: Sequence[int], embedding: TokenEmbedding) -> float:
+def _nearest(labels: MappedLabels, new: Sequence[int], embedding: TokenEmbedding) -> list[bool]:
     tokens = labels.source_tokens, labels.domain_tokens
     best = neighbor_weights(*(embedding.rows(one) for one in tokens)).argmax(0).numpy()
-    return float(labels.reference[np.arange(len(best)), best][list(new)].mean())
+    return list(labels.reference[np.arange(len(best)), best][list(new)].tolist())
 
 
 def cases(

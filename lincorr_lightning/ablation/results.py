@@ -37,6 +37,7 @@ class MappingScores:
     random: float = column("chance", ".0%")
     majority: float = column("most frequent answer", ".0%")
     nearest: float = column("nearest in the embedding", ".0%")
+    macro_nearest: float = column("nearest, macro", ".0%")
     upper_bound: float = column("upper bound", ".0%")
     """The most that can be right for who knows the source answer only."""
     paper: float | None = column(format=".0%")  #: `generalized` with the vocabulary of Llama-3.
@@ -82,7 +83,7 @@ def ablation_results(
             "embedding": {"key": embedding.key, "shape": list(embedding.weight.shape)},
         },
         tables=list(_tables(corpus, lm, summary, runs, cases)),
-        figures=_figures(relation, lm, corpus.n_new, DataFrame(summary), curves),
+        figures=list(_figures(relation, lm, corpus.n_new, DataFrame(summary), curves)),
         lm=embedding.info,
     )  # fmt: skip
 
@@ -117,8 +118,7 @@ def _summarize(
     table_7 = (n for n in paper_numbers() if n.place == "Table 7" and n.relation == relation)
     paper = {number.quantity.name: number.value for number in table_7}
     composed, uncomposed = runs[runs["composed"]], runs[~runs["composed"]]
-    shares = ["source_learned", "generalized", "macro_generalized", "unrestricted", "says_source"]
-    means = composed[shares].mean().to_dict()
+    means = composed.drop(columns=["mapping", "seed", "composed"]).mean().to_dict()
     before = number(uncomposed["generalized"].mean())
     return MappingScores(
         mapping, len(composed), **means, std=number(composed["generalized"].std()),
@@ -129,7 +129,7 @@ def _summarize(
 
 def _figures(
     relation: str, lm: str, n_new: int, summary: DataFrame, curves: History
-) -> list[Figure]:
+) -> Iterator[Figure]:
     n_seeds = summary["n_seeds"][0]
     spread = f"mean and std of {n_seeds} seeds" if n_seeds > 1 else "one seed"
     composed = summary.assign(share=summary["generalized"], phase="after paired texts")
@@ -149,8 +149,7 @@ def _figures(
         "share of the new subjects (compose: of the paired texts)",
     )  # fmt: skip
     caption = f"{relation}: share of the new subjects that are generalized, by mapping"
-    figures = [Figure("generalization", caption, draw_bars)]
+    yield Figure("generalization", caption, draw_bars)
     if curves:
         caption = f"{relation}: shares during training, by phase and mapping"
-        figures.append(Figure("training", caption, draw_curves))
-    return figures
+        yield Figure("training", caption, draw_curves)

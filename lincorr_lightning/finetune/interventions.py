@@ -21,7 +21,7 @@ from lincorr_lightning.results.table import Table
 
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)
 N_DRAWS = 8  # of what is random
-PARTS = ("change", "state", "only")  #: What is moved, see `EditStates.responses`.
+PARTS = ("own", "change", "state", "only")  #: What is moved, see `EditStates.responses`.
 W = "W"
 
 
@@ -100,15 +100,16 @@ class EditStates:
         Of a vector v, the component along the arm's direction is taken out of the state after the
         edit, where v is that state (``state``) or its change by the edit (``change``); or it alone
         is added to the state before the edit, where v is the change (``only``). At strength 1 the
-        move is as long, in any direction, as the component of v along that of W. ``share`` is the
-        share of v's squared length along the direction, at every strength.
+        move is as long, in any direction, as the component of v along that of W; of the change also
+        as its ``own``. ``share`` is that of v's squared length along the direction.
         """
         before, after = (logits @ self.space.to_states for logits in (self.before, self.after))
         v = after if part == "state" else after - before
         base, sign = (before, 1.0) if part == "only" else (after, -1.0)
         along, along_w = (self.space.directions(self.weights[one]) for one in (arm, W))
-        own, length = (v * along).sum(-1), (v * along_w[0]).sum(-1).abs()
-        move = torch.where(own < 0, -sign, sign)[..., None] * length[:, None] * along
+        own = (v * along).sum(-1)
+        length = own.abs() if part == "own" else (v * along_w[0]).sum(-1).abs()
+        move = torch.where(own < 0, -sign, sign)[..., None] * length[..., None] * along
         share = (own.square() / v.square().sum(-1)).nan_to_num().mean(0)
         rows: dict[str, list[Tensor]] = defaultdict(list)
         for strength in STRENGTHS:

@@ -82,8 +82,7 @@ def outcome_codes(before: Tensor, after: Tensor, reference_mask: Tensor) -> Tens
     the same as before, and hallucinated if it differs.
     """
     generalized = reference_mask.gather(1, after[:, None]).squeeze(1)
-    moved = torch.where(after == before, 2, 1)
-    return torch.where(generalized, 0, moved)
+    return torch.where(generalized, 0, torch.where(after == before, 2, 1))
 
 
 def attribute_causes(

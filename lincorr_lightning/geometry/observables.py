@@ -155,8 +155,7 @@ def intrinsic_dimension(
     middle, high = ratio.nanquantile(ratio.new_tensor([0.5, 0.95]), dim=-1, keepdim=True)
     # With <=, a cloud in which all ratios are equal keeps them.
     used = ratio <= middle + 20 * (high - middle)
-    found = _maximum_likelihood(ratio.log().where(used, 0.0), used, outer)
-    return found.where(enough, torch.nan)
+    return _maximum_likelihood(ratio.log().where(used, 0.0), used, outer).where(enough, torch.nan)
 
 
 def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tensor:

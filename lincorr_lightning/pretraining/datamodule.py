@@ -160,8 +160,7 @@ def _pack(statements: Sequence[_Drawn], row_length: int) -> PackedBatch:
     # float64 is exact for whole numbers far beyond any vocabulary.
     table = torch.tensor([row + [empty] * (length - len(row)) for row in rows], dtype=torch.float64)
     columns = [column.contiguous() for column in table.unbind(-1)]
-    is_share = (5, 7)
-    typed = (c.float() if i in is_share else c.long() for i, c in enumerate(columns))
+    typed = (c.float() if i in (5, 7) else c.long() for i, c in enumerate(columns))
     return PackedBatch(*typed)  # type: ignore[arg-type]
 
 

@@ -1,6 +1,7 @@
 """Batches, their data module, and networks side by side."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
@@ -90,7 +91,7 @@ def test_no_more_is_right_than_follows_from_the_source():
 def test_the_nearest_label_is_a_baseline():
     """As scikit-learn finds it, among the rows of each side about their mean."""
     corpus, embedding, found = two_seeds("reference", "permuted")
-    weight, shares = embedding.weight.float().numpy(), []
+    weight, shares, macro = embedding.weight.float().numpy(), [], []
     for texts, row in zip(corpus.texts, corpus.mapped, strict=True):
         for labels in row:
             source, target = (weight[list(one)] - weight[list(one)].mean(0)
@@ -99,6 +100,10 @@ def test_the_nearest_label_is_a_baseline():
             best = search.kneighbors(source, return_distance=False)[:, 0]
             said = [labels.domain_tokens[best[i]] for i in texts.answers[7:]]
             taught = [labels.target_tokens[i] for i in texts.answers[7:]]
-            shares.append(np.mean([a == b for a, b in zip(said, taught, strict=True)]))
+            cases = pd.DataFrame({"taught": taught, "hit": np.equal(said, taught)})
+            shares.append(cases["hit"].mean())
+            macro.append(cases.groupby("taught")["hit"].mean().mean())
     expected = np.reshape(shares, (2, 2)).mean(0)
     assert found["nearest"] == pytest.approx(expected.tolist()) and expected[0] > expected[1]
+    assert found["macro_nearest"] == pytest.approx(np.reshape(macro, (2, 2)).mean(0).tolist())
+    assert shares != pytest.approx(macro)

@@ -71,7 +71,7 @@ def test_moves_are_those_of_the_hidden_states(naive, run):
     references = sorted(
         {naive.countries.index(naive.places[module.found[x][0].answer]) for x in seen}
     )
-    for part in ("change", "state", "only"):
+    for part in ("own", "change", "state", "only"):
         for arm in ARMS:
             rows = doses[(doses["part"] == part) & (doses["arm"] == arm)]
             for strength in (0.0, 0.5, 2.0):
@@ -89,7 +89,8 @@ def test_moves_are_those_of_the_hidden_states(naive, run):
                     along, along_w = (u.T @ columns[k] for k in (arm, "W"))
                     along, along_w = (x / np.linalg.norm(x) for x in (along, along_w))
                     v = after if part == "state" else after - before
-                    step = np.sign(v @ along) * abs(v @ along_w) * along * strength
+                    length = v @ (along if part == "own" else along_w)
+                    step = np.sign(v @ along) * abs(length) * along * strength
                     logits = head @ (before + step if part == "only" else after - step)
                     p = np.exp(logits - logits.max())
                     found["hit"][right].append(logits.argmax() == right)
