@@ -154,7 +154,8 @@ def lms_in(folder: str | Path) -> list[Path]:
 
     A `SystemExit` if there are none, or two of one name, as which their results would be kept.
     """
-    files = glob(f"{folder}/**/config.json", recursive=True)  # unlike Path's, through links
+    # Unlike Path's, through links.
+    files = glob(f"{folder}/**/config.json", recursive=True)  # noqa: PTH207
     folders = sorted(Path(file).parent for file in files)
     folders = [one for one in folders if not {*one.parents} & {*folders}]
     if not folders:

@@ -136,7 +136,8 @@ def relation_table(runs: Sequence[ForecastRun]) -> str:
          *(f"{run.hits(name).mean():.0%}" for name in ("in_context", "optimizer_step"))]
         for run in runs
     ]  # fmt: skip
-    names = "lead over vocabulary (95 %)|lead over baselines (95 %)|hallucinates|known in context|most frequent|in_context|optimizer_step"
+    names = "over vocabulary (95 %)|over baselines (95 %)|hallucinates|known in context|"
+    names += "most frequent|in_context|optimizer_step"
     header = ["LM", "method", "relation", "edits", "generalized", *risks, *names.split("|")]
     return markdown_table(header, rows)
 

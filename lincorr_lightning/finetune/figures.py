@@ -152,8 +152,8 @@ def interventions_figure(doses: DataFrame, about: str) -> Figure:
     frame.loc[~banded, ["effect_low", "effect_high"]] = np.nan
     title = "Moves of the state at the target prompt: added to each response, in points"
     about += "; own: each direction's component is taken out of the change; change, state: as much "
-    about += "as W's is, out of it; only: it alone is added to the state before; strength 1: all of "
-    about += "the component; bands: 95 % intervals of W, other answer and random"
+    about += "as W's is, of it; only: that alone is added to the state before; strength: a factor; "
+    about += "bands: 95 % intervals of W, other answer and random"
     return plots.curves(
         frame, "strength", "effect", "arm", "panel", band=("effect_low", "effect_high"),
         title=title, subtitle=about, labels=("strength", ""), percent=True, share_y=True,

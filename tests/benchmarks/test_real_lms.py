@@ -187,7 +187,7 @@ def test_edits_stand_beside_their_baselines() -> None:
 def test_the_ablation_stands_beside_the_most_frequent_answer(tmp_path: Path, rows: Rows) -> None:
     for seed, (share, majority, skipped) in enumerate([(0.5, 0.4, 0.2), (0.7, 0.5, None)]):
         runs = [{"mapping": name, "composed": composed, "generalized": share - 0.1 * i + composed,
-                 "seed": seed}
+                 "unrestricted": 0.25, "seed": seed}
                 for i, name in enumerate(("reference", "permuted", "letters"))
                 for composed in (False, True)]  # fmt: skip
         content = {"n_source_labels": 9, "n_target_labels": 8, "embedding": {"shape": [99, 4]},
@@ -197,8 +197,8 @@ def test_the_ablation_stands_beside_the_most_frequent_answer(tmp_path: Path, row
     row, paper = rows(tables.ablation_table(["a", "b"], tmp_path))
     # Student's t of two seeds is 12.71, the standard error .1.
     assert row == ["paper", "a", "4", "9 / 8", "2", "160 ± 127", "150 ± 127", "140 ± 127",
-                   "20%", "", "45%"]  # fmt: skip
-    assert paper[-3:] == ["", "", ""] and paper[5:8] == ["98", "23", "37"]
+                   "25 ± 0", "20%", "", "45%"]  # fmt: skip
+    assert paper[-4:] == [""] * 4 and paper[5:8] == ["98", "23", "37"]
 
 
 def test_balanced_edits_are_judged_by_each_seed(rows: Rows) -> None:
@@ -217,8 +217,10 @@ def test_balanced_edits_are_judged_by_each_seed(rows: Rows) -> None:
     assert not judged(runs(0.65, 0.1, 0.1))[0]
     with pytest.raises(KeyError):
         judged({"lora_city_to_country": {}})
-    (row,) = rows(findings.balanced_table({"a": runs(0.1, 0.1, 0.1), "b": {}}))
-    assert row == ["a", "60 + 60 + 60", "70 ± 25", "10 ± 0", "20 ± 0", "70 ± 0"]
+    pooled = {"pooled": {"references": (0.65, 0.1, 0.4, 0.2, 0.3)}}
+    (row,) = rows(findings.balanced_table({"a": runs(0.1, 0.1, 0.1) | pooled, "b": {}}))
+    assert row[:6] == ["a", "60 + 60 + 60", "70 ± 25", "10 ± 0", "20 ± 0", "70 ± 0"]
+    assert row[6:] == ["40%", "+25 (+20 to +30)"]
 
 
 def test_gradient_r_stands_beside_its_nulls() -> None:
@@ -512,7 +514,8 @@ def test_ablation_grid_goes_on_with_its_file(
         return [
             {**asdict(cell), "dimensions": 4, "labels": "3 / 3", "train": way, "mapping": mapping,
              "seed": seed, "source_learned": 0.9, "generalized": next(shares),
-             "macro_generalized": 0.5, "upper_bound": 0.3, "majority": 0.1, "nearest": 0.2}
+             "macro_generalized": 0.5, "upper_bound": 0.3, "majority": 0.1, "nearest": 0.2,
+             "macro_nearest": 0.4, "unrestricted": 0.35, "says_source": 0.15}
             for way in ablation_grid.WAYS for mapping in mappings for seed in seeds
         ]  # fmt: skip
 
@@ -531,10 +534,11 @@ def test_ablation_grid_goes_on_with_its_file(
     first, *_ = rows(placed[0]["ablation_readings"])
     # Two seeds with .2 and .6: the standard error is .2, times 12.7 of Student's t.
     assert first[:6] == ["a", "4", "3 / 3", "plain", "1x", "2"]
-    assert first[6:] == [*["40 ± 254 / 40 ± 254"] * 3, "20%", "90%"]
+    assert first[6:9] == ["40 ± 254 / 40 ± 254"] * 3
+    assert first[9:] == ["35% / 35% / 35%", "20% / 40%", "90%"]
     null = next(row for row in rows(placed[0]["ablation_nulls"]) if "–" in row)
-    assert null[5:9] == ["network", "40 ± 254", "50 ± 0", "40 ± 254"]
-    assert null[9:] == ["–", "40 ± 254", "30%", "10%", "20%"]
+    assert null[5:11] == ["network", "40 ± 254", "50 ± 0", "35 ± 0", "15 ± 0", "40 ± 254"]
+    assert null[11:] == ["–", "40 ± 254", "30%", "10%", "20%", "40%"]
 
 
 def test_leads_are_compared_seed_by_seed(rows: Rows) -> None:
