@@ -78,8 +78,7 @@ def require(
     if math.isfinite(number) and all(holds(number, bound) for _, bound, holds in given):
         return
     allowed = " and ".join(f"{words} {bound}" for words, bound, _ in given) or "finite"
-    shown = "null" if value is None else value
-    raise ConfigError(f"{name} is {shown}; it must be {allowed}.")
+    raise ConfigError(f"{name} is {'null' if value is None else value}; it must be {allowed}.")
 
 
 def listed(names: Sequence[str], most: int = 5, separator: str = ", ") -> str:

@@ -159,8 +159,7 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
         raise ValueError(f"{literal} is not JSON")
 
     try:
-        text = regular_file(path).read_text(encoding="utf-8")
-        content = json.loads(text, parse_constant=refuse)
+        content = json.loads(regular_file(path).read_text(encoding="utf-8"), parse_constant=refuse)
     except OSError as cause:
         raise error(f"cannot read {path}: {cause.strerror or cause}. {way_out}") from cause
     except (ValueError, RecursionError) as cause:

@@ -31,21 +31,23 @@ def state_files(folder: Path) -> dict[str, int]:
     return {}
 
 
-def drop_oldest(folder: Path, most: float) -> None:
+def drop_oldest(folder: Path, most: float, start: float) -> bool:
     """Remove the files of a state cache that were not used for longest, above a size in bytes.
 
-    A process that reads one of them goes on to do so.
+    A process that reads one of them goes on to do so. Those used since a time go last, the latest
+    first, or the next run would find none of what it reads first. Returns whether any of them went.
     """
     used = []
     for path in (lm / name for lm in _folders(folder) for name in state_files(lm)):
         with suppress(FileNotFoundError):  # another run has removed it
             used.append((path.stat().st_mtime, path.stat().st_size, path))
-    size = sum(one for _, one, _ in used)
-    for _, freed, path in sorted(used):
+    size, is_own = sum(one for _, one, _ in used), False
+    for when, freed, path in sorted(used, key=lambda x: (x[0] >= start, -abs(x[0] - start))):
         if size <= most:
-            return
+            break
         path.unlink(missing_ok=True)
-        size -= freed
+        size, is_own = size - freed, when >= start
+    return is_own
 
 
 def cache(folder: str, clear: bool = False) -> None:

@@ -197,7 +197,8 @@ class Study(PlainHyperparameters, L.LightningModule):
                 n_found, n = map(sum, zip(*counts, strict=True))
                 if n:
                     name = lm.config.name_or_path
-                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {name} were cached")
+                    place = lm.config.state_cache
+                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {name} were in {place}")
         if writes:
             self.write_artifacts(folder := runs.run_folder(self.trainer))
             if results is not None:  # last, so that an interrupted run has none
@@ -461,8 +462,7 @@ class StudyData(PlainHyperparameters, L.LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse to resume a fit with other data."""
         if self.trainer is None or self.trainer.state.fn == "fit":
-            now = StudyData.state_dict(self)["determined_by"]
-            require_same(state_dict["determined_by"], now)
+            require_same(state_dict["determined_by"], StudyData.state_dict(self)["determined_by"])
 
     def require_at_least(self, *may_be_none: str, **least: float) -> None:
         """Refuse arguments, which are saved as hyper-parameters, that are less than these."""

@@ -70,8 +70,7 @@ def ablation_results(
     curves = {}
     for key, points in history.items():
         _, phase, quantity, mapping = key.split("/")
-        panel = f"{phase}: {quantity.replace('_', ' ')}"
-        curves[f"{panel}/{mapping}"] = points
+        curves[f"{phase}: {quantity.replace('_', ' ')}/{mapping}"] = points
     return Results(
         "vocabulary_ablation",
         values={

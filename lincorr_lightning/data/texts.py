@@ -197,8 +197,7 @@ class TextsDataModule(StudyData):
         self.n_skipped = len(self.language_model.prefix) if skip is None else skip
         texts, n = self._find_texts(self.knowledge), self.n_held_out if trains else self.n_texts
         held_out, others = self._split(texts, n)
-        rows = self._tokenize(held_out)
-        self._held_out = [row for row in rows if len(row) > self.n_skipped + 1]
+        self._held_out = [row for row in self._tokenize(held_out) if len(row) > self.n_skipped + 1]
         if not self._held_out:
             raise SubjectsError(
                 f"none of the {len(held_out)} texts that are held out is longer than "

@@ -233,8 +233,7 @@ class EditsDataModule(StudyData):
             edits = self._edits = self.trainer.strategy.broadcast(edits)
         require_items(self.trainer, len(edits), "edits", "give more edits")
         # Refuses an answer that would end beyond the LM's last position.
-        state = relation.relation.source.statement
-        lm.rows([state(edit.subject, edit.answer) for edit in edits])
+        lm.rows([relation.relation.source.statement(edit.subject, edit.answer) for edit in edits])
         prompts = relation.source_prompts([edit.subject for edit in edits])
         shard = data_shard(self.trainer)
         return EditDataset(

@@ -176,9 +176,8 @@ def trained_edits(
     module, loss = _EditedLM(lm, adapters), partial(answer_losses, lm.model, batch)
     for _ in range(training.n_steps):
         with torch.enable_grad(), adapters.rows(rows):
-            losses = functional_call(module, factors, (loss,))
             # Of the factors alone; the LM's own weights may be trained as well.
-            losses.sum().backward(inputs=leaves)
+            functional_call(module, factors, (loss,)).sum().backward(inputs=leaves)
         optimizer.step()
         optimizer.zero_grad()
     with adapters.rows(rows):

@@ -233,8 +233,7 @@ def find_answer_features(
     `members` of `answer_members`. Labels of under `MIN_SUBJECTS` subjects in a half have none.
     """
     fit, test = members[:n_fit], members[n_fit:]
-    enough = (fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)
-    labels = enough.nonzero()[:, 0].tolist()
+    labels = ((fit.sum(0) >= MIN_SUBJECTS) & (test.sum(0) >= MIN_SUBJECTS)).nonzero()[:, 0].tolist()
     chosen = class_auroc(features[:n_fit], fit[:, labels]).nan_to_num(0.5).argmax(1)
     aurocs = class_auroc(features[n_fit:, chosen], test[:, labels]).diagonal()
     return {

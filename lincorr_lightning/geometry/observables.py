@@ -70,8 +70,7 @@ def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
     max_rank = min(max_rank, len(tokens))
     values, indices = squared.topk(max_rank, largest=False)
     # Rounding might decide which tokens are neighbors.
-    is_close = values < _CLOSE * (norms[:, None] + norms[indices])
-    close = is_close.any(1).nonzero().flatten()
+    close = (values < _CLOSE * (norms[:, None] + norms[indices])).any(1).nonzero().flatten()
     if len(close):
         exact = _exact_distances(tokens, close).masked_fill_(squared[close].isinf(), torch.inf)
         values[close], indices[close] = exact.topk(max_rank, largest=False)
@@ -247,12 +246,10 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     n_pairs = hidden.shape[1] * (hidden.shape[1] - 1)
     means, deviations = [], []
     for tokens in hidden:
-        norms = torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
-        units = tokens / norms
+        units = tokens / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
         cosines = units @ units.T
         means.append((cosines.sum() - cosines.trace()) / n_pairs)
-        spread = (cosines - means[-1]).fill_diagonal_(0).square().sum()
-        deviations.append((spread / n_pairs).sqrt())
+        deviations.append(((cosines - means[-1]).fill_diagonal_(0).square().sum() / n_pairs).sqrt())
     return torch.stack(means), torch.stack(deviations)
 
 

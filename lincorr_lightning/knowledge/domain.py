@@ -227,9 +227,8 @@ class TokenizedRelation:
         source = build_domain(relation.source, tokenizer)
         keep = tuple(Completeness) if subwords else WHOLE_WORDS
         target = build_domain(relation.target, tokenizer, keep)
-        reference = reference_matrix(relation, source, target)
         ambiguous = ambiguous_matrix(relation, source, target, tokenizer)
-        return cls(relation, source, target, reference, ambiguous)
+        return cls(relation, source, target, reference_matrix(relation, source, target), ambiguous)
 
     @property
     def name(self) -> str:

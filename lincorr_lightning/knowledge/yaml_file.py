@@ -342,8 +342,7 @@ def _check_facts(kind: str, entity: Entity, entities: Entities) -> None:
         key = f"entities.{kind}.{entity.identity}.{other_kind}"
         if other_kind not in entities:
             neither = f"neither a kind nor a language ({', '.join(LANGUAGES)})"
-            reason = f"{other_kind!r} is {neither}.{suggest(other_kind, entities)}"
-            fail(entity.origin, key, reason)
+            fail(entity.origin, key, f"{other_kind!r} is {neither}.{suggest(other_kind, entities)}")
         known = entities[other_kind]
         for identity in (each for each in identities if each not in known):
             aliases = {text: name for name, each in known.items() for text in each.texts("en")}

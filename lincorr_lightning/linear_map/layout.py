@@ -291,8 +291,7 @@ class RowReader:
         known = self._logits.setdefault(tuple(subjects), {})
         if missing := [one for one in self._announced[tuple(subjects)] if one not in known]:
             starts = range(0, max(len(subjects), 1), _CHUNK)
-            options = {"unit_scale": _CHUNK, "unit": "subject"}
-            bar = progress(starts, "reading subjects", **options)
+            bar = progress(starts, "reading subjects", unit_scale=_CHUNK, unit="subject")
             rows = torch.cat([domain_rows(self.lm, missing, subjects[i : i + _CHUNK]) for i in bar])
             sizes = [len(tokens) for _, tokens in missing]
             known |= zip(missing, torch.split(rows, sizes, dim=1), strict=True)

@@ -191,8 +191,7 @@ def _misfits(model: PreTrainedModel, layers: Mapping[str, nn.Module]) -> dict[st
 
     with ExitStack() as hooks, torch.no_grad(), reading(model, model.device.type):
         for name, layer in layers.items():
-            hook = layer.register_forward_hook(partial(note, name), with_kwargs=True)
-            hooks.enter_context(hook)
+            hooks.enter_context(layer.register_forward_hook(partial(note, name), with_kwargs=True))
         call_model(model, ids % number_in_config(model, "vocab_size"))
     return why
 

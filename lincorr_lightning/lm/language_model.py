@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -197,8 +198,6 @@ class LanguageModel(nn.Module):
             return
         if self.config.compile and splits_matrices(mesh):
             raise ConfigError("tensor parallelism goes without model.lm.compile. Set it to false.")
-        if self.state_cache is not None:
-            _log.warning("lm.state_cache is not used: the LM is sharded.")
         whole = self.fingerprint["weights"]
         shard(self.model, mesh)
         self._batches.shared_on = mesh.device_type
@@ -423,7 +422,8 @@ class LanguageModel(nn.Module):
 
         Rows of a domain are read together, those of a group with shared prefixes where it pays.
         """
-        cache = self._cache() if context is None else None
+        # A file for one prompt would cost more than to read it.
+        cache = self._cache() if context is None and len(rows) > 1 else None
         known, missing = cache.find(rows) if cache else (None, range(len(rows)))
         states, wanted = heads.States(len(rows), self.model.device, known), set(missing)
         new = [[i for i in own if i in wanted] for own in domains]
@@ -481,12 +481,15 @@ class LanguageModel(nn.Module):
 
     def _cache(self) -> StateCache | None:
         """Return the cache of states, turned to the LM as it is now; None if it is not frozen."""
-        if self.state_cache is None or self.is_sharded or not state_cache.is_known(self.model):
+        if (cache := self.state_cache) is None:
+            return None
+        if why := "the LM is sharded" * self.is_sharded or state_cache.what_is_unknown(self.model):
+            warnings.warn(f"lm.state_cache is not used: {why}.", stacklevel=2)  # once, as a rule
             return None
         self._printed = self._printed or self.fingerprint
         key = state_cache.state_key(self.model, self._printed, self.config)
-        self.state_cache.open(self.config.name_or_path, key)
-        return self.state_cache
+        cache.open(self.config.name_or_path, key)
+        return cache
 
     @contextmanager
     def _reading(self) -> Iterator[None]:

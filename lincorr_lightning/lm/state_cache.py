@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import sys
+import time
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FORMAT = 2  # raise it where the same prompts would be read in another way
+_LIBRARIES, _OF_ANY_LAYER = ("torch", "transformers"), vars(torch.nn.Module())
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DAMAGES = (SafetensorError, OSError, KeyError, ValueError, RuntimeError)
@@ -51,7 +54,7 @@ class StateCache:
 
     def __init__(self, folder: str, gib: float) -> None:
         self._lm = self.folder = Path(folder).expanduser().absolute()
-        self._most, self._can_write = gib * GIB, True
+        self._most, self._can_write, self._start = gib * GIB, True, time.time()
         self._info: dict[str, Any] = {}
         self._keys: dict[str, NDArray[np.int64]] = {}  # of each file of the LM
         self.n_found = self.n_requested = 0  #: Prompts, since a run last logged them.
@@ -114,16 +117,16 @@ class StateCache:
                     write_json(self._lm / LM_FILE, self._info)
                 with atomic_write(self._lm / f"{name}.safetensors") as part:
                     save_file(content | {"sums": _sums(keys, states)}, part)
-            drop_oldest(self.folder, self._most)  # once, as it looks at all files
+            if drop_oldest(self.folder, self._most, self._start):  # once, as it looks at all files
+                raise OutputError("those of this run are more than lm.state_cache_gib")
         except (OutputError, OSError) as error:
             self._can_write = False
             _log.warning("No more states are kept in lm.state_cache: %s", error)
 
     def _list_files(self) -> None:
         """Read the keys of files that are new since the last call, and forget those removed."""
-        names = state_files(self._lm)
         old, self._keys = self._keys, {}
-        for name in sorted(name for name, n_prompts in names.items() if n_prompts):
+        for name in sorted(name for name, n_prompts in state_files(self._lm).items() if n_prompts):
             if name in old:
                 self._keys[name] = old[name]
             elif content := self._load(name):
@@ -170,32 +173,37 @@ def _sums(keys: NDArray[np.int64], states: Tensor) -> Tensor:
     return torch.from_numpy(np.frombuffer(b"".join(digests), dtype=np.int64).copy())
 
 
-def is_known(model: PreTrainedModel) -> bool:
-    """Return whether the key of an LM says all about its states.
-
-    It does not while the LM is trained, or hooks or adapters change what its layers return.
-    """
-    changed = any(
-        part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
-        or isinstance(getattr(part, "scaling", None), dict)  # of peft: which are active?
-        for part in model.modules()
-    )  # fmt: skip
-    trained = any(parameter.requires_grad for parameter in model.parameters())
-    return not (changed or trained or None in _code_files(model))
+def what_is_unknown(model: PreTrainedModel) -> str:
+    """Return what the key of an LM does not say about its states; empty if it says all."""
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        return "the LM is trained"
+    for name, part in model.named_modules():
+        if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
+            return f"{name or 'the LM'} has hooks"
+        try:
+            _described(name, part)
+        except (TypeError, AttributeError):
+            return f"{name} has an attribute that may change states and is no number or tensor"
+    return "its code is in no file" if None in _code_files(model) else ""
 
 
 def _code_files(model: PreTrainedModel) -> list[str | None]:
     """Return the files of an LM's code that is neither torch's nor transformers'."""
     names = sorted({type(part).__module__ for part in model.modules()})
-    own = [name for name in names if name.split(".")[0] not in ("torch", "transformers")]
+    own = [name for name in names if name.split(".")[0] not in _LIBRARIES]
     return [getattr(sys.modules[name], "__file__", None) for name in own]
 
 
 def _described(name: str, layer: torch.nn.Module) -> list[str]:
-    """Return what a layer is, and its plain attributes, such as a factor."""
-    own = {k: v for k, v in vars(layer).items() if isinstance(v, (int, float, str))}
-    own = {k: v for k, v in sorted(own.items()) if k not in ("training", "name_or_path")}
-    return [name, type(layer).__qualname__, repr(own)]
+    """Return what a layer is, and its attributes: all of others' code, else plain ones."""
+    own = {k: v for k, v in vars(layer).items() if k not in (*_OF_ANY_LAYER, "name_or_path")}
+    if type(layer).__module__.split(".")[0] in _LIBRARIES:  # the LM's configuration says the rest
+        own = {k: v for k, v in own.items() if isinstance(v, (int, float, str))}
+    return [name, type(layer).__qualname__, json.dumps(own, sort_keys=True, default=_bits)]
+
+
+def _bits(x: Any) -> Any:  # of a tensor, or of an LM's configuration
+    return prints.bit_sums([x]).tolist() if isinstance(x, Tensor) else prints.fingerprint_config(x)
 
 
 def state_key(

@@ -187,11 +187,10 @@ class Pretraining(Study):
         mixing = start <= self.global_step < total
         embeds = self._embed(batch, mixing)
         outputs = lm.model(inputs_embeds=embeds, position_ids=batch.position_ids, use_cache=False)
-        hidden = outputs.last_hidden_state
         has_target = batch.targets != IGNORED
         # The head is most of the work of such a small LM: it runs only where there is a target.
         targets = batch.targets[has_target]
-        logits = lm.lm_head(hidden[has_target]).float()
+        logits = lm.lm_head(outputs.last_hidden_state[has_target]).float()
         second = torch.full_like(targets, IGNORED)
         if mixing:
             second = batch.second_targets[has_target]

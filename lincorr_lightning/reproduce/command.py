@@ -59,6 +59,8 @@ def reproduce(args: Sequence[str]) -> Path | None:
         if not changed["only"]:
             raise ConfigError("--only names no table or figure; leave it out for all.")
     options = dict(map(_option, changed.pop("option") or ()))
+    if "model.dry_run" in options:
+        raise ConfigError("a reproduction has no model.dry_run; --plan shows its runs.")
     settings = planning.read_settings(config, changed, options)
     files.refuse_url(settings.output, "--output")
     chosen, folder = planning.select_items(settings.only), Path(settings.output)
@@ -226,7 +228,7 @@ def run_inputs(run: PlannedRun, plan: LMRuns) -> dict[str, str]:
     inputs |= {f"{part} of the LM": value for part, value in prints.items()}
     for argument in run.arguments:
         key, equals, value = argument.partition("=")
-        if key == f"--{_STATE_CACHE}":  # which changes their rounding at most
+        if key.startswith(f"--{_STATE_CACHE}"):  # which changes their rounding at most
             continue
         name = key if equals else f"argument {argument}"
         inputs[name] = value.replace(str(run.folder.parent), "")  # the folder may be moved

@@ -149,9 +149,8 @@ def _look_up(values: Any, path: str, names: Mapping[str, str] = MappingProxyType
     """Follow a path through mappings and lists; None where it leads nowhere."""
     for step in re.findall(r"\[[^]]*\]|[^.\[]+", path):
         if step.startswith("["):
-            conditions = [part.split("=", 1) for part in step[1:-1].split(",")]
             entries = [values] if isinstance(values, Mapping) else values
-            for key, value in conditions:
+            for key, value in [part.split("=", 1) for part in step[1:-1].split(",")]:
                 text = value.format(**names)
                 entries = [entry for entry in entries if str(entry.get(key)) == text]
             values = entries[0] if entries else None

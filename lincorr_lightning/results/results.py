@@ -160,14 +160,17 @@ class Results:
         `formats` are those of `Figure`. Figures for which memory runs out are left out of
         `figures`, with a warning.
         """
-        from lincorr_lightning.progress import progress
-
         for table in self.tables:
             with atomic_write(folder / "tables" / f"{table.name}.csv") as part:
                 table.frame.to_csv(part, index=False, errors="backslashreplace")
         drawn = []
         figures = [replace(one, formats=formats) for one in self.figures]
-        for figure in progress(_side_by_side(figures), "drawing figures", total=len(figures)):
+        drawing = _side_by_side(figures)
+        if len(figures) > 1:
+            from lincorr_lightning.progress import progress  # which takes seconds
+
+            drawing = progress(drawing, "drawing figures", total=len(figures))
+        for figure in drawing:
             try:
                 files = figure.files
             except MemoryError as error:

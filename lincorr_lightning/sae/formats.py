@@ -74,10 +74,9 @@ class SAESource:
     def require(self, key: str, value: object, supported: Iterable[object]) -> None:
         """Refuse a setting whose value is not among the supported ones."""
         if value not in (supported := list(supported)):
-            known = " or ".join(map(str, supported))
             what = f"its {key} is {value!r}, which is not supported"
             what = f"its settings have no {key}" if value is None else what
-            self.refuse(what, f"Take an SAE whose {key} is {known}.")
+            self.refuse(what, f"Take an SAE whose {key} is {' or '.join(map(str, supported))}.")
 
     def tensor(self, name: str) -> Tensor:
         """Return a tensor that the file must have."""

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers as hf
@@ -296,9 +297,9 @@ def test_the_folder_is_bounded_and_the_oldest_goes_first(load: Loader, tmp_path:
         os.utime(path, (age * 1000, age * 1000))
     with safe_open(second, "pt") as opened:
         size = sum(path.stat().st_size for path in files(tmp_path))
-        drop_oldest(tmp_path / "states", size)
+        assert not drop_oldest(tmp_path / "states", size, 5000)
         assert len(files(tmp_path)) == 3
-        drop_oldest(tmp_path / "states", size - 1)
+        assert not drop_oldest(tmp_path / "states", size - 1, 5000)
         assert files(tmp_path) == sorted([first, third])
         assert opened.get_tensor("states").isfinite().all()
     # A run that knew the file reads its prompts again.
@@ -310,6 +311,65 @@ def test_the_folder_is_bounded_and_the_oldest_goes_first(load: Loader, tmp_path:
     assert not files(tmp_path)
 
 
+def test_a_run_with_more_states_than_the_bound_keeps_its_first_ones(
+    load: Loader, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What a run begins with is what the next one asks for first."""
+    load().joint_logits(prompts([NEW]), DOMAINS[:1])
+    (before,) = files(tmp_path)
+    os.utime(before, (1000, 1000))  # of a run long ago
+    bound = 2.5 * before.stat().st_size / 2**30
+    for n_found in (0, 2 * len(INPUTS)):
+        lm = load(state_cache_gib=bound)
+        caplog.clear()
+        for template in TEMPLATES:
+            lm.joint_logits(prompts([template]), DOMAINS[:1])
+        assert lm.state_cache is not None and lm.state_cache.n_found == n_found
+        assert len(files(tmp_path)) == 2 and before not in files(tmp_path)
+        lines = [record.getMessage() for record in caplog.records]
+        assert sum("more than lm.state_cache_gib" in line for line in lines) == 1
+
+
+def test_single_prompts_are_read_each_time(load: Loader, tmp_path: Path) -> None:
+    lm = load()
+    for prompt in prompts()[0]:
+        lm.domain_logits([prompt], DOMAINS[0])
+    assert not files(tmp_path)
+
+
+class Steered(nn.Module):
+    """A layer as people write them: what it adds is no buffer."""
+
+    def __init__(self, layer: nn.Module, added: Any) -> None:
+        super().__init__()
+        self.layer, self.added = layer, added
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        added = self.added() if callable(self.added) else self.added
+        return self.layer(*inputs, **options) + torch.as_tensor(added)
+
+
+@pytest.mark.parametrize(
+    "kind", [float, torch.tensor, lambda x: [x], np.array, lambda x: lambda: x]
+)
+@pytest.mark.filterwarnings("always")
+def test_what_a_layer_of_others_adds_is_part_of_the_key(
+    kind: Callable[[float], Any], load: Loader, tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    found = []
+    for size in (0.5, 3.0):
+        lm, alone = load(), load(kept=False)
+        for one in (lm, alone):
+            layer: Any = one.model.model.layers[0]
+            layer.mlp = Steered(layer.mlp, kind(size))
+        found.append(lm.domain_logits(prompts()[0], DOMAINS[0]))
+        assert torch.equal(found[-1], alone.domain_logits(prompts()[0], DOMAINS[0]))
+    assert not torch.equal(*found)
+    can_be_said = isinstance(kind(1.0), float | torch.Tensor | list)
+    assert bool(files(tmp_path)) == can_be_said
+    assert any("mlp has an attribute" in str(one.message) for one in recwarn) != can_be_said
+
+
 def test_files_and_folders_that_another_run_removes(load: Loader, tmp_path: Path) -> None:
     """A link to nothing is listed like a file that is removed before it is looked at."""
     load().joint_logits(prompts(), DOMAINS)
@@ -317,7 +377,7 @@ def test_files_and_folders_that_another_run_removes(load: Loader, tmp_path: Path
     size = sum(path.stat().st_size for path in files(tmp_path))
     for name in ("0" * 32, "f" * 32):
         (first.parent / f"1-{name}.safetensors").symlink_to(tmp_path / "nowhere")
-    drop_oldest(tmp_path / "states", size - 1)
+    drop_oldest(tmp_path / "states", size - 1, 0)
     assert sum(not path.is_symlink() for path in files(tmp_path)) == 2
     assert state_files(tmp_path / "nowhere") == {}
 
@@ -411,7 +471,9 @@ def test_the_number_of_cached_prompts_is_logged(
         return caplog.text
 
     assert " 0 of 40 prompts of" in run("[city,color]")
-    assert " 40 of 60 prompts of tiny-world were cached" in run("[city,color,pet]")
+    assert f" 40 of 60 prompts of tiny-world were in {tmp_path / 'states'}" in run(
+        "[city,color,pet]"
+    )
 
 
 _RUN = """

@@ -382,10 +382,9 @@ class World:
         """Yield the statements of second homes by the prompts of "city", "city_es", ..."""
         for one in knowledge:
             if one.name.removesuffix(f"_{one.language}") == "city":
-                named = one.canonical
                 for person, facts in self.people.items():
                     if SECOND_HOME in facts:
-                        yield Statement(one, person, named[facts[SECOND_HOME]])
+                        yield Statement(one, person, one.canonical[facts[SECOND_HOME]])
 
     def words(self, knowledge: Sequence[Knowledge]) -> tuple[list[str], set[str]]:
         """Return all words of some statements, names first, and the words without spaces."""
@@ -436,8 +435,7 @@ class World:
 def world_file(location: str) -> Path | None:
     """Return the description of the world that an LM was trained on, None if it has none."""
     embedded = Path(str(files("lincorr_lightning.lm") / "tiny_world"))
-    folder = embedded if location == TINY_WORLD else Path(location).expanduser()
-    path = folder / WORLD_FILE
+    path = (embedded if location == TINY_WORLD else Path(location).expanduser()) / WORLD_FILE
     return path if path.is_file() else None
 
 
