@@ -65,6 +65,10 @@ def test_finished_runs_are_read_without_torch_or_figures(tmp_path: Path) -> None
     found = imported(*lincorr, "compare", f"{run}", other)
     assert "lincorr_lightning.results.differences" in found
     assert not found & (HEAVY - {"scipy"} | {"scipy.stats", "matplotlib"})
+    page = str(tmp_path / "comparison")
+    assert not imported(*lincorr, "compare", f"{run}", other, "--output", page) & (
+        HEAVY - {"scipy"}
+    )
     assert not imported(*lincorr, "weights", f"{run}", "city->country", "Rome") & HEAVY
     found = imported(*lincorr, "report", f"{run}", "--output", f"{tmp_path / 'page'}")
     assert not found & (HEAVY | {"matplotlib"})

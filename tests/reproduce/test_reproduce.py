@@ -142,8 +142,15 @@ def test_prompts_that_an_earlier_run_read_are_known_and_change_no_number(found, 
 def test_settings_without_a_text_do_not_name_the_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "elsewhere.txt").write_text("of another project")
-    run = PlannedRun("probe_math", Path("/nowhere/run"), "probe", ("fit", "--model.prefix="))
-    assert not [name for name in command.run_inputs(run, LMRuns("lm", "lm")) if "content" in name]
+    arguments = (
+        "fit",
+        "--model.prefix=",
+        "--model.lm.state_cache=x",
+        "--model.lm.state_cache_gib=1",
+    )
+    run = PlannedRun("probe_math", Path("/nowhere/run"), "probe", arguments)
+    inputs = command.run_inputs(run, LMRuns("lm", "lm"))
+    assert not [name for name in inputs if "content" in name or "state_cache" in name]
 
 
 def test_the_page_names_each_place(found):
@@ -337,6 +344,7 @@ def test_an_error_of_one_run_stands_on_the_page(reproduce):
     (["--option=model.lm.dtyp=bfloat16"], {}, r"unexpected keyword argument 'dtyp' of model\.lm"),
     (["--option=probe.data.n_subjcts=9"], {}, r"runs, probe: .*data\.n_subjcts.*STUDY\.KEY=VALUE"),
     (["--option=model.ridge"], {}, r"write KEY=VALUE"),
+    (["--option=model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
     (["--size=huge"], {}, r"size is 'huge'; .* has toy"),
     (["--top=0"], {}, r"settings.yaml: top: .* 0 does"),
     (["--after=a", "--after=b"], {}, r"2 tuned LMs for 1 LMs"),
