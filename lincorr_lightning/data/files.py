@@ -118,8 +118,7 @@ def _frame_rows(path: Path, what: str) -> Iterator[tuple[str, Any]]:
         why = f"read by pandas: {' '.join(str(error).split()).rstrip('.')}. Is it complete? Save it"
         if isinstance(error, ImportError):
             why = f"read without {package}. Run `pip install {package}`, or save the file"
-        message = f"the {what} in {path} cannot be {why} as .csv or .jsonl."
-        raise SubjectsError(message) from error
+        raise SubjectsError(f"the {what} in {path} cannot be {why} as .csv or .jsonl.") from error
     for number, row in enumerate(json.loads(text), 2 if is_sheet else 1):
         yield f"{path}, row {number}", row
 

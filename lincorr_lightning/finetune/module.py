@@ -75,11 +75,10 @@ class SourceFinetune(TrainedLMStudy):
         self.is_independent = protocol == "independent"
         self.refused_callbacks = FIXED_TRAINING if self.is_independent else ()
         self.step_setting = "model.steps_per_edit" if self.is_independent else None
-        one_at_a_time = self.is_independent and method == "full"
         #: How the edits are trained; `EditsDataModule` takes it as ``training``.
         self.edit_training = EditTraining(
             method, learning_rate, steps_per_edit, self.adapter_settings, protocol,
-            1 if one_at_a_time else edits_per_step,
+            1 if self.is_independent and method == "full" else edits_per_step,
         )  # fmt: skip
         self.makes_forecasts, self.save_model = forecast, save_model
         self.adapters: StackedLoRA | None = None

@@ -120,6 +120,19 @@ def test_other_answers_are_those_of_edits_with_another_reference(naive, run):
             assert places[label] in set(edits.references) - {reference}
 
 
+def test_shuffled_columns_keep_the_weight_of_the_reference(naive, run):
+    _, watch = run()
+    edits = watch.edits
+    (w,), shuffled = edits.weights["W"], edits.weights["W, shuffled"]
+    assert shuffled.shape == (8, *w.shape)
+    for draw in shuffled:
+        assert torch.equal(draw[edits.reference_mask], w[edits.reference_mask])
+        assert torch.equal(draw.sort(-1).values, w.sort(-1).values)
+    others = ~edits.reference_mask.expand_as(shuffled)
+    assert (shuffled != w)[others].double().mean() > 0.3
+    assert not torch.equal(shuffled[0], shuffled[1])
+
+
 def test_w0_is_fitted_at_the_source_prompt(naive, run, small_lm):
     """The countries' logits there, by ridge regression in numpy."""
     module, watch = run()

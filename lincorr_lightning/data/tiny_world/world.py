@@ -273,9 +273,8 @@ class _People:
         facts |= self.home[city]
         if self.towns:
             country = facts["country"] if rng.random() < config.second_homes_in_country else ""
-            own_town = [name] if name in self.towns else []
             in_country = [town for town, of in self.towns.items() if of == country]
-            options = own_town or in_country or list(self.towns)
+            options = [name] if name in self.towns else in_country or list(self.towns)
             facts[SECOND_HOME] = self.draw_town.draw(options, independent)
         first = self.origins.index(facts["continent"]) * config.n_parent_names
         for parent, names in self.parents.items():
