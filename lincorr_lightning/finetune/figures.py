@@ -146,7 +146,7 @@ def risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
 def interventions_figure(doses: DataFrame, about: str) -> Figure:
     """Draw the effect of moves over their strength; bands for W and for the controls."""
     responses = doses["response"].isin(["generalized", "hallucinated", "p reference"])
-    frame = doses[responses & (doses["arm"] != "W, plain")]
+    frame = doses[responses & ~doses["arm"].isin(["W, plain", "W, other labels"])]
     frame = frame.assign(panel=frame["response"] + ", " + frame["part"])
     banded = frame["arm"].isin(["W", "other answer", "random"])
     frame.loc[~banded, ["effect_low", "effect_high"]] = np.nan

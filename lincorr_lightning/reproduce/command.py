@@ -200,7 +200,7 @@ class State:
                 f"{self.path.parent} holds a reproduction of {' and '.join(self.lms)}. Name "
                 "another folder as --output; for one page of several LMs, repeat --lm for each."
             )
-        for plan, run in ((plan, run) for plan in plans for run in plan.runs):
+        for plan, run in ((one, run) for one in plans for run in one.runs):
             earlier = self.entry(plan, run).get("inputs")
             if earlier is None or not run.results_file.is_file():
                 continue
