@@ -62,7 +62,7 @@ def explain(error: ArgumentError, args: Sequence[str], parser: ArgumentParser) -
         return f"{key}: there is no class or module {name}{_origin(name, args)}{near}"
     if missing := re.search(r"the following arguments are required: .*", message):
         way_out = " Pass a study's config, as --config configs/linear_probe.yaml."
-        return f"{key}: {missing[0]}." if key else f"{missing[0]}.{way_out}"
+        return f"{key}: {missing[0]}." if key else missing[0] + "." + way_out * ("model" in message)
     reason, _, value = re.sub("Given value type: .*", "", reason).partition(" value: ")
     wanted = [one_line("".join(names)) for names in _EXPECTED.findall(reason)]
     if not (key and value and set(wanted) - {"NoneType"}):

@@ -43,6 +43,7 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     ("--bogus", "", "there is no option bogus"),
     ("--config linear_probe.yaml", "", "one of {fit,validate,test,predict}, but it was not"),
     ("fit", "", "arguments are required: fit.data, fit.model. Pass a study's config"),
+    ("cache", "", "the following arguments are required: folder.\n"),
     # Unknown options
     (PROBE, "--model.rigde 1", "there is no option model.rigde; did you mean model.ridge?"),
     (PROBE, "--model.lm.dtpe=x", "no option model.lm.dtpe; did you mean model.lm.dtype?"),
