@@ -134,6 +134,7 @@ def by_reference(results: Path) -> dict[str, str]:
         means = own.groupby("stage").agg(dict.fromkeys(SHARES, "mean") | {"n": "sum"})
         before, after = (means.loc[stage] for stage in stages)
         ratio = after["hallucinated"] / before["hallucinated"]
+        counts = (own["n"] * own["hallucinated"]).groupby(own["stage"]).sum()
         answers = "|".join(own["reference"]).split("|")
         values = [run["results"] for key, run in runs.items() if key[:2] == (lm, name)]
         texts = [one["perplexity"] for one in values]
@@ -145,11 +146,13 @@ def by_reference(results: Path) -> dict[str, str]:
             *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[:2]),
             f"{after[SHARES[2]]:.0%}" if part in ("shown", "held_out") else "",
             *(f"{before[x]:.0%} → {after[x]:.0%}" for x in SHARES[3:]),
+            " → ".join(f"{counts[stage]:.0f}" for stage in stages),
             "{:.2f} ({:.2f}–{:.2f})".format(ratio, *before_and_after(own)[-2:]),
             f"{max(map(answers.count, answers)) / len(own):.0%}",
             f"{mean(one['after'] / one['before'] for one in texts) - 1:+.1%}", " → ".join(right),
         ])  # fmt: skip
-    columns = [*RUN[:2], "seeds", "edits", "references", *SHARES, "ratio", "constant", "perplexity"]
+    columns = [*RUN[:2], "seeds", "edits", "references", *SHARES, "hallucinated edits", "ratio",
+               "constant", "perplexity"]  # fmt: skip
     return {"repair_references": common.markdown_table([*columns, "W right"], rows)}
 
 
