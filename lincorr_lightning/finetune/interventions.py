@@ -177,15 +177,15 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
     """Return dose and response as means over references, and what strength 1 does."""
     rows = dose_rows(edits)
     at_one = [row for row in rows if row["strength"] == 1]
-    key = {"part": "change", "response": "generalized", "strength": 1}
+    key = {"part": "own", "response": "generalized", "strength": 1}
     shown = [{k: x[k] for k in x if k not in key} for x in at_one if key.items() <= x.items()]
     values = {
         "relation": relation, "n_learned": len(edits.before), "effects": at_one,
         "n_references": len(set(edits.references)), "rank": edits.space.to_logits.shape[1],
     }  # fmt: skip
     about = f"{len(edits.before)} learned edits of {relation}, means over references"
-    note = "Mean: share of generalized edits where the component along W's column is taken out of "
-    note += "the change by the edit; other arms move as far. Share: of its squared length."
+    note = "Mean: share of generalized edits where each arm's own component is taken out of the "
+    note += "change by the edit. Share: of its squared length."
     formats = {k: ".3f" for k, x in rows[0].items() if not isinstance(x, str)}
     tables = [
         Table.of(each, own, (), f"Moves of {about}.", note, each == name, None, formats)
