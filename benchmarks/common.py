@@ -155,8 +155,8 @@ def lms_in(folder: str | Path) -> list[Path]:
     A `SystemExit` if there are none, or two of one name, as which their results would be kept.
     """
     # Unlike Path's, through links.
-    files = glob(f"{folder}/**/config.json", recursive=True)  # noqa: PTH207
-    folders = sorted(Path(file).parent for file in files)
+    files = glob("**/config.json", root_dir=folder, recursive=True)  # noqa: PTH207
+    folders = sorted(Path(folder, file).parent for file in files)
     folders = [one for one in folders if not {*one.parents} & {*folders}]
     if not folders:
         raise SystemExit(

@@ -42,7 +42,9 @@ def drop_oldest(folder: Path, most: float, start: float) -> bool:
         with suppress(FileNotFoundError):  # another run has removed it
             used.append((path.stat().st_mtime, path.stat().st_size, path))
     size, is_own = sum(one for _, one, _ in used), False
-    for when, freed, path in sorted(used, key=lambda x: (x[0] >= start, -abs(x[0] - start))):
+    # A file that is being written has a name with a dot, and goes last.
+    used.sort(key=lambda x: (x[0] >= start, x[2].name[0] == ".", -abs(x[0] - start)))
+    for when, freed, path in used:
         if size <= most:
             break
         path.unlink(missing_ok=True)

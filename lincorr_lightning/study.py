@@ -196,9 +196,8 @@ class Study(PlainHyperparameters, L.LightningModule):
                 lm.state_cache.n_found = lm.state_cache.n_requested = 0
                 n_found, n = map(sum, zip(*counts, strict=True))
                 if n:
-                    name = lm.config.name_or_path
-                    place = lm.config.state_cache
-                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {name} were in {place}")
+                    name, kept = lm.config.name_or_path, lm.config.state_cache
+                    rank_zero_info(f"{n_found:,} of {n:,} prompts of {name} were in {kept}")
         if writes:
             self.write_artifacts(folder := runs.run_folder(self.trainer))
             if results is not None:  # last, so that an interrupted run has none

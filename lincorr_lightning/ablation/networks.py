@@ -250,7 +250,7 @@ def score(texts: PooledTexts, networks: StackedNetworks) -> Shares:
 
 def _macro(hits: Tensor, answers: Tensor) -> list[list[float]]:
     rows = zip(hits.double().flatten(0, 1).tolist(), answers.flatten(0, 1).tolist(), strict=True)
-    return torch.tensor([macro_mean(*row) for row in rows]).view(hits.shape[:2]).tolist()
+    return np.reshape([macro_mean(*row) for row in rows], hits.shape[:2]).tolist()
 
 
 @torch.no_grad()
@@ -285,7 +285,7 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
     shares = {
         "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1), "majority": per_answer.amax(-1),
         "upper_bound": ((alike @ is_right).amax(-1) / alike.sum(-1)).mean(-1),
-        "nearest": hits.mean(-1), "macro_nearest": torch.tensor(_macro(hits, target)),
+        "nearest": hits.mean(-1), "macro_nearest": hits.new_tensor(_macro(hits, target)),
     }  # fmt: skip
     return {name: share.mean(0).tolist() for name, share in shares.items()}
 

@@ -151,9 +151,9 @@ def interventions_figure(doses: DataFrame, about: str) -> Figure:
     banded = frame["arm"].isin(["W", "other answer", "random"])
     frame.loc[~banded, ["effect_low", "effect_high"]] = np.nan
     title = "Moves of the state at the target prompt: added to each response, in points"
-    about += "; own: each direction's component is taken out of the change; change, state: as much "
-    about += "as W's is, of it; only: that alone is added to the state before; strength: a factor; "
-    about += "bands: 95 % intervals of W, other answer and random"
+    about += "; own: each direction's component is removed from the change; change, state: one as "
+    about += "long as W's is; only: it alone is added to the state before; strength: factor of the "
+    about += "length; bands: 95 % intervals of W, other answer and random"
     return plots.curves(
         frame, "strength", "effect", "arm", "panel", band=("effect_low", "effect_high"),
         title=title, subtitle=about, labels=("strength", ""), percent=True, share_y=True,

@@ -59,7 +59,7 @@ def weights_of_arms(
     """Return the weights of each arm, see `EditStates`.
 
     The labels of each edit's reference, bool, and the columns of its answer in W, in W with ridge 0
-    and in W₀ are ``(n, n_target)``; `seed` is that of *other answer* and *random*.
+    and in W₀ are ``(n, n_target)``; `seed` is that of the arms with several draws.
     """
     generator, rank = torch.Generator().manual_seed(seed), space.to_states.shape[1]
     # Answers of the run's other edits, as frequent as in W's own arm.
@@ -68,14 +68,14 @@ def weights_of_arms(
     chosen = others.multinomial(N_DRAWS, replacement=True, generator=generator).T
     drawn = torch.randn(N_DRAWS, len(w), rank, generator=generator).double()
     centred = w - w.mean(1, keepdim=True)
-    # The other labels' places, in order, and in a random one; those of the reference come last.
-    places = reference_mask.byte().argsort(dim=-1, stable=True).expand(N_DRAWS, *w.shape)
-    keys = torch.rand(places.shape, generator=generator).masked_fill(reference_mask, 2.0)
-    shuffled = w.expand(places.shape).gather(-1, keys.argsort(dim=-1, stable=True))
+    # Positions of the other labels, in order and at random; those of the reference come last.
+    positions = reference_mask.byte().argsort(dim=-1, stable=True).expand(N_DRAWS, *w.shape)
+    keys = torch.rand(positions.shape, generator=generator).masked_fill(reference_mask, 2.0)
+    shuffled = w.expand(positions.shape).gather(-1, keys.argsort(dim=-1, stable=True))
     return {
         W: w[None], "W, plain": plain[None], "W0": w0[None], "W - W0": (w - w0)[None],
         "W, other labels": centred.masked_fill(reference_mask, 0.0)[None],
-        "W, shuffled": torch.empty_like(shuffled).scatter(-1, places, shuffled),
+        "W, shuffled": torch.empty_like(shuffled).scatter(-1, positions, shuffled),
         "reference's row": reference_mask.double()[None], "other answer": w[chosen],
         "random": drawn @ space.to_states.T,  # uniform in direction
     }  # fmt: skip

@@ -109,8 +109,7 @@ def _after_step(
         weights = dict(adapters.lora_B.named_parameters("adapters.lora_B"))
     # New leaves that share the weights' memory, so that a frozen LM stays frozen.
     leaves = {name: weight.detach().requires_grad_() for name, weight in weights.items()}
-    side_by_side = nullcontext() if adapters is None else adapters.rows(range(n))
-    with torch.enable_grad(), side_by_side:
+    with torch.enable_grad(), nullcontext() if adapters is None else adapters.rows(range(n)):
         losses = functional_call(module, leaves, (partial(answer_losses, lm.model, batch),))
         # Edits side by side are summed: the gradient of one does not depend on the others.
         computed = torch.autograd.grad(losses.sum(), list(leaves.values()), allow_unused=True)

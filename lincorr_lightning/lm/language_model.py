@@ -481,10 +481,11 @@ class LanguageModel(nn.Module):
 
     def _cache(self) -> StateCache | None:
         """Return the cache of states, turned to the LM as it is now; None if it is not frozen."""
-        if (cache := self.state_cache) is None:
+        cache = self.state_cache
+        if cache is None or any(one.requires_grad for one in self.model.parameters()):
             return None
-        if why := "the LM is sharded" * self.is_sharded or state_cache.what_is_unknown(self.model):
-            warnings.warn(f"lm.state_cache is not used: {why}.", stacklevel=2)  # once, as a rule
+        if why := "it is sharded" if self.is_sharded else state_cache.what_is_unknown(self.model):
+            warnings.warn(f"The LM is read without lm.state_cache: {why}.", stacklevel=2)
             return None
         self._printed = self._printed or self.fingerprint
         key = state_cache.state_key(self.model, self._printed, self.config)

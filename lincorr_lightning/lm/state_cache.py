@@ -118,7 +118,7 @@ class StateCache:
                 with atomic_write(self._lm / f"{name}.safetensors") as part:
                     save_file(content | {"sums": _sums(keys, states)}, part)
             if drop_oldest(self.folder, self._most, self._start):  # once, as it looks at all files
-                raise OutputError("those of this run are more than lm.state_cache_gib")
+                raise OutputError("those used since this run began exceed lm.state_cache_gib")
         except (OutputError, OSError) as error:
             self._can_write = False
             _log.warning("No more states are kept in lm.state_cache: %s", error)
@@ -174,16 +174,14 @@ def _sums(keys: NDArray[np.int64], states: Tensor) -> Tensor:
 
 
 def what_is_unknown(model: PreTrainedModel) -> str:
-    """Return what the key of an LM does not say about its states; empty if it says all."""
-    if any(parameter.requires_grad for parameter in model.parameters()):
-        return "the LM is trained"
+    """Return what the key of a frozen LM does not say about its states; empty if it says all."""
     for name, part in model.named_modules():
         if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
             return f"{name or 'the LM'} has hooks"
         try:
             _described(name, part)
-        except (TypeError, AttributeError):
-            return f"{name} has an attribute that may change states and is no number or tensor"
+        except (TypeError, AttributeError, ValueError, RuntimeError):
+            return f"{name or 'the LM'} has an attribute that cannot be hashed"
     return "its code is in no file" if None in _code_files(model) else ""
 
 
@@ -202,8 +200,10 @@ def _described(name: str, layer: torch.nn.Module) -> list[str]:
     return [name, type(layer).__qualname__, json.dumps(own, sort_keys=True, default=_bits)]
 
 
-def _bits(x: Any) -> Any:  # of a tensor, or of an LM's configuration
-    return prints.bit_sums([x]).tolist() if isinstance(x, Tensor) else prints.fingerprint_config(x)
+def _bits(x: Any) -> Any:
+    if isinstance(x, Tensor):
+        return [str(x.dtype), list(x.shape), *prints.bit_sums([x]).tolist()]
+    return sorted(x) if isinstance(x, set) else prints.fingerprint_config(x)
 
 
 def state_key(

@@ -59,7 +59,7 @@ def reproduce(args: Sequence[str]) -> Path | None:
         if not changed["only"]:
             raise ConfigError("--only names no table or figure; leave it out for all.")
     options = dict(map(_option, changed.pop("option") or ()))
-    if "model.dry_run" in options:
+    if any(key.endswith("model.dry_run") for key in options):
         raise ConfigError("a reproduction has no model.dry_run; --plan shows its runs.")
     settings = planning.read_settings(config, changed, options)
     files.refuse_url(settings.output, "--output")

@@ -106,8 +106,7 @@ class StackedAutoencoders(nn.Module):
         sample = activations.to(self.encoder.dtype)
         center = torch.zeros_like(sample[:, 0])
         if self.settings.center != "zero":
-            is_mean = self.settings.center == "mean"
-            center = sample.mean(1) if is_mean else geometric_median(sample)
+            center = sample.mean(1) if self.settings.center == "mean" else geometric_median(sample)
         distance = (sample - center[:, None]).norm(dim=-1).mean(1)
         # Constant activations are not scaled.
         self.input_scale.copy_(torch.where(distance > 0, distance.reciprocal(), 1.0))

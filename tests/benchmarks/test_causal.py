@@ -63,7 +63,7 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     (tmp_path / "lm" / "causal_1.json").write_text(json.dumps(found | {"effects": other}))
     made = causal.tables(tmp_path)
     lines = made["causal"].splitlines()
-    assert len(lines) == 2 + 8 and lines[2].startswith("| lm | W | ")
+    assert len(lines) == 2 + 9 and lines[2].startswith("| lm | W | ")
     effect = next(x for x in found["effects"] if x["part"] == "change" and x["arm"] == "random")
     shown = causal.points(*(effect[f"effect{end}"] for end in ("", "_low", "_high")))
     assert shown in next(line for line in lines if "| random |" in line)

@@ -195,21 +195,21 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
     assert row[:5] == ["a", "lora", "city→country", "400", f"{1 - one.failed.mean():.0%}"]
     assert row[5].endswith(", 0.50") and row[12] == ", ".join(both(-p[:, 0]))
     right = (one.logits("optimizer_step").argmax(1) == one.arrays["after"]).mean()
-    assert row[14].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
+    assert row[15].startswith(f"{roc_auc_score(one.hallucinated, p[:, 1]):.2f}, ")
     assert row[-1] == f"{right:.0%}"
     known = one.arrays["reference"][np.arange(400), one.logits("in_context").argmax(1)]
     raw = one.failed[~known].mean() - one.failed[known].mean()
-    assert row[15].replace("−", "-").startswith(f"{raw:+.2f}, ")
-    (low, high), _ = (cell.split("…") for cell in row[13].replace("−", "-").split(", "))
-    lead = roc_auc_score(one.failed, -p[:, 0]) - roc_auc_score(
-        one.failed, -one.fitted[scores.CHEAP][:, 0]
-    )
-    assert float(low) < lead < float(high)
+    assert row[16].replace("−", "-").startswith(f"{raw:+.2f}, ")
+    baselines = one.arrays[f"risk/{scores.VOCABULARY}"], -one.fitted[scores.CHEAP][:, 0]
+    for cells, baseline in zip(row[13:15], baselines, strict=True):
+        (low, high), _ = (cell.split("…") for cell in cells.replace("−", "-").split(", "))
+        lead = roc_auc_score(one.failed, -p[:, 0]) - roc_auc_score(one.failed, baseline)
+        assert float(low) < lead < float(high)
     leads = {row[0]: row for row in made["real_leads"] if row[1] == "a, lora"}
     cheap = both(-one.fitted[scores.CHEAP][:, 0])
     for place, edited in enumerate(("all", "within a reference")):
         assert leads[edited][5:7] == [cheap[place], both(-p[:, 0])[place]]
-        low, high = (float(x.replace("−", "-")) for x in leads[edited][9][7:-1].split("…"))
+        low, high = (float(x.replace("−", "-")) for x in leads[edited][10][7:-1].split("…"))
         assert low < float(leads[edited][6]) - float(leads[edited][5]) < high
     column = [row[1] for row in made["real_within"] if row[0] == "map\\_0"]
     assert column[0].startswith(both(one.risk("map_0"))[1] + " (")

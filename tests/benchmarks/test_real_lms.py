@@ -217,10 +217,10 @@ def test_balanced_edits_are_judged_by_each_seed(rows: Rows) -> None:
     assert not judged(runs(0.65, 0.1, 0.1))[0]
     with pytest.raises(KeyError):
         judged({"lora_city_to_country": {}})
-    pooled = {"pooled": {"references": (0.65, 0.1, 0.4, 0.2, 0.3)}}
+    pooled = {"pooled": {"references": (0.65, 0.45, 0.4, 0.1, 0.3)}}
     (row,) = rows(findings.balanced_table({"a": runs(0.1, 0.1, 0.1) | pooled, "b": {}}))
     assert row[:6] == ["a", "60 + 60 + 60", "70 ± 25", "10 ± 0", "20 ± 0", "70 ± 0"]
-    assert row[6:] == ["40%", "+25 (+20 to +30)"]
+    assert row[6:] == ["65% / 40%", "+20 (+10 to +30)"]
 
 
 def test_gradient_r_stands_beside_its_nulls() -> None:

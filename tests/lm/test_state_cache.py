@@ -327,7 +327,7 @@ def test_a_run_with_more_states_than_the_bound_keeps_its_first_ones(
         assert lm.state_cache is not None and lm.state_cache.n_found == n_found
         assert len(files(tmp_path)) == 2 and before not in files(tmp_path)
         lines = [record.getMessage() for record in caplog.records]
-        assert sum("more than lm.state_cache_gib" in line for line in lines) == 1
+        assert sum("exceed lm.state_cache_gib" in line for line in lines) == 1
 
 
 def test_single_prompts_are_read_each_time(load: Loader, tmp_path: Path) -> None:
@@ -335,6 +335,17 @@ def test_single_prompts_are_read_each_time(load: Loader, tmp_path: Path) -> None
     for prompt in prompts()[0]:
         lm.domain_logits([prompt], DOMAINS[0])
     assert not files(tmp_path)
+
+
+class OfOtherCode(hf.LlamaForCausalLM):
+    """As an LM whose code comes with its checkpoint."""
+
+
+def test_an_lm_of_other_code_is_kept(load: Loader, tmp_path: Path) -> None:
+    lm = load()
+    lm.model.__class__ = OfOtherCode
+    lm.joint_logits(prompts(), DOMAINS)
+    assert files(tmp_path)
 
 
 class Steered(nn.Module):
@@ -365,9 +376,10 @@ def test_what_a_layer_of_others_adds_is_part_of_the_key(
         found.append(lm.domain_logits(prompts()[0], DOMAINS[0]))
         assert torch.equal(found[-1], alone.domain_logits(prompts()[0], DOMAINS[0]))
     assert not torch.equal(*found)
-    can_be_said = isinstance(kind(1.0), float | torch.Tensor | list)
-    assert bool(files(tmp_path)) == can_be_said
-    assert any("mlp has an attribute" in str(one.message) for one in recwarn) != can_be_said
+    is_hashed = isinstance(kind(1.0), float | torch.Tensor | list)
+    assert bool(files(tmp_path)) == is_hashed
+    told = "mlp has an attribute that cannot be hashed"
+    assert any(told in str(one.message) for one in recwarn) != is_hashed
 
 
 def test_files_and_folders_that_another_run_removes(load: Loader, tmp_path: Path) -> None:
