@@ -461,13 +461,14 @@ def test_repairs_are_compared_by_reference(
     # France, Peru and Italy, of 1, 1 and 0 before, and of 1/2, 0 and 0 after.
     assert held_out[2:5] == ["1", "4 held out", "3"]
     assert held_out[5:10] == ["67% → 67%", "33% → 0%", "33%", "33% → 83%", "67% → 17%"]
-    assert held_out[10].startswith("0.25 (") and held_out[11:] == ["33%", "+5.0%", ""]
+    assert held_out[10] == "3 → 1" and held_out[11].startswith("0.25 (")
+    assert held_out[12:] == ["33%", "+5.0%", ""]
     other = next(row for row in found if row[:2] == ["lm", "one"] and "landmark" in row[3])
     # France and Italy are there before and after.
     assert other[3:5] == ["2 landmark→country", "2"]
     assert other[5:] == ["50% → 50%", "50% → 50%", "", "0% → 50%", "50% → 0%",
-                         other[10], "50%", "+5.0%", ""]  # fmt: skip
-    assert other[10].startswith("0.00 (")
+                         "1 → 0", other[11], "50%", "+5.0%", ""]  # fmt: skip
+    assert other[11].startswith("0.00 (")
     weights = [row[-1] for row in found if row[1] == "one" and "held out" in row[3]]
     assert weights == ["50% → 25%"]
 
