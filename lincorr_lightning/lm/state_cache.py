@@ -177,7 +177,7 @@ def what_is_unknown(model: PreTrainedModel) -> str:
     """Return what the key of a frozen LM does not say about its states; empty if it says all."""
     for name, part in model.named_modules():
         if part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__:
-            return f"{name or 'the LM'} has hooks"
+            return f"{name or 'the LM'} has hooks, as adapters of edits are"
         try:
             _described(name, part)
         except (TypeError, AttributeError, ValueError, RuntimeError):

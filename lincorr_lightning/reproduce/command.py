@@ -338,8 +338,8 @@ def _quiet() -> Iterator[None]:
     logging.disable(logging.INFO)
     try:
         with redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            # Hundreds of labels are in other scripts.
-            warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+            # Hundreds of labels are in other scripts, and edits are read without the states.
+            warnings.filterwarnings("ignore", "Glyph .* missing from font|The LM is read without")
             yield
     finally:
         logging.disable(logging.NOTSET)
