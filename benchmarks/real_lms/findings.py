@@ -418,6 +418,13 @@ def of_paper(quantity: str, relation: str, lm: str = "llama-3.2-3b", spec: str =
     return next((f"{number.value:{spec}}" for number in numbers), "")
 
 
+def lead_of(beside: Beside) -> str:
+    """Return the lead over the better baseline in points, with its interval."""
+    own, *others, low, high = beside
+    points = (100 * one for one in (own - max(others), low, high))
+    return "{:+.0f} ({:+.0f} to {:+.0f})".format(*points).replace("-", "−")
+
+
 def edit_table(lms: LMRuns) -> str:
     """Return the outcomes of edits beside their baselines, over edits and references."""
     rows = []
@@ -427,10 +434,8 @@ def edit_table(lms: LMRuns) -> str:
             name = common.arrow(relation) + (", all weights" if method == "full" else "")
             row = [name, of_paper("generalized", relation, spec=".0%"), lm, found["n_edits"],
                    f"{found['hallucinated']:.0%}"]  # fmt: skip
-            for own, *others, low, high in found["beside"].values():
-                points = [100 * one for one in (own - max(others), low, high)]
-                difference = "{:+.0f} ({:+.0f} to {:+.0f})".format(*points).replace("-", "−")
-                row += [*(f"{share:.0%}" for share in (own, *others)), difference]
+            for beside in found["beside"].values():
+                row += [*(f"{share:.0%}" for share in beside[:3]), lead_of(beside)]
             rows.append(row)
     compared = ("generalized", "best constant", "vocabulary alone", "lead (95 %)")
     columns = ["", "paper, llama-3.2-3b", "LM", "edits", "hallucinated", *compared,
@@ -447,12 +452,10 @@ def balanced_table(lms: LMRuns) -> str:
             shares = zip(*(part["beside"]["edits"][:3] for part in parts), strict=True)
             macro = [part["macro"]["generalized"] for part in parts]
             edits = " + ".join(str(part["n_edits"]) for part in parts)
-            own, constant, near, *bounds = runs["pooled"]["references"]
-            lead = own - max(constant, near), *bounds
-            pooled = "{:+.0f} ({:+.0f} to {:+.0f})".format(*(100 * x for x in lead))
+            pooled = runs["pooled"]["references"]
+            own, _, near, *_ = pooled
             means = map(common.mean_interval, (*shares, macro))
-            both = map(common.percent, (own, near))
-            rows.append([lm, edits, *means, " / ".join(both), pooled.replace("-", "−")])
+            rows.append([lm, edits, *means, f"{own:.0%} / {near:.0%}", lead_of(pooled)])
     columns = ["LM", "edits", "generalized", "best constant", "vocabulary alone",
                "macro: generalized", "macro, all seeds: generalized / vocabulary",
                "macro, all seeds: lead (95 %)"]  # fmt: skip

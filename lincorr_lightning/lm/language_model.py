@@ -480,7 +480,7 @@ class LanguageModel(nn.Module):
                 self.in_batches([len(rows[i]) for i in own], partial(forward, own))
 
     def _cache(self) -> StateCache | None:
-        """Return the cache of states, turned to the LM as it is now; None if it is not frozen."""
+        """Return the cache of states, turned to the LM as it is now; None if it is not used."""
         cache = self.state_cache
         if cache is None or any(one.requires_grad for one in self.model.parameters()):
             return None

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FORMAT = 2  # raise it where the same prompts would be read in another way
-_LIBRARIES, _OF_ANY_LAYER = ("torch", "transformers"), vars(torch.nn.Module())
+_LIBRARIES, _NOT_HASHED = ("torch", "transformers"), {*vars(torch.nn.Module()), "name_or_path"}
 _NO_WRITING = (errno.EACCES, errno.EPERM, errno.EROFS)
 _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DAMAGES = (SafetensorError, OSError, KeyError, ValueError, RuntimeError)
@@ -194,7 +194,7 @@ def _code_files(model: PreTrainedModel) -> list[str | None]:
 
 def _described(name: str, layer: torch.nn.Module) -> list[str]:
     """Return what a layer is, and its attributes: all of others' code, else plain ones."""
-    own = {k: v for k, v in vars(layer).items() if k not in (*_OF_ANY_LAYER, "name_or_path")}
+    own = {k: v for k, v in vars(layer).items() if k not in _NOT_HASHED}
     if type(layer).__module__.split(".")[0] in _LIBRARIES:  # the LM's configuration says the rest
         own = {k: v for k, v in own.items() if isinstance(v, (int, float, str))}
     return [name, type(layer).__qualname__, json.dumps(own, sort_keys=True, default=_bits)]

@@ -64,6 +64,11 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     made = causal.tables(tmp_path)
     lines = made["causal"].splitlines()
     assert len(lines) == 2 + 9 and lines[2].startswith("| lm | W | ")
+    own = made["causal_own"].splitlines()
+    assert len(own) == len(lines)
+    # W's own component is what its arm takes out of the change.
+    cells = [x.strip() for x in own[2].split("|")]
+    assert cells[3] == "W" and cells[5] == lines[2].split("|")[4].strip()
     effect = next(x for x in found["effects"] if x["part"] == "change" and x["arm"] == "random")
     shown = causal.points(*(effect[f"effect{end}"] for end in ("", "_low", "_high")))
     assert shown in next(line for line in lines if "| random |" in line)
