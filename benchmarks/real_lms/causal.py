@@ -169,18 +169,25 @@ def results_of(path: Path, of_logits: bool = False) -> Results:
     return moves.intervention_results("causal", common.read_numbers(path)["relation"], edits)
 
 
-def own_rows(path: Path) -> Iterator[list[str]]:
-    """Yield by direction what it does to take its own component out, of states and of logits."""
+def own_rows(path: Path, others: Sequence[Any]) -> Iterator[list[str]]:
+    """Yield by direction what it does to take its own component out, of states and of logits.
+
+    With the runs of `others`, seeds, the last two cells have the first one's numbers over all.
+    """
     where = "part == 'own' and strength == 1 and response in @RESPONSES"
     both = (results_of(path, x).table("causal_doses").frame.query(where) for x in (False, True))
     of_states, of_logits = (frame.set_index(["arm", "response"]) for frame in both)
-    n = results_of(path).values["n_references"]
+    n, response = results_of(path).values["n_references"], RESPONSES[0]
+    at, kinds = ["part", "arm", "response"], ["effect", "w_minus"]
+    seeds = DataFrame((x for run in others for x in run["effects"]), columns=[*at, *kinds])
     for arm in of_states.index.unique("arm"):
-        rows = [(of_states, k, "effect") for k in RESPONSES[:2]]
-        rows += [(of_states, RESPONSES[0], "w_minus"), (of_logits, RESPONSES[0], "effect")]
-        cells = (x.loc[(arm, k), [f"{y}{end}" for end in ENDS]] for x, k, y in rows)
-        share = of_states.loc[(arm, RESPONSES[0]), "share"]
-        yield [path.parent.name, f"{n}", arm, f"{share:.1%}", *(points(*cell) for cell in cells)]
+        own = of_states.loc[(arm, response)]
+        rows = (*((own, kind) for kind in kinds), (of_logits.loc[(arm, response)], "effect"))
+        cells = [points(*(row[f"{kind}{end}"] for end in ENDS)) for row, kind in rows]
+        of_arm = seeds[(seeds[at] == ["own", arm, response]).all(axis=1)]
+        over = [common.mean_interval([own[kind], *of_arm[kind]]) for kind in kinds]
+        share = f"{own['share']:.1%}"
+        yield [path.parent.name, f"{n}", arm, share, *cells, f"{1 + len(of_arm)}", *over]
 
 
 def draw(path: Path) -> None:
@@ -206,7 +213,6 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal"].append([lm, arm, share, *(shown("change", k) for k in RESPONSES), rest])
             others = [shown(part, k) for part in ("state", "only") for k in RESPONSES[:2]]
             rows["causal_parts"].append([lm, arm, *others])
-        rows["causal_own"] += own_rows(path)
         doses = results_of(path).table("causal_doses").frame
         changes = doses.query("part == 'change' and strength > 0 and response == 'generalized'")
         for arm, own in changes.groupby("arm", sort=False):
@@ -214,6 +220,7 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal_doses"].append([lm, arm, *(points(*cell) for cell in cells)])
         runs = [found, *map(common.read_numbers, sorted(path.parent.glob("causal_*.json")))]
         rows["causal_seeds"] += over_seeds(lm, runs)
+        rows["causal_own"] += own_rows(path, runs[1:])
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
             own = [points(*row[k]) for k in RESPONSES]
@@ -221,8 +228,9 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal_matched"].append([lm, row["score"], count, *own, *left])
     columns = {
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
-        "causal_own": ["references", "direction", "share of the change", *RESPONSES[:2],
-                       "generalized: W minus it", "generalized, of logits"],
+        "causal_own": ["references", "direction", "share of the change", "generalized",
+                       "W minus it", "of logits", "seeds", "generalized, over seeds",
+                       "W minus it, over seeds"],
         "causal_doses": ["direction", *map("{:g}".format, moves.STRENGTHS[1:])],
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
                                         for k in RESPONSES[:2])],

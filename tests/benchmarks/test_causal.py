@@ -69,6 +69,10 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     # W's own component is what its arm takes out of the change.
     cells = [x.strip() for x in own[2].split("|")]
     assert cells[3] == "W" and cells[5] == lines[2].split("|")[4].strip()
+    own = [x["effect"] for x in found["effects"] if (x["part"], x["arm"]) == ("own", "W")]
+    effect = own[0]  # of generalized edits
+    mean, half = 100 * (effect - 0.05), 12.706 * 5
+    assert cells[8:10] == ["2", f"{mean:.0f} ± {half:.0f}".replace("-", "−")]
     effect = next(x for x in found["effects"] if x["part"] == "change" and x["arm"] == "random")
     shown = causal.points(*(effect[f"effect{end}"] for end in ("", "_low", "_high")))
     assert shown in next(line for line in lines if "| random |" in line)
