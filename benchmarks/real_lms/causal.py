@@ -172,22 +172,24 @@ def results_of(path: Path, of_logits: bool = False) -> Results:
 def own_rows(path: Path, others: Sequence[Any]) -> Iterator[list[str]]:
     """Yield by direction what it does to take its own component out, of states and of logits.
 
-    With the runs of `others`, seeds, the last two cells have the first one's numbers over all.
+    The last cells are of all seeds, with the runs of `others`: the effect, W's minus it, and it
+    minus that of another answer.
     """
-    where = "part == 'own' and strength == 1 and response in @RESPONSES"
-    both = (results_of(path, x).table("causal_doses").frame.query(where) for x in (False, True))
-    of_states, of_logits = (frame.set_index(["arm", "response"]) for frame in both)
-    n, response = results_of(path).values["n_references"], RESPONSES[0]
-    at, kinds = ["part", "arm", "response"], ["effect", "w_minus"]
-    seeds = DataFrame((x for run in others for x in run["effects"]), columns=[*at, *kinds])
-    for arm in of_states.index.unique("arm"):
-        own = of_states.loc[(arm, response)]
-        rows = (*((own, kind) for kind in kinds), (of_logits.loc[(arm, response)], "effect"))
-        cells = [points(*(row[f"{kind}{end}"] for end in ENDS)) for row, kind in rows]
-        of_arm = seeds[(seeds[at] == ["own", arm, response]).all(axis=1)]
-        over = [common.mean_interval([own[kind], *of_arm[kind]]) for kind in kinds]
-        share = f"{own['share']:.1%}"
-        yield [path.parent.name, f"{n}", arm, share, *cells, f"{1 + len(of_arm)}", *over]
+    where = f"part == 'own' and strength == 1 and response == '{RESPONSES[0]}'"
+    of_states, of_logits = (
+        results_of(path, x).table("causal_doses").frame.query(where).set_index("arm")
+        for x in (False, True)
+    )
+    effects = DataFrame({0: of_states["effect"]})
+    for i, run in enumerate(others, 1):
+        effects[i] = DataFrame(run["effects"]).query(where).set_index("arm")["effect"]
+    for arm, seeds in effects.iterrows():
+        pair = (x.loc[arm, [f"effect{end}" for end in ENDS]] for x in (of_states, of_logits))
+        cells = (points(*ends) for ends in pair)
+        leads = [effects.loc["W"] - seeds, seeds - effects.loc["other answer"]]
+        over = [f"{seeds.count()}", *map(common.mean_interval, (seeds, *leads))]
+        n, share = results_of(path).values["n_references"], of_states.loc[arm, "share"]
+        yield [path.parent.name, f"{n}", str(arm), f"{share:.1%}", *cells, *over]
 
 
 def draw(path: Path) -> None:
@@ -229,8 +231,8 @@ def tables(results: Path) -> dict[str, str]:
     columns = {
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
         "causal_own": ["references", "direction", "share of the change", "generalized",
-                       "W minus it", "of logits", "seeds", "generalized, over seeds",
-                       "W minus it, over seeds"],
+                       "of logits", "seeds", "generalized, over seeds", "W minus it",
+                       "it minus another answer's"],
         "causal_doses": ["direction", *map("{:g}".format, moves.STRENGTHS[1:])],
         "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
                                         for k in RESPONSES[:2])],

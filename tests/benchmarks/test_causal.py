@@ -72,7 +72,7 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     own = [x["effect"] for x in found["effects"] if (x["part"], x["arm"]) == ("own", "W")]
     effect = own[0]  # of generalized edits
     mean, half = 100 * (effect - 0.05), 12.706 * 5
-    assert cells[8:10] == ["2", f"{mean:.0f} ± {half:.0f}".replace("-", "−")]
+    assert cells[7:10] == ["2", f"{mean:.0f} ± {half:.0f}".replace("-", "−"), "0 ± 0"]
     effect = next(x for x in found["effects"] if x["part"] == "change" and x["arm"] == "random")
     shown = causal.points(*(effect[f"effect{end}"] for end in ("", "_low", "_high")))
     assert shown in next(line for line in lines if "| random |" in line)
