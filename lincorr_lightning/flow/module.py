@@ -190,9 +190,7 @@ class FeatureFlow(LMStudy):
                 self.answer_share,
             )  # fmt: skip
             starts = starts or relation.starts_to_draw(_N_DRAWN)
-            answers = relation.answers_to_steer(
-                lm, matcher, self.thresholds, self.steering.n_answers, self.steering.n_prompts
-            )
+            answers = relation.answers_to_steer(lm, matcher, self.thresholds, self.steering)
             # Evenly spaced, because they may come in the order of their length.
             n = self.steering.n_texts
             texts = self._rows[:: max(1, len(self._rows) // n)][:n]

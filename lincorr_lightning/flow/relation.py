@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lincorr_lightning.flow.graph import DecoderMatcher
-from lincorr_lightning.flow.steering import SteeredAnswer
+from lincorr_lightning.flow.steering import SteeredAnswer, SteeringSettings
 from lincorr_lightning.flow.text_statistics import control_features
 from lincorr_lightning.functional import labelwise_pearson, moments_of, summarize
 from lincorr_lightning.functional.auroc import class_auroc
@@ -25,7 +25,7 @@ from lincorr_lightning.sae.hooks import edited
 from lincorr_lightning.sae.sparse_autoencoder import SAEs
 
 MIN_SUBJECTS = 3  #: Minimum number of subjects with a label as their answer, in each half.
-MIN_AUROC = 0.9  #: Minimum AUROC of a feature that carries an answer to steer towards.
+N_CONTROLS = 5  #: Number of draws of other features.
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class RelationFlow:
 
     def answers_to_steer(
         self, lm: LanguageModel, matcher: DecoderMatcher,
-        thresholds: Mapping[HookKind, float] | float, n_answers: int, n_prompts: int,
+        thresholds: Mapping[HookKind, float] | float, settings: SteeringSettings,
     ) -> list[SteeredAnswer]:  # fmt: skip
         """Return target answers that a feature carries, spread evenly over the labels.
 
@@ -121,14 +121,15 @@ class RelationFlow:
         features of an LM at once does not steer it.
         """
         target = self.features["target"][self.last]
-        carried = [label for label, best in target.items() if best.auroc >= MIN_AUROC]
-        n = min(n_answers, len(carried))
+        carried = [label for label, best in target.items() if best.auroc >= settings.min_auroc]
+        n = min(settings.n_answers, len(carried))
         rows = lm.rows(self.relation.target_prompts(self.subjects))
         answers, domain = self.logits.target.argmax(1), self.relation.target
         steered = []
         for label in (carried[i * len(carried) // n] for i in range(n)):
             graph = matcher.follow(target[label].feature, thresholds=thresholds)
-            prompts = [rows[i] for i in (answers != label).nonzero()[:n_prompts, 0].tolist()]
+            others = (answers != label).nonzero()[: settings.n_prompts, 0]
+            prompts = [rows[i] for i in others.tolist()]
             text, token = domain.texts[label], domain.token_ids[label]
             steered.append(SteeredAnswer(text, token, graph, prompts))
         return steered
@@ -167,7 +168,8 @@ def measure_relation(
         "flow": {f for pair in reference for f in pair.shared if f.hook_point != matcher.last},
     }
     cuts = [RelationCut("none", False, 0, **score_relation(relation, logits, logits, n_fit))]
-    plan = [(name, control) for name in shared if shared[name] for control in (False, True)]
+    draws = (False, *[True] * N_CONTROLS)
+    plan = [(name, control) for name in shared if shared[name] for control in draws]
     for name, control in progress(plan, f"cutting {relation.name}", unit="cut"):
         removed = sorted(shared[name])
         if control:

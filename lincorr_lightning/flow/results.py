@@ -19,7 +19,7 @@ from pandas import DataFrame, concat
 from lincorr_lightning.errors import listed
 from lincorr_lightning.flow.deactivation import EFFECTS, CutEffect
 from lincorr_lightning.flow.graph import GROUP_NAMES, GROUPS, SHORT, Edge, FlowGraph
-from lincorr_lightning.flow.relation import RelationCut, RelationFlow
+from lincorr_lightning.flow.relation import N_CONTROLS, RelationCut, RelationFlow
 from lincorr_lightning.flow.steering import SteeringPoint
 from lincorr_lightning.flow.text_statistics import TextStatistics, Transition, compare_cosines
 from lincorr_lightning.io import safe_names, write_json
@@ -164,6 +164,13 @@ def _plain(frame: DataFrame) -> DataFrame:
     return frame.astype(object).where(frame.notna(), None)
 
 
+def mean_cuts(cuts: DataFrame) -> DataFrame:
+    """Return cuts of a relation with the means of all draws of a control."""
+    scores = ["fixed", "target_only", "refitted", "recall", "kept"]
+    at = ["cut", "control", "n_features"]
+    return cuts.astype(dict.fromkeys(scores, float)).groupby(at, sort=False).mean().reset_index()
+
+
 def _relation_values(flow: RelationFlow) -> dict[str, Any]:
     reference = [pair for pair in flow.pairs if pair.is_reference]
     others = [pair for pair in flow.pairs if not pair.is_reference]
@@ -195,11 +202,12 @@ def _scalars(
         scalars[f"deactivation/{row['method']}/{kind}"] = row[f"{kind}_success"]
     for row, name in product(_plain(best).to_dict("records"), ("strength", *_MEANS)):
         scalars[f"steering/{row['strategy']}/{name}"] = row[name]
-    for cut in () if relation is None else relation.cuts:
-        name = cut.cut + ("_control" if cut.control else "")
+    cuts = None if relation is None else mean_cuts(DataFrame(map(asdict, relation.cuts)))
+    for cut in [] if cuts is None else _plain(cuts).to_dict("records"):
+        name = cut["cut"] + ("_control" if cut["control"] else "")
         for key in ("r", "r_target_only", "r_refitted", "recall"):
             field = "fixed" if key == "r" else key.removeprefix("r_")
-            scalars[f"relation/{key}/{name}"] = getattr(cut, field)
+            scalars[f"relation/{key}/{name}"] = cut[field]
     return {key: value for key, value in scalars.items() if value is not None}
 
 
@@ -237,7 +245,7 @@ def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
     yield Table.of("relation_cuts", flow.cuts, RelationCut,
                    f"Correlation of {flow.relation.name} with features of its answers removed.",
                    "Control: other features of the same hook points, as many and about as often "
-                   "active.", headline=True)  # fmt: skip
+                   "active, a row for each draw.", headline=True)  # fmt: skip
     features = [
         (side, texts[label], at.id, best.feature.id, best.auroc)
         for side, texts in (("source", source), ("target", target))
@@ -386,7 +394,7 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Mat
     scores = {name: headings[name] for name in ("fixed", "target_only", "refitted", "recall")}
     titles = {"none": "nothing removed", "carriers": "carriers of both answers",
               "flow": "where both flows meet"}  # fmt: skip
-    title = cuts["cut"].map(titles)
+    title = (cuts := mean_cuts(cuts))["cut"].map(titles)
     number = cuts["n_features"].map(lambda n: f" ({n})" if n else "")
     removed = (title + number).where(~cuts["control"], "control of " + title)
     keys = zip(cuts["cut"], cuts["control"], strict=True)
@@ -397,7 +405,7 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Mat
         points.astype({"value": float}), "score", "value", "removed",
         title=f"{name} with features removed: {short_name(lm)}",
         subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
-        "points, as many and about as often active",
+        f"points, as many and about as often active, means of {N_CONTROLS} draws",
         colours=colours, percent=False, label="r, or share of answers",
     )  # fmt: skip
 

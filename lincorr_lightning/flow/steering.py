@@ -38,6 +38,8 @@ class SteeringSettings:
 
     n_answers: int = 4
     """Number of answers to steer towards; 0 skips the test."""
+    min_auroc: float = 0.9
+    """Minimum AUROC of the feature that carries an answer, on subjects that did not choose it."""
     strengths: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     """Strengths, in mean activations of each feature where it is active."""
     strategies: tuple[Strategy, ...] = STRATEGIES
@@ -60,6 +62,7 @@ class SteeringSettings:
         for strength in self.strengths:
             require("model.steering.strengths", strength)
         require("model.steering.decay", self.decay, above=0, at_most=1)
+        require("model.steering.min_auroc", self.min_auroc, at_least=0, at_most=1)
         for name in ("n_answers", "n_prompts", "n_texts", "n_new_tokens"):
             require(f"model.steering.{name}", getattr(self, name), at_least=name != "n_answers")
 

@@ -139,6 +139,7 @@ def test_invalid_settings_are_refused(small_lm: str) -> None:
         ({"k": 0}, r"model\.k is 0"),
         ({"n_subjects": 3}, r"model\.n_subjects is 3"),
         ({"steering": {"decay": 0}}, r"steering\.decay is 0; it must be above 0 and at most 1"),
+        ({"steering": {"min_auroc": 1.2}}, r"steering\.min_auroc is 1\.2"),
         ({"steering": {"strategies": ["cubic"]}}, "strategies is 'cubic'; .* single, con"),
         ({"steering": {"strengths": []}}, r"steering\.strengths is empty"),
         ({"deactivation": {"strengths": []}}, r"deactivation\.strengths is \[\]"),
@@ -169,13 +170,10 @@ def test_an_lm_without_the_relations_labels_is_refused(
     _fails(DomainError, match, small_lm, saes, texts, tmp_path, "--model.relation=city->language")
 
 
-def test_large_flows_are_not_steered_with(
-    small_lm: str, texts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_flows_are_not_steered_with(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
-    monkeypatch.setattr("lincorr_lightning.flow.relation.MIN_AUROC", 0.0)
     many = ("--model.features=[residual.1.3,residual.0.3]", "--model.deactivation.n_cases=0",
-            "--model.thresholds=0.0")  # fmt: skip
+            "--model.thresholds=0.0", "--model.steering.min_auroc=0")  # fmt: skip
     run = _run(small_lm, saes, texts, tmp_path, *many, "--model.k=30")
     graphs = [json.loads(path.read_text()) for path in (run / "graphs").glob("*.json")]
     assert max(len(graph["nodes"]) for graph in graphs) > 20

@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,7 +22,7 @@ from lincorr_lightning.flow.results import (
     summarize_cuts,
     write_graphs,
 )
-from lincorr_lightning.flow.steering import SteeringPoint
+from lincorr_lightning.flow.steering import SteeringPoint, SteeringSettings
 from lincorr_lightning.flow.text_statistics import Transition
 from lincorr_lightning.results.plots import to_png
 from lincorr_lightning.results.results import Results
@@ -90,6 +91,7 @@ def _relation() -> RelationFlow:
         RelationCut(cut, control, n, 0.9, None, -0.1, 0.7, 0.8)
         for cut, control, n in (("none", False, 0), ("carriers", False, 1), ("carriers", True, 1))
     ]
+    cuts.append(RelationCut("carriers", True, 1, 0.6, None, -0.3, 0.5, 0.6))  # another draw
     logits = SimpleNamespace(target=torch.tensor([[1.0, 0], [0, 1], [0, 1], [0, 1]]))
     subjects = ["a", "b", "c", "d"]
     return RelationFlow(relation, subjects, 2, logits, features, STREAM, pairs, cuts)  # type: ignore[arg-type]
@@ -194,7 +196,7 @@ def test_scalars_leave_out_what_is_not_known() -> None:
     assert scalars["auroc/mlp_out/layer_0"] == 0.75
     assert "auroc/attention_out/layer_0" not in scalars
     assert scalars["relation/r/none"] == 0.9
-    assert scalars["relation/recall/carriers_control"] == 0.7
+    assert scalars["relation/recall/carriers_control"] == pytest.approx(0.6)
     assert len([key for key in scalars if key.startswith("relation/")]) == 3 * 3
 
 
@@ -218,9 +220,12 @@ def test_flows_to_draw_and_answers_to_steer_towards() -> None:
     lm = SimpleNamespace(rows=lambda prompts: [[i] for i in range(len(prompts))])
     matcher = SimpleNamespace(follow=lambda start, thresholds: (start, thresholds))
     # Italy's feature has an AUROC below 0.9.
-    (answer,) = relation.answers_to_steer(lm, matcher, 0.3, n_answers=4, n_prompts=2)  # type: ignore[arg-type]
+    how = SteeringSettings(n_answers=4, n_prompts=2)
+    (answer,) = relation.answers_to_steer(lm, matcher, 0.3, how)  # type: ignore[arg-type]
     assert (answer.label, answer.token_id, answer.prompts) == ("France", 7, [[1], [2]])
     assert answer.graph == (Feature(STREAM, 5), 0.3)
+    low = relation.answers_to_steer(lm, matcher, 0.3, replace(how, min_auroc=0.8))  # type: ignore[arg-type]
+    assert [each.label for each in low] == ["France", "Italy"]
 
 
 # -- figures -------------------------------------------------------------------------------------
@@ -268,7 +273,8 @@ def test_figures_show_means_at_the_lowest_r_and_leave_unknown_scores_out() -> No
     np.testing.assert_allclose(linear.get_xydata(), [[0, 0], [1, 0.4], [2, 0.25]])
     assert unsteered.get_ydata()[0] == 0
     axes = results.figure("relation").draw().axes[0]
-    assert sorted(bar.get_height() for bar in axes.patches) == [-0.1] * 3 + [0.7] * 3 + [0.9] * 3
+    heights = sorted(bar.get_height() for bar in axes.patches)  # of controls: means of the draws
+    assert heights == pytest.approx([-0.2, -0.1, -0.1, 0.6, 0.7, 0.7, 0.75, 0.9, 0.9])
     assert len(axes.get_xticks()) == 3
 
 
