@@ -82,5 +82,4 @@ def cache(folder: str, clear: bool = False) -> None:
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=True)]
         sys.stdout.write("  ".join(cells).rstrip() + "\n")
-    if clear:
-        sys.stdout.write(f"removed the states of {len(lines) - 1} LMs\n")
+    sys.stdout.write(f"{'removed the ' if clear else ''}states of LMs: {len(lines) - 1}\n")

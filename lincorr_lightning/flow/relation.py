@@ -99,11 +99,10 @@ class RelationFlow:
             ends = (("source", pair.source), ("target", pair.target))
             return list(dict.fromkeys(self.features[s][self.last][i].feature for s, i in ends))
 
-        def order(pair: AnswerPair) -> tuple[int, ...]:
-            return (-len(starts(pair)), -len(pair.shared), -len(pair.carriers))
-
         best: dict[int, AnswerPair] = {}
-        for pair in sorted((pair for pair in self.pairs if pair.is_reference), key=order):
+        pairs = [pair for pair in self.pairs if pair.is_reference]
+        pairs.sort(key=lambda x: (-len(starts(x)), -len(x.shared), -len(x.carriers)))
+        for pair in pairs:
             best.setdefault(pair.target, pair)
         source, target = self.relation.source.texts, self.relation.target.texts
         return {
@@ -128,10 +127,9 @@ class RelationFlow:
         steered = []
         for label in (carried[i * len(carried) // n] for i in range(n)):
             graph = matcher.follow(target[label].feature, thresholds=thresholds)
-            others = (answers != label).nonzero()[: settings.n_prompts, 0]
-            prompts = [rows[i] for i in others.tolist()]
-            text, token = domain.texts[label], domain.token_ids[label]
-            steered.append(SteeredAnswer(text, token, graph, prompts))
+            others = (answers != label).nonzero()[: settings.n_prompts, 0].tolist()
+            what = domain.texts[label], domain.token_ids[label], graph
+            steered.append(SteeredAnswer(*what, [rows[i] for i in others]))
         return steered
 
 
@@ -168,8 +166,7 @@ def measure_relation(
         "flow": {f for pair in reference for f in pair.shared if f.hook_point != matcher.last},
     }
     cuts = [RelationCut("none", False, 0, **score_relation(relation, logits, logits, n_fit))]
-    draws = (False, *[True] * N_CONTROLS)
-    plan = [(name, control) for name in shared if shared[name] for control in draws]
+    plan = [x for x in product(shared, (False, *[True] * N_CONTROLS)) if shared[x[0]]]
     for name, control in progress(plan, f"cutting {relation.name}", unit="cut"):
         removed = sorted(shared[name])
         if control:

@@ -46,9 +46,7 @@ def feature_flow_results(
     drawn = {f for graphs in flows.values() for graph in graphs for f in graph.features}
     effects = Table.of("deactivation", cuts, CutEffect, "Effect of rescaling the predecessors of "
                        "features, by layer, method and group.")  # fmt: skip
-    points = Table.of(
-        "steering", steering, SteeringPoint, "Effect of steering towards each answer."
-    )
+    points = Table.of("steering", steering, SteeringPoint, "Effect of steering towards an answer.")
     by_method = summarize_cuts(effects.frame, "method")
     by_layer = summarize_cuts(effects.frame, "layer", "method")
     best = best_steering(points.frame)
@@ -86,7 +84,7 @@ def feature_flow_results(
             "relation": None if relation is None else _relation_values(relation),
             "saes": [hook_point.id for hook_point in saes],
         },
-        _scalars(groups, by_method, best, relation),
+        _scalars(groups, by_method, best, frames.get("relation_cuts")),
         tables=[table for table in tables if len(table)],
         figures=[*_figures(frames, statistics.n_tokens, relation, lm),
                  *_flow_figures(flows, statistics.names(drawn), lm)],
@@ -166,19 +164,17 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 def mean_cuts(cuts: DataFrame) -> DataFrame:
     """Return cuts of a relation with the means of all draws of a control."""
-    scores = ["fixed", "target_only", "refitted", "recall", "kept"]
     at = ["cut", "control", "n_features"]
-    return cuts.astype(dict.fromkeys(scores, float)).groupby(at, sort=False).mean().reset_index()
+    return cuts.set_index(at).astype(float).groupby(at, sort=False).mean().reset_index()
 
 
 def _relation_values(flow: RelationFlow) -> dict[str, Any]:
     reference = [pair for pair in flow.pairs if pair.is_reference]
     others = [pair for pair in flow.pairs if not pair.is_reference]
-    n_test = len(flow.subjects) - flow.n_fit
     values: dict[str, Any] = {
-        "relation": flow.relation.name, "n_fit": flow.n_fit, "n_test": n_test,
-        "n_reference_pairs": len(reference), "n_other_pairs": len(others),
-        "cuts": [asdict(cut) for cut in flow.cuts],
+        "relation": flow.relation.name, "n_fit": flow.n_fit,
+        "n_test": len(flow.subjects) - flow.n_fit, "n_reference_pairs": len(reference),
+        "n_other_pairs": len(others), "cuts": [asdict(cut) for cut in flow.cuts],
     }  # fmt: skip
     for suffix, pairs in (("", reference), ("_permuted", others)):
         n = len(pairs)
@@ -192,7 +188,7 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
 
 def _scalars(
     groups: Sequence[Mapping[str, Any]], by_method: DataFrame, best: DataFrame,
-    relation: RelationFlow | None,
+    cuts: DataFrame | None,
 ) -> dict[str, float]:  # fmt: skip
     scalars: dict[str, float | None] = {
         f"auroc/{kind}/layer_{each['layer']}": value
@@ -202,12 +198,10 @@ def _scalars(
         scalars[f"deactivation/{row['method']}/{kind}"] = row[f"{kind}_success"]
     for row, name in product(_plain(best).to_dict("records"), ("strength", *_MEANS)):
         scalars[f"steering/{row['strategy']}/{name}"] = row[name]
-    cuts = None if relation is None else mean_cuts(DataFrame(map(asdict, relation.cuts)))
-    for cut in [] if cuts is None else _plain(cuts).to_dict("records"):
-        name = cut["cut"] + ("_control" if cut["control"] else "")
+    for cut in [] if cuts is None else _plain(mean_cuts(cuts)).to_dict("records"):
         for key in ("r", "r_target_only", "r_refitted", "recall"):
             field = "fixed" if key == "r" else key.removeprefix("r_")
-            scalars[f"relation/{key}/{name}"] = cut[field]
+            scalars[f"relation/{key}/{cut['cut']}{'_control' * cut['control']}"] = cut[field]
     return {key: value for key, value in scalars.items() if value is not None}
 
 
@@ -402,7 +396,7 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Mat
     rows = cuts.assign(removed=removed).rename(columns=scores)
     points = rows.melt(["removed"], list(scores.values()), "score", "value").dropna()
     return plots.bars(
-        points.astype({"value": float}), "score", "value", "removed",
+        points, "score", "value", "removed",
         title=f"{name} with features removed: {short_name(lm)}",
         subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
         f"points, as many and about as often active, means of {N_CONTROLS} draws",

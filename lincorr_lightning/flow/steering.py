@@ -196,10 +196,7 @@ def measure_steering(
             # Coherence is 1 at most, also where the perplexity falls.
             coherence = math.exp(min(0.0, loss_before - mean_loss(lm, texts)))
             written = continue_rows(lm, answer.prompts, draws[: len(answer.prompts)])
-        points.append(
-            SteeringPoint(
-                answer.label, answer.graph.start.id, strategy, control, strength, len(amounts),
-                behaviour, coherence, behaviour * coherence, *answer.judge(lm, written),
-            )
-        )  # fmt: skip
+        what = answer.label, answer.graph.start.id, strategy, control, strength, len(amounts)
+        scores = behaviour, coherence, behaviour * coherence, *answer.judge(lm, written)
+        points.append(SteeringPoint(*what, *scores))
     return points

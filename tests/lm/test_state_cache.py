@@ -545,8 +545,7 @@ def test_the_command(
     (folder / "mine.safetensors").touch()
     main(["cache", str(folder)])
     head, *lines, end = capsys.readouterr().out.splitlines()
-    assert head.split()[:4] == ["LM", "dtype", "prompts", "MiB"]
-    lines.append(end)
+    assert head.split()[:4] == ["LM", "dtype", "prompts", "MiB"] and end == "states of LMs: 2"
     shown = {Path(line.split()[0]): line.split()[1:3] for line in lines}
     assert shown == {lm_folder("llama"): ["float32", "18"], lm_folder("gpt2"): ["float32", "12"]}
     main(["cache", str(folder), "--clear", "true"])
@@ -565,8 +564,8 @@ def test_the_command_shows_and_clears_what_it_cannot_name(
     damaged.write_text("{")
     removed.unlink()
     main(["cache", str(tmp_path / "states")])
-    shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:]]
+    shown = [line.split()[:3] for line in capsys.readouterr().out.splitlines()[1:-1]]
     assert sorted(shown) == [["unknown", "unknown", "12"], ["unknown", "unknown", "18"]]
     main(["cache", str(tmp_path / "states"), "--clear", "true"])
-    assert "removed the states of 2 LMs" in capsys.readouterr().out
+    assert "removed the states of LMs: 2" in capsys.readouterr().out
     assert not list((tmp_path / "states").iterdir())
