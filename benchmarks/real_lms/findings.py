@@ -30,14 +30,18 @@ from benchmarks.real_lms.tables import (
     REAL_LMS,
     RELATIONS,
     ablation_table,
+    deactivation_table,
     edit_run,
     exceeds_words,
+    flow_cut_table,
     layer_table,
     pair_name,
     peak_of,
     precision_table,
     random_words_table,
     remaining_table,
+    sae_table,
+    steering_table,
 )
 from lincorr_lightning.results.paper import paper_numbers
 
@@ -508,6 +512,10 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
         "real_gradients": gradient_table(lms),
         **forecast_tables.tables(forecast_runs, results),
         "real_ablation": ablation_table(list(LMS), results),
+        "flow_saes": sae_table(list(LMS), results),
+        "flow_deactivation": deactivation_table(list(LMS), results),
+        "flow_cuts": flow_cut_table(list(LMS), results),
+        "flow_steering": steering_table(list(LMS), results),
         **repair.tables(results),
     }
 

@@ -173,12 +173,33 @@ def deactivation_table(found: Found) -> Rows:
 @table_of("feature_flow", "relation", "removed", "features", "r",
           "r, removed in the target alone", "r, refitted", "recall")  # fmt: skip
 def flow_cut_table(found: Found) -> Rows:
-    """Yield r of a relation with the features of its answers removed, beside a control."""
-    for cut in found["relation"]["cuts"]:
-        name = cut["cut"] + (", control" if cut["control"] else "")
-        keys = ("fixed", "target_only", "refitted", "recall")
-        yield [arrow(found["relation"]["relation"]), name, cut["n_features"],
-               *(two(cut[key]) for key in keys)]  # fmt: skip
+    """Yield r of a relation with the features of its answers removed; of controls, with a range."""
+    scores = ["fixed", "target_only", "refitted", "recall"]
+    cuts = DataFrame(found["relation"]["cuts"]).groupby(["cut", "control"], sort=False)
+    for (name, control), draws in cuts:
+        name += f", {len(draws)} controls" * control
+        cells = (
+            two(x.mean()) + f" ({two(x.min())}–{two(x.max())})" * control if len(x) else ""
+            for x in (draws[score].dropna() for score in scores)
+        )
+        relation = arrow(found["relation"]["relation"])
+        yield [relation, name, draws["n_features"].iloc[0], *cells]
+
+
+STEERED = ("behaviour", "coherence", "named", "perplexity")
+
+
+@table_of("feature_flow", "strategy", "strength", "answers", "P(answer)", "control", "coherence",
+          "control", "texts that name it", "control", "perplexity", "control",
+          key="steering")  # fmt: skip
+def steering_table(found: Found) -> Rows:
+    """Yield what steering towards answers does at each strategy's best strength."""
+    for strategy, row in found["steering"].items():
+        cells = [
+            "" if value is None else f"{value:,.0f}" if key == "perplexity" else f"{value:.3f}"
+            for key in STEERED for value in (row[key], row[f"control_{key}"])
+        ]  # fmt: skip
+        yield [strategy, f"{row['strength']:g}", row["n_answers"], *cells]
 
 
 def pair_name(scores: Found) -> str:
@@ -272,4 +293,5 @@ def layer_table(found: Found) -> Rows:
 TABLES = (
     precision_table, random_words_table, remaining_table, layer_table,
     ablation_table, *GEOMETRY_TABLES, sae_table, deactivation_table, flow_cut_table,
+    steering_table,
 )  # fmt: skip

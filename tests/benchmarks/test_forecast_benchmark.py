@@ -220,7 +220,12 @@ def test_tables_of_all_scores(rows: Callable[[str], list[list[str]]], tmp_path: 
     order = np.argsort(one.fitted[scores.CHEAP][:, 1], kind="stable")
     shares = [", ".join(f"{np.mean(some == code):.0%}" for code in (1, 0))
               for some in (kept, one.arrays["outcome"][order[: len(kept)]])]  # fmt: skip
-    assert left[4] == f"{shares[0]} of {len(kept) / 400:.0%} kept; {shares[1]}"
+    text, _, lead = left[4].rpartition("; ")
+    assert text == f"{shares[0]} of {len(kept) / 400:.0%} kept; {shares[1]}"
+    low, high = map(int, lead.replace("−", "-").partition("(")[2][:-1].split(" to "))
+    both_kept = (kept, one.arrays["outcome"][order[: len(kept)]])
+    points = 100 * np.subtract(*((some == 1).mean() for some in both_kept[::-1]))
+    assert lead.replace("−", "-").startswith(f"{points:z.0f} (") and low < points < high
     forecast_tables.weights_figure(runs).savefig(tmp_path / "weights.png")
     assert (tmp_path / "weights.png").stat().st_size > 10_000
 
