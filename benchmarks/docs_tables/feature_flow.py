@@ -1,5 +1,6 @@
 """Tables of groups of features in docs/feature_flow.md, from a run of FeatureFlow or ``run.py``."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,13 @@ GROUPS = {"none": "From nowhere", "residual": "From RES", "mlp_out": "From MLP",
           "attention_out": "From ATT"}  # fmt: skip
 
 
-def shared(results: dict[str, Any]) -> str:
-    """Return how many features of a group are in another, too, and how many would be by chance."""
+def shared(results: Mapping[str, Any], *layers: int) -> str:
+    """Return how many features of a group are in another, too, and how many would be by chance.
+
+    Of some layers, or of all.
+    """
     basic, rows = tuple(GROUPS.values()), []
-    for layer in results["groups"]:
+    for layer in (x for x in results["groups"] if not layers or x["layer"] in layers):
         found = {(pair["group"], pair["other"]): pair for pair in layer["pairs"]}
         for group in dict.fromkeys(group for group, _ in found if group in basic):
             pairs = [found.get((group, other), {}) for other in basic]
@@ -23,7 +27,7 @@ def shared(results: dict[str, Any]) -> str:
     return markdown_table(("layer", "group", *basic), rows)
 
 
-def cosines(results: dict[str, Any]) -> str:
+def cosines(results: Mapping[str, Any]) -> str:
     """Return whether features of one predecessor have higher cosines to it than those of none."""
     rows = [
         [test["layer"], test["source"].replace("_", " "), test["n_other"], test["n"],

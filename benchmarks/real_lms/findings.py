@@ -21,6 +21,7 @@ import numpy as np
 from pandas import concat, factorize
 
 from benchmarks import common
+from benchmarks.docs_tables import feature_flow
 from benchmarks.real_lms import forecast_scores as scores
 from benchmarks.real_lms import forecast_tables, repair
 from benchmarks.real_lms.forecast_tables import signed
@@ -500,6 +501,7 @@ def paper_table(lms: LMRuns) -> str:
 def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[str, str]:
     """Return the documents' tables by their markers."""
     lms = read_lms(results, forecast_runs)
+    flow = common.read_numbers(results / LMS[0] / "feature_flow.json")["results"]
     return {
         "findings": findings_table(lms),
         "real_precision": precision_table(list(LMS), results),
@@ -516,6 +518,8 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
         "flow_deactivation": deactivation_table(list(LMS), results),
         "flow_cuts": flow_cut_table(list(LMS), results),
         "flow_steering": steering_table(list(LMS), results),
+        "flow_groups": feature_flow.shared(flow, 18),
+        "flow_cosines": feature_flow.cosines(flow),
         **repair.tables(results),
     }
 
