@@ -207,11 +207,13 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
              "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]",
              # No feature reaches the usual bar of 0.9.
              "--model.steering.n_answers=5", "--model.steering.min_auroc=0.8",
-             "--model.steering.strengths=[0,1,2,4]",
+             "--model.steering.strategies=[single,constant]",
+             "--model.steering.strengths=[0,0.5,1,2,4]",
              "--model.steering.n_texts=8", "--model.steering.n_prompts=32"),
             ("n_texts", "n_tokens", "groups", "cosine_tests", "deactivation",
              "deactivation_layers", "relation", "steering", "saes"),
-            ("deactivation", "groups", "relation", "flow_*"),
+            ("deactivation", "groups", "relation", "steering", "flow_*"),
+            tables=("steering",),
         )  # fmt: skip
     methods = (
         ("lora", "configs/source_finetune_lora.yaml", size.n_edits, size.n_outcomes, ()),

@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
 from pandas import DataFrame
 
 from benchmarks.common import (
@@ -16,6 +17,7 @@ from benchmarks.common import (
     markdown_table,
     mean_interval,
     percent,
+    read_csv,
     read_numbers,
     two,
 )
@@ -186,20 +188,28 @@ def flow_cut_table(found: Found) -> Rows:
         yield [relation, name, draws["n_features"].iloc[0], *cells]
 
 
-STEERED = ("behaviour", "coherence", "named", "perplexity")
+def steering_table(lms: list[str], results: Path) -> str:
+    """Return what steering does by strategy and strength, means over answers, beside a control.
 
-
-@table_of("feature_flow", "strategy", "strength", "answers", "P(answer)", "control", "coherence",
-          "control", "texts that name it", "control", "perplexity", "control",
-          key="steering")  # fmt: skip
-def steering_table(found: Found) -> Rows:
-    """Yield what steering towards answers does at each strategy's best strength."""
-    for strategy, row in found["steering"].items():
-        cells = [
-            "" if value is None else f"{value:,.0f}" if key == "perplexity" else f"{value:.3f}"
-            for key in STEERED for value in (row[key], row[f"control_{key}"])
-        ]  # fmt: skip
-        yield [strategy, f"{row['strength']:g}", row["n_answers"], *cells]
+    Perplexities, which differ by orders of magnitude, have a geometric mean.
+    """
+    keys = ["behaviour", "coherence", "named", "perplexity"]
+    rows = []
+    for file in (results / lm / "feature_flow.csv" for lm in lms):
+        if not file.exists():
+            continue
+        points = read_csv(file)
+        points["perplexity"] = np.log(points["perplexity"])
+        groups = points.groupby(["strategy", "strength", "control"], sort=False)
+        means = groups[keys].mean().assign(perplexity=lambda x: np.exp(x["perplexity"]))
+        for (strategy, strength), own in means.groupby(level=[0, 1], sort=False):
+            n, (*shares, texts) = points["label"].nunique(), (own[key] for key in keys)
+            cells = [f"{x:.3f}" for pair in shares for x in pair]  # without and with control
+            cells += [f"{x:,.0f}" for x in texts]
+            rows.append([file.parent.name, strategy, f"{strength:g}", n, *cells])
+    columns = ("LM", "strategy", "strength", "answers", "P(answer)", "control", "coherence",
+               "control", "texts that name it", "control", "perplexity", "control")  # fmt: skip
+    return markdown_table(columns, rows)
 
 
 def pair_name(scores: Found) -> str:

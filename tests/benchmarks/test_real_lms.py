@@ -343,12 +343,7 @@ def test_cuts_and_steering_stand_beside_their_controls(tmp_path: Path, rows: Row
     cut = {"cut": "flow", "control": True, "n_features": 27, "target_only": 0.25, "recall": None}
     none = {**cut, "cut": "none", "control": False, "n_features": 0, "fixed": 0.7, "refitted": 0.7}
     draws = [cut | {"fixed": 0.5, "refitted": 0.25}, cut | {"fixed": 0.25, "refitted": 0.25}]
-    own = {"behaviour": 0.1234, "coherence": 0.5, "named": 0.25, "perplexity": 1606.6}
-    control = {f"control_{key}": value / 2 for key, value in own.items()}
-    row = {"strength": 2.0, "n_answers": 3, **own, **control}
-    unsteered = row | {"strength": 0.0} | dict.fromkeys(control)
-    found = {"lm": {}, "steering": {"none": unsteered, "single": row},
-             "relation": {"relation": "city->country", "cuts": [none, *draws]}}  # fmt: skip
+    found = {"lm": {}, "relation": {"relation": "city->country", "cuts": [none, *draws]}}
     (tmp_path / "lm").mkdir()
     (tmp_path / "lm" / "feature_flow.json").write_text(json.dumps({"results": found}))
     assert rows(tables.flow_cut_table(["lm"], tmp_path)) == [
@@ -356,11 +351,18 @@ def test_cuts_and_steering_stand_beside_their_controls(tmp_path: Path, rows: Row
         ["lm", "city→country", "flow, 2 controls", "27", "0.38 (0.25–0.50)", "0.25 (0.25–0.25)",
          "0.25 (0.25–0.25)", ""],
     ]  # fmt: skip
-    assert rows(tables.steering_table(["lm"], tmp_path)) == [
-        ["lm", "none", "0", "3", "0.123", "", "0.500", "", "0.250", "", "1,607", ""],
-        ["lm", "single", "2", "3", "0.123", "0.062", "0.500", "0.250", "0.250", "0.125", "1,607",
-         "803"],
+    points = [
+        (label, strategy, control, 2.0, 0.5 * n, 0.25, 0.125 * (not control), 10.0 ** (2 * n))
+        for n, label in enumerate(("Peru", "Iran")) for strategy in ("single", "constant")
+        for control in (False, True)
     ]  # fmt: skip
+    columns = ["label", "strategy", "control", "strength", "behaviour", "coherence", "named"]
+    frame = DataFrame(points, columns=[*columns, "perplexity"])
+    frame.to_csv(tmp_path / "lm" / "feature_flow.csv", index=False)
+    numbers = ["0.250", "0.250", "0.250", "0.250", "0.125", "0.000", "10", "10"]
+    assert rows(tables.steering_table(["lm", "other"], tmp_path)) == [
+        ["lm", strategy, "2", "2", *numbers] for strategy in ("single", "constant")
+    ]
 
 
 def test_geometry_peaks_by_range_scaling_with_the_loss_there() -> None:
