@@ -44,6 +44,7 @@ SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
 ENDS = "", "_low", "_high"
+RESIDUALS = ("W", "reference's row"), ("W0", "reference's row"), ("W", "W0"), ("W0", "W")
 
 
 def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False) -> None:
@@ -162,10 +163,22 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
         yield [lm, f"{len(runs)}", arm, *map(common.mean_interval, numbers)]
 
 
+def with_residuals(edits: EditStates) -> EditStates:
+    """Add directions without their part along another one, such as W's without W₀'s."""
+    weights = dict(edits.weights)
+    for arm, other in RESIDUALS:
+        first, second = (edits.weights[name].double() for name in (arm, other))
+        x, y = (one @ edits.space.to_logits for one in (first, second))
+        part = (x * y).sum(-1, keepdim=True) / y.square().sum(-1, keepdim=True)
+        weights[f"{arm} ⊥ {other}"] = first - part * second
+    return replace(edits, weights=weights)
+
+
 @cache
-def results_of(path: Path, of_logits: bool = False) -> Results:
+def results_of(path: Path, of_logits: bool = False, residuals: bool = False) -> Results:
     """Return the results of the states beside a file of numbers, as those of a run."""
     edits = read_states(path.with_suffix(".npz"), of_logits)
+    edits = with_residuals(edits) if residuals else edits
     return moves.intervention_results("causal", common.read_numbers(path)["relation"], edits)
 
 
@@ -177,7 +190,7 @@ def own_rows(path: Path, others: Sequence[Any]) -> Iterator[list[str]]:
     """
     where = f"part == 'own' and strength == 1 and response == '{RESPONSES[0]}'"
     of_states, of_logits = (
-        results_of(path, x).table("causal_doses").frame.query(where).set_index("arm")
+        results_of(path, x, True).table("causal_doses").frame.query(where).set_index("arm")
         for x in (False, True)
     )
     effects = DataFrame({0: of_states["effect"]})

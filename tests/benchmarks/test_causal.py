@@ -49,6 +49,24 @@ def test_differences_within_references() -> None:
     assert (found["pairs"], found["n"]) == (3, 3)
 
 
+def test_residuals_have_nothing_of_the_other_direction() -> None:
+    generator = torch.Generator().manual_seed(0)
+    space = TargetSpace(torch.randn(5, 3, generator=generator))
+    names = "W", "W0", "reference's row"
+    weights = {x: torch.randn(1, 4, 5, generator=generator).double() for x in names}
+    rows = torch.zeros(4, 5)
+    edits = EditStates(space, rows, rows, rows.bool(), [""] * 4, weights, rows[:, 0])
+    found = causal.with_residuals(edits).weights
+    for arm, other in causal.RESIDUALS:
+        shown = (f"{arm} ⊥ {other}", other, arm)
+        left, base, whole = (space.directions(found[name])[0] for name in shown)
+        assert (left * base).sum(-1).abs().max() < 1e-9
+        # What is left lies in the plane of both.
+        coordinates = torch.linalg.lstsq(torch.stack([whole, base], -1), left[..., None]).solution
+        plane = (torch.stack([whole, base], -1) @ coordinates)[..., 0]
+        assert torch.allclose(plane, left)
+
+
 def test_tables_of_a_run(tmp_path: Path) -> None:
     """The tiny world in a few edits, as the LMs are run."""
     causal.measure("tiny-world", tmp_path / "causal.json", "--data.n_edits=24", keep_states=True)
@@ -65,7 +83,7 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     lines = made["causal"].splitlines()
     assert len(lines) == 2 + 9 and lines[2].startswith("| lm | W | ")
     own = made["causal_own"].splitlines()
-    assert len(own) == len(lines)
+    assert len(own) == len(lines) + len(causal.RESIDUALS)
     # W's own component is what its arm takes out of the change.
     cells = [x.strip() for x in own[2].split("|")]
     assert cells[3] == "W" and cells[5] == lines[2].split("|")[4].strip()
