@@ -193,6 +193,7 @@ def own_rows(path: Path, others: Sequence[Any]) -> Iterator[list[str]]:
         results_of(path, x, True).table("causal_doses").frame.query(where).set_index("arm")
         for x in (False, True)
     )
+    lm, n = path.parent.name, results_of(path).values["n_references"]
     effects = DataFrame({0: of_states["effect"]})
     for i, run in enumerate(others, 1):
         effects[i] = DataFrame(run["effects"]).query(where).set_index("arm")["effect"]
@@ -201,8 +202,7 @@ def own_rows(path: Path, others: Sequence[Any]) -> Iterator[list[str]]:
         cells = (points(*ends) for ends in pair)
         leads = [effects.loc["W"] - seeds, seeds - effects.loc["other answer"]]
         over = [f"{seeds.count()}", *map(common.mean_interval, (seeds, *leads))]
-        n, share = results_of(path).values["n_references"], of_states.loc[arm, "share"]
-        yield [path.parent.name, f"{n}", str(arm), f"{share:.1%}", *cells, *over]
+        yield [lm, f"{n}", str(arm), f"{of_states.loc[arm, 'share']:.1%}", *cells, *over]
 
 
 def draw(path: Path) -> None:

@@ -172,18 +172,15 @@ def left_out_table(runs: Sequence[ForecastRun]) -> str:
         outcomes = np.concatenate([run.arrays["outcome"] for run in own])
         names = [(i, x) for i, run in enumerate(own) for x in run.arrays["group"].tolist()]
         group = np.unique(names, axis=0, return_inverse=True)[1]
-        weights = drawn(group, N_RESAMPLES, np.random.default_rng(0))
-        cells = [_shares(outcomes)]
+        weights = drawn(group, N_RESAMPLES, np.random.default_rng(0))[:, group]  # of each edit
+        cells, hallucinated = [_shares(outcomes)], outcomes == HALLUCINATED
         for limit in LIMITS:
             kept = p <= limit
             as_many = rival.argsort(kind="stable").argsort() < kept.sum()
-            counts = [  # of each reference, all and hallucinated
-                [weights @ np.bincount(group[x], minlength=weights.shape[1])
-                 for x in (chosen, chosen & (outcomes == HALLUCINATED))]
-                for chosen in (as_many, kept)
-            ]  # fmt: skip
             with np.errstate(invalid="ignore"):
-                other, by_risk = (some / n for n, some in counts)
+                other, by_risk = (
+                    weights[:, x] @ hallucinated[x] / weights[:, x].sum(1) for x in (as_many, kept)
+                )
             lead = "{:z.0f} ({:z.0f} to {:z.0f})".format(*interval(100 * (other - by_risk)))
             cells.append(f"{_shares(outcomes[kept])} of {kept.mean():.0%} kept; "
                          f"{_shares(outcomes[as_many])}; {lead}".replace("-", "−"))  # fmt: skip

@@ -21,6 +21,7 @@ from benchmarks.common import (
     read_numbers,
     two,
 )
+from lincorr_lightning.flow.results import mean_steering
 
 REAL_LMS = RESULTS / "real_lms"
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
@@ -193,19 +194,18 @@ def steering_table(lms: list[str], results: Path) -> str:
 
     Perplexities, which differ by orders of magnitude, have a geometric mean.
     """
-    keys = ["behaviour", "coherence", "named", "perplexity"]
     rows = []
     for file in (results / lm / "feature_flow.csv" for lm in lms):
         if not file.exists():
             continue
         points = read_csv(file)
-        points["perplexity"] = np.log(points["perplexity"])
-        groups = points.groupby(["strategy", "strength", "control"], sort=False)
-        means = groups[keys].mean().assign(perplexity=lambda x: np.exp(x["perplexity"]))
-        for (strategy, strength), own in means.groupby(level=[0, 1], sort=False):
-            n, (*shares, texts) = points["label"].nunique(), (own[key] for key in keys)
-            cells = [f"{x:.3f}" for pair in shares for x in pair]  # without and with control
-            cells += [f"{x:,.0f}" for x in texts]
+        means = mean_steering(points.assign(perplexity=np.log(points["perplexity"])))
+        means["perplexity"] = np.exp(means["perplexity"])
+        for (strategy, strength), own in means.groupby(["strategy", "strength"], sort=False):
+            pairs = [own[key] for key in ("behaviour", "coherence", "named")]
+            cells = [f"{x:.3f}" for pair in pairs for x in pair]  # without and with control
+            cells += [f"{x:,.0f}" for x in own["perplexity"]]
+            n = own["n_answers"].iloc[0]
             rows.append([file.parent.name, strategy, f"{strength:g}", n, *cells])
     columns = ("LM", "strategy", "strength", "answers", "P(answer)", "control", "coherence",
                "control", "texts that name it", "control", "perplexity", "control")  # fmt: skip

@@ -357,7 +357,7 @@ def test_cuts_and_steering_stand_beside_their_controls(tmp_path: Path, rows: Row
         for control in (False, True)
     ]  # fmt: skip
     columns = ["label", "strategy", "control", "strength", "behaviour", "coherence", "named"]
-    frame = DataFrame(points, columns=[*columns, "perplexity"])
+    frame = DataFrame(points, columns=[*columns, "perplexity"]).assign(score=0.5)
     frame.to_csv(tmp_path / "lm" / "feature_flow.csv", index=False)
     numbers = ["0.250", "0.250", "0.250", "0.250", "0.125", "0.000", "10", "10"]
     assert rows(tables.steering_table(["lm", "other"], tmp_path)) == [
