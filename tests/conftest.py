@@ -10,6 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import lightning  # noqa: F401  (its log handler keeps the stderr of its first import)
 import pytest
+import torch
 
 from tests.toys import save_toy_lm
 
@@ -22,6 +23,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("slow")
     long = ("tests/readme", "tests/cli/test_configs", "tests/flow", "tests/processes")
     items.sort(key=lambda item: not any(part in item.nodeid for part in long))
+
+
+@pytest.fixture(autouse=True)
+def _same_random_numbers_in_any_order() -> None:
+    """What a test draws does not depend on the tests that its worker ran before."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")

@@ -134,5 +134,6 @@ def test_prompts_of_a_subject_are_read_together_and_adapters_apart(small_lm: str
         which = [-1 if query.adapter_id is None else query.adapter_id]
         with torch.no_grad(), adapters.rows(which):
             expected = lm.model(input_ids=ids).logits[0, -1, [5, 6, 7]].double()
-        torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+        # Another adapter or prompt changes them by tenths; rounding, by up to 2e-5.
+        torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     assert together < 0.8 * n_alone
