@@ -44,6 +44,7 @@ SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
 ENDS = "", "_low", "_high"
+NO_SCORES = ("reference's row", "W, shuffled")  # of the reference: the same of all, and that of W
 RESIDUALS = ("W", "reference's row"), ("W0", "reference's row"), ("W", "W0"), ("W0", "W")
 
 
@@ -119,22 +120,55 @@ def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
     Partners have the same reference. What remains between them in the reference's logit before the
     edit, less the leading one, and in the answer's popularity, is in standard deviations.
     """
-    prior = edits.before.masked_fill(~edits.reference_mask, -torch.inf).amax(1)
-    covariates = {"prior": prior - edits.before.amax(1), "popularity": edits.popularity}
-    scaled = {k: x / x.std(correction=0).clamp(min=1e-12) for k, x in covariates.items()}
+    scaled = covariates_of(edits)
     now, near = edits.answers(edits.after), torch.stack([*scaled.values()], 1)
     for arm, weights in edits.weights.items():
         scores = weights.masked_fill(~edits.reference_mask, -torch.inf).amax(-1)
         pairs = [p for x in scores for p in matched_pairs(x.tolist(), edits.references, near)]
-        if pairs and arm != "reference's row":  # which is the same of all
+        if pairs and arm not in NO_SCORES:
             high, low = torch.tensor(pairs).T
             own = replace(edits, references=[edits.references[i] for i, _ in pairs])
             differ = {k: own.by_reference(x[high] - x[low]) for k, x in (now | scaled).items()}
             yield {
                 "score": arm, "pairs": len(pairs) / len(scores), "n": len(set(own.references)),
                 **{k: [float(differ[k].mean()), *bootstrap_interval(differ[k])] for k in RESPONSES},
-                **{k: float(differ[k].mean()) for k in covariates},
+                **{k: float(differ[k].mean()) for k in scaled},
             }  # fmt: skip
+
+
+def covariates_of(edits: EditStates) -> dict[str, Tensor]:
+    """Return what else may matter of each edit, in standard deviations, by name."""
+    prior = edits.before.masked_fill(~edits.reference_mask, -torch.inf).amax(1)
+    found = {"prior": prior - edits.before.amax(1), "popularity": edits.popularity.double()}
+    return {k: x / x.std(correction=0).clamp(min=1e-12) for k, x in found.items()}
+
+
+def slopes(lm: str, edits: EditStates) -> Iterator[list[str]]:
+    """Yield by score what a standard deviation of it adds to generalization within a reference.
+
+    By least squares, first of the score alone, then beside the covariates; with intervals by a
+    bootstrap over references.
+    """
+    names, of = np.unique(edits.references, return_inverse=True)
+    own = np.eye(len(names))[of]
+
+    def within(x: Any) -> Any:
+        return x - own @ (own.T @ x / own.sum(0)[:, None])
+
+    y = within(edits.answers(edits.after)["generalized"].double().numpy()[:, None])
+    others = torch.stack([*covariates_of(edits).values()], 1).numpy()
+    draws = np.random.default_rng(0).multinomial(len(names), np.ones(len(names)) / len(names), 2000)
+    for arm in ("W", "W, plain", "W0", "W - W0"):
+        score = (
+            edits.weights[arm][0].masked_fill(~edits.reference_mask, -torch.inf).amax(1).double()
+        )
+        score, cells = (score / score.std(correction=0)).numpy()[:, None], []
+        for x in (within(score), within(np.hstack([score, others]))):
+            grams = np.einsum("er,ei,ej->rij", own, x, np.hstack([x, y]))
+            sums = np.concatenate([grams.sum(0)[None], np.tensordot(draws, grams, 1)])
+            found = (np.linalg.pinv(sums[..., :-1]) @ sums[..., -1:])[:, 0, 0]
+            cells.append(points(found[0], *np.quantile(found[1:], [0.025, 0.975])))
+        yield [lm, f"{len(of)} / {len(names)}", arm, *cells]
 
 
 def points(*values: float) -> str:
@@ -155,12 +189,15 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
         return effect[one][first] - effect[other][first] if one != other else Series(dtype=float)
 
     for arm in every["arm"].unique():
-        own, scores = effect[arm], (x for run in runs for x in run["matched"])
+        own, scores = (
+            effect[arm],
+            (x for run in runs for x in run["matched"] if arm not in NO_SCORES),
+        )
         numbers = [
             *(own[response] for response in RESPONSES), lead("W", arm), lead(arm, "other answer"),
             Series([x[first][0] for x in scores if x["score"] == arm], dtype=float),
         ]  # fmt: skip
-        yield [lm, f"{len(runs)}", arm, *map(common.mean_interval, numbers)]
+        yield [lm, f"{own[first].count()}", arm, *map(common.mean_interval, numbers)]
 
 
 def with_residuals(edits: EditStates) -> EditStates:
@@ -236,6 +273,7 @@ def tables(results: Path) -> dict[str, str]:
         runs = [found, *map(common.read_numbers, sorted(path.parent.glob("causal_*.json")))]
         rows["causal_seeds"] += over_seeds(lm, runs)
         rows["causal_own"] += own_rows(path, runs[1:])
+        rows["causal_slopes"] += slopes(lm, read_states(path.with_suffix(".npz")))
         for row in found["matched"]:
             left = [f"{row[key]:+.2f}".replace("-", "−") for key in ("prior", "popularity")]
             own = [points(*row[k]) for k in RESPONSES]
@@ -252,6 +290,8 @@ def tables(results: Path) -> dict[str, str]:
         "causal_seeds": ["seeds", "direction", *RESPONSES, "generalized: W minus it",
                          "it minus another answer's", "generalized: matched pairs"],
         "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
+        "causal_slopes": ["edits / references", "score", "generalized, per standard deviation",
+                          "prior and popularity held fixed"],
     }  # fmt: skip
     return {name: common.markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}
 

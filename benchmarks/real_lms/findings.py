@@ -58,7 +58,7 @@ EDITS = "edits of city→country, by country, generalize more often than baselin
 FORECAST = "a step forecasts better than all baselines together, within a reference, too (AUROC)"
 IN_CONTEXT = "within a reference, edits that the LM infers in context generalize more often"
 REPAIR = "after a repair, fewer edits of all but the two most frequent references hallucinate"
-VOCABULARY = "from the vocabulary alone, cities compose to countries above baselines (seeds)"
+VOCABULARY = "one city per country: a network on the vocabulary alone exceeds baselines (seeds)"
 PAPER_PROTOCOL = tuple(map("ablation_paper_{}".format, range(5)))
 Runs = Mapping[str, Mapping[str, Any]]
 LMRuns = Mapping[str, Runs]
@@ -352,7 +352,8 @@ FINDINGS: dict[str, Rule] = {
     "three real steps of ten forecast better than them": leads("steps3", scores.CHEAP),
     IN_CONTEXT: known_generalize,
     REPAIR: repair_helps,
-    VOCABULARY: composes("ablation"),
+    VOCABULARY: composes("ablation_grid"),
+    "… with 20 labels and the shipped configuration": composes("ablation"),
     "… with all cities and the paper's number of epochs, too": composes(*PAPER_PROTOCOL),
     "correlated prompts have the same 10 neighbors, wording partialled out": closeness,
     "cutting matched predecessors switches features off (3 times the control)": cutting,
@@ -381,12 +382,25 @@ def read_runs(folder: Path) -> Runs:
     return runs
 
 
+def of_grid(file: Path, lm: str) -> Runs:
+    """Return a cell of the ablation's grid as a run: a plain network, centered, trained alone."""
+    if not file.is_file():
+        return {}
+    where = "lm == @lm and width == 0 and per_target == 1 and epochs_factor == 1"
+    where += " and kind == 'plain' and center and train == 'network'"
+    rows = common.read_csv(file).query(where, local_dict={"lm": lm}).assign(composed=True)
+    runs = rows.to_dict("records")
+    first = [run for run in runs if run["mapping"] == "reference"]
+    return {"ablation_grid": {"runs": runs, "mappings": first}} if runs else {}
+
+
 def read_lms(results: Path, forecast_runs: Sequence[scores.ForecastRun] = ()) -> LMRuns:
     """Return the runs of each LM, with the forecasts of its LoRA edits."""
-    found = {}
+    found, grid = {}, results / "ablation_grid.csv"
     for lm in LMS:
         about = [r for r in forecast_runs if (r.lm, r.method) == (lm, "lora") and r.fitted]
-        found[lm] = {**read_runs(results / lm), **({"lora_forecasts": about} if about else {})}
+        forecasts = {"lora_forecasts": about} if about else {}
+        found[lm] = {**read_runs(results / lm), **of_grid(grid, lm), **forecasts}
     return found
 
 

@@ -72,7 +72,7 @@ def repaired(runs: Mapping[str, Any]) -> Point:
 
 def composed(runs: Mapping[str, Any]) -> Point:
     """Return the share of new cities that compose to their country, and the best baseline's."""
-    own, _, others = findings.composed_shares(runs, "ablation")
+    own, _, others = findings.composed_shares(runs, "ablation_grid")
     return mean(own), mean(others)
 
 

@@ -119,3 +119,26 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     macro = np.mean([hits[groups == one].mean() for one in np.unique(groups)])
     assert found["edits"]["generalized"] == pytest.approx(macro, rel=1e-3)
     assert causal.points(-0.314, -0.4251, 0.0) == "−31 (−43, +0)"
+
+
+def test_slopes_are_those_of_least_squares_with_an_intercept_for_each_reference() -> None:
+    path = causal.REAL_LMS / "gemma-3-270m" / "causal.npz"
+    rows = {row[2]: row for row in causal.slopes("gemma", causal.read_states(path))}
+    with np.load(path) as file:
+        states = dict(file)
+    names, at = np.unique(states["references"], return_inverse=True)
+    mask, before = states["mask"], states["before"].astype(float)
+    right = states["after"].argmax(1)
+    y = mask[np.arange(len(mask)), right].astype(float)
+    prior = np.where(mask, before, -np.inf).max(1) - before.max(1)
+    for arm in ("W", "W0"):
+        score = np.where(mask, states[arm].astype(float), -np.inf).max(1)
+        for cell, columns in zip(
+            rows[arm][3:], ([score], [score, prior, states["popularity"]]), strict=True
+        ):
+            x = np.column_stack(
+                [*((c - c.mean()) / c.std() for c in columns), np.eye(len(names))[at]]
+            )
+            slope = np.linalg.lstsq(x, y, rcond=None)[0][0]
+            assert int(cell.split(" (")[0].replace("−", "-")) == round(100 * slope)
+    assert rows["W"][1] == f"{len(y)} / {len(names)}"

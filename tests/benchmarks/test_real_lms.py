@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pandas import DataFrame
+from pandas import DataFrame, read_csv
 from sklearn.linear_model import Ridge
 
 import lincorr_lightning.lm
@@ -339,6 +339,20 @@ def test_a_composition_exceeds_the_best_of_its_baselines_with_each_seed() -> Non
         judge({})
 
 
+def test_the_ablation_that_is_judged_is_the_cell_of_the_main_table(
+    tmp_path: Path, rows: Rows
+) -> None:
+    """Each LM's cell of plain, centered networks that are trained alone, as the page prints it."""
+    for line in rows(ablation_grid.tables(read_csv(ablation_grid.FILE))["ablation_readings"]):
+        if line[3] == "plain, centered":
+            share, nearest = line[6].split(" ± ")[0], line[10].split("%")[0]
+            _, found = findings.composes("ablation_grid")(
+                findings.of_grid(ablation_grid.FILE, line[0])
+            )
+            assert found == f"{share}%, nearest label {nearest}% ({line[5]})"
+    assert findings.of_grid(tmp_path / "none.csv", "smollm2-135m") == {}
+
+
 def test_cuts_and_steering_stand_beside_their_controls(tmp_path: Path, rows: Rows) -> None:
     cut = {"cut": "flow", "control": True, "n_features": 27, "target_only": 0.25, "recall": None}
     none = {**cut, "cut": "none", "control": False, "n_features": 0, "fixed": 0.7, "refitted": 0.7}
@@ -534,10 +548,11 @@ def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> No
 def test_ablation_grid_goes_on_with_its_file(
     tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shares, done, placed = cycle([0.2, 0.6]), [], []
+    shares, done, placed, trained = cycle([0.2, 0.6]), [], [], []
 
     def measure(cell: Any, _: Any, mappings: Any, seeds: list[int], *__: Any) -> list[Any]:
         done.append(cell)
+        trained.append(mappings)
         return [
             {**asdict(cell), "dimensions": 4, "labels": "3 / 3", "train": way, "mapping": mapping,
              "seed": seed, "source_learned": 0.9, "generalized": next(shares),
@@ -558,6 +573,16 @@ def test_ablation_grid_goes_on_with_its_file(
     assert len(done) == len(set(done)) > 5
     ablation_grid.main(("x/a",), output, 2)
     assert len(done) == len(set(done)) and placed[0] == placed[1]
+    table = read_csv(output)
+    lacks = (table["mapping"] == "permuted_targets") & (table["kind"] == "gated") & table["center"]
+    table[~lacks].to_csv(output, index=False)
+    done.clear()
+    ablation_grid.main(("x/a",), output, 2)
+    assert (done, trained[-1]) == ([ablation_grid.Cell("a", 0, 0, "gated", True)],
+                                   ("letters", "permuted_targets"))  # fmt: skip
+    names = ["width", "per_target", "kind", "center", "mapping", "train", "seed", "epochs_factor"]
+    again = read_csv(output)
+    assert not again.duplicated(names).any() and len(again) == len(table)
     first, *_ = rows(placed[0]["ablation_readings"])
     # Two seeds with .2 and .6: the standard error is .2, times 12.7 of Student's t.
     assert first[:6] == ["a", "4", "3 / 3", "plain", "1x", "2"]
