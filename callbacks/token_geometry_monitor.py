@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import lightning as L
-import torch
+import numpy as np
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lincorr_lightning.callbacks.periodic_callback import PeriodicCallback
@@ -87,7 +87,7 @@ class TokenGeometryMonitor(PeriodicCallback):
         scalars: dict[str, float] = {}
         for key in observed[0].layers:
             name = key.replace(" ", "_").removesuffix("_mean")
-            means = torch.stack([one.layers[key] for one in observed]).mean(0).tolist()
+            means = np.mean([one.layers[key] for one in observed], axis=0).tolist()
             if not key.endswith("_std"):
                 scalars |= {f"{name}/layer_{n}": x for n, x in zip(layers, means, strict=False)}
         for name in ("loss", "entropy"):

@@ -87,9 +87,9 @@ class CloudSettings:
 
 
 class PromptGeometry(NamedTuple):
-    """Observables of one prompt; tensors are on the CPU."""
+    """Observables of one prompt, as floats: tensors would keep memory between them from reuse."""
 
-    layers: dict[str, Tensor]  #: Its `token_observables`, by layer.
+    layers: dict[str, list[float]]  #: Its `token_observables`, by layer.
     numbers: dict[str, float]
     """Mean ``loss`` of the tokens from the second on and mean ``entropy``, in nats; intrinsic
     dimension of the cloud of the tokens' next-token probabilities, ``logits_dimension n2=2``."""
@@ -117,7 +117,7 @@ def observe_prompts(
             numbers[f"logits_dimension n2={n2}"] = value
         # A copy, because a view would keep all tokens in memory.
         last = hidden[:, -1].float().cpu().clone()
-        observed.append(PromptGeometry({k: v.cpu() for k, v in layers.items()}, numbers, last))
+        observed.append(PromptGeometry({k: v.tolist() for k, v in layers.items()}, numbers, last))
     return observed
 
 
@@ -237,7 +237,7 @@ def tabulate_prompts(
     last: dict[str, list[Tensor]] = {}
     losses: dict[str, list[float]] = {}
     for _, level, name, corpus, geometry in sorted(observed, key=lambda prompt: prompt[:2]):
-        numbers, values = geometry.numbers, {k: v.tolist() for k, v in geometry.layers.items()}
+        numbers, values = geometry.numbers, geometry.layers
         prompts.append({"prompt": name, "corpus": corpus, "shuffle": level, **numbers})
         for i, layer in enumerate(settings.layers(len(values["cosine_mean"]))):
             # The last layer has no next one to overlap with.
