@@ -91,13 +91,13 @@ class Size(NamedTuple):
     n_outcomes: int  #: Edits of each relation with LoRA, measured at the end.
     n_full_outcomes: int  #: The same with all weights.
     geometry: int  #: Texts of the token geometry.
-    long_geometry: tuple[int, int] = (0, 0)  #: Of 1,024 tokens: as they are, and also shuffled.
+    long_geometry: int = 0  #: Texts of 1,024 tokens, as they are and shuffled.
     sae_tokens: int = 0  #: Tokens that SAEs of some layers are trained on, for the feature flow.
 
 
 SIZES = (
     Size(2e8, n_subjects=2000, n_probed=2000, n_edits=150, n_full=40, n_outcomes=150,
-         n_full_outcomes=150, geometry=100, long_geometry=(200, 36), sae_tokens=393_216),
+         n_full_outcomes=150, geometry=100, long_geometry=200, sae_tokens=393_216),
     Size(4e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=20, n_outcomes=150,
          n_full_outcomes=64, geometry=50),
     Size(8e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=0, n_outcomes=150,
@@ -175,19 +175,20 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
             ablation,
             ("training",) if seed == 0 else (),
         )  # fmt: skip
-    n, n_shuffled = size.long_geometry
-    for name, options in (
-        ("", ("--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2")),
-        ("_shuffled_1024", (f"--data.n_texts={n_shuffled}", "--model.shuffles=[0,1,2,3,4,5]")),
-        ("_1024", (f"--data.n_texts={n}", "--model.shuffles=[0]")),
-    )[: 3 if n else 1] if texts is not None else ():  # fmt: skip
-        long = ("--data.n_tokens=1024", "--data.batch_size=1") if name else ()
+    texts_of_length = {
+        "": ("--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2"),
+        "_1024": ("--data.n_tokens=1024", f"--data.n_texts={size.long_geometry}",
+                  "--data.batch_size=1", "--model.shuffles=[0,1,2,3,4,5]"),
+    }  # fmt: skip
+    for name, options in texts_of_length.items() if texts is not None else ():
+        if name and not size.long_geometry:
+            continue
         yield Run(
             f"token_geometry{name}",
             ("test", "--config", "configs/token_geometry.yaml", f"--data.texts={texts}",
-             *long, *options, "--data.sample_by=document", "--matmul_precision=medium"),
+             *options, "--data.sample_by=document", "--matmul_precision=medium"),
             ("n_prompts", "n_tokens", "layers", "shuffles", "dimension_loss"),
-            ("dimension_loss" if name == "_1024" else "profiles",),
+            ("profiles", "dimension_loss") if name else ("profiles",),
         )  # fmt: skip
     if texts is not None and size.sae_tokens:
         yield Run(

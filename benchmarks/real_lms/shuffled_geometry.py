@@ -1,9 +1,9 @@
-"""The tables of docs/geometry.md on texts of 1,024 tokens, shuffled or as they are, by SmolLM2.
+"""The tables of docs/geometry.md on texts of 1,024 tokens, as they are and shuffled, by SmolLM2.
 
-    python -m benchmarks.real_lms.shuffled_geometry [RUN_OF_SHUFFLED_TEXTS]
+    python -m benchmarks.real_lms.shuffled_geometry [--run RUN]
 
 RUN is the folder of a run of TokenGeometry over several levels of shuffling; without one, its
-numbers are those of ``token_geometry_shuffled_1024.npz``. ``run.py`` has the options of both runs.
+numbers are those of ``token_geometry_1024.npz``. ``run.py`` has its options.
 """
 
 from __future__ import annotations
@@ -21,20 +21,24 @@ from benchmarks import common
 from benchmarks.real_lms.tables import REAL_LMS
 
 FOLDER = REAL_LMS / "smollm2-135m"
-FILE = FOLDER / "token_geometry_shuffled_1024.npz"
+FILE = FOLDER / "token_geometry_1024.npz"
 SCALES = (2, 8, 32, 128)
 KEPT = [*(f"dimension n2={n2}" for n2 in SCALES), "overlap k=2", "cosine_mean"]
 Array = NDArray[np.float64]
 
 
 def keep(run: Path) -> None:
-    """Write the observables of each text, level and layer, ``(n_texts, n_levels, n_layers)``."""
-    rows = common.read_csv(run / "tables" / "profiles.csv").set_index(
-        ["prompt", "shuffle", "layer"]
+    """Write observables, ``(n_texts, n_levels, n_layers)``, and each text's losses and corpus."""
+    rows, texts = (
+        common.read_csv(run / "tables" / f"{name}.csv").set_index(["prompt", "shuffle", *more])
+        for name, more in (("profiles", ["layer"]), ("prompts", []))
     )
     shape = [len(level) for level in rows.index.remove_unused_levels().levels]
     found = {name: rows[name].unstack().to_numpy().reshape(shape) for name in KEPT}
-    np.savez_compressed(FILE, **{name: x.astype(np.float32) for name, x in found.items()})
+    found["loss"] = texts.loss.unstack().to_numpy()
+    arrays = {name: x.astype(np.float32) for name, x in found.items()}
+    corpora = texts.corpus.unstack()[0].to_numpy(str)
+    np.savez_compressed(FILE, corpus=corpora, **arrays)
 
 
 def interval(differences: Array) -> tuple[Array, Array]:
@@ -50,11 +54,11 @@ def beyond(differences: Array) -> tuple[int, int]:
     return int((mean > half).sum()), int((mean < -half).sum())
 
 
-def levels(profiles: dict[str, Array], losses: list[float]) -> Iterator[list[Any]]:
+def levels(profiles: dict[str, Array]) -> Iterator[list[Any]]:
     """Yield a row for each level of shuffling, beside the same texts as they are."""
     dimensions, overlap, cosine = profiles[KEPT[0]], profiles[KEPT[4]], profiles[KEPT[5]]
     peak = int(dimensions[:, 0].mean(0).argmax())
-    for level, loss in enumerate(losses):
+    for level, loss in enumerate(profiles["loss"].mean(0)):
         row = [level, f"{loss:.2f}", peak + 1, *(
             f"{x[:, level, at].mean():.2f}"
             for x, at in ((dimensions, peak), (overlap, peak), (cosine, peak), (cosine, -1))
@@ -88,42 +92,60 @@ def scales(profiles: dict[str, Array]) -> Iterator[list[Any]]:
         ]
 
 
-def losses_of(results: dict[str, Any]) -> Iterator[list[Any]]:
-    """Yield a row for each range scaling: dimension, and its correlation with the loss."""
+def correlations_with_loss(
+    profiles: dict[str, Array], corpora: NDArray[np.str_]
+) -> Iterator[list[Any]]:
+    """Yield a row for each range scaling: r of log dimension and log loss, of texts as they are.
+
+    Over all texts and within each corpus, at the layer of the peak; and in how many layers it is
+    significant over all texts and over those of the largest corpus.
+    """
+    log_loss = np.log(profiles["loss"][:, 0])
+    names = corpora_by_size(corpora)
     for n2 in SCALES:
-        own = results["shuffles"][0]["dimension"][str(n2)]
-        peak, tests = int(np.argmax(own)), [
-            one for one in results["dimension_loss"] if (one["shuffle"], one["n2"]) == (0, n2)
-        ]  # fmt: skip
-        shown = "{pearson:.2f} ({low:.2f} to {high:.2f})".format(**tests[peak])
-        clear = sum(one["pearson_p"] < 0.01 for one in tests)
-        ends = [1, f"{own[0]:.2f}", peak + 1, f"{own[peak]:.2f}", len(own), f"{own[-1]:.2f}"]
-        yield [n2, *ends, shown, clear]
+        own = np.log(profiles[f"dimension n2={n2}"][:, 0])
+        peak = int(np.exp(own).mean(0).argmax())
+        tests = [
+            [stats.pearsonr(own[chosen, layer], log_loss[chosen]) for layer in range(own.shape[1])]
+            for chosen in (np.full(len(corpora), True), *(corpora == name for name in names))
+        ]
+        shown = (
+            "{:.2f} ({:.2f} to {:.2f})".format(
+                each[peak].statistic, *each[peak].confidence_interval()
+            )
+            for each in tests
+        )
+        clear = (sum(test.pvalue < 0.01 for test in each) for each in tests[:2])
+        yield [n2, peak + 1, *shown, " / ".join(map(str, clear))]
+
+
+def corpora_by_size(corpora: NDArray[np.str_]) -> list[str]:
+    """Return the names of the corpora, that of the most texts first."""
+    names, counts = np.unique(corpora, return_counts=True)
+    return names[np.argsort(-counts)].tolist()
 
 
 def tables() -> dict[str, str]:
     """Return the tables, by their markers."""
     with np.load(FILE) as file:
-        profiles = {name: file[name].astype(float) for name in file}
-    shuffled, plain = (
-        common.read_numbers(FOLDER / f"token_geometry_{name}1024.json")["results"]
-        for name in ("shuffled_", "")
-    )
-    losses = [one["loss"] for one in shuffled["shuffles"]]
-    ends = ["first layer", "ID", "peak layer"]
+        profiles = {name: file[name].astype(float) for name in (*KEPT, "loss")}
+        corpora = file["corpus"]
+    within = [f"within {name} (n = {(corpora == name).sum()})" for name in corpora_by_size(corpora)]
     columns = {
         "geometry_shuffled": [
             "S", "loss", "layer", "ID (2NN)", "ID, less that of S = 0", "overlap (k = 2)", "cosine",
             "cosine, last layer", "layers with higher ID, by n2", "beyond the error: higher, lower",
             "overlap beyond the error: lower, higher",
         ],
-        "geometry_scales": ["n2", *ends, "ID, by level of shuffling", "last layer", "ID"],
+        "geometry_scales": [
+            "n2", "first layer", "ID", "peak layer", "ID, by level of shuffling", "last layer", "ID"
+        ],
         "geometry_loss": [
-            "n2", *ends, "ID", "last layer", "ID", "r of log ID and log loss at the peak",
-            "p < .01 in",
+            "n2", "peak layer", "r of log ID and log loss there", *within,
+            f"p < .01 in: all / {within[0].split()[1]}",
         ],
     }  # fmt: skip
-    rows = levels(profiles, losses), scales(profiles), losses_of(plain)
+    rows = levels(profiles), scales(profiles), correlations_with_loss(profiles, corpora)
     made = zip(columns.items(), rows, strict=True)
     return {name: common.markdown_table(own, each) for (name, own), each in made}
 
@@ -132,7 +154,7 @@ def main(run: Path | None = None) -> None:
     """Put the tables into the document.
 
     Args:
-        run: Folder of a run over shuffled texts, whose observables are kept first.
+        run: Folder of a run, whose observables are kept first.
     """
     if run is not None:
         keep(run)

@@ -130,15 +130,13 @@ def shuffling_rows(found: Found) -> Rows:
                *(two(x[peak]) for x in observed), two(observed[-1][-1]), higher, lower]  # fmt: skip
 
 
-GEOMETRY_TABLES = tuple(
-    table_of(f"token_geometry{name}", *columns)(rows)
-    for name in ("", "_1024", "_shuffled_1024")
-    for rows, *columns in (
-        (geometry_rows, "texts", "n2", "first layer", "ID", "peak layer",
-         "ID, by level of shuffling", "last layer", "ID", "r of loss at the peak", "p < .01 in"),
-        (shuffling_rows, "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
-         "cosine, last layer", "layers with higher ID, by n2", "with lower overlap"),
-    )
+GEOMETRY_TABLES = (  # of 256 tokens; shuffled_geometry.py has those of 1,024
+    table_of("token_geometry", "texts", "n2", "first layer", "ID", "peak layer",
+             "ID, by level of shuffling", "last layer", "ID", "r of loss at the peak",
+             "p < .01 in")(geometry_rows),
+    table_of("token_geometry", "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
+             "cosine, last layer", "layers with higher ID, by n2",
+             "with lower overlap")(shuffling_rows),
 )  # fmt: skip
 
 

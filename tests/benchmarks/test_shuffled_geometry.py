@@ -14,7 +14,7 @@ from benchmarks.real_lms import shuffled_geometry as geometry
 @pytest.fixture(scope="module")
 def profiles() -> dict[str, np.ndarray]:
     with np.load(geometry.FILE) as file:
-        return {name: file[name].astype(float) for name in file}
+        return {name: file[name].astype(float) for name in geometry.KEPT}
 
 
 @pytest.fixture(scope="module")
@@ -72,12 +72,30 @@ def test_peaks(rows: dict[str, list[dict[str, str]]], profiles: dict[str, np.nda
 
 
 def test_correlations_with_the_loss(rows: dict[str, list[dict[str, str]]]) -> None:
-    run = json.loads((geometry.FOLDER / "token_geometry_1024.json").read_text())["results"]
+    run = json.loads(geometry.FILE.with_suffix(".json").read_text())["results"]
     for row in rows["geometry_loss"]:
         own = [x for x in run["dimension_loss"] if x["n2"] == int(row["n2"]) and not x["shuffle"]]
         (at_peak,) = (x for x in own if x["layer"] == int(row["peak layer"]))
-        assert row["r of log ID and log loss at the peak"].startswith(f"{at_peak['pearson']:.2f} (")
-        assert int(row["p \\< .01 in"]) == sum(x["pearson_p"] < 0.01 for x in own)
+        shown = "{pearson:.2f} ({low:.2f} to {high:.2f})".format(**at_peak)
+        assert row["r of log ID and log loss there"] == shown
+        clear = sum(x["pearson_p"] < 0.01 for x in own)
+        assert row["p \\< .01 in: all / news"].startswith(f"{clear} / ")
+
+
+def test_correlations_within_a_corpus_have_its_texts_alone() -> None:
+    rng, corpora = np.random.default_rng(0), np.repeat(["long", "short"], (40, 12))
+    layers = rng.normal(size=(52, 1, 3)) + 5 * (corpora == "short")[:, None, None]
+    profiles = {f"dimension n2={n2}": np.exp(layers) for n2 in geometry.SCALES}
+    profiles["loss"] = np.exp(rng.normal(size=(52, 1)) + 5 * (corpora == "short")[:, None])
+    frame = pd.DataFrame(
+        {"corpus": corpora, "x": layers[:, 0, 0], "y": np.log(profiles["loss"][:, 0])}
+    )
+    for _, peak, *cells, _ in geometry.correlations_with_loss(profiles, corpora):
+        frame["x"] = layers[:, 0, peak - 1]
+        within = frame.groupby("corpus")[["x", "y"]].corr().x.xs("y", level=1)
+        expected = [frame.x.corr(frame.y), within["long"], within["short"]]
+        assert [float(cell.split(" (")[0]) for cell in cells] == pytest.approx(expected, abs=0.005)
+        assert expected[0] > 0.8 > max(expected[1:])
 
 
 def test_observables_are_kept_by_text_level_and_layer(
@@ -93,7 +111,12 @@ def test_observables_are_kept_by_text_level_and_layer(
     (tmp_path / "tables").mkdir()
     frame.sample(frac=1, random_state=0).to_csv(tmp_path / "tables" / "profiles.csv", index=False)
     monkeypatch.setattr(geometry, "FILE", tmp_path / "kept.npz")
+    texts = frame[["prompt", "shuffle"]].drop_duplicates()
+    texts = texts.assign(loss=texts.shuffle + 0.5, corpus="of " + texts.prompt)
+    texts.to_csv(tmp_path / "tables" / "prompts.csv", index=False)
     geometry.keep(tmp_path)
     with np.load(tmp_path / "kept.npz") as kept:
         for name, x in values.items():
             assert kept[name] == pytest.approx(x, rel=1e-6)
+        assert kept["loss"].tolist() == [[0.5, 1.5]] * 3
+        assert kept["corpus"].tolist() == ["of a", "of b", "of c"]
