@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _same_random_numbers_in_any_order() -> None:
+def _seed_torch() -> None:
     """What a test draws does not depend on the tests that its worker ran before."""
     torch.manual_seed(0)
 

@@ -76,11 +76,14 @@ def grid(lms: Sequence[str]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
         yield Cell(lm, SMALL_WIDTH), mappings
     for lm, network in product(lms, networks):
         yield Cell(lm, SMALL_WIDTH, 1, *network), mappings
-    of_cities = {1: mappings, 0: MAPPINGS}  # a permutation of cities is one of countries, or not
-    for lm, per_target in product(others, of_cities):
-        yield Cell(lm, 0, per_target), of_cities[per_target]
-    for per_target, lm, network in product(of_cities, lms, networks):
-        yield Cell(lm, 0, per_target, *network), of_cities[per_target]
+    mappings_of = {
+        1: mappings,
+        0: MAPPINGS,
+    }  # with one city of each country, both permutations agree
+    for lm, per_target in product(others, mappings_of):
+        yield Cell(lm, 0, per_target), mappings_of[per_target]
+    for per_target, lm, network in product(mappings_of, lms, networks):
+        yield Cell(lm, 0, per_target, *network), mappings_of[per_target]
 
 
 class ComposedOnce(VocabularyAblation):
@@ -192,7 +195,10 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
             own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
             all_of = of[way, "reference"]
             if (way, "permuted_targets") in of:
-                both = (of[way, x].set_index("seed")["generalized"] for x in MAPPINGS[::2])
+                both = (
+                    of[way, x].set_index("seed")["generalized"]
+                    for x in ("reference", "permuted_targets")
+                )
                 own[2] += f" ({common.mean_interval(next(both) - next(both))})"
             more = map(common.mean_interval, (all_of[k] for k in (
                 "macro_generalized", "unrestricted", "says_source")))  # fmt: skip

@@ -44,7 +44,7 @@ SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
 ENDS = "", "_low", "_high"
-NO_SCORES = ("reference's row", "W, shuffled")  # of the reference: the same of all, and that of W
+UNSCORED_ARMS = ("reference's row", "W, shuffled")  # the same of all edits, and W's own
 RESIDUALS = ("W", "reference's row"), ("W0", "reference's row"), ("W", "W0"), ("W0", "W")
 
 
@@ -125,7 +125,7 @@ def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
     for arm, weights in edits.weights.items():
         scores = weights.masked_fill(~edits.reference_mask, -torch.inf).amax(-1)
         pairs = [p for x in scores for p in matched_pairs(x.tolist(), edits.references, near)]
-        if pairs and arm not in NO_SCORES:
+        if pairs and arm not in UNSCORED_ARMS:
             high, low = torch.tensor(pairs).T
             own = replace(edits, references=[edits.references[i] for i, _ in pairs])
             differ = {k: own.by_reference(x[high] - x[low]) for k, x in (now | scaled).items()}
@@ -137,7 +137,7 @@ def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
 
 
 def covariates_of(edits: EditStates) -> dict[str, Tensor]:
-    """Return what else may matter of each edit, in standard deviations, by name."""
+    """Return the covariates of each edit, prior and popularity, in standard deviations."""
     prior = edits.before.masked_fill(~edits.reference_mask, -torch.inf).amax(1)
     found = {"prior": prior - edits.before.amax(1), "popularity": edits.popularity.double()}
     return {k: x / x.std(correction=0).clamp(min=1e-12) for k, x in found.items()}
@@ -191,7 +191,7 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
     for arm in every["arm"].unique():
         own, scores = (
             effect[arm],
-            (x for run in runs for x in run["matched"] if arm not in NO_SCORES),
+            (x for run in runs for x in run["matched"] if arm not in UNSCORED_ARMS),
         )
         numbers = [
             *(own[response] for response in RESPONSES), lead("W", arm), lead(arm, "other answer"),

@@ -5,7 +5,7 @@
 
 downloads ``sae-probes`` (45 MB, MIT) with pip, which is neither installed nor run, and prints the
 path of a ``.jsonl`` file of 15,249 texts, shuffled, each with its corpus: essays, news (long
-articles, many of them false), briefs (a paragraph of news each) or passages of pages about people.
+articles, many of them false), briefs (a paragraph of news each) or passages about people.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ FILES = {
 
 def main(folder: Path) -> None:
     """Download the texts into a folder, unless they are there."""
-    path = folder / "texts.jsonl"
+    path = folder / "texts_by_corpus.jsonl"
     if not path.is_file():
         with tempfile.TemporaryDirectory() as scratch:
             texts = read(download_wheels((PACKAGE,), scratch)[0])

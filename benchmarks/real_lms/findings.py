@@ -390,8 +390,8 @@ def of_grid(file: Path, lm: str) -> Runs:
     where += " and kind == 'plain' and center and train == 'network'"
     rows = common.read_csv(file).query(where, local_dict={"lm": lm}).assign(composed=True)
     runs = rows.to_dict("records")
-    first = [run for run in runs if run["mapping"] == "reference"]
-    return {"ablation_grid": {"runs": runs, "mappings": first}} if runs else {}
+    reference = [run for run in runs if run["mapping"] == "reference"]
+    return {"ablation_grid": {"runs": runs, "mappings": reference}} if runs else {}
 
 
 def read_lms(results: Path, forecast_runs: Sequence[scores.ForecastRun] = ()) -> LMRuns:

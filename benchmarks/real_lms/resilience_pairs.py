@@ -64,14 +64,15 @@ def group_of(pair: Any) -> str:
         return "similes (table 9)"
     if pair.source.startswith("X") and pair.target.startswith("X"):
         return "numbers (figure 9)"
-    return "with references" if pair.influenced_1 == pair.influenced_1 else "other"
+    return "with references" if pd.notna(pair.influenced_1) else "other"
 
 
 def table(found: pd.DataFrame) -> str:
     """Return the table: means over the pairs of a group, and in how many W keeps more."""
     found = found.assign(group=[group_of(row) for row in found.itertuples()])
     lines = []
-    for (*about, group), own in found.groupby(["lm", "text", "steps", "group"], sort=False):
+    keys = ["lm", "text", "steps", "training", "group"]
+    for (*about, _, group), own in found.groupby(keys, sort=False):
         more = 100 * (own.kept - own.random_kept).dropna()
         r = own[["before", "after", "refitted", "random_label_mean", "random_refitted"]].mean()
         r_w0, std = own.same_prompt_label_mean.mean(), own.after_std.mean()
@@ -101,11 +102,13 @@ def figure(found: pd.DataFrame) -> Figure:
 
 def main(before: Path | None = None, after: tuple[Path, ...] = (), output: Path = FILE) -> None:
     """Measure what the file lacks, and put the table into the document."""
+    if after and before is None:
+        raise SystemExit("--after needs --before, the LM before post-training")
     parts = [common.read_csv(output)] if output.exists() else []
     for lm in after:
-        assert before is not None
         text = lm.parent.name.split("_")[0]
         about = {"lm": before.name, "text": text, "steps": int(lm.name)}
+        about["training"] = lm.parent.name
         if any((part[[*about]] == pd.Series(about)).all(axis=1).any() for part in parts):
             continue
         parts += [rows.assign(**about) for rows in measure(before, lm)]

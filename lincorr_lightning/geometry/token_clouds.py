@@ -87,7 +87,7 @@ class CloudSettings:
 
 
 class PromptGeometry(NamedTuple):
-    """Observables of one prompt, as floats: tensors would keep memory between them from reuse."""
+    """Observables of one prompt: floats, as small tensors fragment memory, and one CPU tensor."""
 
     layers: dict[str, list[float]]  #: Its `token_observables`, by layer.
     numbers: dict[str, float]
