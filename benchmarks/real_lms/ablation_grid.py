@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass
 from itertools import product
+from operator import sub
 from pathlib import Path
 from typing import Any, get_args
 
@@ -76,10 +77,8 @@ def grid(lms: Sequence[str]) -> Iterator[tuple[Cell, tuple[str, ...]]]:
         yield Cell(lm, SMALL_WIDTH), mappings
     for lm, network in product(lms, networks):
         yield Cell(lm, SMALL_WIDTH, 1, *network), mappings
-    mappings_of = {
-        1: mappings,
-        0: MAPPINGS,
-    }  # with one city of each country, both permutations agree
+    # With one city of each country, both permutations agree.
+    mappings_of = {1: mappings, 0: MAPPINGS}
     for lm, per_target in product(others, mappings_of):
         yield Cell(lm, 0, per_target), mappings_of[per_target]
     for per_target, lm, network in product(mappings_of, lms, networks):
@@ -195,11 +194,9 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
             own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
             all_of = of[way, "reference"]
             if (way, "permuted_targets") in of:
-                both = (
-                    of[way, x].set_index("seed")["generalized"]
-                    for x in ("reference", "permuted_targets")
-                )
-                own[2] += f" ({common.mean_interval(next(both) - next(both))})"
+                by_seed = (x.set_index("seed")["generalized"]
+                           for x in (all_of, of[way, "permuted_targets"]))  # fmt: skip
+                own[2] += f" ({common.mean_interval(sub(*by_seed))})"
             more = map(common.mean_interval, (all_of[k] for k in (
                 "macro_generalized", "unrestricted", "says_source")))  # fmt: skip
             bounds = (of[way, "letters"]["upper_bound"], all_of["majority"])

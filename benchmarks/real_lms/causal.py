@@ -27,6 +27,7 @@ from pandas import DataFrame, Series
 from torch import Tensor
 
 from benchmarks import common
+from benchmarks.real_lms.forecast_scores import drawn, interval
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
@@ -123,7 +124,7 @@ def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
     scaled = covariates_of(edits)
     now, near = edits.answers(edits.after), torch.stack([*scaled.values()], 1)
     for arm, weights in edits.weights.items():
-        scores = weights.masked_fill(~edits.reference_mask, -torch.inf).amax(-1)
+        scores = of_reference(edits, weights)
         pairs = [p for x in scores for p in matched_pairs(x.tolist(), edits.references, near)]
         if pairs and arm not in UNSCORED_ARMS:
             high, low = torch.tensor(pairs).T
@@ -136,9 +137,14 @@ def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
             }  # fmt: skip
 
 
+def of_reference(edits: EditStates, values: Tensor) -> Tensor:
+    """Return the largest of the values of an edit's references, ``(..., n_edits)``."""
+    return values.masked_fill(~edits.reference_mask, -torch.inf).amax(-1)
+
+
 def covariates_of(edits: EditStates) -> dict[str, Tensor]:
     """Return the covariates of each edit, prior and popularity, in standard deviations."""
-    prior = edits.before.masked_fill(~edits.reference_mask, -torch.inf).amax(1)
+    prior = of_reference(edits, edits.before)
     found = {"prior": prior - edits.before.amax(1), "popularity": edits.popularity.double()}
     return {k: x / x.std(correction=0).clamp(min=1e-12) for k, x in found.items()}
 
@@ -157,17 +163,15 @@ def slopes(lm: str, edits: EditStates) -> Iterator[list[str]]:
 
     y = within(edits.answers(edits.after)["generalized"].double().numpy()[:, None])
     others = torch.stack([*covariates_of(edits).values()], 1).numpy()
-    draws = np.random.default_rng(0).multinomial(len(names), np.ones(len(names)) / len(names), 2000)
+    counts = drawn(of, 2000, np.random.default_rng(0))
     for arm in ("W", "W, plain", "W0", "W - W0"):
-        score = (
-            edits.weights[arm][0].masked_fill(~edits.reference_mask, -torch.inf).amax(1).double()
-        )
-        score, cells = (score / score.std(correction=0)).numpy()[:, None], []
+        weight = of_reference(edits, edits.weights[arm][0]).double()
+        score, cells = (weight / weight.std(correction=0)).numpy()[:, None], []
         for x in (within(score), within(np.hstack([score, others]))):
             grams = np.einsum("er,ei,ej->rij", own, x, np.hstack([x, y]))
-            sums = np.concatenate([grams.sum(0)[None], np.tensordot(draws, grams, 1)])
+            sums = np.tensordot(counts, grams, 1)
             found = (np.linalg.pinv(sums[..., :-1]) @ sums[..., -1:])[:, 0, 0]
-            cells.append(points(found[0], *np.quantile(found[1:], [0.025, 0.975])))
+            cells.append(points(*interval(found)))
         yield [lm, f"{len(of)} / {len(names)}", arm, *cells]
 
 
@@ -189,13 +193,11 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
         return effect[one][first] - effect[other][first] if one != other else Series(dtype=float)
 
     for arm in every["arm"].unique():
-        own, scores = (
-            effect[arm],
-            (x for run in runs for x in run["matched"] if arm not in UNSCORED_ARMS),
-        )
+        own, scored = effect[arm], {arm} - {*UNSCORED_ARMS}
+        matched_of = [x for run in runs for x in run["matched"] if x["score"] in scored]
         numbers = [
             *(own[response] for response in RESPONSES), lead("W", arm), lead(arm, "other answer"),
-            Series([x[first][0] for x in scores if x["score"] == arm], dtype=float),
+            Series([x[first][0] for x in matched_of], dtype=float),
         ]  # fmt: skip
         yield [lm, f"{own[first].count()}", arm, *map(common.mean_interval, numbers)]
 

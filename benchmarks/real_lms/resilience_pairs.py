@@ -11,8 +11,6 @@ table is of the file alone.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,16 +44,13 @@ def measure(before: Path, after: Path) -> Iterator[pd.DataFrame]:
     """Yield the rows of each study."""
     for study, options in STUDIES.items():
         with tempfile.TemporaryDirectory() as scratch:
-            command = ["test", "--config", "configs/resilience.yaml", "--model.ridge=100", *options,
-                       f"--model.before.name_or_path={before}", f"--model.lm.name_or_path={after}",
-                       "--data.n_subjects=1000", "--data.batch_size=128",
-                       "--trainer.enable_progress_bar=false",
-                       f"--trainer.default_root_dir={scratch}"]  # fmt: skip
-            lincorr = [sys.executable, "-m", "lincorr_lightning"]
-            subprocess.run([*lincorr, *command], check=True, cwd=common.ROOT)
-            (file,) = Path(scratch).glob("*/version_0/tables/pairs.csv")
-            rows = common.read_csv(file)[KEPT]
-        yield rows.assign(study=study)
+            results = common.results_of(
+                "test", "--config", "configs/resilience.yaml", "--model.ridge=100", *options,
+                f"--model.before.name_or_path={before}", f"--model.lm.name_or_path={after}",
+                "--data.n_subjects=1000", "--data.batch_size=128",
+                f"--trainer.default_root_dir={scratch}",
+            )  # fmt: skip
+        yield pd.DataFrame(results["pairs"])[KEPT].assign(study=study)
 
 
 def group_of(pair: Any) -> str:

@@ -103,8 +103,8 @@ def correlations_with_loss(
     log_loss = np.log(profiles["loss"][:, 0])
     names = corpora_by_size(corpora)
     for n2 in SCALES:
-        own = np.log(profiles[f"dimension n2={n2}"][:, 0])
-        peak = int(np.exp(own).mean(0).argmax())
+        dimensions = profiles[f"dimension n2={n2}"][:, 0]
+        peak, own = int(dimensions.mean(0).argmax()), np.log(dimensions)
         tests = [
             [stats.pearsonr(own[chosen, layer], log_loss[chosen]) for layer in range(own.shape[1])]
             for chosen in (np.full(len(corpora), True), *(corpora == name for name in names))
