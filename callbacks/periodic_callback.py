@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from inspect import formatannotation
 from typing import Any, ClassVar, Self
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from lincorr_lightning.errors import CheckpointError, ConfigError, listed, require
 from lincorr_lightning.finetune.batches import EditBatch
+from lincorr_lightning.lightning_workarounds import after_train_end, cancel_after_train_end
 from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.finder import causal_lm_of
 from lincorr_lightning.lm.query_cache import QueryCache
@@ -150,7 +152,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
             states: dict[nn.Module, SharedState] = {}
             for callback in _periodic(trainer):
                 callback._attach(trainer, pl_module, states)
-            _complete_after_training(trainer)
+            after_train_end(trainer, partial(_complete, trainer))
         if not runs.is_dry_run(trainer):
             runs.run_folder(trainer)  # a collective call, made before rank 0 alone writes
         self.start(trainer)
@@ -250,7 +252,7 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
         """Release the LM, since Lightning calls no `teardown` after an exception."""
-        vars(trainer.strategy).pop("on_train_end", None)
+        cancel_after_train_end(trainer)
         self.release()
 
     def is_due(self, step: int, edit_batch: EditBatch | None = None) -> bool:
@@ -373,21 +375,9 @@ def _periodic(trainer: L.Trainer) -> list[PeriodicCallback]:
     return [each for each in callbacks if isinstance(each, PeriodicCallback)]
 
 
-def _complete_after_training(trainer: L.Trainer) -> None:
-    """Complete all callbacks after the last ``on_train_end`` hook, with the LM on its device.
-
-    Lightning has no hook for this: in the next one the LM has been moved to the CPU.
-    """
-    strategy = trainer.strategy
-    own = strategy.on_train_end
-
-    def run() -> None:
-        vars(strategy).pop("on_train_end")
-        for callback in _periodic(trainer):
-            callback.complete(trainer)
-        own()
-
-    vars(strategy)["on_train_end"] = run
+def _complete(trainer: L.Trainer) -> None:
+    for callback in _periodic(trainer):
+        callback.complete(trainer)
 
 
 def _as_text(value: Any) -> Any:

@@ -1,13 +1,16 @@
-"""Split data over ranks, and gather results from all of them."""
+"""Split data over ranks, gather results from all of them, and end with rank 0."""
 
+import ctypes
+import signal
+from contextlib import suppress
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
-
-from torch import distributed
 
 from lincorr_lightning.errors import SubjectsError
 
 T = TypeVar("T")
+
+_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 
 
 class DataShard(NamedTuple):
@@ -54,8 +57,16 @@ def batch_edges(trainer: Any, n: int, batch_size: int, *, least: int = 1) -> lis
 
 def gather(own: T) -> list[T]:
     """Return what each rank passes, in the order of ranks; all ranks must call it."""
+    from torch import distributed  # here: reports are made without torch
+
     if not (distributed.is_available() and distributed.is_initialized()):
         return [own]
     gathered: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(gathered, own)
     return gathered
+
+
+def exit_with_parent() -> None:
+    """Let SIGTERM end this rank when rank 0 is gone, on Linux: NCCL would wait for minutes."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

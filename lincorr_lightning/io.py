@@ -20,9 +20,13 @@ from tempfile import TemporaryFile
 from typing import Any, NoReturn
 
 import numpy as np
+import yaml
 from safetensors import SafetensorError
 
 from lincorr_lightning.errors import LincorrError, OutputError
+
+_YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is libyaml
+_MAX_YAML_DEPTH = 64  # C code that builds deeper values overflows its stack
 
 
 def output_error(path: str | Path, reason: object) -> OutputError:
@@ -167,6 +171,48 @@ def read_json(path: str | Path, error: type[LincorrError], way_out: str) -> dict
     if not isinstance(content, dict):
         raise error(f"cannot read {path}: it is not a JSON object. {way_out}")
     return content
+
+
+def compose_yaml(text: str) -> Any:
+    """Return the root node of YAML or JSON, with line numbers; None if there is no value.
+
+    Repeated keys, of which PyYAML silently keeps the last, deep nesting, which crashes the process,
+    and aliases inside of what has an anchor, which multiply, are YAMLErrors, too.
+    """
+    anchors: list[str | None] = []  # of the collections around an event
+    for event in yaml.parse(text, Loader=_YAML_LOADER):
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchors.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchors.pop()
+        elif isinstance(event, yaml.AliasEvent) and any(anchors):
+            _refuse_yaml("an alias stands in a value that has an anchor", event)
+        if len(anchors) > _MAX_YAML_DEPTH:
+            _refuse_yaml(f"values are nested more than {_MAX_YAML_DEPTH} deep", event)
+    root = yaml.compose(text, Loader=_YAML_LOADER)
+    nodes = [root]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, yaml.SequenceNode):
+            nodes += node.value
+        elif isinstance(node, yaml.MappingNode):
+            keys: set[str] = set()
+            for key, value in node.value:
+                if str(key.value) in keys:
+                    _refuse_yaml(f"the key {key.value!r} is given twice", key)
+                keys.add(str(key.value))
+                nodes.append(value)
+    return root
+
+
+def load_yaml(text: str) -> Any:
+    """Load YAML or JSON that `compose_yaml` does not refuse."""
+    compose_yaml(text)
+    return yaml.load(text, Loader=_YAML_LOADER)
+
+
+def _refuse_yaml(problem: str, where: Any) -> NoReturn:
+    raise yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
 
 
 def number(value: float | None) -> float | None:

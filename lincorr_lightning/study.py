@@ -6,7 +6,7 @@ from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from time import monotonic
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import lightning as L
 import torch
@@ -64,6 +64,19 @@ def plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: plain(member) for key, member in value.items()}
     return [plain(member) for member in value] if isinstance(value, (list, tuple)) else value
+
+
+@runtime_checkable
+class HandsOverData(Protocol):
+    """A module that hands its datamodule what both need."""
+
+    def data_arguments(self) -> Mapping[str, Any]:
+        """Return values for arguments of the datamodule, by their names."""
+
+
+def handed_over(module: object, argument: str) -> Any:
+    """Return what a module hands over for an argument of its datamodule; None if nothing."""
+    return module.data_arguments().get(argument) if isinstance(module, HandsOverData) else None
 
 
 class PlainHyperparameters(HyperparametersMixin):
@@ -364,6 +377,10 @@ class LMStudy(Study):
     def language_model(self) -> LanguageModel:
         """The LM, for callbacks."""
         return self.lm
+
+    def data_arguments(self) -> dict[str, Any]:
+        """Return the LM, whose vocabulary the data may need."""
+        return {"lm": self.lm}
 
     def setup(self, stage: str) -> None:
         """Refuse settings under which statistics of an LM would be wrong."""

@@ -14,7 +14,7 @@ from torch.distributed import TCPStore
 
 # Its server has imported everything and done nothing: what it forks begins as a new Python does.
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["lincorr_lightning.lightning_cli"])
+CONTEXT.set_forkserver_preload(["lincorr_lightning.cli.lightning_cli"])
 _PATIENCE_S = 240
 
 

@@ -1,21 +1,19 @@
-"""Checkpoints are written completely or not at all; unusable ones are refused in one line."""
+"""Unusable checkpoints are refused in one line."""
 
 import os
 import pickle
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
-from lincorr_lightning.checkpoints import AtomicCheckpointIO, check_checkpoint, set_up_checkpoints
 from lincorr_lightning.cli import main
-from lincorr_lightning.errors import CheckpointError, OutputError
+from lincorr_lightning.cli.checkpoints import check_checkpoint
+from lincorr_lightning.errors import CheckpointError
+from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
 from lincorr_lightning.pretraining import Pretraining
-from tests.toys import quiet_trainer
 
 OPTIONS = [
     "--config", "pretraining.yaml", "--data.world.n_people=24", "--data.world.nicknames=false",
@@ -39,49 +37,6 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert type(cli.trainer.strategy.checkpoint_io) is AtomicCheckpointIO
     (path,) = folder.rglob("*.ckpt")
     return path
-
-
-# -- writing -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("cause", ["interrupt", "full disk"])
-def test_a_write_that_fails_leaves_the_earlier_checkpoint(
-    cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A limit of the file's size stands for a full disk; torch hides the error that it gives."""
-
-    def interrupted(obj: Any, file: Any) -> None:
-        del obj
-        file.write(b"half")
-        raise KeyboardInterrupt
-
-    path, writer = tmp_path / "last.ckpt", AtomicCheckpointIO()
-    writer.save_checkpoint(checkpoint_of() | {"step": 1}, path)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    if cause == "interrupt":
-        monkeypatch.setattr(torch, "save", interrupted)
-    else:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-    try:
-        with pytest.raises((KeyboardInterrupt, OutputError)) as raised:
-            writer.save_checkpoint({"weight": torch.zeros(100_000)}, path)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert cause == "interrupt" or f"cannot write {path}: File too large" in str(raised.value)
-    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
-    assert writer.load_checkpoint(path)["step"] == 1
-
-
-def test_a_checkpoint_io_of_the_user_is_kept(tmp_path: Path) -> None:
-    class Own(TorchCheckpointIO):
-        pass
-
-    trainer = quiet_trainer(tmp_path, plugins=[Own()])
-    set_up_checkpoints(trainer)
-    assert type(trainer.strategy.checkpoint_io) is Own
-
-
-# -- reading -----------------------------------------------------------------------------------
 
 
 def _cut(n: int) -> Callable[[Path, Path], None]:

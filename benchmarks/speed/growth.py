@@ -212,7 +212,7 @@ def large_table(tokenizer: str) -> str:
 
 def studies_table() -> str:
     """Return the peak memory of each study as it ships."""
-    libraries = common.cost_of([sys.executable, "-c", "import lincorr_lightning.lightning_cli"])
+    libraries = common.cost_of([sys.executable, "-c", "import lincorr_lightning.cli.lightning_cli"])
     rows = [["(libraries alone)", f"{libraries.peak_mib:.0f} MiB", f"{libraries.wall:.0f}"]]
     for study in STUDIES:
         text = (common.ROOT / "configs" / f"{study}.yaml").read_text(encoding="utf-8")

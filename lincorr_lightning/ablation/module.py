@@ -120,6 +120,10 @@ class VocabularyAblation(studies.Study):
         self.history: dict[str, list[tuple[int, float]]] = {}
         self._batch: TextBatch | None = None
 
+    def data_arguments(self) -> dict[str, Any]:
+        """Return what the study needs of its data."""
+        return {"plan": self.plan}
+
     def setup(self, stage: str) -> None:
         """Check the trainer before anything is trained."""
         studies.require_one_epoch(self.trainer, "model.compose.epochs and model.learn.epochs")

@@ -157,7 +157,7 @@ class TextsDataModule(StudyData):
         knowledge_files: YAML files with more knowledge.
         seed: Seed of the order and of the held-out texts.
         training_tokens: Number of tokens of other texts that a test run first trains SAEs on; the
-            program `lincorr` passes that of the study. 0 trains none.
+            program `lincorr` passes that of the study. None or 0 trains none.
     """
 
     batch_type = TokenRows
@@ -169,7 +169,7 @@ class TextsDataModule(StudyData):
         n_tokens: int = 500_000, batch_tokens: int = 2048, block_steps: int = 16,
         max_length: int = 128, skip_tokens: int | None = None, n_held_out: int = 4000,
         n_texts: int | None = None, eval_batch_size: int = 250,
-        knowledge_files: list[str] | None = None, seed: int = 0, training_tokens: int = 0,
+        knowledge_files: list[str] | None = None, seed: int = 0, training_tokens: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training_tokens"])
@@ -186,7 +186,7 @@ class TextsDataModule(StudyData):
         self.knowledge, self.knowledge_files = knowledge, knowledge_files
         self.skip_tokens, self.eval_batch_size = skip_tokens, eval_batch_size
         self.n_held_out, self.n_texts = n_held_out, n_held_out if n_texts is None else n_texts
-        self.training_tokens = training_tokens
+        self.training_tokens = training_tokens or 0
         self.n_skipped = 0
         self._rows: list[list[int]] = []
         self._held_out: list[list[int]] = []

@@ -88,6 +88,10 @@ class SourceFinetune(TrainedLMStudy):
         self._seen: set[int] = set()
         self._n_own_steps = 0
 
+    def data_arguments(self) -> dict[str, Any]:
+        """Return the LM, and how edits are trained, which decides how they are batched."""
+        return {**super().data_arguments(), "training": self.edit_training}
+
     def adapter_context(self, adapter_ids: Sequence[int]) -> AbstractContextManager[object]:
         """Return a context in which row i of a forward pass uses that adapter, if there are any."""
         return nullcontext() if self.adapters is None else self.adapters.rows(adapter_ids)
@@ -318,6 +322,10 @@ class EditForecast(LMStudy):
         self.ridges, self.linear_map, self.n_subjects = ridges, linear_map, n_subjects
         self._stepped = self.edit_training if optimizer_step else None
         self.forecasts: Forecasts | None = None  #: The forecasts, after a prediction.
+
+    def data_arguments(self) -> dict[str, Any]:
+        """Return the LM, and how the edits are to be trained."""
+        return {**super().data_arguments(), "training": self.edit_training}
 
     def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
         """Do nothing: the forecast of all edits is at the end. Lightning warns of a None."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -125,6 +126,10 @@ class FeatureFlow(LMStudy):
     def saes(self) -> dict[HookPoint, SparseAutoencoder]:
         """SAE of each hook point; empty before default SAEs are trained."""
         return {sae.hook_point: sae for sae in self._saes}  # type: ignore[misc]
+
+    def data_arguments(self) -> dict[str, Any]:
+        """Return the LM, and the number of tokens that SAEs are trained on first."""
+        return {**super().data_arguments(), "training_tokens": self.training_tokens}
 
     def setup(self, stage: str) -> None:
         super().setup(stage)

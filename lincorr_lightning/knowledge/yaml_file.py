@@ -16,9 +16,8 @@ from typing import Any, NamedTuple, NoReturn
 
 import yaml
 
-from lincorr_lightning.config import compose_yaml
 from lincorr_lightning.errors import KnowledgeError
-from lincorr_lightning.io import regular_file
+from lincorr_lightning.io import compose_yaml, regular_file
 from lincorr_lightning.knowledge import schema
 from lincorr_lightning.knowledge.arithmetic import KIND, arithmetic_knowledge
 from lincorr_lightning.knowledge.schema import FAMILIES, LANGUAGES, Answer, Knowledge

@@ -15,13 +15,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning import weights as stored
 from lincorr_lightning.errors import LinearMapError, SubjectsError, listed, require
 from lincorr_lightning.functional import HALF_DECADES, moments_of
 from lincorr_lightning.io import atomic_folder, atomic_write, regular_file, write_json
 from lincorr_lightning.knowledge import Domain, TokenizedRelation
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.linear_map import solver
+from lincorr_lightning.linear_map import weights as stored
 from lincorr_lightning.linear_map.layout import JointLayout, RowReader, stem, wordings_of
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to

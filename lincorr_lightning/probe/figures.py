@@ -13,10 +13,10 @@ from pandas import DataFrame
 
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.scores import PairScore
+from lincorr_lightning.linear_map.weights import Labels
 from lincorr_lightning.probe.significance import FINDING
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE, PALE
-from lincorr_lightning.weights import Labels
 
 _FLOATS = npt.NDArray[np.floating[Any]]
 # Fraction of the largest weight from which on cells show numbers; more would hide the large ones.

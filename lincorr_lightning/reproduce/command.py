@@ -24,11 +24,11 @@ from lightning.pytorch.utilities import rank_zero_only
 from transformers.utils.logging import disable_progress_bar
 
 from lincorr_lightning import io as files
-from lincorr_lightning import termination
-from lincorr_lightning.config import WRITTEN, find_config, leaves, load_yaml, read_config
+from lincorr_lightning.cli import termination
+from lincorr_lightning.cli.config import WRITTEN, find_config, leaves, read_config
+from lincorr_lightning.cli.lightning_cli import run_lightning_cli
 from lincorr_lightning.errors import ConfigError, LincorrError, ReportError
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.lightning_cli import run_lightning_cli
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.fingerprint import fingerprint_tokenizer
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -147,7 +147,7 @@ def _option(text: str) -> tuple[str, Any]:
     key, equals, value = text.partition("=")
     if not equals:
         raise ConfigError(f"--option {text}: write KEY=VALUE, as in model.lm.dtype=bfloat16.")
-    return key.removeprefix("--"), load_yaml(value)
+    return key.removeprefix("--"), files.load_yaml(value)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -252,7 +252,7 @@ def _read_paths(run: PlannedRun) -> Iterator[str]:
             content = read_config(path)
         else:
             with suppress(ValueError, yaml.YAMLError):
-                content = {key: load_yaml(text)}
+                content = {key: files.load_yaml(text)}
         for key, value in leaves(content):
             # An empty text is no path, though it would be that of the working directory.
             if value and isinstance(value, str) and key.rpartition(".")[2] not in _NOT_READ:

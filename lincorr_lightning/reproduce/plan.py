@@ -15,7 +15,8 @@ import yaml
 from jsonargparse import ArgumentParser
 from jsonargparse.typing import PositiveInt
 
-from lincorr_lightning.config import find_config, read_config
+from lincorr_lightning.cli.config import find_config, read_config
+from lincorr_lightning.cli.option_errors import explain
 from lincorr_lightning.errors import ConfigError, LinearMapError, ReportError
 from lincorr_lightning.functional import random_hit_rates
 from lincorr_lightning.io import safe_names
@@ -25,7 +26,6 @@ from lincorr_lightning.knowledge.audit import audit_domains
 from lincorr_lightning.linear_map import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import count_subjects
-from lincorr_lightning.option_errors import explain
 from lincorr_lightning.results.paper import PaperNumber, paper_numbers, paper_section, quantities
 from lincorr_lightning.results.results import RESULTS_FILE
 from lincorr_lightning.results.saved_run import SavedRun, config_verb

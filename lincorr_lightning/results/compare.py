@@ -14,9 +14,8 @@ import yaml
 from pandas import DataFrame, concat
 from pandas.api.types import is_bool_dtype, is_numeric_dtype
 
-from lincorr_lightning.config import load_yaml
 from lincorr_lightning.errors import ReportError
-from lincorr_lightning.io import as_output_error
+from lincorr_lightning.io import as_output_error, load_yaml
 from lincorr_lightning.results import report as pages
 from lincorr_lightning.results.differences import difference_of_means
 from lincorr_lightning.results.results import OWN_KEYS, RESULTS_FILE, Figure, Results

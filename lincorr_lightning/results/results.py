@@ -18,10 +18,10 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lincorr_lightning.distributed import exit_with_parent
 from lincorr_lightning.errors import ReportError
 from lincorr_lightning.io import as_output_error, atomic_write, write_json
 from lincorr_lightning.results.table import Table
-from lincorr_lightning.termination import exit_with_parent
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:

@@ -6,23 +6,21 @@ import inspect
 import io
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
+import lightning as L
 import torch
 from lightning.fabric.utilities.logger import _flatten_dict, _sanitize_params
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
-from lightning.pytorch.utilities import rank_zero_only
 
 from lincorr_lightning.errors import OutputError
-from lincorr_lightning.io import as_output_error, atomic_write, check_writable, new_version
+from lincorr_lightning.io import as_output_error, check_writable, new_version
+from lincorr_lightning.lightning_workarounds import join_csv_rows
 from lincorr_lightning.lm import products
 from lincorr_lightning.results.results import Figure, Results, set_earlier_results_aside
-
-if TYPE_CHECKING:
-    import lightning as L
 
 MAX_TEXT_ROWS = 100
 """Rows of a table in TensorBoard, which shows it as text; the CSV file has all of them."""
@@ -32,56 +30,61 @@ MAX_SCALARS = 50
 _MAX_METRICS = 10  # beside a run's settings in TensorBoard's HPARAMS
 
 
-class RunLogger(TensorBoardLogger):
-    """TensorBoardLogger with a folder of its own for each run.
+class RunFolder(L.Callback):
+    """Owns the folder that a run writes to; `run_folder` adds one to a Trainer without any.
 
-    Lightning's own takes the first free version, which runs that start at the same time all do;
-    this one makes the folder, or raises `OutputError`.
+    Args:
+        name: Folder below the Trainer's for loggers without one per run; None takes the study's.
+        figure_formats: Formats of the files of figures beside PNG, see `Figure`.
     """
 
-    _claimed: int | None = None
+    def __init__(self, name: str | None = None, figure_formats: Collection[str] = ()) -> None:
+        self.name = name
+        self.figure_formats = figure_formats
+        self.path: Path | None = None
 
-    @property
-    def version(self) -> int | str:
-        """Number of the run's folder, which rank 0 makes at the first call."""
-        # Folders of the other ranks are those of rank 0, see `Trainer.log_dir`.
-        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
-            return super().version
-        if self._claimed is None:
-            self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
-        return self._claimed
+    @classmethod
+    def of(cls, trainer: L.Trainer) -> Self:
+        """Return the one of a Trainer."""
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        for callback in callbacks:
+            if isinstance(callback, cls):
+                return callback
+        callbacks.append(added := cls())
+        return added
+
+    def choose(self, trainer: L.Trainer) -> Path:
+        """Return the folder, the same on all ranks, which make the first call together."""
+        if self.path is None:
+            self.path = self._new(trainer)
+        return self.path
+
+    def _new(self, trainer: L.Trainer) -> Path:
+        base = Path(trainer.log_dir or trainer.default_root_dir)
+        if isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
+            return base
+        name = self.name or study_name(trainer.lightning_module)
+        folder, refusal = None, None
+        if trainer.is_global_zero:
+            try:
+                folder = new_version(base / name)
+            except OutputError as error:
+                refusal = str(error)
+        # A rank that raised alone would leave the others waiting for it.
+        folder, refusal = trainer.strategy.broadcast((folder, refusal))
+        if folder is None:
+            raise OutputError(refusal)
+        return folder
 
 
 def run_folder(trainer: L.Trainer) -> Path:
     """Return the folder that a run writes to, the same on all ranks.
 
     It is the logger's folder if the logger has one for each run (TensorBoard, CSV), else a new
-    ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, of
-    which it is an attribute, as are ``run_name``, a name beside the study's, and
-    ``figure_formats``, see `Figure`. All ranks make the first call together; `OutputError`.
+    ``<trainer.log_dir>/<name>/version_N``, which rank 0 makes. It is chosen once per Trainer, see
+    `RunFolder`. All ranks make the first call together; raises `OutputError`.
     """
-    state = vars(trainer)
-    if "run_folder" not in state:
-        state["run_folder"] = _choose_folder(trainer)
-    return Path(state["run_folder"])
-
-
-def _choose_folder(trainer: L.Trainer) -> Path:
-    base = Path(trainer.log_dir or trainer.default_root_dir)
-    if isinstance(trainer.logger, (TensorBoardLogger, CSVLogger)):
-        return base
-    name = vars(trainer).get("run_name") or study_name(trainer.lightning_module)
-    folder, refusal = None, None
-    if trainer.is_global_zero:
-        try:
-            folder = new_version(base / name)
-        except OutputError as error:
-            refusal = str(error)
-    # A rank that raised alone would leave the others waiting for it.
-    folder, refusal = trainer.strategy.broadcast((folder, refusal))
-    if folder is None:
-        raise OutputError(refusal)
-    return folder
+    return RunFolder.of(trainer).choose(trainer)
 
 
 def prepare_run_folder(trainer: L.Trainer) -> None:
@@ -146,7 +149,7 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
     log_scalars(trainer, results.scalars, at_most=MAX_SCALARS)
     if is_dry_run(trainer) or not trainer.is_global_zero:
         return
-    results.write_parts(run_folder(trainer), vars(trainer).get("figure_formats", ()))
+    results.write_parts(run_folder(trainer), RunFolder.of(trainer).figure_formats)
     for logger in trainer.loggers:
         if isinstance(logger, TensorBoardLogger):
             with as_output_error(Path(logger.log_dir)):
@@ -160,7 +163,7 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
         # CSVLogger keeps scalars until it is saved, and the Trainer saves it before a run's end.
         logger.save()
         if isinstance(logger, CSVLogger):
-            _join_rows(Path(logger.experiment.metrics_file_path))
+            join_csv_rows(Path(logger.experiment.metrics_file_path))
 
 
 def log_scalars(
@@ -181,26 +184,6 @@ def log_scalars(
         logged = dict(islice(finite.items(), at_most))
         for logger in trainer.loggers:
             logger.log_metrics(logged, step=trainer.global_step if step is None else step)
-
-
-def _join_rows(path: Path) -> None:
-    """Join the rows of each step in the file of `CSVLogger`.
-
-    If a key has several values at a step, more rows keep them; only epochs are overwritten.
-    """
-    from pandas import read_csv
-
-    if not path.exists():
-        return
-    frame = read_csv(path, dtype=str, keep_default_na=False, na_values=[""])
-    cells = frame.melt("step").dropna().drop_duplicates()
-    last = ~cells.duplicated(["step", "variable"], keep="last")
-    cells = cells[last | (cells["variable"] != "epoch")]
-    numbered = cells.assign(n=cells.groupby(["step", "variable"]).cumcount())
-    rows = numbered.pivot(index=["step", "n"], columns="variable", values="value").reset_index()
-    rows = rows.sort_values("step", key=lambda steps: steps.astype(int), kind="stable")
-    with atomic_write(path) as new:
-        rows.reindex(columns=frame.columns).to_csv(new, index=False)
 
 
 def _log_to_tensorboard(writer: Any, results: Results, step: int) -> None:

@@ -16,7 +16,6 @@ from peft import LoraConfig, get_peft_model
 from torch.utils.data import DataLoader
 
 from lincorr_lightning import callbacks as all_of_them
-from lincorr_lightning import termination
 from lincorr_lightning.callbacks import (
     FeatureMovement,
     Forecast,
@@ -27,7 +26,8 @@ from lincorr_lightning.callbacks import (
     TokenGeometryMonitor,
 )
 from lincorr_lightning.callbacks.relation_callback import MapCallback
-from lincorr_lightning.checkpoints import SignalCheckpoint
+from lincorr_lightning.cli import termination
+from lincorr_lightning.cli.checkpoints import SignalCheckpoint
 from lincorr_lightning.errors import ConfigError, LanguageModelError, LinearMapError
 from lincorr_lightning.finetune.batches import EditDataset, EditTraining
 from lincorr_lightning.finetune.edit_files import read_edits

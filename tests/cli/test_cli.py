@@ -12,7 +12,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import main
-from lincorr_lightning.config import prepare_args
+from lincorr_lightning.cli.config import prepare_args
 from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"

@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from lincorr_lightning.cli import main
+from lincorr_lightning.cli.lightning_cli import check_datamodule
 from lincorr_lightning.data import SubjectsDataModule
 from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.errors import ConfigError
-from lincorr_lightning.lightning_cli import check_datamodule
 from lincorr_lightning.probe import LinearProbe
 
 

@@ -80,7 +80,8 @@ def test_a_run_imports_no_more_of_other_libraries_than_lightning_needs() -> None
     assert "lightning.pytorch" in found
     assert not found & {"scipy.signal", "scipy.stats", "networkx"}
     then = "import scipy.signal; assert scipy.signal.windows.hamming(1) == 1"
-    start = "from lincorr_lightning.cli import _import; _import('lincorr_lightning.lightning_cli')"
+    start = "from lincorr_lightning.cli.program import _import as load"
+    start += "; load('lincorr_lightning.cli.lightning_cli')"
     assert "scipy.signal.windows" in imported("-c", f"{start}; {then}")
 
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from lincorr_lightning import cli
-from lincorr_lightning.checkpoints import AtomicCheckpointIO
 from lincorr_lightning.errors import OutputError
+from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
 from tests.launching import run_alone, run_in_two
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
@@ -175,8 +175,8 @@ def test_a_run_that_a_signal_ends_can_be_resumed(
 def test_the_last_line_stands_alone_after_a_progress_bar() -> None:
     code = """if True:
         import sys
-        from lincorr_lightning.cli import _outlive_streams
-        from lincorr_lightning.termination import tell
+        from lincorr_lightning.cli.entry_point import _outlive_streams
+        from lincorr_lightning.cli.termination import tell
         _outlive_streams()
         sys.stderr.write("Loading weights: 100%")
         sys.stderr.flush()
@@ -192,7 +192,7 @@ def test_a_signal_in_a_destructor_ends_the_run_without_a_traceback() -> None:
     """Python ignores exceptions there; the second signal comes when a step should have ended."""
     code = """if True:
         import signal
-        from lincorr_lightning.termination import exit_at_signals
+        from lincorr_lightning.cli.termination import exit_at_signals
         class Last:
             def __del__(self):
                 signal.raise_signal(signal.SIGTERM)
@@ -241,7 +241,7 @@ def test_another_rank_that_failed(
     def fail() -> None:
         raise RuntimeError(f"[../gloo/transport/tcp/pair.cc:547] {sign} [127.0.0.1]:4711")
 
-    monkeypatch.setattr(cli, "main", fail)
+    monkeypatch.setattr(entry_point, "main", fail)
     with pytest.raises(SystemExit) as stop:
         cli.console()
     assert stop.value.code == 1

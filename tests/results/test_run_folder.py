@@ -4,7 +4,6 @@ import csv
 import errno
 import inspect
 import io
-import multiprocessing
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,7 +24,6 @@ from lightning.pytorch.loggers import (
     WandbLogger,
 )
 from lightning.pytorch.loggers.logger import DummyLogger
-from lightning.pytorch.utilities import rank_zero_only
 from matplotlib.figure import Figure as MatplotlibFigure
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -33,10 +31,11 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from lincorr_lightning.errors import OutputError, ReportError
+from lincorr_lightning.lightning_workarounds import RunLogger
 from lincorr_lightning.results import run_folder as module
 from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.run_folder import (
-    RunLogger,
+    RunFolder,
     collect_callback_results,
     prepare_run_folder,
     run_folder,
@@ -51,8 +50,8 @@ class SmallStudy(BoringModel):
     """Stands for a study: only its name matters here."""
 
 
-def make_trainer(root: Path, logger: Any = False) -> L.Trainer:
-    trainer: L.Trainer = quiet_trainer(root, **NO_FILES | {"logger": logger})
+def make_trainer(root: Path, logger: Any = False, **options: Any) -> L.Trainer:
+    trainer: L.Trainer = quiet_trainer(root, **NO_FILES | {"logger": logger} | options)
     trainer.strategy.connect(SmallStudy())
     return trainer
 
@@ -64,8 +63,7 @@ def test_without_logger_each_trainer_gets_one_new_folder(tmp_path: Path) -> None
     (tmp_path / "small_study" / "version_9").write_text("a file of somebody's")
     assert run_folder(second) == tmp_path / "small_study" / "version_10"
     assert run_folder(first) == tmp_path / "small_study" / "version_0"
-    named = make_trainer(tmp_path)
-    vars(named)["run_name"] = "mine"
+    named = make_trainer(tmp_path, callbacks=[RunFolder("mine")])
     assert run_folder(named) == tmp_path / "mine" / "version_0"
 
 
@@ -105,38 +103,6 @@ def test_all_ranks_take_the_folder_or_the_refusal_of_rank_0(
 
 def everything(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
-
-
-def claim(root: Path, start: Any, found: Any) -> None:
-    logger = RunLogger(root, name="study")
-    start.wait()
-    found.put(logger.log_dir)
-
-
-def test_runs_that_start_together_share_no_folder(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    start, found = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=claim, args=(tmp_path, start, found)) for _ in range(4)]
-    for process in processes:
-        process.start()
-    folders = {found.get(timeout=60) for _ in processes}
-    for process in processes:
-        process.join()
-    assert folders == {str(tmp_path / "study" / f"version_{i}") for i in range(4)}
-
-
-def test_the_logger_claims_its_folder_once_and_on_rank_0_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    logger = RunLogger(tmp_path, name="study")
-    assert everything(tmp_path) == []
-    monkeypatch.setattr(rank_zero_only, "rank", 1)
-    assert Path(RunLogger(tmp_path, name="study").log_dir).name == "version_0"
-    assert everything(tmp_path) == []
-    monkeypatch.setattr(rank_zero_only, "rank", 0)
-    assert run_folder(make_trainer(tmp_path, logger)) == tmp_path / "study" / "version_0"
-    assert logger.log_dir == str(tmp_path / "study" / "version_0")
-    assert everything(tmp_path) == ["study", "study/version_0"]
 
 
 def write_results(trainer: L.Trainer, found: Results) -> None:

@@ -28,12 +28,11 @@ from string import ascii_uppercase
 
 import numpy as np
 
-from lincorr_lightning.config import load_yaml
 from lincorr_lightning.data.files import Text
 from lincorr_lightning.data.tiny_world import words as writing
 from lincorr_lightning.data.tiny_world.words import PlainWords, first_word, words_of
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.io import read_json
+from lincorr_lightning.io import load_yaml, read_json
 from lincorr_lightning.knowledge import Answer, Catalogue, Knowledge
 from lincorr_lightning.knowledge.arithmetic import calculate
 from lincorr_lightning.lm.config import TINY_WORLD
@@ -440,7 +439,7 @@ def world_file(location: str) -> Path | None:
 
 def world_corpus() -> list[str]:
     """Return the knowledge that the embedded LM was trained on."""
-    config = files("lincorr_lightning.configs").joinpath("pretraining.yaml").read_text("utf-8")
+    config = files("lincorr_lightning.ios").joinpath("pretraining.yaml").read_text("utf-8")
     return list(load_yaml(config)["data"]["init_args"]["knowledge"])
 
 

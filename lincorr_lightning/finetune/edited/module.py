@@ -66,6 +66,10 @@ class EditedLM(LMStudy):
         #: File of edits in the folder of the edited LM, or of the fine-tune that saved it.
         self.edits_beside = next((str(path) for path in beside if path.is_file()), "")
 
+    def data_arguments(self) -> dict[str, Any]:
+        """Return the LM before the edits, and the file of edits that lies with the edited one."""
+        return {**super().data_arguments(), "edits_beside": self.edits_beside}
+
     def setup(self, stage: str) -> None:
         """Refuse edited LMs that are other LMs than that before, before weights are read."""
         super().setup(stage)

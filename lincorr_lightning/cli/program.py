@@ -1,26 +1,28 @@
-"""The program `lincorr`: the Trainer commands of LightningCLI, and a few commands beside them."""
+"""The commands of `lincorr`: those of the Trainer, by LightningCLI, and others beside them."""
 
-import errno
 import gc
 import importlib
 import importlib.resources
-import io
-import os
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from textwrap import wrap
 from types import ModuleType
 from typing import Any
 
-from lincorr_lightning.errors import ConfigError, LanguageModelError, LincorrError
-from lincorr_lightning.termination import exit_at_signals, tell
+from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.version import __version__
 
 # Commands that are no Trainer method, each a function of that name in a module, and their help.
-_MODULES = {"audit": "knowledge.audit", "report": "results.report", "compare": "results.compare",
-            "weights": "weights", "cache": "state_folder", "reproduce": "reproduce"}  # fmt: skip
+_MODULES = {
+    "audit": "knowledge.audit",
+    "report": "results.report",
+    "compare": "results.compare",
+    "weights": "linear_map.weights",
+    "cache": "state_folder",
+    "reproduce": "reproduce",
+}
+_OWN_PARSER = ("report", "compare", "weights", "reproduce")
 COMMANDS = {
     "audit": "Show which answers are labels of an LM, and why others are not.",
     "report": "Write an HTML page of finished runs, and LaTeX and Markdown tables.",
@@ -35,8 +37,6 @@ TRAINER_COMMANDS = {
     "test": "Run a study that only reads LMs, or score a checkpoint of fit.",
     "predict": "Write what a checkpoint of fit predicts, or a forecast of edits.",
 }
-
-_LOST_RANK = ("closed by peer", "reset by peer", "remote process exited")
 
 
 def main(args: Sequence[str] | None = None) -> Any:
@@ -59,7 +59,7 @@ def main(args: Sequence[str] | None = None) -> Any:
     try:
         if argv[0] in COMMANDS:
             return _run_command(argv[0], argv[1:])
-        return _import("lincorr_lightning.lightning_cli").run_lightning_cli(argv)
+        return _import("lincorr_lightning.cli.lightning_cli").run_lightning_cli(argv)
     except BaseException as error:
         if type(error).__name__ != "PanicException":  # of the library tokenizers, in Rust
             raise
@@ -107,12 +107,12 @@ def study_commands() -> dict[str, str]:
 
 def _run_command(name: str, args: Sequence[str]) -> Any:
     command = getattr(_import(f"lincorr_lightning.{_MODULES[name]}"), name)
-    if name in ("report", "compare", "weights", "reproduce"):  # with parsers of their own
+    if name in _OWN_PARSER:
         return command(args)
     # Imported here: jsonargparse takes a while to import.
     from jsonargparse import ArgumentError, ArgumentParser
 
-    from lincorr_lightning.option_errors import explain
+    from lincorr_lightning.cli.option_errors import explain
 
     parser = ArgumentParser(prog=f"lincorr {name}", exit_on_error=False)
     parser.add_function_arguments(command, as_positional=True)
@@ -152,59 +152,3 @@ class _Later(ModuleType):
         if sys.modules.get(self.__name__) is self:
             del sys.modules[self.__name__]
         return getattr(importlib.import_module(self.__name__), name)
-
-
-class _Stream(io.FileIO):
-    """Standard output or error, without which a run goes on: its results are in files."""
-
-    is_within_line = False
-    """Whether what was written last goes on, as a progress bar does."""
-
-    def write(self, data: Any, /) -> int:
-        """Write bytes; if they cannot be written, drop them and all that follow."""
-        self.is_within_line = bytes(data[-1:]) != b"\n"
-        try:
-            return super().write(data)
-        except OSError as error:
-            os.dup2(nowhere := os.open(os.devnull, os.O_WRONLY), self.fileno())
-            os.close(nowhere)
-            if error.errno != errno.EPIPE:  # else the reader has seen enough, as with `| head`
-                tell(f"lincorr: warning: the run goes on without output: {error.strerror}.")
-            return len(data)
-
-
-def _outlive_streams() -> None:
-    """Let no closed or full standard output or error end this process."""
-    for number in range(3):
-        try:
-            os.fstat(number)
-        except OSError:  # the next file would get this number, and all that is printed
-            os.open(os.devnull, os.O_RDWR)
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
-        elif stream is getattr(sys, f"__{name}__"):
-            raw = io.BufferedWriter(_Stream(stream.fileno(), "w", closefd=False))
-            of = ("encoding", "errors", "line_buffering", "write_through")
-            options = {option: getattr(stream, option) for option in of}
-            setattr(sys, name, io.TextIOWrapper(raw, **options))
-
-
-def console() -> None:
-    """Run the program: errors that the user can mend are one line, without a traceback."""
-    _outlive_streams()
-    # Tokenizers would warn of forked processes.
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    try:
-        with exit_at_signals():
-            main()
-    except LincorrError as error:
-        sys.stderr.write(f"lincorr: error: {error}\n")
-        sys.exit(error.exit_status)
-    except RuntimeError as error:
-        # Messages of gloo and NCCL about another process; its own error is on the screen.
-        if not any(sign in str(error) for sign in _LOST_RANK):
-            raise
-        sys.stderr.write("lincorr: error: another process of this run failed; see its error.\n")
-        sys.exit(1)

@@ -10,10 +10,10 @@ from types import FrameType
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 
+from lincorr_lightning.cli.option_errors import one_line
 from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError, LincorrError
 from lincorr_lightning.io import output_error
 from lincorr_lightning.lm.batching import oom_reason
-from lincorr_lightning.option_errors import one_line
 
 # Lightning's functions that restore a run.
 _RESTORING = {

@@ -8,13 +8,12 @@ import threading
 import warnings
 from argparse import ArgumentError
 from collections.abc import Sequence
-from enum import Enum
+from functools import partial
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any, Literal
 
 import lightning as L
-import yaml
 from jsonargparse import Namespace, set_parsing_settings
 from lightning.pytorch.callbacks import RichProgressBar, TQDMProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -31,33 +30,33 @@ from lincorr_lightning import (  # noqa: F401
     pretraining,
     probe,
 )
-from lincorr_lightning import config as configs
 from lincorr_lightning.callbacks import PredictionWriter
-from lincorr_lightning.checkpoints import SignalCheckpoint, check_checkpoint, set_up_checkpoints
-from lincorr_lightning.config import SAFE, leaves
+from lincorr_lightning.cli import config as configs
+from lincorr_lightning.cli import termination
+from lincorr_lightning.cli.checkpoints import SignalCheckpoint, check_checkpoint
+from lincorr_lightning.cli.config import SAFE, leaves
+from lincorr_lightning.cli.option_errors import explain, one_line, subclasses
+from lincorr_lightning.cli.run_errors import is_disk_full, run_error
+from lincorr_lightning.distributed import exit_with_parent
 from lincorr_lightning.errors import ConfigError, LincorrError, OutputError, require
 from lincorr_lightning.io import atomic_write, check_writable, refuse_url
+from lincorr_lightning.lightning_workarounds import (
+    RunLogger,
+    after_signal_handlers,
+    replace_fit_loop,
+    write_configs_as_they_are_read,
+)
 from lincorr_lightning.lm import products
-from lincorr_lightning.option_errors import explain, one_line, subclasses
 from lincorr_lightning.progress import ProgressLines
-from lincorr_lightning.results.run_folder import RunLogger, is_dry_run, run_folder, study_name
+from lincorr_lightning.results.run_folder import RunFolder, is_dry_run, run_folder, study_name
 from lincorr_lightning.results.saved_run import describe_run
-from lincorr_lightning.run_errors import is_disk_full, run_error
 from lincorr_lightning.sae.module import SparseAutoencoders  # noqa: F401
-from lincorr_lightning.study import Study
-from lincorr_lightning.termination import exit_with_parent
+from lincorr_lightning.study import Study, handed_over
 from lincorr_lightning.version import __version__
 
-# What a datamodule takes from the study: argument -> attribute of the study, and its default.
-_FROM_STUDY: dict[str, tuple[str, Any]] = {
-    "lm": ("lm", None), "training": ("edit_training", None), "edits_beside": ("edits_beside", None),
-    "plan": ("plan", None), "training_tokens": ("training_tokens", 0),
-}  # fmt: skip
-# Defaults of Lightning's classes may be enums, such as Timer's, which config.yaml has as texts.
-yaml.SafeDumper.add_multi_representer(Enum, lambda dumper, one: dumper.represent_data(one.value))
-# A text such as 1e3 is quoted: jsonargparse would read a number.
-_E_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
-yaml.SafeDumper.add_implicit_resolver("tag:yaml.org,2002:float", _E_NUMBER, list("-+0123456789"))
+write_configs_as_they_are_read()
+# Arguments of datamodules that a study may hand over, see `HandsOverData`.
+_HANDED_OVER = ("lm", "training", "edits_beside", "plan", "training_tokens")
 # What a study defines in order to have a command.
 _STEPS = {"fit": "training", "validate": "validation", "test": "test", "predict": "predict"}
 # Trainer settings that must not be 0 or less, which Lightning does not check.
@@ -134,11 +133,13 @@ class LincorrCLI(LightningCLI):
             "--results.formats", type=list[Literal["png", "pdf", "svg"]], default=["png"],
             help="Formats of figures; PNG is always one of them, which pages and loggers show.",
         )  # fmt: skip
-        for argument, (attribute, default) in _FROM_STUDY.items():
+        for argument in _HANDED_OVER:
             parser.link_arguments(
-                "model", f"data.init_args.{argument}", apply_on="instantiate",
-                compute_fn=lambda study, name=attribute, own=default: getattr(study, name, own),
-            )  # fmt: skip
+                "model",
+                f"data.init_args.{argument}",
+                compute_fn=partial(handed_over, argument=argument),
+                apply_on="instantiate",
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: object) -> None:
         """Parse the command line, and check its seeds, one of which is used at once."""
@@ -221,10 +222,11 @@ class LincorrCLI(LightningCLI):
         if config["logger"] is None or config["logger"] is True:
             kwargs["logger"] = RunLogger(root, name=name, default_hp_metric=False)
         trainer = super().instantiate_trainer(**kwargs)
-        set_up_checkpoints(trainer)
-        formats = self._get(self.config_init, "results.formats")
-        vars(trainer).update(run_name=name, figure_formats=formats)
-        bar, used = trainer.progress_bar_callback, vars(trainer)["callbacks"]
+        replace_fit_loop(trainer)
+        after_signal_handlers(trainer, termination.current.handle_signals)
+        used: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        used.append(RunFolder(name, self._get(self.config_init, "results.formats")))
+        bar: Any = trainer.progress_bar_callback
         if type(bar) in (RichProgressBar, TQDMProgressBar) and not sys.stderr.isatty():
             used[used.index(bar)] = ProgressLines()
         return trainer

@@ -7,11 +7,12 @@ from argparse import Namespace
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
 from lincorr_lightning.errors import ConfigError
+from lincorr_lightning.io import load_yaml
 
 SAFE = "--safe"
 WRITTEN = frozenset({
@@ -19,50 +20,6 @@ WRITTEN = frozenset({
     "cache_dir", "state_cache",
 })  # fmt: skip
 """Names of settings that say where a run writes."""
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C where there is libyaml
-_MAX_DEPTH = 64  # C code that builds deeper values overflows its stack
-
-
-def compose_yaml(text: str) -> Any:
-    """Return the root node of YAML or JSON, with line numbers; None if there is no value.
-
-    Repeated keys, of which PyYAML silently keeps the last, deep nesting, which crashes the process,
-    and aliases inside of what has an anchor, which multiply, are YAMLErrors, too.
-    """
-    anchors: list[str | None] = []  # of the collections around an event
-    for event in yaml.parse(text, Loader=_LOADER):
-        if isinstance(event, yaml.CollectionStartEvent):
-            anchors.append(event.anchor)
-        elif isinstance(event, yaml.CollectionEndEvent):
-            anchors.pop()
-        elif isinstance(event, yaml.AliasEvent) and any(anchors):
-            _refuse("an alias stands in a value that has an anchor", event)
-        if len(anchors) > _MAX_DEPTH:
-            _refuse(f"values are nested more than {_MAX_DEPTH} deep", event)
-    root = yaml.compose(text, Loader=_LOADER)
-    nodes = [root]
-    while nodes:
-        node = nodes.pop()
-        if isinstance(node, yaml.SequenceNode):
-            nodes += node.value
-        elif isinstance(node, yaml.MappingNode):
-            keys: set[str] = set()
-            for key, value in node.value:
-                if str(key.value) in keys:
-                    _refuse(f"the key {key.value!r} is given twice", key)
-                keys.add(str(key.value))
-                nodes.append(value)
-    return root
-
-
-def load_yaml(text: str) -> Any:
-    """Load YAML or JSON that `compose_yaml` does not refuse."""
-    compose_yaml(text)
-    return yaml.load(text, Loader=_LOADER)
-
-
-def _refuse(problem: str, where: Any) -> NoReturn:
-    raise yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
 
 
 def find_config(name: str) -> str:

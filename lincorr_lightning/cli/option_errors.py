@@ -10,7 +10,7 @@ from typing import Any
 
 from jsonargparse import ArgumentParser
 
-from lincorr_lightning.config import SAFE
+from lincorr_lightning.cli.config import SAFE
 
 _MAX_LENGTH = 400  # longer messages of libraries are truncated
 # Phrases of jsonargparse.

@@ -1,6 +1,5 @@
 """The ends of processes: by SIGTERM and SIGINT, within seconds, and with the first one of a run."""
 
-import ctypes
 import os
 import shlex
 import signal
@@ -20,7 +19,6 @@ _STEP_S = 2.0
 # Then saving has this long, before the process ends even in one long operation of torch.
 _SAVE_S = 2.0
 _OUTCOMES = {signal.SIGTERM: "terminated", signal.SIGINT: "interrupted"}
-_PR_SET_PDEATHSIG = 1  # of Linux's prctl
 _RANKS = ("RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
@@ -153,9 +151,3 @@ def exit_at_signals() -> Iterator[None]:
             current.uninstall()
     if current.signum is not None:
         sys.exit(current.report())
-
-
-def exit_with_parent() -> None:
-    """Let SIGTERM end this rank when rank 0 is gone, on Linux: NCCL would wait for minutes."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

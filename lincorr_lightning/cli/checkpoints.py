@@ -1,4 +1,4 @@
-"""Checkpoints: written completely or not at all, also at signals; refused in one line."""
+"""Checkpoints: saved at signals, and refused in one line."""
 
 import pickle
 import re
@@ -9,54 +9,13 @@ from typing import Any
 
 import lightning as L
 import torch
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
-from lightning.pytorch.loops.fit_loop import _FitLoop
 
-from lincorr_lightning import termination
+from lincorr_lightning.cli import termination
 from lincorr_lightning.errors import CheckpointError
-from lincorr_lightning.io import atomic_write, regular_file
+from lincorr_lightning.io import regular_file
 from lincorr_lightning.results.run_folder import is_dry_run, run_folder
 
 _WAY_OUT = "Pass a .ckpt file that `lincorr fit` wrote with this study as --ckpt_path."
-
-
-def set_up_checkpoints(trainer: L.Trainer) -> None:
-    """Let a Trainer write checkpoints atomically, and finish a run that is resumed at its end.
-
-    A `CheckpointIO` that the user passed is kept. Signals are left to `termination`.
-    """
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
-        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
-    # Lightning has no public way to change its fit loop, or what it does at SIGTERM.
-    loop = trainer.fit_loop
-    trainer.fit_loop = ResumableFitLoop(trainer, loop.min_epochs, loop.max_epochs)
-    trainer.fit_loop.epoch_loop = loop.epoch_loop
-    connector: Any = trainer._signal_connector
-    register = connector.register_signal_handlers
-
-    def register_signal_handlers() -> None:
-        register()
-        termination.current.handle_signals()
-
-    connector.register_signal_handlers = register_signal_handlers
-
-
-class AtomicCheckpointIO(TorchCheckpointIO):
-    """Writes a checkpoint completely or not at all.
-
-    Lightning's own copies the file from the system's temporary folder: if the process is killed
-    meanwhile or the disk is full, a truncated file is left under the final name.
-    """
-
-    def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
-    ) -> None:
-        if storage_options is not None or not _is_local_file_protocol(path):
-            super().save_checkpoint(checkpoint, path, storage_options)
-            return
-        with atomic_write(path) as part, part.open("wb") as file:
-            torch.save(checkpoint, file)
 
 
 def check_checkpoint(path: str | Path, weights_only: bool | None = None) -> None:
@@ -167,34 +126,3 @@ class SignalCheckpoint(L.Callback):
         # Lightning's own would skip the rest of validation, and the hooks at the end of training.
         if termination.current.signum is not None and self._progress is not None:
             checkpoint["loops"]["fit_loop"] = self._progress
-
-
-class ResumableFitLoop(_FitLoop):
-    """Lightning's fit loop, also for runs that are resumed after the last step of an epoch.
-
-    Lightning skips the validation of that epoch and, after the last epoch, the hooks at the end of
-    training, in which studies write their results.
-    """
-
-    @property
-    def skip(self) -> bool:
-        """Whether there is nothing to train or to finish."""
-        return super().skip and not (self.is_resuming and self.trainer.limit_train_batches)
-
-    def on_run_start(self) -> None:
-        """Call the hooks, and run the validation that follows the last step of an epoch."""
-        super().on_run_start()
-        steps = self.epoch_loop
-        epochs: Any = self.epoch_progress.current
-        is_last = 0 < (self.max_epochs or 0) <= epochs.processed
-        if not steps.batch_progress.is_last_batch or not (
-            steps.restarted_on_train_batch_end or (self.is_resuming and is_last)
-        ):
-            return
-        epochs.completed -= 1  # Lightning counts the epoch as completed already
-        if steps._should_check_val_epoch():
-            self.trainer.validating = True
-            steps.val_loop.restarting = False
-            steps.val_loop.run()
-            self.trainer.training = True
-        epochs.completed += 1

@@ -1,0 +1,172 @@
+"""What Lightning 2.6 lacks or does otherwise than this package needs, each in one place.
+
+Every entry names the report in Lightning's repository, where there is one, and
+``tests/test_lightning_workarounds.py`` shows Lightning's own behaviour: that test fails once an
+entry is no longer needed.
+"""
+
+import re
+from collections.abc import Callable
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import torch
+import yaml
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.cloud_io import _is_local_file_protocol
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.utilities import rank_zero_only
+
+from lincorr_lightning.io import atomic_write, new_version
+
+# A text such as 1e3, which YAML 1.1 takes for a text and jsonargparse for a number.
+_E_NUMBER = re.compile(r"[-+]?\d[\d_]*(\.[\d_]*)?[eE][-+]?\d+$")
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint completely or not at all (Lightning #19970).
+
+    Lightning's own copies the file from the system's temporary folder: if the process is killed
+    meanwhile or the disk is full, a truncated file is left under the final name.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None
+    ) -> None:
+        if storage_options is not None or not _is_local_file_protocol(path):
+            super().save_checkpoint(checkpoint, path, storage_options)
+            return
+        with atomic_write(path) as part, part.open("wb") as file:
+            torch.save(checkpoint, file)
+
+
+class ResumableFitLoop(_FitLoop):
+    """Lightning's fit loop, also for runs that are resumed after the last step of an epoch.
+
+    Lightning skips the validation of that epoch and, after the last epoch, the hooks at the end of
+    training, in which studies write their results (compare Lightning #14579).
+    """
+
+    @property
+    def skip(self) -> bool:
+        """Whether there is nothing to train or to finish."""
+        return super().skip and not (self.is_resuming and self.trainer.limit_train_batches)
+
+    def on_run_start(self) -> None:
+        """Call the hooks, and run the validation that follows the last step of an epoch."""
+        super().on_run_start()
+        steps = self.epoch_loop
+        epochs: Any = self.epoch_progress.current
+        is_last = 0 < (self.max_epochs or 0) <= epochs.processed
+        if not steps.batch_progress.is_last_batch or not (
+            steps.restarted_on_train_batch_end or (self.is_resuming and is_last)
+        ):
+            return
+        epochs.completed -= 1  # Lightning counts the epoch as completed already
+        if steps._should_check_val_epoch():
+            self.trainer.validating = True
+            steps.val_loop.restarting = False
+            steps.val_loop.run()
+            self.trainer.training = True
+        epochs.completed += 1
+
+
+class RunLogger(TensorBoardLogger):
+    """TensorBoardLogger with a folder of its own for each run.
+
+    Lightning's own takes the first free version, which runs that start at the same time all do;
+    this one makes the folder, or raises `OutputError`. (No report in Lightning.)
+    """
+
+    _claimed: int | None = None
+
+    @property
+    def version(self) -> int | str:
+        """Number of the run's folder, which rank 0 makes at the first call."""
+        # Folders of the other ranks are those of rank 0, see `Trainer.log_dir`.
+        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+            return super().version
+        if self._claimed is None:
+            self._claimed = int(new_version(Path(self.root_dir)).name.removeprefix("version_"))
+        return self._claimed
+
+
+def replace_fit_loop(trainer: L.Trainer) -> None:
+    """Let a Trainer finish a run that is resumed at its end, and write checkpoints atomically.
+
+    A `CheckpointIO` that the user passed is kept.
+    """
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+        trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    loop = trainer.fit_loop  # Lightning has no public way to change it
+    trainer.fit_loop = ResumableFitLoop(trainer, loop.min_epochs, loop.max_epochs)
+    trainer.fit_loop.epoch_loop = loop.epoch_loop
+
+
+def after_signal_handlers(trainer: L.Trainer, install: Callable[[], None]) -> None:
+    """Call `install` whenever a Trainer has replaced the process's signal handlers (#1455)."""
+    connector: Any = trainer._signal_connector
+    register = connector.register_signal_handlers
+
+    def register_signal_handlers() -> None:
+        register()
+        install()
+
+    connector.register_signal_handlers = register_signal_handlers
+
+
+def after_train_end(trainer: L.Trainer, call: Callable[[], None]) -> None:
+    """Call a function once after the last ``on_train_end``, with the LM still on its device.
+
+    Lightning has no hook there: in the next one the LM has been moved to the CPU.
+    """
+    strategy = trainer.strategy
+    on_train_end = strategy.on_train_end
+
+    def run() -> None:
+        cancel_after_train_end(trainer)
+        call()
+        on_train_end()
+
+    vars(strategy)["on_train_end"] = run
+
+
+def cancel_after_train_end(trainer: L.Trainer) -> None:
+    """Forget what `after_train_end` was given, if anything."""
+    vars(trainer.strategy).pop("on_train_end", None)
+
+
+def join_csv_rows(path: Path) -> None:
+    """Join the rows of each step in the file of Lightning's `CSVLogger` (Lightning #20110).
+
+    If a key has several values at a step, more rows keep them; only epochs are overwritten.
+    """
+    from pandas import read_csv
+
+    if not path.exists():
+        return
+    frame = read_csv(path, dtype=str, keep_default_na=False, na_values=[""])
+    cells = frame.melt("step").dropna().drop_duplicates()
+    last = ~cells.duplicated(["step", "variable"], keep="last")
+    cells = cells[last | (cells["variable"] != "epoch")]
+    numbered = cells.assign(n=cells.groupby(["step", "variable"]).cumcount())
+    rows = numbered.pivot(index=["step", "n"], columns="variable", values="value").reset_index()
+    rows = rows.sort_values("step", key=lambda steps: steps.astype(int), kind="stable")
+    with atomic_write(path) as new:
+        rows.reindex(columns=frame.columns).to_csv(new, index=False)
+
+
+def write_configs_as_they_are_read() -> None:
+    """Let ``config.yaml`` hold enums as their values, and quote texts such as ``1e3``.
+
+    Defaults of Lightning's classes may be enums, such as `Timer`'s, which PyYAML does not write.
+    (Reports of the kind: Lightning #18731, #19681.)
+    """
+    yaml.SafeDumper.add_multi_representer(
+        Enum, lambda dumper, member: dumper.represent_data(member.value)
+    )
+    tag = "tag:yaml.org,2002:float"
+    yaml.SafeDumper.add_implicit_resolver(tag, _E_NUMBER, list("-+0123456789"))
