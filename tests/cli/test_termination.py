@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from lincorr_lightning import cli
+from lincorr_lightning.cli import entry_point
 from lincorr_lightning.errors import OutputError
 from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
 from tests.launching import run_alone, run_in_two
