@@ -35,8 +35,8 @@ class GradientCorrelation(MapCallback):
     unless it is sharded or compiled, or half-precision weights are trained; then a warning says so.
 
     Logs ``gradient_correlation/<relation>``; ``permuted_gradient_correlation/<relation>``, the
-    same with the rows of W permuted (chance); ``gradient_correlation_auto/<relation>`` by the map
-    with ``ridge: auto``; and ``logit_correlation/<relation>``, r between predicted and true logits.
+    same with the rows of W permuted (chance); and ``logit_correlation/<relation>``, r between
+    predicted and true logits.
     Independent edits are logged at the end of training as ``edit_step/...``, by their own steps.
 
     Args:
@@ -159,15 +159,11 @@ class GradientCorrelation(MapCallback):
         weight = self.weight
         order = torch.randperm(len(weight), generator=torch.Generator().manual_seed(self.seed))
         permuted = weight[order.roll(1)][order.argsort()]  # one cycle: no row keeps its place
-        correlations = {
+        return {
             "gradient_correlation": _mean_r(d_source @ weight.T, d_target),
             "permuted_gradient_correlation": _mean_r(d_source @ permuted.T, d_target),
             "logit_correlation": self._logit_r(after),
         }
-        if "auto" in self.maps:
-            auto = _mean_r(d_source @ self.maps["auto"][0].T, d_target)
-            correlations["gradient_correlation_auto"] = auto
-        return correlations
 
     def _logit_r(self, logits: DomainLogits) -> float:
         return _mean_r(self.predict(logits.source), logits.target)
@@ -180,9 +176,9 @@ class GradientCorrelation(MapCallback):
             # Independent edits have no common step before the end of training.
             scalars = self._named({k: r for k, r in numbers.items() if "correlation" in k})
         else:
-            names = [*_NAMES, *(["gradient_correlation_auto"] if "auto" in self.maps else [])]
-            steps = torch.tensor([[s[n] for n in names] for s in self._steps], dtype=torch.float64)
-            numbers = dict(zip(names, steps.view(-1, len(names)).nanmean(0).tolist(), strict=True))
+            rows = [[step[name] for name in _NAMES] for step in self._steps]
+            steps = torch.tensor(rows, dtype=torch.float64).view(-1, len(_NAMES))
+            numbers = dict(zip(_NAMES, steps.nanmean(0).tolist(), strict=True))
             numbers["n_updates"] = len(self._steps)
             at_last = {"logit_correlation": self._logit_r(self.read(self._watched))}
             self.log_scalars(trainer, self._named(at_last), self.step)

@@ -13,7 +13,8 @@ from lincorr_lightning.finetune import interventions as moves
 from lincorr_lightning.finetune.batches import EditBatch, edit_dataset
 from lincorr_lightning.finetune.edit_files import SEPARATOR
 from lincorr_lightning.finetune.edits import reference_mask
-from lincorr_lightning.linear_map.artifact import LinearMap, fit_linear_maps
+from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.fitting import fit_linear_map
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.results.results import Results
 
@@ -73,11 +74,14 @@ class Intervention(MapCallback):
         super().start(trainer)
 
     def _fit_maps(self) -> dict[str, LinearMap]:
-        maps = super()._fit_maps()
-        (maps["vocabulary"],) = fit_linear_maps(
-            self.cache.lm, self._w0, self._fitted_subjects(),
-            [maps["auto"].ridge[self.tokenized.name]], reader=self.shared.rows,
-        )  # fmt: skip
+        maps = {"auto": self.fit_map("auto"), "plain": self.fit_map(0.0)}
+        maps["vocabulary"] = fit_linear_map(
+            self.cache.lm,
+            self._w0,
+            self._fitted_subjects(),
+            maps["auto"].ridge[self.tokenized.name],
+            self.shared.rows,
+        )
         return maps
 
     def after_optimizer_step(self, trainer: L.Trainer, edit_batch: EditBatch | None) -> None:

@@ -15,8 +15,14 @@ from lincorr_lightning.finetune.cases import DomainLogits
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import Edit, Skipped, resolve_edits
 from lincorr_lightning.knowledge import Catalogue, Domain, TokenizedRelation
-from lincorr_lightning.linear_map import artifact
 from lincorr_lightning.linear_map.artifact import LinearMap
+from lincorr_lightning.linear_map.fitting import (
+    Ridge,
+    RidgeRequest,
+    fit_linear_map,
+    sample_fitted_subjects,
+    warn_of_fit_subjects,
+)
 from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.lm.query_cache import Query
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -157,26 +163,27 @@ class MapCallback(RelationCallback):
     Args:
         relation: Relation, as ``city->country``; None takes that of the run's edits.
         linear_map: Folder of a linear map; None fits one on the LM at the start of training.
-        ridge: Ridge of the fitted map; 0 is the paper's.
+        ridge: Ridge of the fitted map, see `RidgeRequest`; 0 is the paper's.
         n_subjects: Number of subjects that it is fitted on, or as many as the vocabulary has.
         **options: See `RelationCallback`.
     """
 
-    kept = (*RelationCallback.kept, "maps", "_base", "_by_edit")
+    kept = (*RelationCallback.kept, "maps", "strength", "_base", "_by_edit")
 
     def __init__(
-        self, relation: str | None = None, linear_map: str | None = None, ridge: float = 0.0,
+        self, relation: str | None = None, linear_map: str | None = None, ridge: Ridge = "auto",
         n_subjects: int = 2000, **options: Any,
     ) -> None:  # fmt: skip
         super().__init__(relation, **options)
-        require(f"{type(self).__name__}.ridge", ridge, at_least=0)
+        self.ridge_request = RidgeRequest(ridge, owner=type(self).__name__)
         require(f"{type(self).__name__}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)
-        self.linear_map, self.ridge, self.n_subjects = linear_map, ridge, n_subjects
+        self.linear_map, self.n_subjects = linear_map, n_subjects
 
     def reset(self) -> None:
         super().reset()
         # A resumed run has these from its start: `base`, and W and b by map, the main one first.
         self.maps: dict[str, tuple[Tensor, Tensor]] = {}
+        self.strength = 0.0  # ridge that the main map was fitted with
         self._base: tuple[Any, ...] | None = None
         # What was read of each edit that is trained from the base weights, by its own steps.
         self._by_edit: dict[int, dict[int, list[tuple[Any, ...]]]] = {}
@@ -204,30 +211,33 @@ class MapCallback(RelationCallback):
             else:
                 given = LinearMap.from_pretrained(self.linear_map, self.cache.lm)
                 given.check_domains(self._layout.domains.values(), self.cache.lm)
-                artifact.warn_of_fit_subjects(self.linear_map, self._held_out)
+                warn_of_fit_subjects(self.linear_map, self._held_out)
                 maps = {"given": given}
             pair = self.tokenized.name
             self.maps = {name: (each.weight(pair), each.bias(pair)) for name, each in maps.items()}
+            self.strength = next(iter(maps.values())).ridge[pair]
         super().start(trainer)
 
     def _fitted_subjects(self) -> list[str]:
         tokenizer = self.cache.lm.tokenizer
-        return artifact.sample_fitted_subjects(tokenizer, self.n_subjects, self._held_out)
+        return sample_fitted_subjects(tokenizer, self.n_subjects, self._held_out)
 
     def _fit_maps(self) -> dict[str, LinearMap]:
-        """Fit a map with the `ridge`, and one that chooses its own, once for the run's callbacks.
+        """Fit the map."""
+        return {"fitted": self.fit_map(self.ridge_request.ridge)}
+
+    def fit_map(self, ridge: Ridge) -> LinearMap:
+        """Fit the relation's map, once for all callbacks of the run.
 
         The LM reads the prompts of all announced relations in one pass.
         """
-        key = tuple(self._layout.reads), self.ridge, self.n_subjects, self._held_out
+        key = tuple(self._layout.reads), ridge, self.n_subjects, self._held_out
         fitted_maps = self.shared.fitted_maps
         if key not in fitted_maps:
-            fitted = artifact.fit_linear_maps(
-                self.cache.lm, self.tokenized, self._fitted_subjects(), [self.ridge, "auto"],
-                reader=self.shared.rows,
-            )  # fmt: skip
-            fitted_maps[key] = dict(zip(("plain", "auto"), fitted, strict=True))
-        return dict(fitted_maps[key])
+            fitted_maps[key] = fit_linear_map(
+                self.cache.lm, self.tokenized, self._fitted_subjects(), ridge, self.shared.rows
+            )
+        return fitted_maps[key]
 
     @property
     def weight(self) -> Tensor:

@@ -100,7 +100,8 @@ class Resilience(MapCallback):
         r = {"resilience": self._r[-1]}
         if self._moments is not None:
             layout, blocks = self._word_layout, tuple(self._word_layout.blocks)
-            fitted = fit_layout(Moments._make([*self._moments, blocks]), layout, self.ridge)
+            moments = Moments._make([*self._moments, blocks])
+            fitted = fit_layout(moments, layout, self.strength)
             test = moments_of(torch.cat([source, target, *others], dim=1), blocks)
             (pair,) = random_words(fitted, test, self.random_labels, ())[0].values()
             r |= {f"resilience_{key}": pair[key] for key in R_BASELINES}

@@ -23,9 +23,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 
 from benchmarks import common
 from benchmarks.common import RESULTS, mean_interval, read_csv, two
-from lincorr_lightning.functional import HALF_DECADES, moments_of
+from lincorr_lightning.linear_map.fitting import split_rows
 from lincorr_lightning.linear_map.layout import RowReader
-from lincorr_lightning.linear_map.solver import choose_ridges, tuning_rows
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.probe.resilience import MapResilience
@@ -115,9 +114,9 @@ def score(lm: Path, tuned: Path | None, folder: Path) -> Iterator[dict]:
         for (moments, own, fitted), half in product(sides, ("fit", "test")):
             moments[half].reset()
             moments[half].update(own[fitted if half == "fit" else test])
-        judged = ~tuning_rows(N_HALF), tuning_rows(N_HALF)
-        halves = [moments_of(before[fit][x], module.layout.blocks) for x in judged]
-        module.ridges = choose_ridges(*halves, module.layout, HALF_DECADES, 0.02)
+        for metric, part in zip(module.tuning, split_rows(before[fit]), strict=True):
+            metric.reset()
+            metric.update(part)
         for pair in module.build_results().values["pairs"]:
             yield {"seed": seed, "ridge": module.ridges[pair["source"], pair["target"]], **pair}
 

@@ -4,13 +4,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lincorr_lightning.linear_map.artifact import LinearMap, fit_linear_maps
+    from lincorr_lightning.linear_map.artifact import LinearMap
+    from lincorr_lightning.linear_map.fitting import fit_linear_map
 
-__all__ = ["LinearMap", "fit_linear_maps"]
+__all__ = ["LinearMap", "fit_linear_map"]
+# Imported on first use, so that weights are shown without torch.
+_MODULES = {"LinearMap": "artifact", "fit_linear_map": "fitting"}
 __dir__ = __all__.copy  # for completion
 
 
 def __getattr__(name: str) -> Any:
-    if name in __all__:  # on first use, so that weights are shown without torch
-        return getattr(importlib.import_module("lincorr_lightning.linear_map.artifact"), name)
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,30 +1,26 @@
-"""The artifact of fitted maps: one folder, readable without the LM. And fitting one in memory."""
+"""The artifact of fitted maps: one folder, readable without the LM."""
 
-import csv
 import hashlib
 import importlib.metadata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
-from lightning.pytorch.utilities import rank_zero_warn
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from lincorr_lightning.errors import LinearMapError, SubjectsError, listed, require
-from lincorr_lightning.functional import HALF_DECADES, moments_of
+from lincorr_lightning.errors import LinearMapError, listed
 from lincorr_lightning.io import atomic_folder, atomic_write, regular_file, write_json
-from lincorr_lightning.knowledge import Domain, TokenizedRelation
+from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.knowledge.answer_tokens import TokenReader
 from lincorr_lightning.linear_map import solver
 from lincorr_lightning.linear_map import weights as stored
-from lincorr_lightning.linear_map.layout import JointLayout, RowReader, stem, wordings_of
+from lincorr_lightning.linear_map.layout import stem, wordings_of
 from lincorr_lightning.lm.language_model import LanguageModel
-from lincorr_lightning.lm.vocabulary import sample_up_to
 from lincorr_lightning.version import __version__
 
 if TYPE_CHECKING:
@@ -34,7 +30,6 @@ T = TypeVar("T")
 
 _CONFIG, _TENSORS, _WAY_OUT = stored.CONFIG_FILE, stored.TENSORS_FILE, stored.WAY_OUT
 _CHECKSUM = "sha256"  # of the safetensors file
-_MIN_FITTED = 10  # subjects that must remain to fit a map on
 # What reading a file or a mapping raises that is not as `LinearMap.save` wrote it.
 _READING = (LinearMapError, SafetensorError, OSError, LookupError, TypeError, ValueError)
 
@@ -322,78 +317,3 @@ def _float64(tensor: Tensor) -> Tensor:
 def _checksum(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def fit_linear_maps(
-    lm: LanguageModel, relation: TokenizedRelation, subjects: Sequence[str],
-    ridges: Sequence[float | str] = (0.0,), tolerance: float = 0.02,
-    reader: RowReader | None = None,
-) -> "list[LinearMap]":  # fmt: skip
-    """Fit ``F_target(X) = W F_source(X) + b`` on some subjects, for several ridges at once.
-
-    The maps, one for each ridge strength, are those of ``lincorr fit`` on the same subjects (paper,
-    section 3.2). The ridge ``auto`` is the strongest of `HALF_DECADES` whose mean label-wise r
-    stays within `tolerance` of the best, judged on every fifth subject and fitted on all. The LM
-    reads each prompt once; the `reader` keeps the joint rows that others have read.
-    """
-    layout = JointLayout.of_relation(relation)
-    if relation.has_reference:
-        layout.references[layout.pairs[0]] = relation.reference_mask
-    rows = (reader or RowReader(lm)).read(layout, subjects)
-    moments, maps = moments_of(rows), []
-    for ridge in ridges:
-        if ridge == "auto":
-            judge = solver.tuning_rows(len(rows)).to(rows.device)
-            fit, tune = moments_of(rows[~judge]), moments_of(rows[judge])
-            strengths = solver.choose_ridges(fit, tune, layout, HALF_DECADES, tolerance)
-        else:
-            strengths = dict.fromkeys(layout.pairs, float(ridge))
-        maps.append(LinearMap.of(solver.fit_layout(moments, layout, strengths), lm))
-    return maps
-
-
-def sample_fitted_subjects(
-    tokenizer: PreTrainedTokenizerBase, n: int, applied_to: Collection[str]
-) -> list[str]:
-    """Sample up to n subjects to fit a map on, none of those that it is applied to."""
-    require("n_subjects", n, at_least=3)
-    others = sample_up_to(tokenizer, max(n, _MIN_FITTED), excluding=applied_to)
-    if applied_to and len(others) < _MIN_FITTED:
-        raise SubjectsError(
-            f"a linear map must not be fitted on the {len(set(applied_to))} subjects that it is "
-            f"applied to, and only {len(others)} others remain; it needs {_MIN_FITTED}. Use fewer "
-            "subjects or edits, or pass a fitted map as linear_map."
-        )
-    return others[:n]
-
-
-def read_fit_subjects(run: Path) -> set[str]:
-    """Return the subjects that a probe's run fitted its maps on; empty if it has no list of them.
-
-    The run's folder holds ``tables/subjects.csv`` beside ``linear_map/``.
-    """
-    path = run / "tables" / "subjects.csv"
-    if not path.is_file():
-        return set()
-    with regular_file(path).open(newline="", encoding="utf-8") as file:
-        return {row["subject"] for row in csv.DictReader(file) if row["half"] == "fit"}
-
-
-def warn_of_fit_subjects(folder: str, subjects: Collection[str]) -> None:
-    """Warn if the maps of ``linear_map/`` of a run are scored on subjects of its fit half."""
-    if seen := read_fit_subjects(Path(folder).resolve().parent).intersection(subjects):
-        rank_zero_warn(
-            f"{len(seen)} of {len(subjects)} subjects, such as {min(seen)!r}, are among those that "
-            f"the linear map {folder} was fitted on: scores on them are too good. Fit it on other "
-            "subjects (data.seed of the probe), or let this run fit one (linear_map null)."
-        )
-
-
-def require_held_out(subjects: Sequence[str], fit_subjects: Collection[str]) -> None:
-    """Refuse to score maps on subjects that they were fitted on."""
-    if seen := set(fit_subjects).intersection(subjects):
-        raise SubjectsError(
-            f"{len(seen)} of {len(subjects)} held-out subjects, such as {min(seen)!r}, are among "
-            "those that the maps were fitted on. Use the data settings of the run that fitted them "
-            "(its config.yaml), or other subjects."
-        )

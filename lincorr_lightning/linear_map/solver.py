@@ -4,7 +4,7 @@ Maps are kept by source: one `Solution` leads from a source to all of its target
 one eigendecomposition gives them. `FittedMaps` splits them into pairs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise, starmap
 from typing import NamedTuple
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from lincorr_lightning.functional.correlation import labelwise_pearson_from_moments, summarize
-from lincorr_lightning.functional.least_squares import LeastSquares, strongest_within
+from lincorr_lightning.functional.least_squares import LeastSquares
 from lincorr_lightning.functional.moments import Moments
 from lincorr_lightning.functional.significance import pearson_influence
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map.layout import JointLayout, Pair
 from lincorr_lightning.progress import progress
-
-_TUNE_EVERY = 5
 
 
 class Solution(NamedTuple):
@@ -198,26 +196,3 @@ def per_target_ridge(layout: JointLayout, source: str, ridges: Mapping[Pair, flo
     targets = layout.targets[source]
     strengths = torch.tensor([ridges[source, target] for target in targets], dtype=torch.float64)
     return strengths.repeat_interleave(torch.tensor([layout.sizes[name] for name in targets]))
-
-
-def tuning_rows(n: int, first: int = 0) -> Tensor:
-    """Return which rows judge ridge strengths that are fitted on the others, ``(n,)`` bool.
-
-    Every fifth by position among all rows, so that the same rows judge for any batch size.
-    """
-    return (torch.arange(n) + first) % _TUNE_EVERY == _TUNE_EVERY - 1
-
-
-def choose_ridges(
-    fit: Moments, tune: Moments, layout: JointLayout, grid: Sequence[float], tolerance: float
-) -> dict[Pair, float]:
-    """Return the strongest ridge of each pair whose r stays within `tolerance` of the best."""
-    chosen = {}
-    for source in layout.sources:
-        x, y = layout.columns(source), layout.target_columns(source)
-        solver = RidgeSolver(fit, x, y=y)
-        scores = [label_r(tune, solver.solve(ridge).weight, x, y).cpu() for ridge in grid]
-        for target, r in split_targets(layout, source, torch.stack(scores)):
-            means = r.double().nanmean(1)  # as `summarize` does, for all strengths at once
-            chosen[source, target] = grid[strongest_within(means.tolist(), tolerance)]
-    return chosen

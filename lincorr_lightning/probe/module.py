@@ -18,12 +18,20 @@ from torch import Tensor, nn
 from lincorr_lightning.data.subjects import Half, SubjectBatch, SubjectsDataModule
 from lincorr_lightning.distributed import data_shard, gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, LanguageModelError, require
-from lincorr_lightning.functional import HALF_DECADES, Moments
+from lincorr_lightning.functional import Moments
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
 from lincorr_lightning.linear_map import solver as solving
-from lincorr_lightning.linear_map.artifact import LinearMap, require_held_out
+from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.baselines import LabelCount, beside_baselines
+from lincorr_lightning.linear_map.fitting import (
+    FitMoments,
+    Ridge,
+    RidgeRequest,
+    fit_maps,
+    require_held_out,
+    split_rows,
+)
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows, stem, wordings_of
 from lincorr_lightning.linear_map.scores import (
     PairScore,
@@ -66,7 +74,8 @@ class LinearProbe(LMStudy):
         paraphrases: Whether the paraphrases of each kind of knowledge are read, too. Scores are
             means over wordings, with their spread; the maps that are saved are of the first.
         ridge: Penalty on ``|W|^2``. 0 is the paper's map; ``auto`` takes, for each pair, the
-            strongest one of `ridge_grid` that costs at most `ridge_tolerance` of held-out r.
+            strongest one of `ridge_grid` that costs at most `ridge_tolerance` of held-out r, see
+            `RidgeRequest`.
         ridge_grid: Ridge strengths of the path, increasing; null: 0, half decades from 0.1 to 1e6.
         ridge_tolerance: What ``ridge: auto`` may cost in mean label-wise r.
         require_reference: Pairs that must have a reference, for Hit@N; others may have one.
@@ -101,7 +110,7 @@ class LinearProbe(LMStudy):
         self, lm: LMConfig = LMConfig(),
         knowledge: list[str] | str = ["city", "country"],  # noqa: B006
         pairs: list[str] | str | None = None, knowledge_files: list[str] = [],  # noqa: B006
-        paraphrases: bool = False, ridge: float | Literal["auto"] = 0.0,
+        paraphrases: bool = False, ridge: Ridge = "auto",
         ridge_grid: list[float] | None = None, ridge_tolerance: float = 0.02,
         require_reference: list[str] = [], control: str | None = "One day, {} saw a",  # noqa: B006
         partial_out: list[str] = [], subwords: bool = False, permuted: bool = True,  # noqa: B006
@@ -110,15 +119,9 @@ class LinearProbe(LMStudy):
         momentum: float = 0.9, prefix: str = "", figure_labels: list[str] = [],  # noqa: B006
         dry_run: bool = False,
     ) -> None:  # fmt: skip
-        if ridge != "auto":
-            require("model.ridge", ridge, at_least=0)
-        elif solver == "sgd":
+        request = RidgeRequest(ridge, ridge_grid, ridge_tolerance)
+        if request.is_auto and solver == "sgd":
             raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
-        if ridge_grid is not None:
-            require("model.ridge_grid", min(ridge_grid, default=0), at_least=0)
-            if not ridge_grid or sorted(set(ridge_grid)) != list(ridge_grid):
-                raise ConfigError("model.ridge_grid must be increasing numbers.")
-        require("model.ridge_tolerance", ridge_tolerance, at_least=0)
         require("model.random_labels", random_labels, at_least=0)
         require("model.learning_rate", learning_rate, above=0)
         require("model.momentum", momentum, at_least=0, below=1)
@@ -129,12 +132,11 @@ class LinearProbe(LMStudy):
             require("model.layers", layer, at_least=0, below=self.lm.n_layers)
         self.save_hyperparameters(ignore=["dry_run"])
         self.dry_run = dry_run
-        self.ridge, self.ridge_tolerance, self.partial_out = ridge, ridge_tolerance, partial_out
+        self.ridge_request, self.partial_out = request, partial_out
         self.solver, self.learning_rate, self.momentum = solver, learning_rate, momentum
         self.refused_callbacks = FIXED_TRAINING if solver == "closed_form" else (WeightAveraging,)
         self.random_labels, self.layers = random_labels, list(dict.fromkeys(layers))
         self.automatic_optimization = False
-        self.ridge_grid = tuple(ridge_grid or HALF_DECADES)
         self.layout = build_layout(
             self.lm.tokenizer, Catalogue.load(*knowledge_files), split_names(knowledge),
             None if pairs is None else split_names(pairs), require_reference, control, partial_out,
@@ -157,14 +159,16 @@ class LinearProbe(LMStudy):
             {half: nn.ModuleDict({v: JointMoments(*size) for v in views}) for half in _HALVES}
         )
         # A ridge is fitted on a part of the fit half, and chosen on the rest.
-        tuned = ridge == "auto"
         size = self.layout.n_labels, self.layout.blocks[: len(self.layout.groups)]
-        self.tuning = nn.ModuleList(JointMoments(*size) for _ in range(2 if tuned else 0))
+        self.tuning = nn.ModuleList(JointMoments(*size) for _ in range(2 if request.is_auto else 0))
         self.instancewise = nn.ModuleList(
             InstancewisePearson([self.layout.sizes[target] for target in self.layout.targets[s]])
             for s in self.layout.sources
         )
-        self.ridges = dict.fromkeys(self.layout.pairs, 0.0 if tuned else float(ridge))
+        self.fitted_with: Ridge = ridge
+        """The ridge that was asked for where the maps were fitted; a checkpoint has its own."""
+        strength = ridge if isinstance(ridge, (int, float)) else 0.0
+        self.ridges = dict.fromkeys(self.layout.pairs, float(strength))
         self.n_fit = 0
         self.fit_subjects: list[str] = []
         self._findings: ProbeFindings | None = None
@@ -265,9 +269,9 @@ class LinearProbe(LMStudy):
                 room = _MAX_KEPT // data_shard(self.trainer).n - sum(map(len, kept))
                 if room > 0:
                     kept.append(used[:room, : self.layout.n_kept].float().cpu())
-            elif view == _LM and self.ridge == "auto":
-                judge = solving.tuning_rows(len(used), batch.first).to(used.device)
-                parts = [self.layout.with_permuted(used[rows]) for rows in (~judge, judge)]
+            elif view == _LM and self.ridge_request.is_auto:
+                split = split_rows(used, batch.first)
+                parts = [self.layout.with_permuted(part) for part in split]
                 for one, part in zip(self.tuning, parts, strict=True):
                     cast(JointMoments, one).update(part[:, : self.layout.n_labels])
                 moments.update(torch.cat(parts))
@@ -294,12 +298,11 @@ class LinearProbe(LMStudy):
             self._solve()
 
     def _solve(self) -> None:
-        if self.ridge == "auto":
-            fit, tune = (cast(JointMoments, one).gather() for one in self.tuning)
-            grid, tolerance = self.ridge_grid, self.ridge_tolerance
-            self.ridges = solving.choose_ridges(fit, tune, self.layout, grid, tolerance)
-        fit = self._moments_of("fit")[_LM].gather()
-        self._fit = solving.fit_layout(fit, self.layout, self.ridges)
+        tuning = (cast(JointMoments, one).gather() for one in self.tuning)
+        moments = FitMoments(self._moments_of("fit")[_LM].gather(), *tuning)
+        self._fit = fit_maps(moments, self.layout, self.ridge_request)
+        self.ridges = dict(self._fit.ridges)
+        self.fitted_with = self.ridge_request.ridge
         self.n_fit = self._fit.n
         self._warn_of_few_subjects()
         # Gradient descent has also seen those of earlier epochs, which a resumed run may lack.
@@ -334,7 +337,7 @@ class LinearProbe(LMStudy):
         # DDP averages gradients over ranks; the mean is to be one over subjects.
         scale = self.trainer.world_size * float(n_own) / float(n)
         # The closed form's penalty counts once per fit, not once per step.
-        ridge = float(self.ridge) / (self.trainer.num_training_batches * float(n))
+        ridge = float(self.ridge_request.ridge) / (self.trainer.num_training_batches * float(n))
         loss = rows.new_zeros(())
         for _, x, y, module in self._by_source(rows):
             error = 0.5 * (module(x) - y).square().sum(1).mean()
@@ -405,6 +408,7 @@ class LinearProbe(LMStudy):
                 "not read its prompts. Its config.json or weights are wrong; copy them again."
             )
         wordings, label_counts = self._score(fitted, test)
+        paths = ridge_paths(fitted, test, self.ridge_request.strengths)
         scores = [*over_wordings({score.pair: score for score in wordings}).values()]
         scores = with_numbers(scores, significance.p_values(scores))
         known = [score.label_mean for score in scores if score.label_mean is not None]
@@ -414,7 +418,7 @@ class LinearProbe(LMStudy):
         self._findings = ProbeFindings(
             phase=phase, scores=scores, wordings=wordings,
             weights={pair: w.cpu().clone().numpy() for pair, w in fitted.weights().items()},
-            layout=self.layout, paths=over_wordings(ridge_paths(fitted, test, self.ridge_grid)),
+            layout=self.layout, paths=over_wordings(paths),
             compositions=significance.compose_maps(wordings, fitted, test),
             label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             layers=self._score_layers(),
@@ -483,7 +487,7 @@ class LinearProbe(LMStudy):
         if self._findings is None:
             return None
         lm = self.lm.config.name_or_path
-        return probe_results(self._findings, lm, self.ridge, self.partial_out)
+        return probe_results(self._findings, lm, self.fitted_with, self.partial_out)
 
     def write_artifacts(self, folder: Path) -> None:
         """Write the maps, which are what took the time."""
@@ -498,7 +502,8 @@ class LinearProbe(LMStudy):
     def checkpoint_state(self) -> dict[str, Any]:
         """Return what the maps were fitted on."""
         return {
-            "fitted_on": self._fitted_on(), "ridge": self.ridge, "fit_subjects": self.fit_subjects,
+            "fitted_on": self._fitted_on(), "ridge": self.fitted_with,
+            "fit_subjects": self.fit_subjects,
             "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
             "n_fit": self.n_fit,
         }  # fmt: skip
@@ -544,8 +549,12 @@ class LinearProbe(LMStudy):
                     "(its config.yaml), or fit again."
                 )
         # Only a fit sets these.
-        self.ridge = state["ridge"]
-        self.hparams["ridge"] = state["ridge"]
+        self.fitted_with = state["ridge"]
+        if self.fitted_with != self.ridge_request.ridge:
+            rank_zero_info(
+                f"The maps of the checkpoint were fitted with model.ridge {self.fitted_with}; "
+                f"model.ridge {self.ridge_request.ridge} changes nothing here."
+            )
         self.fit_subjects = state["fit_subjects"]
         self.ridges = {(s, t): state["ridges"][f"{s}->{t}"] for s, t in self.layout.pairs}
         self.n_fit = state["n_fit"]

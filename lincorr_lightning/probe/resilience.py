@@ -13,15 +13,25 @@ from torch import Tensor, nn
 
 from lincorr_lightning.data.subjects import SubjectBatch, require_fit_half_first
 from lincorr_lightning.errors import ConfigError, LinearMapError, listed, require
+from lincorr_lightning.functional import Moments
 from lincorr_lightning.functional.significance import weight_cosine
 from lincorr_lightning.io import number, read_json
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.knowledge.catalogue import split_names
-from lincorr_lightning.linear_map.artifact import LinearMap, read_fit_subjects, require_held_out
+from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.linear_map.baselines import R_BASELINES, beside_baselines
+from lincorr_lightning.linear_map.fitting import (
+    FitMoments,
+    Ridge,
+    RidgeRequest,
+    fit_maps,
+    read_fit_subjects,
+    require_held_out,
+    split_rows,
+)
 from lincorr_lightning.linear_map.layout import Pair, build_layout, domain_rows
 from lincorr_lightning.linear_map.scores import PairScore, pair_number, score_maps
-from lincorr_lightning.linear_map.solver import Solution, fit_layout
+from lincorr_lightning.linear_map.solver import FittedMaps, Solution, fit_layout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.modes import dtype_name
@@ -105,8 +115,9 @@ class MapResilience(LMStudy):
         knowledge: Kinds of knowledge by name or family, where maps are fitted.
         pairs: Ordered pairs, as ``city->country``; null takes all of the folder or of `knowledge`.
         knowledge_files: YAML files with knowledge of your own.
-        ridge: Penalty on ``|W|^2`` of maps that are fitted. The maps of a folder have their own,
-            which the maps of the new LM get, too.
+        ridge: Penalty on ``|W|^2`` of maps that are fitted, see `RidgeRequest`; ``auto`` chooses
+            strengths on the old LM. The maps of a folder have their own. The maps of the new LM
+            get the strengths of the old ones.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         random_labels: Number of source labels whose r is compared with that of as many random
             words. They need `before`, to fit maps on, and the same tokenizer; 0 leaves them out.
@@ -121,14 +132,14 @@ class MapResilience(LMStudy):
         before: LMConfig | None = None, same_dtype: bool = True,
         knowledge: list[str] | str = ["city", "country"],  # noqa: B006
         pairs: list[str] | str | None = None, knowledge_files: list[str] = [],  # noqa: B006
-        ridge: float = 0.0, random_labels: int = 20, prefix: str = "",
+        ridge: Ridge = "auto", random_labels: int = 20, prefix: str = "",
     ) -> None:  # fmt: skip
         if linear_map is None and before is None:
             raise ConfigError(
                 "there is no map to test: set model.linear_map to the linear_map/ folder of a "
                 "probe's run, or model.before to the LM to fit maps on."
             )
-        require("model.ridge", ridge, at_least=0)
+        self.ridge_request = RidgeRequest(ridge)
         require("model.random_labels", random_labels, at_least=0)
         super().__init__(lm, prefix)
         self.save_hyperparameters()
@@ -163,19 +174,22 @@ class MapResilience(LMStudy):
                 self.layout_before = replace(self.layout_before, words={})
             labels = {n: d.texts for n, d in self.layout_before.domains.items()}
             self._check_labels(labels, self.before.config.name_or_path)
-        ridges: Mapping[str, float] = {}
         if self.stored is not None:
             used = [name for name in self.stored.knowledge if name in self.layout.domains]
             labels = {name: self.stored.labels(name) for name in used}
             self._check_labels(labels, f"the map of {self.stored.lm}")
             self.stored.check_domains(self.layout.domains.values(), self.lm, same_tokens=False)
-            ridges = self.stored.ridge
-        self.ridges = {(s, t): ridges.get(f"{s}->{t}", ridge) for s, t in self.layout.pairs}
         n, blocks = self.layout.n_columns, self.layout.blocks
         self.moments = nn.ModuleDict({half: JointMoments(n, blocks) for half in _HALVES})
         self.moments_before = nn.ModuleDict(
             {half: JointMoments(n, blocks) for half in _HALVES if self.before is not None}
         )
+        # Of the old LM's rows, on which strengths are tried and judged.
+        chooses_ridges = self.stored is None and self.ridge_request.is_auto
+        self.tuning = nn.ModuleList(
+            JointMoments(n, blocks) for _ in range(2 if chooses_ridges else 0)
+        )
+        self.ridges: dict[Pair, float] = {}  #: Strengths of the maps of both LMs, after a test.
         self._fitted_on: set[str] = set()
 
     def _language_model_before(self, config: LMConfig, same_dtype: bool) -> LanguageModel:
@@ -211,7 +225,7 @@ class MapResilience(LMStudy):
 
     def on_test_start(self) -> None:
         """Begin a test."""
-        for metric in (*self.moments.values(), *self.moments_before.values()):
+        for metric in (*self.moments.values(), *self.moments_before.values(), *self.tuning):
             cast(JointMoments, metric).reset()
         self._fitted_on = set() if self._run is None else read_fit_subjects(self._run)
 
@@ -226,8 +240,12 @@ class MapResilience(LMStudy):
             reads.append((self.before, self.layout_before, self.moments_before))
         for lm, layout, moments in reads:
             rows = domain_rows(lm, layout.reads, batch.subjects)
-            if not batch.is_padding:
-                cast(JointMoments, moments[batch.half]).update(rows)
+            if batch.is_padding:
+                continue
+            cast(JointMoments, moments[batch.half]).update(rows)
+            if lm is self.before and batch.half == "fit":
+                for metric, part in zip(self.tuning, split_rows(rows, batch.first), strict=False):
+                    cast(JointMoments, metric).update(part)
 
     def build_results(self) -> Results:
         """Score all pairs."""
@@ -235,13 +253,14 @@ class MapResilience(LMStudy):
             {half: cast(JointMoments, metric).gather() for half, metric in moments.items()}
             for moments in (self.moments, self.moments_before)
         )
-        lms = (now, self.layout, self.lm), (then, self.layout_before, self.before or self.lm)
-        fits = [
-            (fit_layout(moments["fit"], layout, self.ridges), lm)
-            for moments, layout, lm in lms
-            if moments and moments["fit"].n > 0
-        ]
-        (new, _), (old, lm_before) = fits[0], fits[-1]
+        old = None
+        if then and then["fit"].n > 0:
+            old = self._fit_old_maps(then["fit"])
+        ridges = self._stored_ridges() if old is None else old.ridges
+        self.ridges = dict(ridges)
+        new = fit_layout(now["fit"], self.layout, ridges)
+        lm_before = self.lm if old is None or self.before is None else self.before
+        old = new if old is None else old
         if self.stored is not None:
             old = replace(old, maps={**old.maps, "y": self._stored_maps(self.stored)})
         before = _read_label_means(self._run) if self._run is not None and not then else {}
@@ -260,6 +279,17 @@ class MapResilience(LMStudy):
         ]
         about = self._about() | {f"n_{half}": int(moments.n) for half, moments in now.items()}
         return resilience_results(pairs, about, self.lm.config.name_or_path)
+
+    def _fit_old_maps(self, moments: Moments) -> FittedMaps:
+        """Fit maps on the old LM; all ranks call this."""
+        if self.stored is not None:
+            return fit_layout(moments, self.layout_before, self._stored_ridges())
+        tuning = (cast(JointMoments, metric).gather() for metric in self.tuning)
+        return fit_maps(FitMoments(moments, *tuning), self.layout_before, self.ridge_request)
+
+    def _stored_ridges(self) -> dict[Pair, float]:
+        assert self.stored is not None
+        return {pair: self.stored.ridge["->".join(pair)] for pair in self.layout.pairs}
 
     def _stored_maps(self, stored: LinearMap) -> dict[str, Solution]:
         maps = {}

@@ -11,7 +11,13 @@ from lincorr_lightning import LanguageModel, LinearMap
 from lincorr_lightning.data.subjects import SubjectsDataModule
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map.artifact import fit_linear_maps, sample_fitted_subjects
+from lincorr_lightning.linear_map.fitting import (
+    RidgeRequest,
+    fit_linear_map,
+    fit_on_subjects,
+    sample_fitted_subjects,
+)
+from lincorr_lightning.linear_map.layout import JointLayout
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.vocabulary import sample_subjects
 from lincorr_lightning.probe.module import LinearProbe
@@ -56,7 +62,7 @@ def test_equal_scikit_learn(
     naive: tuple[list[str], np.ndarray, np.ndarray],
 ) -> None:
     subjects, source, target = naive
-    maps = fit_linear_maps(lm, relation, subjects, [0.0, 10.0, 1000.0])
+    maps = [fit_linear_map(lm, relation, subjects, ridge) for ridge in (0.0, 10.0, 1000.0)]
     oracles = [LinearRegression(), Ridge(alpha=10.0), Ridge(alpha=1000.0)]
     assert [fitted.ridge for fitted in maps] == [{PAIR: ridge} for ridge in (0.0, 10.0, 1000.0)]
     for fitted, oracle in zip(maps, oracles, strict=True):
@@ -87,7 +93,9 @@ def test_equal_a_run_of_the_probe_on_the_same_subjects(
     trainer = quiet_trainer(tmp_path)
     trainer.fit(probe, datamodule=data)
     theirs = LinearMap.from_pretrained(Path(trainer.log_dir or "") / "linear_map")
-    (ours,) = fit_linear_maps(lm, relation, data.halves["fit"], [ridge], tolerance=0.01)
+    request = RidgeRequest(ridge, tolerance=0.01)
+    layout = JointLayout.of_relation(relation)
+    ours = LinearMap.of(fit_on_subjects(lm, layout, data.halves["fit"], request), lm)
     assert ours.ridge[PAIR] == theirs.ridge[PAIR]
     # The LM's own digits differ between batches; ridge 0 magnifies them.
     torch.testing.assert_close(ours.weight(PAIR), theirs.weight(PAIR), rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ from lincorr_lightning import LinearMap
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LinearMapError
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
-from lincorr_lightning.linear_map import fit_linear_maps
+from lincorr_lightning.linear_map import fit_linear_map
 from lincorr_lightning.lm import LanguageModel
 from tests.cli.test_startup import HEAVY, imported
 from tests.toys import NAMES
@@ -87,7 +87,7 @@ def test_unknown_labels_are_refused(parts: dict[str, Any]) -> None:
 def test_a_fitted_map_knows_its_reference(small_lm: str) -> None:
     lm = LanguageModel.from_pretrained(small_lm)
     relation = TokenizedRelation.of(PAIR, Catalogue.load(), lm.tokenizer)
-    (linear_map,) = fit_linear_maps(lm, relation, NAMES[:60])
+    linear_map = fit_linear_map(lm, relation, NAMES[:60], ridge=0.0)
     frame = linear_map.top(PAIR, "Rome", n=len(relation.target.labels)).set_index("label")
     assert frame.index[frame["reference"] == True].tolist() == ["Italy"]  # noqa: E712
     assert frame["weight"].is_monotonic_decreasing

@@ -20,7 +20,7 @@ from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.knowledge import TokenizedRelation
-from lincorr_lightning.linear_map import fit_linear_maps
+from lincorr_lightning.linear_map import fit_linear_map
 from lincorr_lightning.linear_map.layout import JointLayout, domain_rows
 from lincorr_lightning.lm.vocabulary import sample_subjects
 
@@ -76,7 +76,7 @@ def test_w_and_b_are_those_of_scikit_learn(lm: LanguageModel, relation: Tokenize
     domains = {"city": relation.source, "country": relation.target}
     rows = domain_rows(lm, JointLayout(domains, (("city", "country"),)).reads, subjects).numpy()
     x, y = np.split(rows, [len(relation.source.token_ids)], axis=1)
-    (fitted,) = fit_linear_maps(lm, relation, subjects)
+    fitted = fit_linear_map(lm, relation, subjects, ridge=0.0)
     oracle = linear_model.LinearRegression().fit(x, y)
     weight = fitted.weight(relation.name).numpy()
     assert np.abs(weight - oracle.coef_).max() <= 1e-8 * np.abs(oracle.coef_).max()

@@ -18,7 +18,7 @@ from lincorr_lightning.finetune.edited.results import edited_results
 from lincorr_lightning.finetune.edits import reference_mask, vocabulary_nearness
 from lincorr_lightning.finetune.forecasts import N_SUBJECTS
 from lincorr_lightning.knowledge import Domain
-from lincorr_lightning.linear_map.artifact import fit_linear_maps, sample_fitted_subjects
+from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import sample_up_to
@@ -106,7 +106,7 @@ class EditedLM(LMStudy):
         lm.load().to(self.device)
         asked, infos, after = _wordings(edits), [_info(lm)], list[dict[str, Tensor]]()
         before = _read(lm, domains, edits, everyone, asked, neighbours)
-        (linear_map,) = fit_linear_maps(lm, edits.relation, others)
+        linear_map = fit_linear_map(lm, edits.relation, others)
         maps = linear_map.weight(edits.relation.name), vocabulary_nearness(lm, edits.relation)
         del lm.model
         for path, ids in [(path, [i]) for i, path in enumerate(paths)] or [("", everyone)]:
