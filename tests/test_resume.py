@@ -273,7 +273,7 @@ def test_a_probe_is_not_scored_on_what_it_was_trained_on(small_lm: str, tmp_path
     """Also if the subjects come from a DataLoader, of which a checkpoint knows nothing."""
 
     def fit(seed: int, n_epochs: int, ckpt_path: Path | None = None) -> Any:
-        probe = LinearProbe(LMConfig(small_lm), solver="sgd", random_labels=0)
+        probe = LinearProbe(LMConfig(small_lm), solver="sgd", ridge=0.0, random_labels=0)
         data = SubjectsDataModule(probe.lm, n_subjects=80, batch_size=20, seed=seed)
         data.setup("fit")
         trainer = quiet_trainer(tmp_path, max_epochs=n_epochs)

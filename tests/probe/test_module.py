@@ -49,7 +49,7 @@ def run_probe(
     **options: Any,
 ) -> Fitted:
     """Fit a probe and return it, its trainer and its run folder."""
-    options = {"knowledge": ["city", "country", "color"], **options}
+    options = {"knowledge": ["city", "country", "color"], "ridge": 0.0, **options}
     lm = LMConfig(name_or_path=lm) if isinstance(lm, str) else lm
     probe = LinearProbe(lm=lm, **options)
     # Scored once, after the last epoch.
@@ -174,7 +174,7 @@ def test_ridge_path_equals_scikit_learn(fitted: Fitted, read: SimpleNamespace) -
         p["path"] for p in results["ridge_path"]
         if (p["source"], p["target"]) == ("city", "country")
     )  # fmt: skip
-    assert [point["ridge"] for point in path] == pytest.approx(list(probe.ridge_grid))
+    assert [point["ridge"] for point in path] == pytest.approx(list(probe.ridge_request.strengths))
     x, y = read.columns("city"), read.columns("country")
     reference = probe.layout.references["city", "country"]
     assert reference is not None
@@ -217,11 +217,11 @@ def test_auto_ridge_is_judged_on_the_fit_half_alone(small_lm: str, tmp_path: Pat
     x, y = probe.layout.columns("city"), probe.layout.columns("country")
     judge = np.arange(len(rows)) % 5 == 4
     means = []
-    for ridge in probe.ridge_grid:
+    for ridge in probe.ridge_request.strengths:
         model = Ridge(alpha=max(ridge, 1e-9)).fit(rows[~judge][:, x], rows[~judge][:, y])
         means.append(mean_r(model.predict(rows[judge][:, x]), rows[judge][:, y]))
     expected = max(i for i, mean in enumerate(means) if mean >= max(means) - 0.02)
-    assert probe.ridges["city", "country"] == pytest.approx(probe.ridge_grid[expected])
+    assert probe.ridges["city", "country"] == pytest.approx(probe.ridge_request.strengths[expected])
     # The final map is fitted on the whole half.
     model = Ridge(alpha=probe.ridges["city", "country"]).fit(rows[:, x], rows[:, y])
     np.testing.assert_allclose(probe.maps["city"].weight.detach(), model.coef_, atol=1e-7)
@@ -391,7 +391,7 @@ def test_checkpoints_that_do_not_fit_are_refused(
 def test_refused_settings(
     small_lm: str, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
-    options = {"knowledge": ["city", "country", "color"], **options}
+    options = {"knowledge": ["city", "country", "color"], "ridge": 0.0, **options}
     with pytest.raises(error, match=message):
         LinearProbe(lm=LMConfig(name_or_path=small_lm), **options)
 
@@ -421,7 +421,7 @@ def test_an_lm_that_does_not_read_its_prompts_is_refused(small_lm: str, tmp_path
 
 
 def test_half_precision_trainer_is_refused(small_lm: str, tmp_path: Path) -> None:
-    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm))
+    probe = LinearProbe(lm=LMConfig(name_or_path=small_lm), ridge=0.0)
     trainer = quiet_trainer(tmp_path, logger=False, precision="bf16-true")
     with pytest.raises(ConfigError, match=r"trainer\.precision is bf16-true"):
         trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=100))

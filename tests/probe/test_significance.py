@@ -25,7 +25,7 @@ FREE = ("pet",)
 
 
 def _run(folder: Path, **options: Any) -> tuple[dict[str, Any], LinearProbe, L.Trainer, Path]:
-    probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **options)
+    probe = LinearProbe(lm=LMConfig(name_or_path="tiny-world"), **{"ridge": 0.0, **options})
     trainer = quiet_trainer(folder)
     trainer.fit(probe, datamodule=SubjectsDataModule(probe.lm, n_subjects=1600, batch_size=200))
     run = Path(trainer.log_dir or "")

@@ -241,7 +241,7 @@ def test_lms_that_cannot_be_split(
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: LinearProbe(solver="sgd"), "model.solver sgd"),
+        (lambda: LinearProbe(solver="sgd", ridge=0.0), "model.solver sgd"),
         (EditForecast, "EditForecast"),
         (SparseAutoencoders, "SparseAutoencoders"),
         (VocabularyAblation, "VocabularyAblation"),
