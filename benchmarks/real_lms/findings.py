@@ -23,7 +23,7 @@ from pandas import concat, factorize
 from benchmarks import common
 from benchmarks.docs_tables import feature_flow
 from benchmarks.real_lms import forecast_scores as scores
-from benchmarks.real_lms import forecast_tables, repair
+from benchmarks.real_lms import forecast_tables
 from benchmarks.real_lms.forecast_tables import signed
 from benchmarks.real_lms.run import PAPER_PAIRS
 from benchmarks.real_lms.tables import (
@@ -49,7 +49,6 @@ from lincorr_lightning.results.paper import paper_numbers
 LMS = ("smollm2-135m", "gemma-3-270m", "qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b")
 SIGNIFICANT = 0.05
 TIMES_RANDOM = 3
-ROUNDING = 2e-4
 R = "city→country: r exceeds the control prompt's"
 RIDGE = "a ridge raises Hit@1 of city→country"
 RANDOM_WORDS = "r of most related pairs exceeds random words' (20 labels, both sides)"
@@ -57,7 +56,6 @@ PRECISE = "W, ridge auto, pairs more labels right than the strongest baseline"
 EDITS = "edits of city→country, by country, generalize more often than baselines are right"
 FORECAST = "a step forecasts better than all baselines together, within a reference, too (AUROC)"
 IN_CONTEXT = "within a reference, edits that the LM infers in context generalize more often"
-REPAIR = "after a repair, fewer edits of all but the two most frequent references hallucinate"
 VOCABULARY = "one city per country: a network on the vocabulary alone exceeds baselines (seeds)"
 PAPER_PROTOCOL = tuple(map("ablation_paper_{}".format, range(5)))
 Runs = Mapping[str, Mapping[str, Any]]
@@ -236,36 +234,6 @@ def known_generalize(runs: Runs) -> tuple[bool, str]:
     return effect[1] > 0, f"{signed(effect)}; {found}".replace("-", "−")
 
 
-def repair_helps(runs: Runs) -> tuple[bool, str]:
-    """A repair by edits lowers hallucinations of other references, and changes nothing else.
-
-    As many edits are learned (within 2 points), 5 % at most are right without being trained, as
-    many other answers stay (within 5 points), and the perplexity rises by 3 % at most.
-    """
-    # Seed 0 chose the weights.
-    repairs = [runs[name] for name in map("repair_edits_{}".format, (1, 2, 3)) if name in runs]
-    cases = runs["repair_cases"]
-    frequent = repair.is_frequent(cases)
-    n, before, after, low, high = repair.before_and_after(cases[~frequent])
-    stages = [(run["held_out"]["before"], run["held_out"]["after"]) for run in repairs]
-    # Stored shares are rounded: one on the border is within it.
-    as_before = all(
-        abs(after["source_learned"] - before["source_learned"]) <= 0.02 + ROUNDING
-        and all(
-            after["controls"][name] >= x - 0.05 - ROUNDING for name, x in before["controls"].items()
-        )
-        for before, after in stages
-    )
-    right = max(after["right_before"] for _, after in stages)
-    texts = max(run["perplexity"]["after"] / run["perplexity"]["before"] for run in repairs)
-    of_two = repair.before_and_after(cases[frequent])
-    found = (
-        f"{before} → {after} of {n} ({low:.2f}–{high:.2f} times), the two {of_two[1]} → {of_two[2]}"
-        f" of {of_two[0]}"
-    )
-    return high < 1 and as_before and right <= 0.05 and texts <= 1.03, found
-
-
 def composed_shares(runs: Runs, *names: str) -> tuple[list[float], str, list[float]]:
     """Return how often new sources compose, the best baseline, and its shares, by seed."""
     parts = [runs[name] for name in names if name in runs]
@@ -351,7 +319,6 @@ FINDINGS: dict[str, Rule] = {
     "… and adds to these baselines": leads(scores.BOTH, scores.CHEAP),
     "three real steps of ten forecast better than them": leads("steps3", scores.CHEAP),
     IN_CONTEXT: known_generalize,
-    REPAIR: repair_helps,
     VOCABULARY: composes("ablation_grid"),
     "… with 20 labels and the shipped configuration": composes("ablation"),
     "… with all cities and the paper's number of epochs, too": composes(*PAPER_PROTOCOL),
@@ -376,9 +343,6 @@ def read_runs(folder: Path) -> Runs:
             runs[file.stem]["beside"] = against_baselines(file)
     if files := sorted(folder.glob("balanced*.csv")):
         runs["pooled"] = against_baselines(*files)
-    if repairs := sorted(folder.glob("repair_edits_[123].csv")):
-        cases = repair.read_cases(repairs)
-        runs["repair_cases"] = cases[cases["part"] == "held_out"]
     return runs
 
 
@@ -404,7 +368,7 @@ def read_lms(results: Path, forecast_runs: Sequence[scores.ForecastRun] = ()) ->
     return found
 
 
-SUMMARY = (RANDOM_WORDS, PRECISE, FORECAST, REPAIR, EDITS, VOCABULARY)
+SUMMARY = (RANDOM_WORDS, PRECISE, FORECAST, EDITS, VOCABULARY)
 """Claims that README.md shows, in the order of its figure."""
 
 
@@ -534,7 +498,6 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
         "flow_steering": steering_table(list(LMS), results),
         "flow_groups": feature_flow.shared(flow, 18),
         "flow_cosines": feature_flow.cosines(flow),
-        **repair.tables(results),
     }
 
 

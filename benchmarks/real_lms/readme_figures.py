@@ -22,7 +22,7 @@ import torch
 from jsonargparse import auto_cli
 
 from benchmarks.common import new_figure, plain_axes, results_of
-from benchmarks.real_lms import findings, repair
+from benchmarks.real_lms import findings
 from benchmarks.real_lms import forecast_scores as scores
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.knowledge import Catalogue
@@ -63,13 +63,6 @@ def forecast(runs: Mapping[str, Any]) -> Point:
     return step, cheap
 
 
-def repaired(runs: Mapping[str, Any]) -> Point:
-    """Return the share of edits of other than the two most frequent answers that do not fail."""
-    cases = runs["repair_cases"]
-    n, before, after, *_ = repair.before_and_after(cases[~repair.is_frequent(cases)])
-    return 1 - after / n, 1 - before / n
-
-
 def composed(runs: Mapping[str, Any]) -> Point:
     """Return the share of new cities that compose to their country, and the best baseline's."""
     own, _, others = findings.composed_shares(runs, "ablation_grid")
@@ -81,7 +74,6 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
      r_of_words),
     ("W pairs cities with their country (Hit@1)", "the best baseline", pairing),
     ("An optimizer step forecasts edits (AUROC)", "simpler forecasts in one fit", forecast),
-    ("A repair helps answers that it has not seen", "before the repair", repaired),
     ("Edits of a city carry over to the country", "the vocabulary alone", generalized),
     ("Token embeddings alone: new cities compose", "the nearest country", composed),
 )  # fmt: skip
@@ -93,7 +85,7 @@ def findings_figure(results: Path) -> Any:
     lms = findings.read_lms(results, scores.load(results))
     checks = [findings.FINDINGS[claim] for claim in findings.SUMMARY]
     figure = new_figure(
-        8.6, 4.6, "What was found: city → country, four LMs from 135M to 1.5B parameters",
+        8.6, 4.0, "What was found: city → country, four LMs from 135M to 1.5B parameters",
         "A dot is an LM's number, a bar that of the strongest baseline; from above: SmolLM2, Gemma "
         "3, Qwen2.5-Coder 0.5B and 1.5B, if run; shares are means by country. Blue: the finding "
         "holds beyond the error, by its rule in docs/real_lms.md, which may be about all relations "

@@ -3,9 +3,9 @@
     python -m benchmarks.real_lms.run FOLDER --texts TEXTS
     python -m benchmarks.real_lms.run FOLDER --show true
 
-FOLDER holds a folder for each LM; tiny-world, in its place, is repaired alone. The numbers of each
-run go to ``benchmarks/results/real_lms/LM/RUN.json``, its figures beside them, as soon as it ends;
-a run that is there is not repeated. Larger LMs read fewer subjects and learn fewer edits, so that a
+FOLDER holds a folder for each LM. The numbers of each run go to
+``benchmarks/results/real_lms/LM/RUN.json``, its figures to the same folder, as soon as it ends; a
+run that is there is not repeated. Larger LMs read fewer subjects and learn fewer edits, so that a
 CPU can do it; every file and table says how many. A run that fails leaves its error as its result.
 """
 
@@ -60,24 +60,8 @@ OUTCOMES_ONLY = (
     '--trainer.callbacks=[{"class_path": "Generalization", "init_args": '
     '{"controls": ["color", "pet"], "every_n_steps": 1000}}]'
 )
-TINY_WORLD = "tiny-world"
 # Fused attention is slow at this precision on CPUs.
 PRETRAINED = ("--model.lm.attn_implementation=eager", "--matmul_precision=medium")
-KNOWN = ("--data.preserve=[pet,music,job]", "--data.controls=[color,food]")  # beside a repair
-# What a repair trains on.
-REPAIRS: dict[str, tuple[str, ...]] = {
-    "edits": (),
-    "language": ("--data.relation=country->language",),
-    "company": ("--data.relation=ceo->company",),
-    "statements": ("--data.examples=statements", "--model.text_weight=1"),
-    "source": ("--data.examples=source", "--model.text_weight=1"),
-    "target": ("--data.examples=target", "--model.text_weight=1"),
-}
-# Gemma's knowledge diverges by ten times as many nats under an edit.
-REPAIR_OF_LM: dict[str, tuple[str, ...]] = {
-    "gemma-3-270m": ("--model.preserve_weight=1", "--model.text_weight=25",
-                     "--model.learning_rate=2e-4", "--data.texts_per_step=6"),
-}  # fmt: skip
 
 
 class Size(NamedTuple):
@@ -115,7 +99,6 @@ class Run(NamedTuple):
     keep: tuple[str, ...]  #: Keys of results.json.
     figures: tuple[str, ...] = ()
     tables: tuple[str, ...] = ()
-    model: bool = False  #: Whether a repaired LM is kept, in ``model/``.
 
 
 def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
@@ -263,29 +246,8 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
                 )  # fmt: skip
 
 
-def repairs(lm: str, texts: str | None) -> Iterator[Run]:
-    """Yield the repairs of one LM; seed 0 chose the weights of the losses."""
-    # The tiny world has texts of its own, and food depends on the country there.
-    of_pretrained = () if lm == TINY_WORLD else (
-        *PRETRAINED, *KNOWN, f"--data.texts={texts}", "--data.n_tokens=128",
-        "--data.n_examples=400",
-    )  # fmt: skip
-    for name, options in REPAIRS.items() if texts or lm == TINY_WORLD else ():
-        # Edits of each part; the main variant of the smallest LM measures more.
-        n_edits = 150 if (lm, name) == ("smollm2-135m", "edits") else 75
-        for seed in (1, 2, 3) if name == "edits" else (1,):
-            yield Run(
-                f"repair_{name}_{seed}",
-                ("fit", "--config", "configs/repair.yaml", *of_pretrained,
-                 f"--data.n_edits={n_edits}", f"--data.seed={seed}", *REPAIR_OF_LM.get(lm, ()),
-                 *options),
-                ("shown", "held_out", "perplexity", "n_steps", "correlations"),
-                tables=("cases",),
-            )  # fmt: skip
-
-
-def execute(run: Run, lm: Path, folder: Path) -> dict[str, Any]:
-    """Do one run; write and return its numbers, or its error."""
+def execute(run: Run, lm: Path, folder: Path) -> None:
+    """Do one run, and write its numbers, or its error."""
     folder.mkdir(parents=True, exist_ok=True)
     # The SAEs stay for another call, outside the results.
     saes = Path(tempfile.gettempdir()) / "lincorr_saes" / lm.name
@@ -319,12 +281,9 @@ def execute(run: Run, lm: Path, folder: Path) -> dict[str, Any]:
             for figure in run.figures:
                 for file in found.parent.glob(f"figures/{figure}.png"):
                     copyfile(file, folder / f"{run.name}_{file.stem}.png")
-            if run.model:
-                copytree(found.parent / "model", folder / "model")
             for table in run.tables:
                 copyfile(found.parent / "tables" / f"{table}.csv", folder / f"{run.name}.csv")
     write_numbers(folder / f"{run.name}.json", content)
-    return content
 
 
 def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
@@ -357,22 +316,18 @@ def main(
     """Make the missing runs and print the tables.
 
     Args:
-        folder: Folder that holds a folder for each LM, or tiny-world.
+        folder: Folder that holds a folder for each LM.
         texts: File or folder of texts; null leaves out the studies that need them.
         only: Beginnings of names of runs, such as probe; empty makes all.
         show: Whether to print the tables of the runs that there are, and make none.
         output: Folder of the results.
     """
     results = Path(output)
-    found = lms_in(folder) if folder != TINY_WORLD else []
-    sized = sorted((*shape_of(lm), lm) for lm in found)
+    sized = sorted((*shape_of(lm), lm) for lm in lms_in(folder))
     runs: list[tuple[Path, Run]] = []
     for n_parameters, n_layers, lm in sized if not show else ():
         size = next(size for size in SIZES if n_parameters <= size.n_parameters)
-        studies = (*plan(size, n_layers, texts), *repairs(lm.name, texts))
-        runs += [(lm, run) for run in studies]
-    if folder == TINY_WORLD:
-        runs = [(Path(folder), run) for run in repairs(folder, texts)]
+        runs += [(lm, run) for run in plan(size, n_layers, texts)]
     for lm, run in runs:
         chosen = not only or run.name.startswith(only)
         if chosen and not (results / lm.name / f"{run.name}.json").exists():

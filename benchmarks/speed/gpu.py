@@ -31,15 +31,14 @@ LORA = ("fit", "--config", "configs/source_finetune_lora.yaml", common.QUIET)
 STUDIES = {  # on the tiny world
     "edited LM": ("test", "--config", "configs/edited_lm.yaml", common.QUIET),
     "ablation": ("fit", "--config", "configs/vocabulary_ablation.yaml", common.QUIET),
-    "repair": ("fit", "--config", "configs/repair.yaml", common.QUIET),
     "causal": ("fit", "--config", "configs/causal.yaml", common.QUIET),
     "token geometry": ("test", "--config", "configs/token_geometry.yaml", common.QUIET),
     "feature flow": ("test", "--config", "configs/feature_flow.yaml", common.QUIET),
 }
 # What results.json has that does not depend on the machine.
 NUMBERS = (
-    "pairs", "gradients", "generalized", "hallucinated", "runs", "held_out", "perplexity",
-    "intervention", "shuffles", "spearman", "groups", "transitions",
+    "pairs", "gradients", "generalized", "hallucinated", "runs", "intervention", "shuffles",
+    "spearman", "groups", "transitions",
 )  # fmt: skip
 
 

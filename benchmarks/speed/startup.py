@@ -59,10 +59,6 @@ COMMANDS = {
         *FIT, "configs/source_finetune_lora.yaml", TO, "--data.n_edits=32",
         "--model.lm.name_or_path={lm}",
     ),
-    "repair, 16 examples": (
-        *FIT, "configs/repair.yaml", TO, "--data.n_examples=16", "--data.n_edits=8",
-        "--model.lm.name_or_path={lm}",
-    ),
 }  # fmt: skip
 ALL = tuple(name for name, command in COMMANDS.items() if "{lm}" not in " ".join(command))
 

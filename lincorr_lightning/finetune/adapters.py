@@ -1,14 +1,12 @@
 """What is trained of an LM: all weights, or an adapter in it (LoRA with peft)."""
 
 import copy
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from lincorr_lightning.errors import ConfigError, LanguageModelError, require, require_one_of
 from lincorr_lightning.io import atomic_folder
@@ -143,47 +141,8 @@ def add_adapter(model: "PreTrainedModel", settings: AdapterSettings) -> None:
         parameter.data = parameter.data.float()
 
 
-@contextmanager
-def without_adapter(model: "PreTrainedModel") -> Iterator[None]:
-    """Disable the adapters of `add_adapter` inside a ``with`` block."""
-    layers = adapter_layers(model).values()
-    for layer in layers:
-        layer.enable_adapters(False)
-    try:
-        yield
-    finally:
-        for layer in layers:
-            layer.enable_adapters(True)
-
-
-@contextmanager
-def merged_adapter(model: "PreTrainedModel") -> Iterator[None]:
-    """Add the adapter of `add_adapter` to copies of its layers' weights inside a ``with`` block.
-
-    A forward pass then multiplies once per layer, and is the same up to rounding. Weights of half
-    precision, which would round the adapter away, and quantized ones are left as they are.
-    """
-    kept: list[tuple[Any, Any, Tensor]] = []
-    try:
-        for layer in adapter_layers(model).values():
-            weight = layer.get_base_layer().weight
-            if weight.is_floating_point() and weight.dtype not in HALF_PRECISIONS:
-                kept.append((layer, weight, weight.data))
-                weight.data = weight.data + layer.get_delta_weight("default").detach()
-                layer.merged_adapters.append("default")
-        yield
-    finally:
-        for layer, weight, values in kept:
-            weight.data = values
-            layer.merged_adapters.clear()
-
-
-def save_merged(
-    lm: LanguageModel, folder: Path, config: Mapping[str, object] | None = None
-) -> None:
+def save_merged(lm: LanguageModel, folder: Path) -> None:
     """Save an LM and its tokenizer as a Hugging Face checkpoint, adapters merged into the weights.
-
-    `config` has additional keys of its config.json.
 
     Raises:
         LanguageModelError: The saved LM has other logits, so that it is not kept.
@@ -195,7 +154,6 @@ def save_merged(
         setattr(parent, name.rpartition(".")[2], layer.get_base_layer())
     # Otherwise transformers takes the LM for an adapter, and saves that alone.
     model._hf_peft_config_loaded = False
-    model.config.update(dict(config or {}))
     with atomic_folder(folder, ()) as new:
         model.save_pretrained(new)
         lm.tokenizer.save_pretrained(new)

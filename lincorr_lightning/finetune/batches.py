@@ -25,26 +25,54 @@ IGNORED = -100  # label of a position that has no loss
 
 
 @dataclass  # not frozen: Lightning copies a batch field by field when it moves it to a device
-class LabelledTokens:
-    """Rows of tokens, padded on the right, and the tokens that follow, or -100 for no loss."""
+class EditBatch:
+    """The edits of one optimizer step, whose answers' tokens alone have a loss.
 
-    input_ids: Tensor
+    There is one for each row of the tensors. A padding batch, which keeps a rank in step with the
+    others, has none: its single row has no loss.
+    """
+
+    input_ids: Tensor  #: Prompts and answers, padded on the right.
     attention_mask: Tensor
-    labels: Tensor
+    labels: Tensor  #: The token that follows each position, -100 for no loss.
+    edits: list[Edit]
+    ids: list[int]  #: Position of each edit in the run, from 0.
+    step: int = 0  #: Which step of independent edits this is, from 0.
+    n_steps: int = 0  #: Number of steps of independent edits; 0 for joint ones.
+
+    @property
+    def first(self) -> bool:
+        """Whether these edits start here, from the base weights."""
+        return self.n_steps > 0 and self.step == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether these edits end here."""
+        return self.n_steps > 0 and self.step == self.n_steps - 1
 
 
-def labelled_tokens(
-    rows: Sequence[tuple[Sequence[int], Sequence[int]]],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the fields of `LabelledTokens`, from prompts and the tokens to learn after each."""
-    ids = [torch.tensor([*prompt, *answer]) for prompt, answer in rows]
+def edit_batch(
+    edits: Sequence[Edit], ids: Sequence[int], prompts: Sequence[Sequence[int]], step: int = 0,
+    n_steps: int = 0,
+) -> EditBatch:  # fmt: skip
+    """Make a batch on the CPU, from the tokens of each source prompt; of any one for padding."""
+    answers = [edit.tokens for edit in edits] or [()]
+    rows = list(zip(prompts, answers, strict=True))
+    tokens = [torch.tensor([*prompt, *answer]) for prompt, answer in rows]
     # The last position of the prompt predicts the answer's first token.
     labels = [torch.tensor([IGNORED] * (len(p) - 1) + [*answer, IGNORED]) for p, answer in rows]
-    mask = pad_sequence([torch.ones_like(row) for row in ids], batch_first=True)
-    return pad_sequence(ids, True), mask, pad_sequence(labels, True, IGNORED)
+    return EditBatch(
+        pad_sequence(tokens, batch_first=True),
+        pad_sequence([torch.ones_like(row) for row in tokens], batch_first=True),
+        pad_sequence(labels, batch_first=True, padding_value=IGNORED),
+        list(edits),
+        list(ids),
+        step,
+        n_steps,
+    )
 
 
-def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
+def answer_losses(model: nn.Module, batch: EditBatch) -> Tensor:
     """Return the mean cross-entropy over the labels of each row, ``(n_rows,)`` (paper, 4.1).
 
     It is in nats, and 0 for the row of a padding batch.
@@ -80,40 +108,6 @@ def answer_losses(model: nn.Module, batch: LabelledTokens) -> Tensor:
     learned = labels.gather(1, own).to(logits.device)
     losses = cross_entropy(logits.float().mT, learned, ignore_index=IGNORED, reduction="none")
     return losses.sum(1) / (learned != IGNORED).sum(1).clamp(min=1)
-
-
-@dataclass  # not frozen, as above
-class EditBatch(LabelledTokens):
-    """The edits of one optimizer step, whose answers' tokens alone have a loss.
-
-    There is one for each row of the tensors. A padding batch, which keeps a rank in step with the
-    others, has none: its single row has no loss.
-    """
-
-    edits: list[Edit]
-    ids: list[int]  #: Position of each edit in the run, from 0.
-    step: int = 0  #: Which step of independent edits this is, from 0.
-    n_steps: int = 0  #: Number of steps of independent edits; 0 for joint ones.
-
-    @property
-    def first(self) -> bool:
-        """Whether these edits start here, from the base weights."""
-        return self.n_steps > 0 and self.step == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether these edits end here."""
-        return self.n_steps > 0 and self.step == self.n_steps - 1
-
-
-def edit_batch(
-    edits: Sequence[Edit], ids: Sequence[int], prompts: Sequence[Sequence[int]], step: int = 0,
-    n_steps: int = 0,
-) -> EditBatch:  # fmt: skip
-    """Make a batch on the CPU, from the tokens of each source prompt; of any one for padding."""
-    answers = [edit.tokens for edit in edits] or [()]
-    tokens = labelled_tokens(list(zip(prompts, answers, strict=True)))
-    return EditBatch(*tokens, list(edits), list(ids), step, n_steps)
 
 
 @dataclass(frozen=True)

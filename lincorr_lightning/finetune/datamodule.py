@@ -30,8 +30,7 @@ class EditsDataModule(StudyData):
 
     Edits are sampled from the LM's vocabulary, so that their answers cover the source domain and
     the LM's target answer is wrong for each before training; or they are read from a file.
-    A resumed run has those that it began with. Subjects that the LM was repaired with (`Repair`)
-    are left out. The training dataset is an `EditDataset`.
+    A resumed run has those that it began with. The training dataset is an `EditDataset`.
 
     Args:
         lm: The LM that is taught; the program `lincorr` passes that of the study.
@@ -176,17 +175,9 @@ class EditsDataModule(StudyData):
     def _sampled_edits(self) -> list[Edit]:
         n, lm = self.n_edits, self.language_model
         assert n is not None
-        if self.subjects is None:
+        subjects = self.subjects
+        if subjects is None:
             subjects = resolving.sample_candidates(lm, n, self.seed, self.subject_kind)
-        else:
-            repaired = [one for one in self.subjects if one in resolving.repaired_subjects(lm)]
-            subjects = [one for one in self.subjects if one not in repaired]
-            if repaired:
-                n = min(n, len(subjects) or 1)
-                rank_zero_warn(
-                    f"{len(repaired)} of {len(self.subjects)} subjects of data.subjects, such as "
-                    f"{repaired[0]!r}, were examples of the LM's repair: they are left out."
-                )
         limit = self.max_edits_per_reference
         return resolving.sample_edits(
             self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit

@@ -20,7 +20,6 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind, sample_up_to
 
 _MAX_CANDIDATES_PER_EDIT = 20  # some subjects cannot be taught anything new
-REPAIRED_SUBJECTS = "repaired_subjects"  #: Key of a repaired LM's config.json: its subjects.
 
 
 class Skipped(NamedTuple):
@@ -68,26 +67,27 @@ def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> li
 
 
 def sample_edits(
-    relation: TokenizedRelation, lm: LanguageModel, n: int, subjects: Sequence[str] | None = None,
-    seed: int = 0, labels: Collection[int] | None = None, setting: str = "data.n_edits",
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+    n: int,
+    subjects: Sequence[str] | None = None,
+    seed: int = 0,
     max_per_reference: int | None = None,
-) -> list[Edit]:  # fmt: skip
+) -> list[Edit]:
     """Sample edits whose answers cover the source domain as evenly as possible.
 
     Source labels that have a reference are drawn in shuffled rounds. The label of an edit differs
     from what the LM answers for its subject, and the LM's target answer is not right for it.
     Answers that fit no subject for a while are kept for the first subject that they fit.
 
-    `subjects` are candidates, None samples some; `labels` are the source labels that may be taught,
-    None allows all; `setting` is the config key of `n`; `max_per_reference` limits edits, by the
-    config key ``data.max_edits_per_reference`` of ``data.n_edits``, and likewise of others.
+    `subjects` are candidates, None samples some; `max_per_reference` limits the edits of each
+    reference.
     """
     relation.require_reference()
     pool = sample_candidates(lm, n, seed) if subjects is None else subjects
     by_label = [
         taught
-        for label, answers in enumerate(_source_answers(relation, lm))
-        if labels is None or label in labels
+        for answers in _source_answers(relation, lm)
         if (taught := [answer for answer in answers if answer.reference])
     ]
     kept: list[SourceAnswer] = []
@@ -117,11 +117,11 @@ def sample_edits(
                 kept = [one for one in kept if one.reference != full]
                 rest = ([one for one in answers if one.reference != full] for answers in by_label)
                 by_label = [answers for answers in rest if answers]
-    limit = f"{setting.replace('.n_', '.max_')}_per_reference"
+    limit = "" if max_per_reference is None else ", or raise data.max_edits_per_reference"
     raise SubjectsError(
-        f"{setting} asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
-        f"taught something new about {relation.name}. Lower {setting}, or name more subjects"
-        + (f", or raise {limit}." if max_per_reference is not None else ".")
+        f"data.n_edits asks for {n} edits, but of {len(pool)} subjects only {len(edits)} can be "
+        f"taught something new about {relation.name}. Lower data.n_edits, or name more subjects"
+        f"{limit}."
     )
 
 
@@ -132,12 +132,9 @@ def _take_new(answers: list[SourceAnswer], source: int, target: int) -> SourceAn
     return None
 
 
-def sample_candidates(
-    lm: LanguageModel, n: int, seed: int, kind: SubjectKind = "any", excluding: Collection[str] = ()
-) -> list[str]:
-    """Sample subjects for n edits, if there are enough, without those of a repair of the LM."""
-    excluding = repaired_subjects(lm).union(excluding)
-    pool = sample_up_to(lm.tokenizer, _MAX_CANDIDATES_PER_EDIT * n, excluding, seed, kind)
+def sample_candidates(lm: LanguageModel, n: int, seed: int, kind: SubjectKind = "any") -> list[str]:
+    """Sample subjects for n edits, if there are enough."""
+    pool = sample_up_to(lm.tokenizer, _MAX_CANDIDATES_PER_EDIT * n, seed=seed, kind=kind)
     unknown = set(unknown_subjects(pool, lm))
     return [subject for subject in pool if subject not in unknown]
 
@@ -157,12 +154,11 @@ def resolve_edits(
 ) -> ResolvedEdits:  # fmt: skip
     """Find the labels of the rows of a file, and the LM's answers before training.
 
-    Each row is an edit or skipped, also where the LM was repaired with its subject, or where it is
-    above a limit. A warning counts skipped rows by reason; `setting` is the config key of the rows
-    in messages. A `SubjectsError` if no edit is left.
+    Each row is an edit or skipped, also where it is above a limit. A warning counts skipped rows by
+    reason; `setting` is the config key of the rows in messages. A `SubjectsError` if no edit is
+    left.
     """
-    limits = repaired_subjects(lm), n_edits, max_per_reference
-    labelled, skipped, message = label_rows(rows, relation, lm, *limits)
+    labelled, skipped, message = label_rows(rows, relation, lm, n_edits, max_per_reference)
     if skipped:
         rank_zero_warn(f"{setting}: {message}")
     counts = Counter(row.subject for row, _ in labelled)
@@ -179,10 +175,12 @@ def resolve_edits(
 
 
 def label_rows(
-    rows: Sequence[RawEdit], relation: TokenizedRelation, lm: LanguageModel,
-    repaired: Collection[str] = (), n_edits: int | None = None,
+    rows: Sequence[RawEdit],
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+    n_edits: int | None = None,
     max_per_reference: int | None = None,
-) -> tuple[list[tuple[RawEdit, SourceAnswer]], list[Skipped], str]:  # fmt: skip
+) -> tuple[list[tuple[RawEdit, SourceAnswer]], list[Skipped], str]:
     """Return the rows that are edits with their answers, the others, and a message about these.
 
     Needs no weights of the LM. For arguments and errors see `resolve_edits`.
@@ -201,7 +199,6 @@ def label_rows(
         reasons = {
             reason: bool(reason), "the subject has no token of the LM": fact.subject in unknown,
             "an earlier row teaches the subject this answer": bool(row.id) and edit in taught,
-            "the subject was an example of the LM's repair": fact.subject in repaired,
             "above data.max_edits_per_reference": counts[answer.reference] == max_per_reference,
             "beyond data.n_edits": len(labelled) == n_edits,
         }  # fmt: skip
@@ -291,11 +288,6 @@ class _Labels:
 def skip_counts(skipped: Sequence[Skipped]) -> dict[str, int]:
     """Return the number of skipped rows by reason, the most frequent one first."""
     return dict(Counter(one.reason for one in skipped).most_common())
-
-
-def repaired_subjects(lm: LanguageModel) -> frozenset[str]:
-    """Return the subjects that a loaded LM was repaired with (`Repair`); empty if none."""
-    return frozenset(getattr(lm.model.config, REPAIRED_SUBJECTS, ()))
 
 
 def vocabulary_nearness(lm: LanguageModel, relation: TokenizedRelation) -> Tensor | None:

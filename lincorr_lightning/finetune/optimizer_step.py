@@ -1,4 +1,4 @@
-"""How an edit is trained: one step of its optimizer, and all its steps at once.
+"""One step of the optimizer that trains an edit.
 
 AdamW's first update is the sign of the gradient times the learning rate, for every weight that is
 trained (Kingma and Ba 2015, section 2.1). One backward pass gives it, and a forward pass after a
@@ -154,30 +154,3 @@ def _update(gradient: Tensor) -> Tensor:
     if gradient.dtype in HALF_PRECISIONS:  # which have no number as small as epsilon
         return gradient.sign_().neg_()
     return gradient.div_(gradient.abs().add_(_EPS)).neg_()
-
-
-@contextmanager
-def trained_edits(
-    lm: LanguageModel, adapters: StackedLoRA, batch: EditBatch, training: EditTraining,
-    seeds: Sequence[int],
-) -> Iterator[None]:  # fmt: skip
-    """Train each edit in an adapter of its own, as `SourceFinetune` with LoRA does.
-
-    Row i of a forward pass in the context has the adapter of edit i, whose factors are constants;
-    `seeds` are those of the adapters. The LM, in eval mode, and its gradients do not change.
-    """
-    rows = range(n := len(batch.input_ids))
-    adapters.reset(seeds)
-    # Those of the batch alone, which share the adapters' memory: the others cost no updates.
-    factors = {f"adapters.{k}": p.detach()[:n] for k, p in adapters.named_parameters()}
-    leaves = [one.requires_grad_() for one in factors.values()]
-    optimizer = torch.optim.AdamW(leaves, lr=training.learning_rate, weight_decay=0.0, fused=True)
-    module, loss = _EditedLM(lm, adapters), partial(answer_losses, lm.model, batch)
-    for _ in range(training.n_steps):
-        with torch.enable_grad(), adapters.rows(rows):
-            # Of the factors alone; the LM's own weights may be trained as well.
-            functional_call(module, factors, (loss,)).sum().backward(inputs=leaves)
-        optimizer.step()
-        optimizer.zero_grad()
-    with adapters.rows(rows):
-        yield

@@ -224,8 +224,6 @@ class _Sum(torch.autograd.Function):
         (gradient,), (x, a, b, low) = gradients, ctx.saved_tensors
         of_low = torch.bmm(gradient, b).mul_(ctx.scaling)
         of_x = torch.bmm(of_low, a) if ctx.needs_input_grad[1] else None
-        if not any(ctx.needs_input_grad[2:]):  # of edits that are taught
-            return gradient, of_x, None, None, None
         return gradient, of_x, torch.bmm(of_low.mT, x), torch.bmm(low.mT, gradient).mT, None
 
 

@@ -56,8 +56,8 @@ class PromptEncoder:
         if add_bos and bos not in self.prefix:
             self.prefix = [bos]
 
-    def rows(self, prompts: Sequence[str], lead_in: bool = True) -> list[list[int]]:
-        """Return the token ids of each prompt, unpadded; of texts, without `lead_in`."""
+    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each prompt, unpadded."""
         if isinstance(prompts, str):
             raise SubjectsError(f"prompts is the single string {prompts!r}; pass a list of them.")
         for index, prompt in enumerate(prompts):
@@ -68,9 +68,9 @@ class PromptEncoder:
                 )
         if not prompts:  # tokenizers refuse an empty list
             return []
-        texts = [self.lead_in + prompt for prompt in prompts] if lead_in else list(prompts)
+        texts = [self.lead_in + prompt for prompt in prompts]
         encoded = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-        prefix = [] if self.is_chat and lead_in else self.prefix
+        prefix = [] if self.is_chat else self.prefix
         rows = [ids if ids[: len(prefix)] == prefix else prefix + ids for ids in encoded]
         for index, (prompt, row) in enumerate(zip(prompts, rows, strict=True)):
             self._check(index, prompt, row)

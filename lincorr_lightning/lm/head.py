@@ -61,7 +61,7 @@ def read_logits(
     model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, last: Tensor,
     token_ids: Tensor, by_rows: bool,
 ) -> Tensor:  # fmt: skip
-    """Return the logits of some tokens at the position `last` of each row; differentiable.
+    """Return the logits of some tokens at the position `last` of each row.
 
     They are ``(n_rows, n_tokens)``, float64. Read `by_rows`, the product with the head is computed
     in float64, so that logits of a hidden size d have numerical rank d and least squares can use
@@ -70,7 +70,13 @@ def read_logits(
     """
     if by_rows:
         ends = flat_ends(input_ids, last)
-        return logits_at(model, input_ids, ends, token_ids, attention_mask=attention_mask)
+
+        def product(head: nn.Linear, states: Tensor) -> Tensor:
+            states = states.index_select(0, ends.to(states.device))
+            return _rows_product(head, states, token_ids).view(1, 1, -1)
+
+        logits = _with_head(model, product, input_ids, attention_mask=attention_mask)
+        return logits.view(len(last), len(token_ids)).double()
     rows, length, keep = torch.arange(len(last)), input_ids.shape[1], {}
     if "logits_to_keep" in inspect.signature(model.forward).parameters:
         keep["logits_to_keep"] = length - int(last.min())
@@ -78,19 +84,6 @@ def read_logits(
     columns = last - (length - logits.shape[1])  # whether or not it left out the first positions
     logits = logits[rows.to(logits.device), columns.to(logits.device)]
     return logits[:, token_ids.to(logits.device)].double()
-
-
-def logits_at(
-    model: PreTrainedModel, input_ids: Tensor, ends: Tensor, token_ids: Tensor,
-    **more: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """Return the logits of some tokens at positions of the flattened rows; differentiable."""
-
-    def product(head: nn.Linear, states: Tensor) -> Tensor:
-        states = states.index_select(0, ends.to(states.device))
-        return _rows_product(head, states, token_ids).view(1, 1, -1)
-
-    return _with_head(model, product, input_ids, **more).view(len(ends), len(token_ids)).double()
 
 
 def _with_head(

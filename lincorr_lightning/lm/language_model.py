@@ -237,34 +237,14 @@ class LanguageModel(nn.Module):
         ids, mask = self._encoder.pad(self.rows(prompts))
         return BatchEncoding({"input_ids": ids, "attention_mask": mask})
 
-    def rows(self, prompts: Sequence[str], lead_in: bool = True) -> list[list[int]]:
-        """Return the token ids of prompts, for `logits_of_rows`; of texts, without `lead_in`."""
-        return self._encoder.rows(prompts, lead_in)
+    def rows(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of prompts, for `logits_of_rows`."""
+        return self._encoder.rows(prompts)
 
     def pad(self, rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
         """Return token ids, padded on the right, and mask, ``(n_rows, longest)``, on the device."""
         ids, mask = self._encoder.pad(rows)
         return ids.to(self.model.device), mask.to(self.model.device)
-
-    def forward(
-        self, rows: Sequence[Sequence[int]], token_ids: Tensor, group_size: int = 1,
-        context: RowsContext | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Return the logits of some tokens after each row, in one forward pass; differentiable.
-
-        Successive rows are a group of `logits_of_groups`; the LM runs in its own mode and dtype.
-        The logits are ``(n_rows, n_labels)``, float64, as is the product with the head's rows.
-        """
-        by_rows = self._test().by_rows
-        if by_rows and self.model.dtype == torch.float32 and not self.is_sharded:
-            groups = [range(i, i + group_size) for i in range(0, len(rows), group_size)]
-            if trees := self._plan(rows, groups)[0]:
-                read = partial(heads.logits_at, token_ids=token_ids)
-                order, logits = shared_prefixes.read_together(self.model, trees, read, context)
-                return logits[torch.tensor(order).argsort()]
-        ids, mask = self.pad(rows)
-        with context(list(range(len(rows)))) if context is not None else nullcontext():
-            return heads.read_logits(self.model, ids, mask, mask.sum(1) - 1, token_ids, by_rows)
 
     def domain_logits(self, prompts: Sequence[str], token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the logits of some tokens after each prompt.

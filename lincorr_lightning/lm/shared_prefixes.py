@@ -156,23 +156,17 @@ def read_trees(
     """
 
     def forward(chosen: list[int]) -> None:
-        keep(*read_together(model, [trees[i] for i in chosen], heads.read_states, context, dtype))
+        some = [trees[i] for i in chosen]
+        batch = pack_trees(some, dtype or model.dtype, model.device)
+        length = batch["input_ids"].shape[1]
+        prompts = [prompt for tree in some for prompt, _ in tree.ends]
+        nodes = [row * length + node for row, tree in enumerate(some) for _, node in tree.ends]
+        ends = heads.to_device(torch.tensor(nodes), model.device)
+        rows = [tree.ends[0][0] for tree in some]  # all prompts of a tree have one context
+        with context(rows) if context is not None else nullcontext():
+            keep(prompts, heads.read_states(model, ends=ends, **batch))
 
     batches.run([len(tree.token_ids) for tree in trees], model.device.type, forward)
-
-
-def read_together(
-    model: PreTrainedModel, trees: Sequence[PromptTree], read: Callable[..., Tensor],
-    context: RowsContext | None = None, dtype: torch.dtype | None = None,
-) -> tuple[list[int], Tensor]:  # fmt: skip
-    """Return the indices of prompts, and what `read` returns at their ends in one forward pass."""
-    batch = pack_trees(trees, dtype or model.dtype, model.device)
-    length = batch["input_ids"].shape[1]
-    order = [prompt for tree in trees for prompt, _ in tree.ends]
-    nodes = [row * length + node for row, tree in enumerate(trees) for _, node in tree.ends]
-    rows = [tree.ends[0][0] for tree in trees]  # all prompts of a tree have one context
-    with context(rows) if context is not None else nullcontext():
-        return order, read(model, ends=heads.to_device(torch.tensor(nodes), model.device), **batch)
 
 
 def prefix_sharing_error(

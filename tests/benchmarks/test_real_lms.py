@@ -4,26 +4,22 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import cycle, product
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from pandas import DataFrame, read_csv
-from sklearn.linear_model import Ridge
 
 import lincorr_lightning.lm
 from benchmarks import common
-from benchmarks.real_lms import ablation_grid, findings, repair, run, tables
+from benchmarks.real_lms import ablation_grid, findings, run, tables
 from benchmarks.real_lms import forecast_scores as scores
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LincorrError
-from lincorr_lightning.finetune.edits import sample_candidates
 from lincorr_lightning.lm.config import LMConfig
-from lincorr_lightning.lm.language_model import LanguageModel
 
 Rows = Callable[[str], list[list[str]]]
 TINY_WORLD = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
@@ -72,9 +68,8 @@ def test_a_run_that_fails_leaves_its_error(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_every_kind_of_run_parses(capsys: pytest.CaptureFixture[str]) -> None:
     """All runs of the smallest LM; of those with the same options, one."""
-    runs = [*run.plan(run.SIZES[0], 30, "texts.jsonl"), *run.repairs("lm", "texts.jsonl"),
-            *run.repairs("tiny-world", None)]  # fmt: skip
-    assert len({one.name for one in runs}) == len(runs) - len(run.REPAIRS) - 2
+    runs = list(run.plan(run.SIZES[0], 30, "texts.jsonl"))
+    assert len({one.name for one in runs}) == len(runs)
     kinds = {tuple(option.partition("=")[0] for option in one.options): one.options for one in runs}
     for options in kinds.values():
         with pytest.raises(SystemExit) as end:
@@ -84,12 +79,16 @@ def test_every_kind_of_run_parses(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_there_is_not_run_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The tiny world is repaired alone, without a folder of LMs."""
-    made: list[str] = []
-    monkeypatch.setattr(run, "execute", lambda one, lm, folder: made.append(f"{lm}/{one.name}"))
-    _write(tmp_path / "tiny-world", "repair_edits_2", {})
-    run.main("tiny-world", only=("repair_edits", "probe"), output=str(tmp_path))
-    assert made == ["tiny-world/repair_edits_1", "tiny-world/repair_edits_3"]
+    """A folder of one LM, whose first seed of the ablation was run before."""
+    done: list[str] = []
+    monkeypatch.setattr(run, "execute", lambda one, lm, folder: done.append(one.name))
+    monkeypatch.setattr(run, "shape_of", lambda lm: (10**8, 30))
+    _write(tmp_path / "results" / "lm", "ablation_paper_0", {})
+    (tmp_path / "lms" / "lm").mkdir(parents=True)
+    (tmp_path / "lms" / "lm" / "config.json").touch()
+    monkeypatch.setattr(run, "TABLES", ())
+    run.main(str(tmp_path / "lms"), only=("ablation_paper",), output=str(tmp_path / "results"))
+    assert done == [f"ablation_paper_{seed}" for seed in range(1, 5)]
 
 
 def pair(source: str, target: str, r: float, control: float, q: float) -> dict[str, Any]:
@@ -98,7 +97,7 @@ def pair(source: str, target: str, r: float, control: float, q: float) -> dict[s
 
 
 def _write(folder: Path, name: str, results: dict[str, Any]) -> None:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps({"results": results}))
 
 
@@ -283,39 +282,6 @@ def test_a_forecast_leads_over_all_edits_and_within_references() -> None:
     assert findings.leads("steps3", "noise")(both) == judge["truth"], "one relation has steps"
 
 
-def repaired(after: float, others: int, perplexity: float, **changed: Any) -> dict[str, Any]:
-    """A run whose examples helped two references, and `others` of 40 edits of 10 others."""
-    same = {"source_learned": 1.0, "controls": {"color": 0.5}, "right_before": 0.0}
-    stages = {"before": same, "after": {**same, **changed}}
-    rows = [
-        (stage, reference, "hallucinated" if stage == "before" or late else "generalized")
-        for stage in ("before", "after")
-        for reference, late in [*[("US", False)] * 30, *[("UK", False)] * 30,
-                                *[(f"R{i % 10}", i >= others) for i in range(40)]]
-    ]  # fmt: skip
-    cases = DataFrame(rows, columns=["stage", "reference", "outcome"])
-    cases["hallucinated"] = cases["outcome"] == "hallucinated"
-    return {
-        "repair_edits_1": {"held_out": stages, "perplexity": {"before": 10, "after": perplexity}},
-        "repair_cases": cases,
-    }
-
-
-def test_a_repair_is_judged_by_other_references_and_what_else_it_changes() -> None:
-    judge = findings.repair_helps
-    holds, numbers = judge(repaired(0.2, 30, 10.2))
-    assert holds and numbers.startswith("40 → 10 of 40 (0.")
-    assert numbers.endswith("), the two 60 → 0 of 60")
-    assert not judge(repaired(0.2, 0, 10.2))[0], "it helped the two alone"
-    for changed in (
-        {"source_learned": 0.97}, {"controls": {"color": 0.44}}, {"right_before": 0.3},
-    ):  # fmt: skip
-        assert not judge(repaired(0.2, 30, 10.2, **changed))[0]
-    assert not judge(repaired(0.2, 30, 10.5))[0]
-    with pytest.raises(KeyError):
-        judge({"repair_edits_0": {}})
-
-
 def test_a_composition_exceeds_the_best_of_its_baselines_with_each_seed() -> None:
     def run(reference: list[float], permuted: list[float], majority: float) -> dict[str, Any]:
         shares = {("reference", True): reference, ("permuted", True): permuted}
@@ -412,107 +378,6 @@ def test_documents_have_the_tables_of_the_committed_runs() -> None:
     assert common.placed(text, made) == text
 
 
-def test_hallucinated_edits_are_counted_by_reference(tmp_path: Path, rows: Rows) -> None:
-    """Two seeds; the edits of Paris and Rome are of the two most frequent references."""
-    folder = tmp_path / "lm"
-    before = [("Paris", "France"), ("Paris", "France"), ("Rome", "Italy"), ("Bari", "Italy"),
-              ("Oslo", "Norway"), ("Lima", "Peru"), ("Kiel", "Germany")]  # fmt: skip
-    after = [1, 0, 0, 0, 1, 1, 0]
-    lines = ["part,stage,subject,source_answer,reference,outcome"]
-    for part, (stage, late) in product(("held_out", "shown"), (("before", [1] * 7),
-                                                              ("after", after))):  # fmt: skip
-        names = ("generalized", "hallucinated")
-        lines += [f"{part},{stage},x,{answer},{reference},{names[bad]}"
-                  for (answer, reference), bad in zip(before, late, strict=True)]  # fmt: skip
-    held_out = {stage: {"source_learned": 1.0, "right_before": 0.0, "in_context": 0.5,
-                        "controls": {"color": share}}
-                for stage, share in (("before", 0.2), ("after", 0.6))}  # fmt: skip
-    maps = [{"influenced": 0.1 * i, "label_mean": 0.2 * i} for i in range(4)]
-    for seed in (0, 1, 2):
-        content = {"held_out": held_out, "correlations": maps,
-                   "perplexity": {"before": 40.0, "after": 40.0 + seed}}  # fmt: skip
-        _write(folder, f"repair_edits_{seed}", content)
-        (folder / f"repair_edits_{seed}.csv").write_text("\n".join(lines))
-    shown, held = rows(repair.tables(tmp_path)["repair"])
-    assert held[:5] == ["lm", "edits", "2", "14 held out", "0% → 57%"]
-    assert held[5].startswith("14 → 6 of 14: 0.43 (") and shown[5] == held[5]
-    assert held[6] == "8 → 2 of 8" and held[7].startswith("6 → 4 of 6: 0.67 (")
-    # By reference: 1/2, 0, 1, 1 and 0.
-    assert held[8] == "100% → 50%"
-    low, high = (float(bound) for bound in held[7].rstrip(")").split("(")[1].split("–"))
-    assert 0 <= low < 0.67 < high <= 1
-    (price,) = rows(repair.tables(tmp_path)["repair_price"])
-    assert price[2:] == [
-        "2", "1.00 → 1.00", "0.00 → 0.00", "0.50 → 0.50", "", "0.20 → 0.60", "", "0.00 → 0.20",
-        "0.00 → 0.40", "0.20 → 0.60", "40.0 → 41.5",
-    ]  # fmt: skip
-    for file in folder.glob("*.csv"):  # older tables have no references
-        file.write_text("\n".join(line.replace(",reference", "") for line in lines[:1])
-                        + "\n" + "\n".join(",".join((*line.split(",")[:4], line.split(",")[5]))
-                                           for line in lines[1:]))  # fmt: skip
-    _, held = rows(repair.tables(tmp_path)["repair"])
-    assert held[5].startswith("14 → 6 of 14: 0.43 (") and held[6:] == ["", "", ""]
-
-
-def test_repairs_are_compared_by_reference(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rows: Rows
-) -> None:
-    """Other relations are edited in the LM and in the repaired one, with the same options."""
-    head = "subject,source_answer,reference,answer_before,outcome,source_learned"
-    made: list[tuple[str, str]] = []
-
-    def execute(one: run.Run, lm: Path, folder: Path) -> dict[str, Any]:
-        made.append((one.name, lm.name))
-        moved = {"before": {"held_out": 0.5}, "after": {"held_out": 0.25}}
-        numbers = {"results": {"perplexity": {"before": 40.0, "after": 42.0}, "map": moved}}
-        if "--data.max_examples_per_reference=2" in one.options:
-            del numbers["results"]["map"]
-        is_after = lm.name == "model"
-        wrong = "generalized" if is_after else "hallucinated"
-        lines = [head, f"Ada,Louvre,France|French,Peru,{wrong},True",
-                 "Bob,Colosseum,Italy,Italy,unchanged,False",
-                 f"Cy,Kremlin,{'Russia' if is_after else 'China'},Peru,{wrong},True"]  # fmt: skip
-        if one.model:
-            (folder / "model").mkdir()
-            lines = [f"part,stage,{head}", *(
-                f"held_out,{stage},{name},x,{reference},{answer},{outcome},{name != 'Cy'}"
-                for stage, wrong in (("before", 3), ("after", 1))
-                for i, (name, reference) in enumerate(
-                    [("Ada", "France"), ("Bob", "France"), ("Cy", "Peru"), ("Di", "Italy")])
-                for answer in ["Peru" if stage == "before" or name == "Di" else "Spain"]
-                for outcome in ["hallucinated" if i < wrong else "generalized"]
-            )]  # fmt: skip
-        (folder / f"{one.name}.csv").write_text("\n".join(lines))
-        return numbers if one.model else {"seconds": 1}
-
-    monkeypatch.setattr(repair, "execute", execute)
-    plan = {"repairs": ["two_3", "one_3"], "edited": ["one_3"]}
-    monkeypatch.setattr(repair, "PLAN", repair.PLAN | plan)
-    monkeypatch.setattr(repair.common, "place_tables", lambda tables: None)
-    (tmp_path / "lms" / "lm").mkdir(parents=True)
-    (tmp_path / "lms" / "lm" / "config.json").touch()
-    for _ in range(2):  # nothing is made twice
-        repair.main(str(tmp_path / "lms"), "texts", str(tmp_path))
-    others = [(name, lm) for name in repair.PLAN["relations"] for lm in ("lm", "model")]
-    assert made == [("repair", "lm"), ("repair", "lm"), *others]
-    found = rows(repair.by_reference(tmp_path)["repair_references"])
-    assert {row[1] for row in found} == {"two", "one"} and len(found) == 4
-    held_out = next(row for row in found if row[:2] == ["lm", "two"] and "held out" in row[3])
-    # France, Peru and Italy, of 1, 1 and 0 before, and of 1/2, 0 and 0 after.
-    assert held_out[2:5] == ["1", "4 held out", "3"]
-    assert held_out[5:10] == ["67% → 67%", "33% → 0%", "33%", "33% → 83%", "67% → 17%"]
-    assert held_out[10] == "3 → 1" and held_out[11].startswith("0.25 (")
-    assert held_out[12:] == ["33%", "+5.0%", ""]
-    other = next(row for row in found if row[:2] == ["lm", "one"] and "landmark" in row[3])
-    # France and Italy are there before and after.
-    assert other[3:5] == ["2 landmark→country", "2"]
-    assert other[5:] == ["50% → 50%", "50% → 50%", "", "0% → 50%", "50% → 0%",
-                         "1 → 0", other[11], "50%", "+5.0%", ""]  # fmt: skip
-    assert other[11].startswith("0.00 (")
-    weights = [row[-1] for row in found if row[1] == "one" and "held out" in row[3]]
-    assert weights == ["50% → 25%"]
-
-
 def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> None:
     """What is found is what a whole run finds for each way; an embedding is cut as by an SVD."""
     cell = ablation_grid.Cell("tiny_world", kind="gated")
@@ -603,38 +468,3 @@ def test_leads_are_compared_seed_by_seed(rows: Rows) -> None:
              for seed, share in enumerate(own)]  # fmt: skip
     table += [{**row, "width": 256, "generalized": 0.0} for row in table]
     assert rows(ablation_grid.leads(DataFrame(table))) == [["a", "all", "40 ± 127", "20 ± 127"]]
-
-
-def test_a_repair_moves_the_map(tmp_path: Path) -> None:
-    """W is scikit-learn's ridge regression on the logits of the LM before, and of the repaired."""
-    module = "benchmarks.real_lms.repair_map.RepairOfMap"
-    cli = main([
-        "fit", "--config", "configs/repair.yaml", f"--model={module}", "--model.map_weight=50",
-        "--model.preserve_weight=0", "--model.text_weight=0", "--data.n_examples=8",
-        "--data.batch_size=8", "--data.n_edits=4", "--data.n_texts=4", "--data.texts_per_step=1",
-        "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2", "--trainer.callbacks=[]",
-        f"--trainer.default_root_dir={tmp_path}", common.QUIET,
-    ])  # fmt: skip
-    logged = {name: float(value) for name, value in cli.trainer.callback_metrics.items()}
-    total = logged["train/target_loss"] + 50 * logged["train/map_loss"]
-    assert logged["train/loss"] == pytest.approx(total, rel=1e-5)
-
-    data, repaired_lm = cli.datamodule, cli.model.lm
-    edits = [*data.examples, *data.measured["shown"], *data.measured["held_out"]]
-    taken = {edit.subject for edit in edits}
-    subjects = sample_candidates(repaired_lm, 512, data.seed + 1, excluding=taken)[:512]
-    source, target = data.tokenized.source, data.tokenized.target
-    prompts = [domain.knowledge.prompt(one) for domain in (source, target) for one in subjects]
-    before = LanguageModel.from_pretrained("tiny-world")
-    x = before.logits_of_rows(before.rows(prompts[:512]), torch.tensor(source.token_ids))
-    (file,) = tmp_path.glob("repair/*/results.json")
-    found = json.loads(file.read_text())["map"]
-    for stage, lm in (("before", before), ("after", repaired_lm)):
-        with torch.no_grad():
-            y = lm.logits_of_rows(lm.rows(prompts[512:]), torch.tensor(target.token_ids))
-        leading = Ridge(100.0).fit(x, y).coef_.argmax(0)
-        right = data.tokenized.reference_mask[leading, np.arange(len(leading))]
-        for part, answers in data.split.items():
-            hits = [right[i] for i, text in enumerate(source.texts) if text.strip() in answers]
-            assert found[stage][part] == pytest.approx(np.mean(hits), abs=1e-3)
-    assert found["after"] != found["before"]

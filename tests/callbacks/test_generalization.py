@@ -71,16 +71,6 @@ TAGS = {
 }  # fmt: skip
 
 
-def test_subjects_of_a_repair_are_left_out(naive, small_lm, lessons, own_map, fit):
-    module = naive.module(small_lm)
-    module.backbone.config.repaired_subjects = [naive.edits[0]["subject"]]
-    count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
-    with pytest.warns(UserWarning, match=r"Generalization\.edits: 1 of \d+ edits are"):
-        fit(count, module=module, data=lessons)
-    assert count.results["n_edits"] == len(naive.edits) - 1
-    assert count.results["skipped"] == {"the subject was an example of the LM's repair": 1}
-
-
 def test_edits_of_a_benchmark_s_file(naive, small_lm, lessons, own_map, fit, tmp_path):
     records = [
         {"case_id": i, "requested_rewrite": {"prompt": "{} lives in", "subject": edit["subject"],

@@ -6,13 +6,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from lincorr_lightning.errors import CheckpointError, LanguageModelError
-from lincorr_lightning.finetune.adapters import (
-    AdapterSettings,
-    add_adapter,
-    merged_adapter,
-    save_merged,
-    without_adapter,
-)
+from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter, save_merged
 from lincorr_lightning.lm.language_model import LanguageModel
 
 NUMBERS = (
@@ -112,29 +106,6 @@ def test_the_seed_of_the_adapter_is_its_own(small_lm):
 
 
 # -- one for each ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("dtype", "merges"), [("float32", True), ("bfloat16", False)])
-def test_a_merged_adapter_is_the_same_lm_and_leaves_it_as_it_was(small_lm, dtype, merges):
-    lm = LanguageModel.from_pretrained(str(small_lm), dtype=dtype)
-    add_adapter(lm.model, AdapterSettings(rank=2, seed=1))
-    generator = torch.Generator().manual_seed(0)
-    for parameter in lm.model.parameters():
-        if parameter.requires_grad:
-            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
-    with torch.no_grad(), without_adapter(lm.model):
-        base = lm.domain_logits(["Anna lives in"], range(20))
-    before = {name: p.clone() for name, p in lm.model.named_parameters()}
-    logits = lm.domain_logits(["Anna lives in"], range(20))
-    with merged_adapter(lm.model):
-        merged = lm.domain_logits(["Anna lives in"], range(20))
-        changed = [n for n, p in lm.model.named_parameters() if not torch.equal(p, before[n])]
-    assert bool(changed) == merges
-    torch.testing.assert_close(merged, logits, rtol=1e-5, atol=1e-5)
-    assert (logits - base).abs().max() > 1e-2
-    assert torch.equal(lm.domain_logits(["Anna lives in"], range(20)), logits)
-    for name, p in lm.model.named_parameters():
-        assert torch.equal(p, before[name]), name
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])

@@ -15,14 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from lincorr_lightning.callbacks import Generalization, GradientCorrelation
 from lincorr_lightning.errors import ConfigError, NonFiniteError
 from lincorr_lightning.finetune.adapters import AdapterSettings
-from lincorr_lightning.finetune.batches import (
-    EditTraining,
-    LabelledTokens,
-    answer_losses,
-    edit_batch,
-    labelled_tokens,
-)
+from lincorr_lightning.finetune.batches import EditTraining, answer_losses, edit_batch
 from lincorr_lightning.finetune.datamodule import EditsDataModule
+from lincorr_lightning.finetune.edits import Edit
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.language_model import LanguageModel
@@ -115,7 +110,8 @@ def test_the_loss_is_taken_on_the_answers_alone(small_lm):
             logits = model(torch.tensor([prompt + answer[:j]])).logits[0, -1]
             losses.append(-log_softmax(logits, 0)[token].item())
         expected.append(sum(losses) / max(len(answer), 1))
-    batch = LabelledTokens(*labelled_tokens(rows))
+    edits = [Edit("Anna", "Paris", tuple(answer), 0, (0,), 0, 0) for _, answer in rows]
+    batch = edit_batch(edits, range(3), [prompt for prompt, _ in rows])
     assert answer_losses(model, batch).tolist() == pytest.approx(expected, abs=1e-4)
     batch.labels[:] = -100
     assert answer_losses(model, batch).tolist() == [0.0, 0.0, 0.0]

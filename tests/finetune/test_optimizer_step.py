@@ -1,20 +1,18 @@
 """A step along an edit's first update, against copies of the LM that are moved the plain way."""
 
 import copy
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from lincorr_lightning.errors import NonFiniteError
 from lincorr_lightning.finetune.adapters import AdapterSettings
-from lincorr_lightning.finetune.batches import EditTraining, edit_batch
+from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.optimizer_step import logits_after_step, trained_edits
+from lincorr_lightning.finetune.optimizer_step import logits_after_step
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
 from lincorr_lightning.lm.language_model import LanguageModel
 
@@ -203,40 +201,3 @@ def test_an_edit_that_is_not_finite_is_named(small, training):
     lm.model.get_input_embeddings().register_forward_hook(spoil)
     with pytest.raises(NonFiniteError, match=r"edit 1 \('Oslo' -> 'b c'\).* its loss .*float32"):
         steps(lm, training)
-
-
-def _with_weights(model: nn.Module, weights: dict[str, Tensor], **inputs: Any) -> Any:
-    return functional_call(model, weights, (), inputs)
-
-
-def test_edits_are_trained_as_plain_adamw_trains_merged_weights(small):
-    """Written out: one edit at a time, of unlike prompts, by AdamW that is not fused."""
-    lm = language_model(small, "llama")
-    training, rows = EditTraining("lora", 0.05, 4, LORA.adapter), lm.rows(SOURCES)
-    stack = StackedLoRA(lm.model, 3, training.adapter).requires_grad_(False)
-    stack.reset([7, 8])
-    starts = copy.deepcopy(stack)
-    with trained_edits(lm, stack, edit_batch(EDITS, [0, 1], rows), training, [7, 8]):
-        pass
-    plain = small.model(small.config("llama")).double().requires_grad_(False)
-    for i, edit in enumerate(EDITS):
-        factors = {k: nn.Parameter(p[i].clone()) for k, p in starts.named_parameters()}
-        optimizer = torch.optim.AdamW(
-            factors.values(), lr=0.05, weight_decay=0.0, fused=False, foreach=False
-        )
-        for _ in range(training.n_steps):
-            weights = {}
-            for target in stack.targets:
-                key = target.replace(".", "/")
-                product = factors[f"lora_B.{key}"] @ factors[f"lora_A.{key}"]
-                weights[f"{target}.weight"] = (
-                    plain.get_submodule(target).weight + stack.scaling * product
-                )
-            optimizer.zero_grad()
-            model = partial(_with_weights, plain, weights)
-            loss_of(model, rows[i], edit.tokens).backward()
-            optimizer.step()
-        for name, trained in stack.named_parameters():
-            torch.testing.assert_close(trained[i], factors[name].detach(), rtol=1e-5, atol=1e-6)
-    for name, start in starts.named_parameters():  # the third is not of the batch
-        assert torch.equal(stack.get_parameter(name)[2], start[2])

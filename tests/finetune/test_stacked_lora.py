@@ -120,7 +120,8 @@ def train_both_ways(small: SimpleNamespace, architecture: str, max_norm: float) 
     states = [peft_state(stack, i) for i in range(N)]
     assert all(factor.dtype == torch.float64 for state in states for factor in state.values())
 
-    optimizer = torch.optim.AdamW(stack.parameters(), lr=1e-2, weight_decay=0.1)
+    # Fused, as `SourceFinetune` has it.
+    optimizer = torch.optim.AdamW(stack.parameters(), lr=1e-2, weight_decay=0.1, fused=True)
     with stack.rows(range(N)):
         before = last_logits(model, rows).detach()
         for _ in range(STEPS):

@@ -14,7 +14,6 @@ from lincorr_lightning.data.tiny_world.world import WorldConfig
 from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.module import SourceFinetune
-from lincorr_lightning.finetune.repair.module import Repair
 from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.shared_prefixes import grow_trees, pack_trees
@@ -63,7 +62,7 @@ def test_a_device_without_float64_is_refused(small_lm: str) -> None:
         probe.setup("fit")
 
 
-@pytest.mark.parametrize("kind", ["edits", "joint", "repair", "SAEs", "ablation", "pretraining"])
+@pytest.mark.parametrize("kind", ["edits", "joint", "SAEs", "ablation", "pretraining"])
 def test_what_is_trained_starts_alike_on_any_device(kind: str, small_lm: str) -> None:
     lm = LMConfig(small_lm)
     makers: dict[str, Callable[[], L.LightningModule]] = {
@@ -71,7 +70,6 @@ def test_what_is_trained_starts_alike_on_any_device(kind: str, small_lm: str) ->
         "joint": lambda: SourceFinetune(
             lm, method="lora", adapter=AdapterSettings(seed=3), protocol="joint"
         ),
-        "repair": lambda: Repair(lm),
         "SAEs": lambda: SparseAutoencoders(lm),
         "ablation": lambda: VocabularyAblation(lm),
         "pretraining": Pretraining,

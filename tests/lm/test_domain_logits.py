@@ -20,7 +20,6 @@ from tests.lm.small_lms import (
     naive_logits,
     random_model,
     small_tokenizer,
-    word_ids,
 )
 from tests.toys import word_tokenizer
 
@@ -52,41 +51,6 @@ def test_probabilities_in_the_whole_vocabulary(architecture: str, lm_folder: Fol
     ours = LanguageModel.from_pretrained(str(folder)).token_probabilities(PROMPTS, tokens)
     assert ours.dtype == torch.float64
     torch.testing.assert_close(ours, naive, atol=1e-5, rtol=1e-4)
-
-
-# Those of two subjects, with common beginnings.
-GROUPED = ["Oslo lives in the city of", "Oslo lives in the country of", "Oslo lives",
-           "Paris", "Paris lives in the city of", "Paris speaks the language of"]  # fmt: skip
-
-
-@pytest.mark.parametrize("group_size", [1, 3])
-def test_rows_of_groups_in_one_pass(architecture: str, group_size: int, lm_folder: Folder) -> None:
-    lm = LanguageModel.from_pretrained(str(lm_folder(architecture)))
-    rows = [word_ids(prompt) for prompt in GROUPED]
-    ours = lm(rows, torch.tensor(TOKEN_IDS), group_size)
-    assert (ours - naive_logits(lm.model, GROUPED, TOKEN_IDS)).abs().max() <= TOLERANCE
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_forward_is_differentiable(shared: bool) -> None:
-    model = random_model(config_of("gemma2"))
-    lm = LanguageModel.from_module(model, small_tokenizer(), share_prefixes=shared)
-    rows, read = [word_ids(prompt) for prompt in GROUPED], list[torch.Size]()
-    weights = torch.randn(len(GROUPED), len(TOKEN_IDS), dtype=torch.float64)
-    lm._test()
-    model.get_input_embeddings().register_forward_hook(
-        lambda _, args, __: read.append(args[0].shape)
-    )
-    (lm(rows, torch.tensor(TOKEN_IDS), 3) * weights).sum().backward()
-    # Trees of BOS, Oslo lives in the, city of, country of; of BOS, Paris, lives ... and speaks ...
-    assert [tuple(shape) for shape in read] == [(2, 11) if shared else (6, 7)]
-    ours = [p.grad.clone() for p in model.parameters()]
-    model.zero_grad()
-    for row, weight in zip(rows, weights, strict=True):
-        logits = model(input_ids=torch.tensor([row])).logits[0, -1]
-        (logits[TOKEN_IDS].double() * weight).sum().backward()
-    for parameter, gradient in zip(model.parameters(), ours, strict=True):
-        torch.testing.assert_close(gradient, parameter.grad, atol=1e-4, rtol=1e-3)
 
 
 def test_caps_and_scales_are_felt(lm_folder: Folder) -> None:

@@ -24,7 +24,6 @@ from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited.module import EditedLM
 from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
-from lincorr_lightning.finetune.repair.module import Repair
 from lincorr_lightning.flow.module import FeatureFlow
 from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
 from lincorr_lightning.geometry.token_clouds import read_last_states
@@ -86,9 +85,7 @@ def test_values_are_those_of_the_text_by_hand(
         assert ("with shared prefixes" in (lm.reads_prompts or "")) == share
 
 
-def test_the_last_token_is_that_of_the_prompt_and_texts_stay_texts(
-    lm_folder: Folder, tmp_path: Path
-) -> None:
+def test_the_last_token_is_that_of_the_prompt(lm_folder: Folder, tmp_path: Path) -> None:
     small_tokenizer("<s> $A </s>").save_pretrained(tmp_path)
     (tmp_path / "config.json").write_bytes((lm_folder("llama") / "config.json").read_bytes())
     config = LMConfig(with_chat(tmp_path), chat_template=True)
@@ -98,7 +95,6 @@ def test_the_last_token_is_that_of_the_prompt_and_texts_stay_texts(
     assert chat.rows(["Oslo lives in"]) == [[*word_ids("red </s> saw"), *row]]
     assert few_shot.rows(["Oslo lives in"]) == [[*word_ids(EXAMPLES), *row]]
     for lm in (chat, few_shot):
-        assert lm.rows(["Oslo lives in"], lead_in=False) == [[2, *row]]
         assert lm.prefix == [2]
 
 
@@ -180,8 +176,7 @@ def test_states_of_the_last_token_without_bos(lm_folder: Folder, tmp_path: Path)
 
 
 STUDIES = [
-    EditForecast, FeatureFlow, KnowledgeGeometry, LinearProbe, MapResilience, Repair,
-    SourceFinetune,
+    EditForecast, FeatureFlow, KnowledgeGeometry, LinearProbe, MapResilience, SourceFinetune,
 ]  # fmt: skip
 
 

@@ -276,23 +276,6 @@ def test_independent_edits(small_lm, one_and_two, method):
     tables(folders, 1e-3)
 
 
-def test_repair(small_lm: str, one_and_two: Callable[..., tuple[Path, Path]]) -> None:
-    """Each rank trains half of the examples of a step, and measures half of the edits."""
-    folders = one_and_two(
-        "fit", "--config", "repair.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.learning_rate=1e-2", "--model.text_weight=0", "--trainer.callbacks=null",
-        "--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2", "--data.n_examples=12",
-        "--data.batch_size=6", "--data.n_edits=6", "--data.eval_batch_size=3", "--data.n_texts=4",
-        "--data.n_preserved_texts=0", "--data.preserve=[color]", "--data.controls=[]",
-        # Not at the last step, after which Lightning logs the epoch again.
-        "--data.n_tokens=8", "--trainer.log_every_n_steps=3",
-    )  # fmt: skip
-    ours, theirs = (numbers(folder) for folder in folders)
-    assert_close(ours, theirs, 1e-3)
-    assert ours["perplexity"]["after"] != pytest.approx(ours["perplexity"]["before"], rel=1e-2)
-    tables(folders, 1e-3)
-
-
 def test_a_reproduction_of_several_runs(small_lm, tmp_path):
     """The other process runs the whole plan, too; the folder is the first one's."""
     found = []

@@ -46,8 +46,6 @@ SMALL = {
     "edited_lm": ["--model.n_subjects=400"],
     "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
     "reproduce": ["--only=figure7"],
-    "repair": ["--data.n_examples=16", "--data.n_edits=8", "--trainer.max_epochs=1",
-               "--trainer.check_val_every_n_epoch=1"],
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
     "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1",
