@@ -1,17 +1,13 @@
-"""Source-knowledge fine-tune: edits, their training, outcomes, forecasts and repair."""
+"""Source-knowledge fine-tune: edits, their training, outcomes and forecasts."""
 
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining, edit_dataset
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited.module import EditedLM
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
-from lincorr_lightning.finetune.repair.datamodule import (
-    RepairBatch, RepairDataModule, StatementBatch,
-)  # fmt: skip
-from lincorr_lightning.finetune.repair.module import Repair
+from lincorr_lightning.finetune.forecasts import EditForecast
+from lincorr_lightning.finetune.module import SourceFinetune
 
 __all__ = [
     "Edit", "EditBatch", "EditDataset", "EditForecast", "EditTraining", "EditedLM",
-    "EditsDataModule", "Repair", "RepairBatch", "RepairDataModule", "SourceFinetune",
-    "StatementBatch", "edit_dataset",
+    "EditsDataModule", "SourceFinetune", "edit_dataset",
 ]  # fmt: skip

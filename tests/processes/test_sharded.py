@@ -130,7 +130,7 @@ def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
     common = [
         "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
         "--model.protocol=joint", f"--model.method={method}", "--data.n_edits=7",
-        "--trainer.max_epochs=2", "--model.forecast=false", "--trainer.enable_progress_bar=false",
+        "--trainer.max_epochs=2", "--trainer.enable_progress_bar=false",
         "--trainer.enable_checkpointing=true", "--trainer.callbacks+=ModelCheckpoint",
         "--trainer.callbacks.filename={step}",
         "--trainer.callbacks.every_n_train_steps=1", "--trainer.callbacks.save_top_k=-1",
