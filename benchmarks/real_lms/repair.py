@@ -23,7 +23,7 @@ from jsonargparse import auto_cli
 from pandas import DataFrame, Series, concat, json_normalize
 
 from benchmarks import common
-from benchmarks.real_lms.forecast_scores import N_RESAMPLES, drawn, interval
+from benchmarks.common import N_RESAMPLES, drawn, interval
 from benchmarks.real_lms.run import KNOWN, OUTCOMES_ONLY, PRETRAINED, REPAIR_OF_LM, Run, execute
 from benchmarks.real_lms.tables import REAL_LMS
 
