@@ -37,9 +37,11 @@ class Forecast(RelationCallback):
     kept = (*RelationCallback.kept, "_rows")
 
     def __init__(
-        self, relation: str | None = None, edits: list[dict[str, Any]] | str | None = None,
+        self,
+        relation: str | None = None,
+        edits: list[dict[str, Any]] | str | None = None,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(relation, **options)
         self.edits = edits
 

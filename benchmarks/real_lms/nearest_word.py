@@ -167,8 +167,18 @@ def nearest_table(results: Path) -> str:
                 row += [len(judged), "{:.2f} ({:.2f}–{:.2f})".format(*interval(score))]
                 row += [f"{other[0]:.2f}" for other in others]
             rows.append(row)
-    columns = ["edits", "LM", "method", "relations", f"{NEAREST} (95 %)", WEIGHT, COUNT,
-               "relations", f"within a reference: {NEAREST} (95 %)", WEIGHT]  # fmt: skip
+    columns = [
+        "edits",
+        "LM",
+        "method",
+        "relations",
+        f"{NEAREST} (95 %)",
+        WEIGHT,
+        COUNT,
+        "relations",
+        f"within a reference: {NEAREST} (95 %)",
+        WEIGHT,
+    ]
     return markdown_table(columns, rows)
 
 

@@ -234,8 +234,11 @@ def test_gradient_r_stands_beside_its_nulls() -> None:
 
 def test_edits_of_all_seeds_are_one_run(tmp_path: Path) -> None:
     head = "subject,source_answer,reference,outcome,vocabulary_risk,weight_reference\n"
-    rows = ["NA,x,Peru,generalized,-.5,.25", "y,x,Spain,unchanged,.125,-1",
-            "z,x,Peru,hallucinated,.25,0"]  # fmt: skip
+    rows = [
+        "NA,x,Peru,generalized,-.5,.25",
+        "y,x,Spain,unchanged,.125,-1",
+        "z,x,Peru,hallucinated,.25,0",
+    ]
     (tmp_path / "a").mkdir()
     for seed, chosen in ((1, rows[:2]), (2, rows[2:])):
         file = tmp_path / "a" / f"balanced{seed}_lora_city_to_country.csv"
@@ -253,9 +256,13 @@ def test_edits_of_all_seeds_are_one_run(tmp_path: Path) -> None:
 
 def edit_run(group: Any, failed: Any, relation: str = "city->country", **risks: Any) -> Any:
     return nearest_word.EditRun(
-        "a", "lora", relation, np.array(group), np.array(failed, dtype=bool),
+        "a",
+        "lora",
+        relation,
+        np.array(group),
+        np.array(failed, dtype=bool),
         {name: np.array(risk, dtype=float) for name, risk in risks.items()},
-    )  # fmt: skip
+    )
 
 
 def test_areas_count_pairs_of_edits() -> None:

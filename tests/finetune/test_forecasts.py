@@ -37,9 +37,14 @@ def edits(lm) -> list[Edit]:
 
 def word(answer: str, margin: float, reference: str = "Italy") -> NearestWord:
     return NearestWord(
-        subject="Ada", answer=answer, reference=reference, nearest="Spain", right=margin > 0,
-        margin=margin, rank=1 if margin > 0 else 2,
-    )  # fmt: skip
+        subject="Ada",
+        answer=answer,
+        reference=reference,
+        nearest="Spain",
+        right=margin > 0,
+        margin=margin,
+        rank=1 if margin > 0 else 2,
+    )
 
 
 # -- what is forecast ---------------------------------------------------------------------------
@@ -100,10 +105,14 @@ def test_results_are_means_over_edits_and_references(lm, edits, relation):
     results = forecast_results(words, "city->country", skipped)
     frame = results.table("forecast").frame
     assert results.values == {
-        "relation": "city->country", "n_edits": 24, "skipped": {"no label": 1},
-        "nearest": {"right": pytest.approx(frame["right"].mean()),
-                    "macro": pytest.approx(frame.groupby("reference")["right"].mean().mean())},
-    }  # fmt: skip
+        "relation": "city->country",
+        "n_edits": 24,
+        "skipped": {"no label": 1},
+        "nearest": {
+            "right": pytest.approx(frame["right"].mean()),
+            "macro": pytest.approx(frame.groupby("reference")["right"].mean().mean()),
+        },
+    }
     assert len(results.table("skipped")) == 1
 
 
@@ -151,22 +160,33 @@ def test_a_forecast_is_scored_by_the_fine_tune_of_the_same_edits(
     cities = relation.source.texts
     countries = relation.target.texts
     rows = [
-        {"subject": f"name{i}", "answer": cities[i % len(cities)],
-         "reference": [countries[(i % 3 + j) % len(countries)] for j in range(6)]}
+        {
+            "subject": f"name{i}",
+            "answer": cities[i % len(cities)],
+            "reference": [countries[(i % 3 + j) % len(countries)] for j in range(6)],
+        }
         for i in range(24)
-    ]  # fmt: skip
+    ]
     file = tmp_path / "edits.json"
     file.write_text(json.dumps(rows))
     main(
-        ["predict", "--config", "forecast.yaml", f"--model.lm.name_or_path={small_lm}",
-         f"--trainer.default_root_dir={tmp_path}/ahead", "--trainer.enable_progress_bar=false",
-         f"--data.edits_file={file}"]
-    )  # fmt: skip
+        [
+            "predict",
+            "--config",
+            "forecast.yaml",
+            f"--model.lm.name_or_path={small_lm}",
+            f"--trainer.default_root_dir={tmp_path}/ahead",
+            "--trainer.enable_progress_bar=false",
+            f"--data.edits_file={file}",
+        ]
+    )
     (path,) = (tmp_path / "ahead").rglob("results.json")
     results = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert (results["study"], results["relation"], results["n_edits"]) == (
-        "forecast", "city->country", 24,
-    )  # fmt: skip
+        "forecast",
+        "city->country",
+        24,
+    )
     table = pd.read_csv(path.parent / "tables" / "forecast.csv")
     columns = ["subject", "answer", "reference", "nearest", "right", "margin", "rank"]
     assert list(table) == columns

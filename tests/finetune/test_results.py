@@ -122,8 +122,18 @@ def test_the_run_s_own_relation_stands_at_the_top():
 
 def test_without_callbacks_the_contract_s_keys_are_null():
     results = build([])
-    keys = ("relation", "source_learned", "generalized", "random", "constant", "macro", "controls",
-            "gradient_correlation", "forecast", "forecast_default")  # fmt: skip
+    keys = (
+        "relation",
+        "source_learned",
+        "generalized",
+        "random",
+        "constant",
+        "macro",
+        "controls",
+        "gradient_correlation",
+        "forecast",
+        "forecast_default",
+    )
     assert [results.values[key] for key in keys] == [None] * 10
     assert not results.tables and not results.figures
 

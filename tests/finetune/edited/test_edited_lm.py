@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LincorrError
@@ -123,6 +124,10 @@ def test_shares_are_those_of_plain_forwards(made, relation, tmp_path):
     shares = oracle.check(found, made.edits)
     assert 0 < shares["generalized"] < 1 and shares["hallucinated"] and shares["unchanged"]
     assert {key: found.results[key] for key in ("constant", "macro")} == by_reference(found.cases)
+    risks = [float(case["vocabulary_risk"]) for case in found.cases]
+    auroc = roc_auc_score([case["outcome"] != "generalized" for case in found.cases], risks)
+    assert found.results["forecast_default"] == "vocabulary"
+    assert found.results["forecast"]["vocabulary"]["auroc"] == pytest.approx(auroc)
     assert found.results["skipped"] == {} and found.results["questions"]["n"] == 0
     for case, edit in zip(found.cases, made.edits, strict=True):
         prompt = CITY.format(edit["subject"])
