@@ -201,7 +201,7 @@ class Checks:
     def _edit(self, *options: str) -> Any:
         return self.run(
             "fit", "configs/source_finetune.yaml", "--data.n_edits", "2", "--trainer.callbacks",
-            "[Generalization]", "--model.steps_per_edit", "2", "--model.forecast", "false",
+            "[Generalization]", "--model.steps_per_edit", "2",
             "--model.adapter.rank", "4", *options,
         )  # fmt: skip
 
@@ -283,21 +283,13 @@ class Checks:
             raise AssertionError("the training changed no logits")
         return error_of(logits_alone(again, self.rows), trained)
 
-    def forecast(self) -> None:
-        """Forecast two edits by full fine-tuning, and two by LoRA."""
-        for method in ("full", "lora"):
-            self.run(
-                "predict", "configs/forecast.yaml", "--data.n_edits", "2", "--model.method", method,
-                "--model.n_subjects", "40", "--model.adapter.rank", "4",
-            )  # fmt: skip
-
 
 LIMITS = {"bfloat16": 1.5, "lora": 1e-2, "joint": 1e-3}
 # The method of `Checks` and the heading of the table.
 CHECKS = {
     "logits": "logits", "shared": "shared prefixes", "bfloat16": "bfloat16",
     "widened": "bfloat16 in float32", "probe": "probe", "full": "full fine-tuning",
-    "lora": "LoRA side by side", "joint": "joint LoRA, saved", "forecast": "forecast",
+    "lora": "LoRA side by side", "joint": "joint LoRA, saved",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -28,6 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 FIGURES = ROOT / "benchmarks" / "figures"
 QUIET = "--trainer.enable_progress_bar=false"
+N_RESAMPLES = 1000
+FLOATS = npt.NDArray[np.float64]
 T = TypeVar("T")
 
 
@@ -49,6 +52,22 @@ def mean_interval(shares: Any) -> str:
     half = 100 * stats.t.ppf(0.975, len(shares) - 1) * shares.sem()  # NaN of a single one
     ending = "" if pd.isna(half) else f" ± {half:.0f}"
     return f"{100 * shares.mean():z.0f}{ending}".replace("-", "−")
+
+
+def drawn(group: npt.NDArray[Any], n_samples: int, rng: np.random.Generator) -> FLOATS:
+    """Return how often each group is in the data, 1, and in each sample of groups.
+
+    The shape is ``(1 + n_samples, n_groups)``.
+    """
+    n = int(group.max()) + 1
+    samples = rng.multinomial(n, np.full(n, 1 / n), size=n_samples)
+    return np.concatenate([np.ones((1, n)), samples])
+
+
+def interval(values: FLOATS) -> tuple[float, float, float]:
+    """Return a score with its 95 % interval, from the score and those of samples."""
+    low, high = np.nanquantile(values[1:], [0.025, 0.975])
+    return float(values[0]), float(low), float(high)
 
 
 class Cost(NamedTuple):

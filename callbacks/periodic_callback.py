@@ -165,12 +165,9 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
         self._is_first = model not in states
         if self._is_first:
             cache = QueryCache.of(pl_module, model, self.tokenizer)
-            rows = getattr(pl_module, "row_reader", None)
-            if not (isinstance(rows, RowReader) and rows.lm is cache.lm):
-                rows = RowReader(cache.lm)
             step = trainer.global_step + self._uncounted
             n = max(len(trainer.optimizers), 1)
-            states[model] = SharedState(cache, rows, step, n, self._uncounted)
+            states[model] = SharedState(cache, RowReader(cache.lm), step, n, self._uncounted)
         self.shared = states[model]
         self.cache = self.shared.cache
         self.adapter_id: int | None = None

@@ -162,7 +162,6 @@ OTHER: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
     "joint": ("e0", {
         "model.learning_rate=0.02": ("0.01", "0.02"),
         "model.weight_decay=0.1": ("0.0", "0.1"),
-        "model.forecast=false": ("True", "False"),
         "model.edits_per_step=5": ("2", "5"),
         "data.seed=1": ("0", "1"),
         "data.n_edits=4": ("5", "4"),

@@ -38,8 +38,9 @@ PICTURES = {
     "--model.save_model true && test --config configs/resilience.yaml "
     "--model.lm.name_or_path TAUGHT --model.lm.dtype float32": {"kept_matrix": "resilience"},
     "fit --config configs/source_finetune.yaml": {
-        name: name for name in ("outcomes", "reference_weights", "training", "forecast")
+        name: name for name in ("outcomes", "reference_weights", "training")
     },
+    "predict --config configs/forecast.yaml": {"forecast": "forecast"},
     "fit --config configs/vocabulary_ablation.yaml": {"generalization": "ablation"},
     "fit --config configs/formation.yaml": {"formation": "formation"},
 }  # fmt: skip

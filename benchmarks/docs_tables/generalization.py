@@ -25,10 +25,9 @@ RELATIONS = (
     "city->country", "country->continent", "country->language", "city->city_es", "ceo->company",
 )  # fmt: skip
 COLUMNS = (
-    "relation", "learned", "generalized", "vocabulary alone", "hallucinated", "unchanged",
-    "color unchanged", "gradient r", "auto", "city→color",
+    "relation", "learned", "generalized", "vocabulary alone", "its AUROC", "hallucinated",
+    "unchanged", "color unchanged", "gradient r", "auto", "city→color",
 )  # fmt: skip
-FORECASTERS = ("answer_before", "vocabulary", "map_0", "map_auto", "optimizer_step")
 
 
 def show(values: list[float | None], spec: str) -> str:
@@ -40,28 +39,24 @@ def show(values: list[float | None], spec: str) -> str:
 
 def row(runs: list[dict[str, Any]]) -> list[str]:
     """Return a row of the table: one relation, a run for each seed."""
-    shares = ("source_learned", "generalized", "vocabulary", "hallucinated", "unchanged")
-    runs = [{**results, "vocabulary": results["vocabulary"]["right"]} for results in runs]
     relation = runs[0]["relation"]
+
+    def shares(*names: str) -> list[str]:
+        return [show([results[name] for results in runs], ".0%") for name in names]
 
     def gradient(name: str, key: str) -> str:
         return show([results["gradients"][name][key] for results in runs], ".2f")
 
     return [
         arrow(relation),
-        *(show([results[name] for results in runs], ".0%") for name in shares),
+        *shares("source_learned", "generalized"),
+        show([results["vocabulary"]["right"] for results in runs], ".0%"),
+        show([results["forecast"]["vocabulary"]["auroc"] for results in runs], ".2f"),
+        *shares("hallucinated", "unchanged"),
         show([results["controls"]["color"]["unchanged"] for results in runs], ".0%"),
         gradient(relation, "gradient_correlation"),
         gradient(relation, "gradient_correlation_auto"),
         gradient("city->color", "gradient_correlation"),
-    ]
-
-
-def forecasts(runs: list[dict[str, Any]]) -> list[str]:
-    """Return the AUROC of each forecaster on the edits of one relation."""
-    return [
-        arrow(runs[0]["relation"]),
-        *(show([r["forecast"][name]["auroc"] for r in runs], ".2f") for name in FORECASTERS),
     ]
 
 
@@ -70,7 +65,7 @@ def main(
     seeds: tuple[int, ...] = (0,), config: str = "configs/source_finetune.yaml",
     options: tuple[str, ...] = (),
 ) -> None:  # fmt: skip
-    """Print the table, and that of the forecasts.
+    """Print the table.
 
     Args:
         lm: A folder, a .gguf file, a hub id or tiny-world.
@@ -91,9 +86,6 @@ def main(
     with tempfile.TemporaryDirectory() as folder:
         found = [[teach(relation, seed) for seed in seeds] for relation in relations]
     print(markdown_table(COLUMNS, [row(runs) for runs in found]))
-    if found[0][0]["forecast"]:
-        print("\nAUROC of the risk that was forecast:\n")
-        print(markdown_table(("relation", *FORECASTERS), [forecasts(runs) for runs in found]))
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from pandas import DataFrame, Series
 from torch import Tensor
 
 from benchmarks import common
-from benchmarks.real_lms.forecast_scores import drawn, interval
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.callbacks import Intervention
 from lincorr_lightning.cli import main as lincorr
@@ -163,7 +162,7 @@ def slopes(lm: str, edits: EditStates) -> Iterator[list[str]]:
 
     y = within(edits.answers(edits.after)["generalized"].double().numpy()[:, None])
     others = torch.stack([*covariates_of(edits).values()], 1).numpy()
-    counts = drawn(of, 2000, np.random.default_rng(0))
+    counts = common.drawn(of, 2000, np.random.default_rng(0))
     for arm in ("W", "W, plain", "W0", "W - W0"):
         weight = of_reference(edits, edits.weights[arm][0]).double()
         score, cells = (weight / weight.std(correction=0)).numpy()[:, None], []
@@ -171,7 +170,7 @@ def slopes(lm: str, edits: EditStates) -> Iterator[list[str]]:
             grams = np.einsum("er,ei,ej->rij", own, x, np.hstack([x, y]))
             sums = np.tensordot(counts, grams, 1)
             found = (np.linalg.pinv(sums[..., :-1]) @ sums[..., -1:])[:, 0, 0]
-            cells.append(points(*interval(found)))
+            cells.append(points(*common.interval(found)))
         yield [lm, f"{len(of)} / {len(names)}", arm, *cells]
 
 

@@ -9,7 +9,7 @@ reads the files of ``run.py``, puts the tables between their markers, and draws 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import product
@@ -18,13 +18,20 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
-from pandas import concat, factorize
+from pandas import factorize
 
 from benchmarks import common
 from benchmarks.docs_tables import feature_flow
-from benchmarks.real_lms import forecast_scores as scores
-from benchmarks.real_lms import forecast_tables
-from benchmarks.real_lms.forecast_tables import signed
+from benchmarks.real_lms.nearest_word import (
+    COUNT,
+    NEAREST,
+    WEIGHT,
+    mean_areas,
+    nearest_table,
+    read_cases,
+    read_edits,
+    weights_figure,
+)
 from benchmarks.real_lms.run import PAPER_PAIRS
 from benchmarks.real_lms.tables import (
     EDITED,
@@ -54,8 +61,7 @@ RIDGE = "a ridge raises Hit@1 of city→country"
 RANDOM_WORDS = "r of most related pairs exceeds random words' (20 labels, both sides)"
 PRECISE = "W, ridge auto, pairs more labels right than the strongest baseline"
 EDITS = "edits of city→country, by country, generalize more often than baselines are right"
-FORECAST = "a step forecasts better than all baselines together, within a reference, too (AUROC)"
-IN_CONTEXT = "within a reference, edits that the LM infers in context generalize more often"
+FORECAST = "the nearest word forecasts edits better than W, within a reference, too (AUROC)"
 VOCABULARY = "one city per country: a network on the vocabulary alone exceeds baselines (seeds)"
 PAPER_PROTOCOL = tuple(map("ablation_paper_{}".format, range(5)))
 Runs = Mapping[str, Mapping[str, Any]]
@@ -154,20 +160,20 @@ def against_baselines(*files: Path) -> dict[str, Beside]:
         Shares over ``edits``, and as means over distinct ``references``; the lead is that over the
         better baseline, its interval from samples of references.
     """
-    cases = concat(map(scores.read_table, files), ignore_index=True)
+    cases = read_cases(*files)
     group, labels = factorize(cases["reference"])[0], cases["reference"].str.split("|")
     best = labels.explode().value_counts().index[0]
     n = np.bincount(group)
     near = cases["vocabulary_risk"] < 0
     hits = (cases["outcome"] == "generalized", labels.map(lambda right: best in right), near)
     shares = [np.bincount(group, one.astype(float)) / n for one in hits]
-    weights = scores.drawn(group, scores.N_RESAMPLES, np.random.default_rng(0))
+    weights = common.drawn(group, common.N_RESAMPLES, np.random.default_rng(0))
     found = {}
     for name, size in (("edits", n), ("references", np.ones(len(n)))):
         own, *others = (weights @ (one * size) / (weights @ size) for one in shares)
         lead = own - max(others, key=lambda samples: samples[0])
         all_shares = (float(one[0]) for one in (own, *others))
-        found[name] = Beside(*all_shares, *scores.interval(lead)[1:])
+        found[name] = Beside(*all_shares, *common.interval(lead)[1:])
     return found
 
 
@@ -206,32 +212,24 @@ def hallucinates(runs: Runs) -> tuple[bool, str]:
     return bool(share <= constant), f"{share:.0%}, constant {constant:.0%}"
 
 
-def leads(name: str, than: str) -> Rule:
-    """Return the rule: AUROC is higher over all edits, and within a reference, beyond the error."""
+def leads(name: str, *others: str) -> Rule:
+    """Return the rule: AUROC exceeds the best other's beyond the error, within a reference, too."""
 
     def check(runs: Runs) -> tuple[bool, str]:
-        lows, cells = [], []
+        lows = []
+        cells = []
         for within in (False, True):
-            # Real steps were not made of every relation.
-            own = [run for run in runs["lora_forecasts"] if run.is_judged(within)
-                   and (name in scores.RISKS or f"risk/{name}" in run.arrays)]  # fmt: skip
-            area, other = (scores.mean_areas(own, one, within) for one in (name, than))
-            _, low, high = scores.interval(area - other)
+            judged = [run for run in runs["lora_edits"] if run.is_judged(within)]
+            area = mean_areas(judged, name, within)
+            best = max((mean_areas(judged, one, within) for one in others), key=lambda x: x[0])
+            _, low, high = common.interval(area - best)
             lows.append(low)
-            cells.append(f"{area[0]:.2f}, {other[0]:.2f} ({low:+.2f}…{high:+.2f})")
+            cells.append(f"{area[0]:.2f}, {best[0]:.2f} ({low:+.2f}…{high:+.2f})")
         return min(lows) > 0, "; within ".join(cells).replace("-", "−")
 
     return check
 
 
-def known_generalize(runs: Runs) -> tuple[bool, str]:
-    """Return whether more edits generalize where the LM gives the reference in context."""
-    own = [run for run in runs["lora_forecasts"] if run.is_judged(within=True)]
-    effect = scores.interval(scores.mean_over_relations(own, scores.known_effect))
-    raw = mean(scores.known_effect(run, within=False)[0] for run in own)
-    city = next(run for run in own if run.relation == "city->country")
-    found = f"city→country {scores.known_effect(city)[0]:+.2f}; over all references {raw:+.2f}"
-    return effect[1] > 0, f"{signed(effect)}; {found}".replace("-", "−")
 
 
 def composed_shares(runs: Runs, *names: str) -> tuple[list[float], str, list[float]]:
@@ -314,11 +312,8 @@ FINDINGS: dict[str, Rule] = {
     "W predicts how an edit's first step changes target logits (gradient r)": gradient,
     "at most two edits per country generalize more often than baselines": balanced_generalize,
     "edits of X+1→X+2 do not": hallucinates,
-    "−W of the reference forecasts better than its count": leads(scores.WEIGHT, scores.COUNT),
-    FORECAST: leads(scores.PROBABILITY, scores.CHEAP),
-    "… and adds to these baselines": leads(scores.BOTH, scores.CHEAP),
-    "three real steps of ten forecast better than them": leads("steps3", scores.CHEAP),
-    IN_CONTEXT: known_generalize,
+    "−W of the reference forecasts better than its count": leads(WEIGHT, COUNT),
+    FORECAST: leads(NEAREST, WEIGHT, COUNT),
     VOCABULARY: composes("ablation_grid"),
     "… with 20 labels and the shipped configuration": composes("ablation"),
     "… with all cities and the paper's number of epochs, too": composes(*PAPER_PROTOCOL),
@@ -358,13 +353,14 @@ def of_grid(file: Path, lm: str) -> Runs:
     return {"ablation_grid": {"runs": runs, "mappings": reference}} if runs else {}
 
 
-def read_lms(results: Path, forecast_runs: Sequence[scores.ForecastRun] = ()) -> LMRuns:
-    """Return the runs of each LM, with the forecasts of its LoRA edits."""
+def read_lms(results: Path) -> LMRuns:
+    """Return the runs of each LM, with its LoRA edits."""
     found, grid = {}, results / "ablation_grid.csv"
+    edits = read_edits(results)
     for lm in LMS:
-        about = [r for r in forecast_runs if (r.lm, r.method) == (lm, "lora") and r.fitted]
-        forecasts = {"lora_forecasts": about} if about else {}
-        found[lm] = {**read_runs(results / lm), **of_grid(grid, lm), **forecasts}
+        lora = [run for run in edits if (run.lm, run.method) == (lm, "lora")]
+        of_edits = {"lora_edits": lora} if lora else {}
+        found[lm] = {**read_runs(results / lm), **of_grid(grid, lm), **of_edits}
     return found
 
 
@@ -476,9 +472,9 @@ def paper_table(lms: LMRuns) -> str:
     return common.markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
-def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[str, str]:
+def tables(results: Path) -> dict[str, str]:
     """Return the documents' tables by their markers."""
-    lms = read_lms(results, forecast_runs)
+    lms = read_lms(results)
     flow = common.read_numbers(results / LMS[0] / "feature_flow.json")["results"]
     return {
         "findings": findings_table(lms),
@@ -490,7 +486,7 @@ def tables(results: Path, forecast_runs: Sequence[scores.ForecastRun]) -> dict[s
         "real_edits": edit_table(lms),
         "real_balanced": balanced_table(lms),
         "real_gradients": gradient_table(lms),
-        **forecast_tables.tables(forecast_runs, results),
+        "real_nearest": nearest_table(results),
         "real_ablation": ablation_table(list(LMS), results),
         "flow_saes": sae_table(list(LMS), results),
         "flow_deactivation": deactivation_table(list(LMS), results),
@@ -530,14 +526,11 @@ def size_figure(results: Path) -> Any:
 
 def main() -> None:
     """Print the tables, put them into the documents, and draw the figures."""
-    forecast_runs = scores.load(REAL_LMS)  # fits the probabilities
-    found = tables(REAL_LMS, forecast_runs)
+    found = tables(REAL_LMS)
     print("\n\n".join(found.values()))
     common.place_tables(found)
     size_figure(REAL_LMS).savefig(REAL_LMS / "size.png")
-    for name in ("reliability", "weights"):
-        figure = getattr(forecast_tables, f"{name}_figure")(forecast_runs)
-        figure.savefig(REAL_LMS / f"{name}.png")
+    weights_figure(read_edits(REAL_LMS)).savefig(REAL_LMS / "weights.png")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from jsonargparse import auto_cli
 
 from benchmarks.common import new_figure, plain_axes, results_of
 from benchmarks.real_lms import findings
-from benchmarks.real_lms import forecast_scores as scores
+from benchmarks.real_lms.nearest_word import COUNT, NEAREST, WEIGHT, mean_areas
 from benchmarks.real_lms.tables import REAL_LMS
 from lincorr_lightning.knowledge import Catalogue
 from lincorr_lightning.linear_map.artifact import LinearMap
@@ -55,12 +55,10 @@ def generalized(runs: Mapping[str, Any]) -> Point:
 
 
 def forecast(runs: Mapping[str, Any]) -> Point:
-    """Return the AUROC of a step's probability, and of all baselines in one fit."""
-    judged = [run for run in runs["lora_forecasts"] if run.is_judged(False)]
-    step, cheap = (
-        scores.mean_areas(judged, one, False)[0] for one in (scores.PROBABILITY, scores.CHEAP)
-    )
-    return step, cheap
+    """Return the AUROC of the nearest word, and the better one of W and of the count."""
+    judged = [run for run in runs["lora_edits"] if run.is_judged()]
+    nearest, *others = (mean_areas(judged, one)[0] for one in (NEAREST, WEIGHT, COUNT))
+    return nearest, max(others)
 
 
 def composed(runs: Mapping[str, Any]) -> Point:
@@ -73,7 +71,7 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
     ("Logits of countries follow from those of cities (r)", "random words, same prompts",
      r_of_words),
     ("W pairs cities with their country (Hit@1)", "the best baseline", pairing),
-    ("An optimizer step forecasts edits (AUROC)", "simpler forecasts in one fit", forecast),
+    ("The nearest word forecasts edits (AUROC)", "W of the reference, or its count", forecast),
     ("Edits of a city carry over to the country", "the vocabulary alone", generalized),
     ("Token embeddings alone: new cities compose", "the nearest country", composed),
 )  # fmt: skip
@@ -82,7 +80,7 @@ ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
 
 def findings_figure(results: Path) -> Any:
     """Draw each finding of `SUMMARY` on each LM beside its baseline, in color where it holds."""
-    lms = findings.read_lms(results, scores.load(results))
+    lms = findings.read_lms(results)
     checks = [findings.FINDINGS[claim] for claim in findings.SUMMARY]
     figure = new_figure(
         8.6, 4.0, "What was found: city → country, four LMs from 135M to 1.5B parameters",

@@ -25,7 +25,6 @@ from lincorr_lightning.flow.results import mean_steering
 
 REAL_LMS = RESULTS / "real_lms"
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
-REAL_STEPS = (1, 2, 3)
 # Pairs with a reference, whose precision is compared with what the vocabulary gives.
 RELATIONS = (
     "city->country", "country->continent", "country->language", "landmark->country",

@@ -9,7 +9,7 @@ docs/benchmarks.md. The wall time of a run ends with its results.json, and that 
 process. Importing torch and Lightning alone is measured, too. With the folder of another checkout,
 each of its commands runs in turn with ours. A process's peak memory is never below that of its
 parent, so that nothing large is imported here. Commands of an LM, such as 32 LoRA edits with all
-callbacks and forecasts, need its folder, and are measured only if they are named.
+callbacks, need its folder, and are measured only if they are named.
 """
 
 from __future__ import annotations

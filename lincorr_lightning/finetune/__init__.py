@@ -4,7 +4,8 @@ from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTrain
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited.module import EditedLM
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
+from lincorr_lightning.finetune.forecasts import EditForecast
+from lincorr_lightning.finetune.module import SourceFinetune
 
 __all__ = [
     "Edit",

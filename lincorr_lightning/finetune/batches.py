@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -15,7 +15,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from lincorr_lightning.errors import LanguageModelError, require, require_one_of
-from lincorr_lightning.finetune.adapters import AdapterSettings
 from lincorr_lightning.finetune.edit_files import RawEdit
 from lincorr_lightning.finetune.edits import Edit, Skipped
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
@@ -115,16 +114,13 @@ class EditTraining:
     """How edits are trained and distributed over optimizer steps; see `SourceFinetune`."""
 
     method: Literal["full", "lora"] = "lora"
-    learning_rate: float = 2e-3
     n_steps: int = 10  #: Of each independent edit.
-    adapter: AdapterSettings = field(default_factory=AdapterSettings)
     protocol: Literal["joint", "independent"] = "independent"
     edits_per_step: int = 8
 
     def __post_init__(self) -> None:
         require_one_of("model.method", self.method, ("full", "lora"))
         require_one_of("model.protocol", self.protocol, ("joint", "independent"))
-        require("model.learning_rate", self.learning_rate, at_least=0)
         require("model.steps_per_edit", self.n_steps, at_least=1)
         require("model.edits_per_step", self.edits_per_step, at_least=1)
 
@@ -132,17 +128,6 @@ class EditTraining:
     def steps_per_edit(self) -> int:
         """Successive optimizer steps with the same edits."""
         return self.n_steps if self.protocol == "independent" else 1
-
-    @property
-    def summary(self) -> str:
-        """Such as ``lora of rank 8, alpha 16 in all layers, 10 steps at 0.002``."""
-        n = "all edits together" if self.protocol == "joint" else f"{self.n_steps} steps"
-        steps = f"{n} at {self.learning_rate:g}"
-        if self.method == "full":
-            return f"full, {steps}"
-        own = self.adapter
-        layers = "all layers" if own.target_modules is None else ", ".join(own.target_modules)
-        return f"lora of rank {own.rank}, alpha {own.alpha:g} in {layers}, {steps}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,8 +147,6 @@ class EditDataset(Dataset[EditBatch]):
     n_shards: int = 1
     catalogue: Catalogue = field(default_factory=Catalogue.load)
     subwords: bool = False  #: See `TokenizedRelation.of`.
-    left_out: Sequence[Mapping[str, Any]] = ()  #: Rows of the table of edits that are not trained.
-    max_risk: float | None = None  #: Above it, a forecast marks edits that may hallucinate.
     skipped: Sequence[Skipped] = ()  #: Rows of the file of edits that are none.
     rows: Sequence[RawEdit] = ()  #: The row of each edit of a file.
     edited_lms: Sequence[str] = ()  #: Where each edit was made, if in an LM of its own.

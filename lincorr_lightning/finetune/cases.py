@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 CONTROLS = ("color",)  #: Kinds of knowledge that an edit should not change, by default.
+DEFAULT_FORECAST = "vocabulary"  #: Name of the nearest word among the forecasts of results.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +154,23 @@ def case_statistics(cases: Sequence[EditCase]) -> dict[str, Any]:
     }
 
 
+def forecast_scores(cases: Sequence[EditCase]) -> dict[str, dict[str, float | None]] | None:
+    """Return how well the nearest word forecasts which edits do not generalize.
+
+    By name of the forecast, ``auroc`` is that of the `EditCase.vocabulary_risk` over all edits, and
+    ``auroc_within`` over pairs of edits with the same reference; None if all edits, or none,
+    generalized. The result is None for a head without rows.
+    """
+    known = [case for case in cases if case.vocabulary_risk is not None]
+    if not known:
+        return None
+    risks = torch.tensor([case.vocabulary_risk for case in known], dtype=torch.float64)
+    failed = torch.tensor([case.outcome != Outcome.GENERALIZED for case in known])
+    within = functional.auroc_within(risks, failed, [case.reference for case in known])
+    scores = {"auroc": number(functional.auroc(risks, failed)), "auroc_within": number(within)}
+    return {DEFAULT_FORECAST: scores}
+
+
 def weighed_cases(cases: Sequence[EditCase], outcome: Outcome) -> list[EditCase]:
     """Return the cases of an outcome whose source was learned and whose reference has a weight."""
     return [
@@ -257,6 +275,7 @@ def outcome_values(
         groups.setdefault(group, {})[name] = number(value)
     shares, unchanged = groups["generalization"], groups.get("control_unchanged", {})
     macro = [name for name in shares if name.startswith("macro_")]
+    forecast = forecast_scores(cases)
     return {
         "relation": relation, "n_edits": len(cases),
         "random": number(reference_mask.double().mean().item()),
@@ -266,4 +285,5 @@ def outcome_values(
         "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
         **{name: {**groups[name], "n": n} for name, n in counts.items() if name in groups},
         **case_statistics(cases),
+        "forecast": forecast, "forecast_default": None if forecast is None else DEFAULT_FORECAST,
     }  # fmt: skip

@@ -6,19 +6,17 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, get_args
 
-from lightning.pytorch.utilities import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 from torch.utils.data import DataLoader
 
 from lincorr_lightning.data.files import read_subjects
 from lincorr_lightning.data.loaders import ResumableLoader, own_steps
 from lincorr_lightning.distributed import data_shard, require_items
-from lincorr_lightning.errors import ConfigError, SubjectsError, require, require_one_of
+from lincorr_lightning.errors import ConfigError, SubjectsError, require_one_of
 from lincorr_lightning.finetune import edits as resolving
 from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
 from lincorr_lightning.finetune.edit_files import RawEdit, read_edits
 from lincorr_lightning.finetune.edits import Edit, Skipped
-from lincorr_lightning.finetune.forecasts import forecast_edits
-from lincorr_lightning.functional import Outcome
 from lincorr_lightning.knowledge import Catalogue, TokenizedRelation
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.lm.vocabulary import SubjectKind
@@ -51,8 +49,6 @@ class EditsDataModule(StudyData):
             labels too; outcomes are then also reported by completeness (paper, appendix K).
         knowledge_files: YAML files with additional knowledge.
         seed: Seed of subjects, answers and order.
-        max_risk: Edits that are forecast to hallucinate with a higher probability are not trained;
-            a prediction forecasts all edits, and marks these. null trains all.
         training: How the edits are trained and distributed over steps; null is the joint protocol
             with `batch_size`. The program `lincorr` passes the study's `edit_training`.
         edited_lms: Path of the LM of each edit, if each was made in an LM of its own (`EditedLM`):
@@ -68,14 +64,12 @@ class EditsDataModule(StudyData):
         n_edits: int | None = 150, max_edits_per_reference: int | None = None,
         subjects: list[str] | str | None = None, subject_kind: SubjectKind = "any",
         edits_file: str | None = None, batch_size: int = 8, subwords: bool = False,
-        knowledge_files: list[str] | None = None, seed: int = 0, max_risk: float | None = None,
+        knowledge_files: list[str] | None = None, seed: int = 0,
         training: EditTraining | None = None, subject_key: str = "subject",
         answer_key: str = "answer", edited_lms: str | None = None, edits_beside: str | None = None,
     ) -> None:  # fmt: skip
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training", "edits_beside"])
-        if edits_beside is not None and max_risk is not None:
-            raise ConfigError("data.max_risk is for edits that are still to be made: use null.")
         edits_file = edits_file or (None if edited_lms else edits_beside)
         if not edits_file and (edited_lms or edits_beside is not None):
             raise ConfigError("data.edits_file is null. Name the file of the edits that were made.")
@@ -87,8 +81,6 @@ class EditsDataModule(StudyData):
             "n_edits", "max_edits_per_reference", n_edits=1, max_edits_per_reference=1,
             batch_size=1, seed=0,
         )  # fmt: skip
-        if max_risk is not None:
-            require("data.max_risk", max_risk, at_least=0, at_most=1)
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         if subjects is not None and edits_file is not None:
             raise ConfigError("data.subjects and data.edits_file are set. Leave one of them null.")
@@ -101,14 +93,13 @@ class EditsDataModule(StudyData):
                 raise SubjectsError(f"data.subjects names {subject!r} twice. Remove one.")
         self.relation, self.subwords, self.seed = relation, subwords, seed
         self.n_edits, self.subjects, self.subject_kind = n_edits, subjects, subject_kind
-        self.edits_file, self.max_risk, self.batch_size = edits_file, max_risk, batch_size
+        self.edits_file, self.batch_size = edits_file, batch_size
         self.max_edits_per_reference = max_edits_per_reference
         self._keys = {"subject_key": subject_key, "answer_key": answer_key}
         self._training = training or EditTraining(protocol="joint", edits_per_step=batch_size)
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self._catalogue.relation(relation)
         self.edited_lms = edited_lms
-        self._predicts = False
         #: With `edited_lms`, where the LM of each row is that has one.
         self.lms: dict[str, str] = {}
         self._without_lm: list[Skipped] = []
@@ -117,13 +108,12 @@ class EditsDataModule(StudyData):
         self._rows: list[RawEdit] = []  # of the edits
         self._edits: list[Edit] | None = None
         self._skipped: list[Skipped] = []
-        self._left_out: list[dict[str, Any]] = []
 
     def setup(self, stage: str) -> None:
         """Read the file and find the labels, before the LM's weights are read."""
-        self._predicts = stage in ("predict", "test")
         # The LM may have been trained since an earlier run.
-        self._edits, self._skipped, self._left_out = None, [], []
+        self._edits = None
+        self._skipped = []
         self.tokenized  # noqa: B018
 
     @cached_property
@@ -151,10 +141,8 @@ class EditsDataModule(StudyData):
     def prepare_edits(self) -> list[Edit]:
         """Return the edits, made on the first call: the LM must be as it is before training."""
         if self._edits is None:
-            edits = self._file_edits() if self.edits_file is not None else self._sampled_edits()
-            if self.max_risk is not None and not self._predicts:
-                edits = self._without_risky(edits, self.max_risk)
-            self._edits = edits
+            is_file = self.edits_file is not None
+            self._edits = self._file_edits() if is_file else self._sampled_edits()
         return self._edits
 
     def _file_edits(self) -> list[Edit]:
@@ -183,28 +171,6 @@ class EditsDataModule(StudyData):
             self.tokenized, lm, n, subjects, self.seed, max_per_reference=limit
         )
 
-    def _without_risky(self, edits: list[Edit], limit: float) -> list[Edit]:
-        lm = self.language_model
-        forecasts = forecast_edits(lm, edits, self.tokenized, ridges=(), training=self._training)
-        risks = forecasts.probability(Outcome.HALLUCINATED)
-        kept = [edit for edit, risk in zip(edits, risks, strict=True) if risk <= limit]
-        self._left_out = [
-            {"subject": edit.subject, "source_answer": edit.answer, "reference": reference,
-             "p_hallucinated": risk}
-            for edit, reference, risk in zip(edits, forecasts.references, risks, strict=True)
-            if risk > limit
-        ]  # fmt: skip
-        if not kept:
-            raise SubjectsError(
-                f"data.max_risk is {limit:g}, but every edit is forecast to hallucinate with a "
-                f"higher probability, {min(risks):.2f} or more. Raise it, or set it to null."
-            )
-        rank_zero_info(
-            f"{len(edits) - len(kept)} of {len(edits)} edits are left out, which are forecast to "
-            f"hallucinate with a probability above {limit:g} (data.max_risk)."
-        )
-        return kept
-
     def train_dataloader(self) -> ResumableLoader:
         """Return the steps of an epoch, distributed by the protocol."""
         return ResumableLoader(self._dataset(self._training), self.trainer)
@@ -229,8 +195,8 @@ class EditsDataModule(StudyData):
         shard = data_shard(self.trainer)
         return EditDataset(
             edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
-            self._catalogue, self.subwords, self._left_out, self.max_risk, self._skipped,
-            self._rows, [self.lms[row.where] for row in self._rows if self.edited_lms],
+            self._catalogue, self.subwords, self._skipped, self._rows,
+            [self.lms[row.where] for row in self._rows if self.edited_lms],
         )  # fmt: skip
 
     def state_dict(self) -> dict[str, Any]:
@@ -238,7 +204,7 @@ class EditsDataModule(StudyData):
         state = super().state_dict()
         if self._edits is not None:
             state["edits"] = [edit._asdict() for edit in self._edits]
-            state |= {"left_out": self._left_out, "skipped": list(map(tuple, self._skipped))}
+            state["skipped"] = list(map(tuple, self._skipped))
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -246,7 +212,6 @@ class EditsDataModule(StudyData):
         super().load_state_dict(state_dict)
         if "edits" in state_dict:
             self._edits = [Edit(**state) for state in state_dict["edits"]]
-            self._left_out = state_dict["left_out"]
             self._skipped = list(map(Skipped._make, state_dict["skipped"]))
 
 

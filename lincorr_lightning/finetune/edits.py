@@ -60,12 +60,6 @@ def reference_mask(edits: Sequence[Edit], n_target: int) -> Tensor:
     return mask
 
 
-def prompts_in_context(edits: Sequence[Edit], relation: TokenizedRelation) -> list[str]:
-    """Return prompts such as ``X lives in the city of Paris. X lives in the country of``."""
-    state, prompt = relation.relation.source.statement, relation.relation.target.prompt
-    return [f"{state(edit.subject, edit.answer)}. {prompt(edit.subject)}" for edit in edits]
-
-
 def sample_edits(
     relation: TokenizedRelation,
     lm: LanguageModel,

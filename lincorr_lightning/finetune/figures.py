@@ -1,29 +1,19 @@
-"""Figures of edits: what they did, W of their references, and the risks that were forecast."""
+"""Figures of edits: what they did, W of their references, and their nearest words."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
 from lincorr_lightning.finetune.cases import EditCase, case_statistics, weighed_cases
 from lincorr_lightning.finetune.edit_files import SEPARATOR
-from lincorr_lightning.finetune.forecasts import Forecasts
 from lincorr_lightning.functional import Cause, Outcome, outcome_shares, reference_scores
 from lincorr_lightning.results import plots
 from lincorr_lightning.results.plots import BLUE, INK, ORANGE, PALE
 
-FORECASTERS = {
-    "map": "W", "in_context": "new answer stated before", "optimizer_step": "one optimizer step",
-}  # fmt: skip
-_N_POINTS = 5
-
-
-def forecaster_words(names: Iterable[str]) -> dict[str, str]:
-    """Return what screens and figures call forecasters."""
-    return {n: f"W, ridge {n[4:]}" for n in names if n.startswith("map_")} | FORECASTERS
+_MAX_ANSWERS = 40
 
 
 def reference_weights_figure(
@@ -100,47 +90,34 @@ def outcomes_figure(
     )  # fmt: skip
 
 
-def risk_figure(forecasts: Forecasts, outcomes: Sequence[str] = ()) -> Figure:
-    """Draw the distribution of each forecaster's risks; with `outcomes`, these against the risk.
+def margins_figure(answers: DataFrame, relation: str) -> Figure:
+    """Draw the margin of each new answer's nearest word, of the first `_MAX_ANSWERS` of them.
 
-    Then a point is a fifth of the edits by risk, at their mean risk and the share of them that did
-    not generalize, and a line is horizontal if the forecast says nothing.
+    `answers` is the headline table of a forecast, the smallest margin first.
     """
-    failed = np.array([outcome != Outcome.GENERALIZED for outcome in outcomes], dtype=float)
-    parts, words = [], forecaster_words(forecasts.predicted)
-    for name in forecasts.predicted:
-        risks = np.array(forecasts.risks(name), dtype=float)
-        order = np.argsort(risks, kind="stable")
-        label = words.get(name, name)
-        if outcomes:
-            fifths = np.array_split(order, min(_N_POINTS, len(order)))
-            parts += [(label, risks[one].mean(), failed[one].mean()) for one in fifths]
-        else:
-            at_most = np.arange(1, len(risks) + 1) / max(len(risks), 1)
-            share = outcome_shares(forecasts.outcomes(name))[Outcome.HALLUCINATED] or 0.0
-            label += f": {share:.0%} wrong"
-            parts += [(label, x, y) for x, y in zip(risks[order], at_most, strict=True)]
-    risk = "risk: how far the best wrong target label is predicted ahead of the reference"
-    lines = "a point: a fifth of the edits by risk; dashed: all edits" if outcomes else (
-        "above 0, the edit is predicted not to generalize; wrong: predicted hallucinations"
-    )  # fmt: skip
-
-    def add_lines(axes: Axes, _: object, __: object) -> None:
-        axes.axvline(0, color=INK, linewidth=1)
-        if outcomes:
-            axes.axhline(failed.mean(), color=INK, linewidth=1, linestyle="--")
-            axes.set_ylim(-0.03, 1.03)
-
-    frame = DataFrame(parts, columns=["forecaster", "risk", "share"])
-    return plots.curves(
-        frame[np.isfinite(frame["risk"])], "risk", "share", "forecaster",
-        title=f"Forecast of {len(forecasts.subjects)} edits of {forecasts.relation}"
-        + " against their outcome" * bool(outcomes),
-        subtitle=f"{risk}; {lines}",
-        labels=("forecast: risk, in logits", "outcome: share not generalized" if outcomes
-                else "share of edits with at most this risk"),
-        percent=True, size=(7.0, 3.2), each=add_lines,
-    )  # fmt: skip
+    shown = answers.head(_MAX_ANSWERS)
+    notes = ["margin: nearness of the nearest right label minus that of the nearest wrong one"]
+    if len(shown) < len(answers):
+        notes.append(f"the {len(shown)} least safe of {len(answers)} answers")
+    title = f"New answers of {relation} and their nearest words"
+    figure = plots.new_figure(6.5, 0.16 * len(shown) + 0.9, title, "; ".join(notes))
+    axes = figure.add_subplot()
+    places = np.arange(len(shown))
+    margins = shown["margin"].to_numpy(float)
+    is_right = shown["right"].to_numpy(bool)
+    for chosen, colour, label in (
+        (is_right, BLUE, "the nearest word is right"),
+        (~is_right, ORANGE, "the nearest word is wrong"),
+    ):
+        if chosen.any():
+            axes.barh(places[chosen], margins[chosen], 0.7, color=colour, label=label)
+    axes.axvline(0, color=INK, linewidth=1)
+    plots.plain_axes(axes, "", "margin: difference of cosines in the LM's head", "")
+    names = [f"{answer} → {near}" for answer, near in shown[["answer", "nearest"]].to_numpy()]
+    axes.set_yticks(places, plots.legible(names, 40), fontsize=8)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    plots.legend_below(figure, [axes])
+    return figure
 
 
 def interventions_figure(doses: DataFrame, about: str) -> Figure:

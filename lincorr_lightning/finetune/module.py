@@ -1,4 +1,4 @@
-"""Source fine-tune: teaches an LM source knowledge (paper, sections 4.1 and 5); its forecast."""
+"""Source fine-tune: teaches an LM source knowledge (paper, sections 4.1 and 5)."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -12,18 +12,16 @@ from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import CheckpointError, ConfigError, NonFiniteError, listed, require
 from lincorr_lightning.finetune import batches
 from lincorr_lightning.finetune.adapters import AdapterSettings, TrainedLMStudy, save_merged
-from lincorr_lightning.finetune.batches import EditBatch, EditDataset, EditTraining
+from lincorr_lightning.finetune.batches import EditBatch, EditTraining
 from lincorr_lightning.finetune.edits import Edit
-from lincorr_lightning.finetune.forecasts import N_SUBJECTS, RIDGES, Forecasts, forecast_edits
-from lincorr_lightning.finetune.results import finetune_results, forecast_results
+from lincorr_lightning.finetune.results import finetune_results
 from lincorr_lightning.finetune.stacked_lora import StackedLoRA
-from lincorr_lightning.linear_map.layout import RowReader
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.sharding_strategy import is_sharded
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.run_folder import collect_callback_results
 from lincorr_lightning.results.table import short_name
-from lincorr_lightning.study import FIXED_TRAINING, LMStudy, as_settings, require_one_pass
+from lincorr_lightning.study import FIXED_TRAINING, require_one_pass
 
 
 class SourceFinetune(TrainedLMStudy):
@@ -47,8 +45,6 @@ class SourceFinetune(TrainedLMStudy):
         steps_per_edit: Optimizer steps of each independent edit.
         learning_rate: Learning rate of AdamW; the paper's is 5e-6.
         weight_decay: Weight decay of AdamW.
-        forecast: Whether to forecast each edit's outcome before training, from W and from the
-            gradient, and to score the forecasts afterwards. It needs an `EditDataset`.
         prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
         save_model: Whether to save the trained LM, adapters merged, as a Hugging Face checkpoint
             in ``model/`` of the run's folder; under ``joint`` only.
@@ -64,8 +60,7 @@ class SourceFinetune(TrainedLMStudy):
         self, lm: LMConfig = LMConfig(), protocol: Literal["joint", "independent"] = "independent",
         method: Literal["full", "lora"] = "full", adapter: AdapterSettings = AdapterSettings(),
         edits_per_step: int = 8, steps_per_edit: int = 10, learning_rate: float = 5e-6,
-        weight_decay: float = 0.0, forecast: bool = True, save_model: bool = False,
-        prefix: str = "",
+        weight_decay: float = 0.0, save_model: bool = False, prefix: str = "",
     ) -> None:  # fmt: skip
         super().__init__(lm, method, learning_rate, adapter, weight_decay, prefix)
         require("model.edits_per_step", edits_per_step, at_least=1)
@@ -77,12 +72,11 @@ class SourceFinetune(TrainedLMStudy):
         self.step_setting = "model.steps_per_edit" if self.is_independent else None
         #: How the edits are trained; `EditsDataModule` takes it as ``training``.
         self.edit_training = EditTraining(
-            method, learning_rate, steps_per_edit, self.adapter_settings, protocol,
+            method, steps_per_edit, protocol,
             1 if self.is_independent and method == "full" else edits_per_step,
         )  # fmt: skip
-        self.makes_forecasts, self.save_model = forecast, save_model
+        self.save_model = save_model
         self.adapters: StackedLoRA | None = None
-        self.forecasts: Forecasts | None = None
         self._base: list[Tensor] = []
         self._step_edits: list[Edit] = []  # since the last update
         self._seen: set[int] = set()
@@ -98,17 +92,14 @@ class SourceFinetune(TrainedLMStudy):
 
     def setup(self, stage: str) -> None:
         """Refuse settings that cannot work, before the LM is loaded."""
-        if is_sharded(self.trainer) and (
-            self.is_independent or self.makes_forecasts or self.save_model
-        ):
+        if is_sharded(self.trainer) and (self.is_independent or self.save_model):
             raise ConfigError(
-                "a sharded LM is trained with model.protocol joint, model.forecast false and "
-                "model.save_model false. Set these, or add --config configs/trainer/ddp.yaml."
+                "a sharded LM is trained with model.protocol joint and model.save_model false. "
+                "Set these, or add --config configs/trainer/ddp.yaml."
             )
         if self.is_independent:
             require_one_pass(self.trainer)
         super().setup(stage)
-        self.row_reader = RowReader(self.lm)
 
     def prepare_lm(self) -> None:
         """Choose the weights that are trained, or add adapters."""
@@ -123,17 +114,10 @@ class SourceFinetune(TrainedLMStudy):
                 self._base = [p.detach().clone() for p in model.parameters()]
 
     def on_train_start(self) -> None:
-        """Make the forecasts, from the LM before training."""
+        """Keep the gradients of independent edits on the rank that trains them."""
         if self.is_independent and self.trainer.world_size > 1:
             # Each rank trains edits of its own: their gradients are not averaged.
             self.trainer.strategy.model.require_backward_grad_sync = False  # type: ignore[union-attr, assignment]
-        if self.makes_forecasts and self.forecasts is None:
-            if (dataset := batches.edit_dataset(self.trainer)) is None:
-                raise ConfigError("model.forecast needs an EditDataset. Use EditsDataModule.")
-            self.forecasts = forecast_edits(
-                self.lm, dataset.edits, dataset.relation, training=self.edit_training,
-                adapters=self.adapters, reader=self.row_reader,
-            )  # fmt: skip
 
     def on_train_batch_start(self, batch: EditBatch, batch_idx: int) -> None:
         """Start independent edits from the base weights."""
@@ -229,7 +213,7 @@ class SourceFinetune(TrainedLMStudy):
         super().on_train_end()
 
     def build_results(self) -> Results:
-        """Return what the callbacks measured, and the scores of the forecasts."""
+        """Return what the callbacks measured."""
         dataset, protocol = batches.edit_dataset(self.trainer), self.edit_training.protocol
         n_seen = len(set().union(*gather(self._seen)))
         n_steps = self.global_step
@@ -247,7 +231,7 @@ class SourceFinetune(TrainedLMStudy):
                 history |= callback.history
         name = short_name(self.lm.config.name_or_path)
         subtitle = f"{name}, {protocol}, {self.method}, learning rate {self.learning_rate:g}"
-        return finetune_results(measured, self.forecasts, run, dataset, history, subtitle)
+        return finetune_results(measured, run, dataset, history, subtitle)
 
     def write_artifacts(self, folder: Path) -> None:
         """Save the trained LM if wanted."""
@@ -260,86 +244,13 @@ class SourceFinetune(TrainedLMStudy):
         return not self.is_independent or self.trainer.world_size == 1
 
     def checkpoint_state(self) -> dict[str, Any]:
-        """Return the forecasts, and the number of ranks that trained."""
-        return {
-            "n_ranks": self.trainer.world_size,
-            "forecasts": self.forecasts and vars(self.forecasts),
-        }
+        """Return the number of ranks that trained."""
+        return {"n_ranks": self.trainer.world_size}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over the forecasts."""
+        """Refuse to resume independent edits on several ranks."""
         n_ranks = max(1 if self._trainer is None else self.trainer.world_size, state["n_ranks"])
         if self.is_independent and n_ranks > 1:
             raise CheckpointError(
                 f"independent edits on {n_ranks} ranks cannot be resumed: rank 0 saves its own."
             )
-        if state["forecasts"] is not None:
-            self.forecasts = Forecasts(**state["forecasts"])
-
-
-class EditForecast(LMStudy):
-    """Forecasts the target of each planned edit, and the risk that it does not generalize.
-
-    ``lincorr predict`` reads the LM's logits for each subject, raises the source logit of the new
-    answer until it leads, and carries the change through W (for each ridge). It also reads the
-    target where the new answer is stated before it, and makes a step along the first update of the
-    edit's optimizer, which depends on how the edit is to be trained: set `method`, `adapter`,
-    `learning_rate` and `steps_per_edit` as in `SourceFinetune`. That step gives the probability of
-    each outcome, see `OutcomeModel`.
-
-    Args:
-        lm: The LM before the edits.
-        ridges: Ridges of the fitted maps; ``auto`` chooses one on held-out subjects. An empty list
-            fits none; there are then no causes.
-        linear_map: Folder of a linear map to use instead of fitting maps.
-        n_subjects: Subjects that maps are fitted on; fewer if the vocabulary has fewer.
-        optimizer_step: Whether to forecast from the gradient as well, which probabilities need.
-        method: ``full``, or ``lora`` for one adapter per edit.
-        adapter: Rank, alpha, target modules and seed of the adapters.
-        steps_per_edit: Optimizer steps of each edit.
-        prefix: Text before each prompt, such as examples; with `lm.chat_template`, the user's turn.
-        learning_rate: Learning rate of AdamW.
-    """
-
-    study = "forecast"
-    batch_type = EditBatch
-
-    def __init__(
-        self, lm: LMConfig = LMConfig(),
-        ridges: list[float | Literal["auto"]] = list(RIDGES),  # noqa: B006
-        linear_map: str | None = None, n_subjects: int = N_SUBJECTS, optimizer_step: bool = True,
-        method: Literal["full", "lora"] = "full", adapter: AdapterSettings = AdapterSettings(),
-        steps_per_edit: int = 10, learning_rate: float = 5e-6, prefix: str = "",
-    ) -> None:  # fmt: skip
-        super().__init__(lm, prefix)
-        for ridge in ridges:
-            if ridge != "auto":
-                require("model.ridges", ridge, at_least=0)
-        self.save_hyperparameters(logger=False)
-        self.edit_training = EditTraining(
-            method, learning_rate, steps_per_edit, as_settings(AdapterSettings, adapter)
-        )
-        self.ridges, self.linear_map, self.n_subjects = ridges, linear_map, n_subjects
-        self._stepped = self.edit_training if optimizer_step else None
-        self.forecasts: Forecasts | None = None  #: The forecasts, after a prediction.
-
-    def data_arguments(self) -> dict[str, Any]:
-        """Return the LM, and how the edits are to be trained."""
-        return {**super().data_arguments(), "training": self.edit_training}
-
-    def predict_step(self, batch: Any, batch_idx: int) -> list[Any]:
-        """Do nothing: the forecast of all edits is at the end. Lightning warns of a None."""
-        return []
-
-    def build_results(self) -> Results:
-        """Forecast all edits at once: they share the maps and the passes of the LM."""
-        dataset = getattr(self.trainer.predict_dataloaders, "dataset", None)
-        if not isinstance(dataset, EditDataset):
-            raise ConfigError("EditForecast needs an EditDataset. Use EditsDataModule.")
-        if dataset.max_risk is not None and self._stepped is None:
-            raise ConfigError("data.max_risk needs model.optimizer_step true, or set it to null.")
-        self.forecasts = forecast_edits(
-            self.lm, dataset.edits, dataset.relation, self.ridges, self.linear_map,
-            self.n_subjects, self._stepped,
-        )  # fmt: skip
-        return forecast_results(self.forecasts, dataset.max_risk, dataset.skipped)

@@ -8,16 +8,16 @@ from lincorr_lightning.functional.correlation import (
 from lincorr_lightning.functional.least_squares import HALF_DECADES, LeastSquares, strongest_within
 from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
 from lincorr_lightning.functional.outcomes import (
-    Cause, Outcome, attribute_causes, forecast_from_map, macro_mean, outcome_codes, outcome_shares,
-    reference_scores, risk,
+    Cause, Outcome, attribute_causes, macro_mean, outcome_codes, outcome_shares, reference_scores,
+    risk,
 )  # fmt: skip
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
 
 __all__ = [
     "HALF_DECADES", "Cause", "CorrelationSummary", "LeastSquares", "Moments",
     "Outcome", "attribute_causes", "auroc", "auroc_within", "class_auroc", "counted_auroc",
-    "forecast_from_map", "hit_rates", "labelwise_pearson",
-    "labelwise_pearson_from_moments", "macro_mean", "merge_moments", "moments_of", "no_moments",
+    "hit_rates", "labelwise_pearson", "labelwise_pearson_from_moments",
+    "macro_mean", "merge_moments", "moments_of", "no_moments",
     "outcome_codes", "outcome_shares", "random_hit_rates", "reference_scores", "risk",
     "segmented_pearson", "strongest_within", "summarize",
 ]  # fmt: skip

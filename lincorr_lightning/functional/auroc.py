@@ -4,6 +4,8 @@ Written here because torchmetrics takes the sigmoid of scores outside [0, 1], wh
 equal, and scikit-learn, a dependency of the tests only, takes one score and one class at a time.
 """
 
+import math
+from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 import scipy
@@ -48,11 +50,18 @@ def auroc_within(scores: Tensor, positive: Tensor, groups: Sequence[Hashable]) -
         >>> auroc_within(scores, positive, ["France", "France", "Peru"])
         1.0
     """
-    number_of = {group: i for i, group in enumerate(dict.fromkeys(groups))}
-    group = torch.tensor([number_of[one] for one in groups], device=scores.device)
-    is_pair = positive[:, None] & ~positive & (group[:, None] == group)
-    above, below = (scores[cases] for cases in is_pair.nonzero(as_tuple=True))
-    return ((above > below).double() + (above == below).double() / 2).mean().item()
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for i, group in enumerate(groups):
+        members[group].append(i)
+    wins = 0.0
+    n_pairs = 0
+    for chosen in members.values():
+        n_positive = int(positive[chosen].sum())
+        n = n_positive * (len(chosen) - n_positive)
+        if n:
+            wins += n * auroc(scores[chosen], positive[chosen])
+            n_pairs += n
+    return wins / n_pairs if n_pairs else math.nan
 
 
 def counted_auroc(values: Tensor, positive: Tensor, negative: Tensor) -> float:

@@ -1,4 +1,4 @@
-"""Outcomes of an edit at the target, their forecast and their causes (paper, sections 4 and 5)."""
+"""Outcomes of an edit at the target, their risk and their causes (paper, sections 4 and 5)."""
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable, Sequence
@@ -103,30 +103,12 @@ def attribute_causes(
     ]
 
 
-def forecast_from_map(source: Tensor, target: Tensor, answer: Tensor, weight: Tensor) -> Tensor:
-    """Forecast the target logits by W, for the smallest change that teaches the answer.
+def risk(scores: Tensor, reference_mask: Tensor) -> Tensor:
+    """Return by how much the best wrong label leads the best right label, ``(n,)``.
 
-    The answer's source logit is raised to the highest one, and the target changes by the paper's
-    estimate, ``W · ΔF_source`` (section 4.1).
-
-    Of source and target logits before the edit, ``(n, n_source)`` and ``(n, n_target)``, the index
-    of the source label that each edit teaches, ``(n,)``, and W, ``(n_target, n_source)``.
-
-    Example:
-        >>> source, target = torch.tensor([[3.0, 1.0]]), torch.tensor([[2.0, 1.0]])
-        >>> forecast_from_map(source, target, torch.tensor([1]), torch.eye(2)).tolist()
-        [[2.0, 3.0]]
-    """
-    gap = source.amax(1) - source.gather(1, answer[:, None]).squeeze(1)
-    return target + gap[:, None] * weight.T[answer]
-
-
-def risk(predicted: Tensor, reference_mask: Tensor) -> Tensor:
-    """Return by how much the best wrong label leads the best right label, in logits, ``(n,)``.
-
-    Of predicted target logits, and which target labels are right, ``(n, n_target)`` each. Positive
+    Of scores of the target labels, and which of these are right, ``(n, n_target)`` each. Positive
     if a wrong label leads: the higher, the less likely the edit is to generalize.
     """
-    best_right = predicted.masked_fill(~reference_mask, -torch.inf).amax(1)
-    best_wrong = predicted.masked_fill(reference_mask, -torch.inf).amax(1)
+    best_right = scores.masked_fill(~reference_mask, -torch.inf).amax(1)
+    best_wrong = scores.masked_fill(reference_mask, -torch.inf).amax(1)
     return best_wrong - best_right

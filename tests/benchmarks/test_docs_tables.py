@@ -25,7 +25,7 @@ def test_generalization_over_seeds(
         return runs[-1]
 
     monkeypatch.setattr(generalization, "results_of", kept)
-    options = ("--model.steps_per_edit=2", "--model.learning_rate=2e-3", "--model.forecast=false")
+    options = ("--model.steps_per_edit=2", "--model.learning_rate=2e-3")
     generalization.main(n_edits=4, relations=("city->country",), seeds=(0, 1), options=options)
     ((_, learned, generalized, *_),) = rows(capsys.readouterr().out)
     assert {run["settings"]["learning_rate"] for run in runs} == {2e-3}

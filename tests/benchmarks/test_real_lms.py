@@ -4,18 +4,18 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from itertools import cycle
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pandas import DataFrame, read_csv
+from sklearn.metrics import roc_auc_score
 
 import lincorr_lightning.lm
 from benchmarks import common
-from benchmarks.real_lms import ablation_grid, findings, run, tables
-from benchmarks.real_lms import forecast_scores as scores
+from benchmarks.real_lms import ablation_grid, findings, nearest_word, run, tables
 from lincorr_lightning.ablation.token_embedding import read_token_embedding
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import LincorrError
@@ -231,55 +231,114 @@ def test_gradient_r_stands_beside_its_nulls() -> None:
     assert "| a | city→country | 9 | 0.50 | 0.60 | 0.50 | 0.30 | 0.30 |" in table
 
 
-def forecast_run(relation: str, group: Any, known: Any, right: Any) -> Any:
-    """Edits whose reference is one of two labels, and leads in context if it is known."""
-    reference = np.eye(2, dtype=bool)[np.zeros(len(group), dtype=int)]
-    arrays = {
-        "group": np.array(group), "outcome": 1 - np.array(right), "reference": reference,
-        "predicted/in_context": np.where(np.array(known)[:, None], [[2.0, 1.0]], [[1.0, 2.0]]),
+def test_edits_of_all_seeds_are_one_run(tmp_path: Path) -> None:
+    head = "subject,source_answer,reference,outcome,vocabulary_risk,weight_reference\n"
+    rows = [
+        "NA,x,Peru,generalized,-.5,.25",
+        "y,x,Spain,unchanged,.125,-1",
+        "z,x,Peru,hallucinated,.25,0",
+    ]
+    (tmp_path / "a").mkdir()
+    for seed, chosen in ((1, rows[:2]), (2, rows[2:])):
+        file = tmp_path / "a" / f"balanced{seed}_lora_city_to_country.csv"
+        file.write_text(head + "\n".join(chosen))
+    (tmp_path / "a" / "balanced1_lora_X+1_to_X+2.csv").write_text(head + rows[0])
+    (run,) = nearest_word.read_edits(tmp_path, "balanced")
+    assert (run.lm, run.method, run.relation) == ("a", "lora", "city->country")
+    assert run.failed.tolist() == [False, True, True] and run.group.tolist() == [0, 1, 0]
+    assert {name: risk.tolist() for name, risk in run.risks.items()} == {
+        nearest_word.NEAREST: [-0.5, 0.125, 0.25], nearest_word.WEIGHT: [-0.25, 1.0, 0.0],
+        nearest_word.COUNT: [2.0, 1.0, 2.0],
     }  # fmt: skip
-    return scores.ForecastRun("a", "lora", relation, arrays)
+    assert not run.is_judged() and not run.is_judged(within=True)
 
 
-def test_what_is_known_in_context_is_compared_within_references() -> None:
-    """Simpson's paradox: known edits are those of the second reference, which generalizes."""
-    group = [0] * 8 + [1] * 8 + [2] * 4
-    known = [1, 1] + [0] * 6 + [1] * 6 + [0, 0] + [1] * 4
-    right = [0, 0] + [0] * 5 + [1] + [1] * 5 + [0] + [1, 1] + [1] * 4
-    group, known, right = group * 2, known * 2, right * 2
-    run = forecast_run("city->country", group, known, right)
-    # Differences of 0 - 1/6 and 5/6 - 1, with the same weight; the third has none.
-    assert scores.known_effect(run)[0] == pytest.approx(-1 / 6)
-    twice = scores.known_effect(run, np.array([[0.0, 3.0, 1.0], [0.0, 0.0, 3.0]]))
-    assert twice[0] == pytest.approx(-1 / 6) and np.isnan(twice[1])
-    holds, numbers = findings.known_generalize({"lora_forecasts": [run]})
-    assert not holds and numbers == (
-        "−0.17 (−0.17…−0.17); city→country −0.17; over all references +0.38"
+def edit_run(group: Any, failed: Any, relation: str = "city->country", **risks: Any) -> Any:
+    return nearest_word.EditRun(
+        "a",
+        "lora",
+        relation,
+        np.array(group),
+        np.array(failed, dtype=bool),
+        {name: np.array(risk, dtype=float) for name, risk in risks.items()},
     )
-    better = forecast_run("city->country", group, known, known)
-    assert findings.known_generalize({"lora_forecasts": [better]})[0]
+
+
+def test_areas_count_pairs_of_edits() -> None:
+    """By loops over pairs, each as often as its references are drawn."""
+    rng = np.random.default_rng(0)
+    run = edit_run(rng.integers(6, size=40), rng.random(40) < 0.4, x=rng.integers(9, size=40))
+    values = run.risks["x"]
+    weights = common.drawn(run.group, 3, rng)
+    assert (weights[0] == 1).all() and (weights.sum(1) == 6).all()
+    for within in (False, True):
+        found = nearest_word.areas(run, "x", weights, within)
+        for area, drawn in zip(found, weights, strict=True):
+            won = n = 0.0
+            for i, j in product(run.failed.nonzero()[0], (~run.failed).nonzero()[0]):
+                if not within or run.group[i] == run.group[j]:
+                    # A reference that is drawn twice has no pairs with its copy.
+                    times = drawn[run.group[i]] * (1 if within else drawn[run.group[j]])
+                    won += times * ((values[i] > values[j]) + (values[i] == values[j]) / 2)
+                    n += times
+            assert area == pytest.approx(won / n)
+    assert nearest_word.area(run, "x") == pytest.approx(roc_auc_score(run.failed, values))
+
+
+def test_intervals_are_over_references_and_relations() -> None:
+    """Copies of an edit say no more than the edit; another relation does."""
+    rng = np.random.default_rng(3)
+    failed = rng.random(120) < 0.5
+    risk = failed + rng.normal(size=120)
+    widths = []
+    for times in (1, 5):
+        group = np.repeat(np.arange(120), times)
+        run = edit_run(group, np.repeat(failed, times), x=np.repeat(risk, times))
+        area, low, high = common.interval(nearest_word.mean_areas([run], "x"))
+        assert area == pytest.approx(roc_auc_score(failed, risk))
+        assert low < area < high
+        widths.append(high - low)
+    assert widths[1] == pytest.approx(widths[0], rel=0.15)
+    # Of two relations with areas 1 and 0, half of the samples have both.
+    runs = [edit_run(np.arange(120), failed, x=sign * failed) for sign in (1, -1)]
+    found = nearest_word.mean_areas(runs, "x")
+    assert found[0] == 0.5 and set(found[1:]) == {0.0, 0.5, 1.0}
+    assert np.mean(found[1:] == 0.5) == pytest.approx(0.5, abs=0.06)
     with pytest.raises(KeyError):
-        findings.known_generalize({"lora_forecasts": []})
+        nearest_word.mean_areas([], "x")
 
 
 def test_a_forecast_leads_over_all_edits_and_within_references() -> None:
     """A risk that knows the reference alone leads over all edits, and not within one."""
     rng = np.random.default_rng(0)
     group = np.repeat(np.arange(20), 10)
-    right = (rng.random(200) < np.where(group < 10, 0.1, 0.9)).astype(int)
-    run = forecast_run("city->country", group, right, right)
-    run.arrays["risk/noise"], run.arrays["risk/truth"] = rng.normal(size=200), 1 - right
-    run.arrays["risk/by_reference"] = (group < 10).astype(int)
-    judge = {name: findings.leads(name, "noise")({"lora_forecasts": [run]})
+    failed = rng.random(200) > np.where(group < 10, 0.1, 0.9)
+    run = edit_run(group, failed, noise=rng.normal(size=200), truth=failed, by_reference=group < 10)
+    judge = {name: findings.leads(name, "noise")({"lora_edits": [run]})
              for name in ("truth", "by_reference", "noise")}  # fmt: skip
     assert [holds for holds, _ in judge.values()] == [True, False, False]
     assert judge["truth"][1].startswith("1.00, ") and "; within 1.00, " in judge["truth"][1]
     assert "; within 0.50, " in judge["by_reference"][1]
-    other = forecast_run("ceo->company", group, right, right)
-    other.arrays["risk/noise"] = -run.arrays["risk/truth"]
-    run.arrays["risk/steps3"] = run.arrays["risk/truth"]
-    both = {"lora_forecasts": [run, other]}
-    assert findings.leads("steps3", "noise")(both) == judge["truth"], "one relation has steps"
+    best = findings.leads("truth", "noise", "by_reference")({"lora_edits": [run]})
+    assert best[1].startswith(f"1.00, {roc_auc_score(failed, group < 10):.2f} (")
+
+
+def test_the_nearest_word_stands_beside_w(tmp_path: Path, rows: Rows) -> None:
+    rng = np.random.default_rng(1)
+    cases = DataFrame({"reference": [f"land{i % 20}" for i in range(200)]})
+    cases["subject"] = cases["source_answer"] = "x"
+    cases["outcome"] = rng.choice(["generalized", "hallucinated"], 200)
+    failed = cases["outcome"] == "hallucinated"
+    cases["vocabulary_risk"] = failed + rng.normal(size=200)
+    cases["weight_reference"] = -failed + rng.normal(size=200)
+    (tmp_path / "a").mkdir()
+    cases.to_csv(tmp_path / "a" / "outcomes_lora_city_to_country.csv", index=False)
+    (row,) = rows(nearest_word.nearest_table(tmp_path))
+    assert row[:4] == ["sampled", "a", "lora", "1"]
+    assert row[4].startswith(f"{roc_auc_score(failed, cases['vocabulary_risk']):.2f} (")
+    assert row[5:8] == [f"{roc_auc_score(failed, -cases['weight_reference']):.2f}", "0.50", "1"]
+    nearest_word.weights_figure(nearest_word.read_edits(tmp_path)).savefig(tmp_path / "w.png")
+    assert (tmp_path / "w.png").stat().st_size > 10_000
 
 
 def test_a_composition_exceeds_the_best_of_its_baselines_with_each_seed() -> None:
@@ -374,7 +433,7 @@ def test_geometry_peaks_by_range_scaling_with_the_loss_there() -> None:
 def test_documents_have_the_tables_of_the_committed_runs() -> None:
     text = common.all_text()
     assert "<!-- findings: begin -->" in text
-    made = findings.tables(tables.REAL_LMS, scores.load(tables.REAL_LMS))
+    made = findings.tables(tables.REAL_LMS)
     assert common.placed(text, made) == text
 
 

@@ -414,7 +414,7 @@ def test_every_key_can_be_monitored(run, own_map, tmp_path, independent):
 def test_the_fine_tune_as_shipped_stops_early(small_lm, tmp_path):
     cli = main([
         "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.steps_per_edit=2", "--data.n_edits=4", "--model.forecast=false",
+        "--model.steps_per_edit=2", "--data.n_edits=4",
         f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
         "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience=5",
         "--trainer.callbacks.monitor=generalization/hallucinated",

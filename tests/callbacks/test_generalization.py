@@ -293,10 +293,10 @@ def test_a_forecast_has_the_edits_in_its_own_labels(naive, small_lm, painted, fi
     file, color_of = painted
     module = naive.on_edits(small_lm)
     data = naive.data(module, n_edits=5, knowledge_files=[file])
-    forecast = Forecast("city->color", n_subjects=60)
+    forecast = Forecast("city->color")
     fit(forecast, module=module, data=data)
     right = [color_of[edit.answer] for edit in data.prepare_edits()]
-    assert list(forecast.forecasts.references) == right
+    assert [word.reference for word in forecast.forecasts] == right
 
 
 def test_another_source_is_measured_at_the_taught_subjects(naive, small_lm, painted, fit):

@@ -122,7 +122,7 @@ def test_the_joint_command_of_the_lora_config_teaches(tmp_path: Path) -> None:
     command = line.split("lincorr ")[1].split()
     cli = main(
         [*command, "--data.n_edits=16", f"--trainer.default_root_dir={tmp_path}",
-         "--model.forecast=false", *QUIET]
+         *QUIET]
     )  # fmt: skip
     folder = Path(cli.trainer.log_dir)
     assert json.loads((folder / "results.json").read_text())["source_learned"] > 0.8

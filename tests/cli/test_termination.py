@@ -22,7 +22,7 @@ from tests.launching import run_alone, run_in_two
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 FINETUNE = [
-    "fit", "--config", "source_finetune.yaml", "--model.protocol=joint", "--model.forecast=false",
+    "fit", "--config", "source_finetune.yaml", "--model.protocol=joint",
     "--trainer.max_epochs=4", "--model.edits_per_step=4", "--data.n_edits=11",
 ]  # fmt: skip
 ABLATION = [

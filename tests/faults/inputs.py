@@ -310,7 +310,7 @@ INPUTS: dict[str, Maker] = {
     "texts": _rows("token_geometry", "--data.texts=[{}]", "texts.txt"),
     "linear map": _folder(
         lambda work: work.reference("correlation_matrix")[0] / "linear_map",
-        [("resilience", "--model.linear_map={}"), ("forecast", "--model.linear_map={}")],
+        [("resilience", "--model.linear_map={}")],
         (".safetensors", ".json"),
     ),
     "saes": _folder(lambda work: work.inputs / "saes", [("feature_flow", "--model.saes={}")],

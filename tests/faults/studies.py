@@ -61,7 +61,7 @@ _LM = "--model.lm.name_or_path={inputs}/lm"
 _KNOWLEDGE = "--model.knowledge=[city,country,color]"
 _PROBE = (_LM, "--model.knowledge=[city,country]", "--data.n_subjects=160", "--data.batch_size=20")
 _EDITS = (
-    _LM, "--data.n_edits=5", "--model.steps_per_edit=3", "--model.forecast=false",
+    _LM, "--data.n_edits=5", "--model.steps_per_edit=3",
     "--trainer.callbacks=[{{class_path: Generalization}},{{class_path: GradientCorrelation}}]",
 )  # fmt: skip
 _ABLATION = (
@@ -113,10 +113,7 @@ STUDIES = {
         (*_EDITS, "--data.n_edits=9", "--model.edits_per_step=2"), checkpoint=_steps(4),
         resumes_two=False,
     ),
-    "forecast": Study(
-        "predict", "forecast",
-        (_LM, "--data.n_edits=7", "--model.ridges=[0,10]", "--model.n_subjects=120"),
-    ),
+    "forecast": Study("predict", "forecast", (_LM, "--data.n_edits=7")),
     "vocabulary_ablation": Study("fit", "vocabulary_ablation", _ABLATION, checkpoint=_steps(20)),
     "pretraining": Study("fit", "pretraining", _WORLD, checkpoint=_steps(5)),
     "formation": Study(

@@ -69,7 +69,7 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         recorder = Recorder()
         shipped = [Generalization(), GradientCorrelation()] if measured else []
         options["callbacks"] = [*shipped, *options.get("callbacks", ()), recorder]
-        defaults = {"forecast": False, "learning_rate": 3e-3, "steps_per_edit": 3}
+        defaults = {"learning_rate": 3e-3, "steps_per_edit": 3}
         module = SourceFinetune(LMConfig(lm, dtype=dtype), **defaults | model)
         edits = EditsDataModule(
             module.lm, training=module.edit_training, **{"n_edits": 5} | (data or {})

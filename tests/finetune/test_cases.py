@@ -10,8 +10,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import mannwhitneyu
+from sklearn.metrics import roc_auc_score
 
-from lincorr_lightning.finetune.cases import EditCase, case_statistics, edit_cases
+from lincorr_lightning.finetune.cases import (
+    EditCase,
+    case_statistics,
+    edit_cases,
+    forecast_scores,
+)
 from lincorr_lightning.functional.outcomes import Outcome
 from lincorr_lightning.knowledge import Completeness
 
@@ -120,6 +126,19 @@ def test_the_vocabulary_alone():
     numbers = case_statistics(cases)["vocabulary"]
     assert numbers == pytest.approx({"right": 3 / 5, "macro_right": (1 + 0 + 0) / 3})
     assert case_statistics(worked_example())["vocabulary"] is None, "of a head without rows"
+
+
+def test_the_nearest_word_is_scored_against_the_outcomes():
+    near = [[0.9, 0.1, 0.0], [0.2, 0.8, 0.7], [0.3, 0.85, 0.1], [0.1, 0.0, 0.6]]
+    cases = worked_example(nearness=torch.tensor(near, dtype=torch.float64))
+    failed = [case.outcome != G for case in cases]
+    scores = forecast_scores(cases)["vocabulary"]
+    assert scores["auroc"] == roc_auc_score(failed, [-0.7, 0.05, -0.7, 0.1, -0.7])
+    # The three edits of Paris have one risk, and no other two share a reference.
+    assert scores["auroc_within"] == 0.5
+    assert forecast_scores(worked_example()) is None, "of a head without rows"
+    (alike,) = forecast_scores(cases[1:3]).values()
+    assert alike == {"auroc": None, "auroc_within": None}
 
 
 def test_numbers_against_one_by_one():

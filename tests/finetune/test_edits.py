@@ -182,7 +182,7 @@ def test_written_edits_read_back_the_same(lm, teams, tmp_path):
         data = EditsDataModule(lm, relation, n_edits=n, knowledge_files=[teams])
         dataset, edits = data.train_dataloader().dataset, data.prepare_edits()
         path = tmp_path / "edits.csv"
-        table = finetune_results([], None, {}, dataset, {}, "").table("edits")
+        table = finetune_results([], {}, dataset, {}, "").table("edits")
         assert table.keys == ["subject", "answer", "reference", "source_before", "target_before"]
         target = dataset.relation.target.texts[edits[0].target_before]
         assert table.frame["target_before"][0] == target
@@ -221,7 +221,7 @@ def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, line, reason, 
     data = EditsDataModule(lm, edits_file=path)
     with pytest.warns(UserWarning, match=f"data.edits_file: 1 of 2 edits are skipped {skips}"):
         assert [edit.subject for edit in data.prepare_edits()] == ["name1"]
-    results = finetune_results([], None, {}, data.train_dataloader().dataset, {}, "")
+    results = finetune_results([], {}, data.train_dataloader().dataset, {}, "")
     assert results.values["skipped"] == {reason: 1}
     table = results.table("skipped")
     assert table.keys == ["where", "subject", "answer", "reason"]

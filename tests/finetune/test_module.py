@@ -151,7 +151,7 @@ def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
 def test_results_are_those_of_the_contract(finetune, protocol):
     run = finetune(
         {"n_edits": 6}, {"callbacks": [GradientCorrelation("city->color")]},
-        protocol=protocol, forecast=True,
+        protocol=protocol,
     )  # fmt: skip
     results = run.results
     assert set(results) >= CONTRACT
@@ -168,34 +168,29 @@ def test_results_are_those_of_the_contract(finetune, protocol):
         assert float(shown[f"macro_{name}"]) == pytest.approx(share)
         assert float(logged[f"generalization/macro_{name}"]) == pytest.approx(share)
     assert set(results["controls"]["color"]) == {"unchanged"}
-    assert results["forecast_default"] in results["forecast"]
+    assert set(results["forecast"]) == {results["forecast_default"]} == {"vocabulary"}
     assert set(results["gradients"]) == {"city->country", "city->color"}
     own = results["gradients"]["city->country"]
     assert results["gradient_correlation"] == own["gradient_correlation"]
-    names = {"map_0", "map_auto", "optimizer_step", "answer_before", "most_frequent"}
-    assert names <= set(results["forecast"])
 
     def table(name):
         return pd.read_csv(run.folder / "tables" / name).to_dict("records")
 
-    edits, cases, forecast = (table(f"{name}.csv") for name in ("edits", "cases", "forecast"))
-    assert len(edits) == len(cases) == len(forecast) == 6
-    for edit, case, row in zip(edits, cases, forecast, strict=True):
-        assert edit["subject"] == case["subject"] == row["subject"]
+    edits, cases = (table(f"{name}.csv") for name in ("edits", "cases"))
+    assert len(edits) == len(cases) == 6
+    for edit, case in zip(edits, cases, strict=True):
+        assert edit["subject"] == case["subject"]
         assert edit["answer"] == case["source_answer"]
         assert edit["reference"] == case["reference"]
         assert edit["target_before"] == case["answer_before"]
-        assert row["outcome"] == case["outcome"]
     assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
-        "training.png", "outcomes.png", "forecast.png", "reference_weights.png",
+        "training.png", "outcomes.png", "reference_weights.png",
     }  # fmt: skip
 
 
 def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
-    run = finetune({"n_edits": 6}, {"max_steps": 6}, forecast=True, steps_per_edit=3)
+    run = finetune({"n_edits": 6}, {"max_steps": 6}, steps_per_edit=3)
     assert run.results["n_edits"] == 2
-    assert run.results["forecast"] is None
-    assert set(run.results["predicted_outcomes"]) >= {"map_0", "optimizer_step"}
 
 
 @pytest.mark.parametrize("protocol", ["joint", "independent"])
@@ -207,9 +202,8 @@ def test_a_plain_loader_of_edit_batches_trains_the_same(
     steps = expected.trainer.train_dataloader.dataset
     batches = [steps[i] for i in range(len(steps))]
     module = SourceFinetune(
-        LMConfig(small_lm), protocol, edits_per_step=2, steps_per_edit=3, learning_rate=3e-3,
-        forecast=False,
-    )  # fmt: skip
+        LMConfig(small_lm), protocol, edits_per_step=2, steps_per_edit=3, learning_rate=3e-3
+    )
     losses = []
 
     class Losses(L.Callback):
@@ -259,7 +253,7 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     small_lm, make_trainer, tmp_path, what, protocol, method
 ):
     module = SourceFinetune(
-        LMConfig(small_lm), protocol, method, edits_per_step=2, steps_per_edit=3, forecast=False
+        LMConfig(small_lm), protocol, method, edits_per_step=2, steps_per_edit=3
     )
     data = edits_for(module, n_edits=8)
     kept = ModelCheckpoint(tmp_path, "{step}", every_n_train_steps=1)
@@ -296,15 +290,12 @@ def test_unusable_settings_are_refused(kind, settings, message):
         kind(**settings)
 
 
-def test_callbacks_and_forecasts_read_the_same_subjects_once(finetune, monkeypatch):
-    alone = finetune(forecast=True, measured=False).module.forecasts
+def test_callbacks_read_the_same_subjects_once(finetune, monkeypatch):
     passes = recorded_passes(monkeypatch)
-    run = finetune(trainer={"callbacks": [GradientCorrelation("city->color")]}, forecast=True)
+    finetune(trainer={"callbacks": [GradientCorrelation("city->color")]})
     prompts = [prompt for read in passes for part in read for prompt in part]
     assert prompts and len(prompts) == len(set(prompts))
     assert {len(read) for read in passes} == {3}  # city, country and color in one pass
-    for name, logits in run.module.forecasts.predicted.items():
-        torch.testing.assert_close(logits, alone.predicted[name], atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("protocol", ["joint", "independent"])
@@ -321,7 +312,7 @@ def test_adapters_of_an_lm_in_half_precision_are_in_float32(finetune, protocol):
 def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
     def refused(message, data=None, training=None, trainer=None, **options):
         lm = LMConfig(options.pop("lm", small_lm), dtype=options.pop("dtype", "float32"))
-        module = SourceFinetune(lm, **{"forecast": False} | options)
+        module = SourceFinetune(lm, **options)
         made = EditsDataModule(module.lm, n_edits=3, training=training or module.edit_training)
         with pytest.raises(ConfigError, match=message):
             make_trainer(**trainer or {}).fit(module, data or made)
@@ -331,9 +322,6 @@ def test_runs_that_cannot_work_are_refused(small_lm, make_trainer, tmp_path):
         r"steps of 2 batches.*set model\.steps_per_edit", trainer={"accumulate_grad_batches": 2}
     )
     assert not module.lm.is_loaded
-    unlisted = DataLoader([edit_batch([], [], [[1, 2]])], batch_size=None)
-    refused("model.forecast needs an EditDataset", unlisted, protocol="joint",
-            forecast=True)  # fmt: skip
     refused("1 independent edits, and not on Tensor", DataLoader([torch.zeros(1)]))
     refused("1 independent edits, and not on EditBatch", training=EditTraining(protocol="joint"))
     refused("1 independent edits", training=EditTraining(edits_per_step=3))

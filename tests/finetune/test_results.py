@@ -4,26 +4,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-import pandas as pd
 import pytest
-import torch
 from matplotlib.collections import PathCollection
 from matplotlib.figure import Figure
 
 from lincorr_lightning.finetune.cases import EditCase
 from lincorr_lightning.finetune.edits import Skipped
-from lincorr_lightning.finetune.figures import (
-    outcomes_figure,
-    reference_weights_figure,
-    risk_figure,
-)
-from lincorr_lightning.finetune.forecasts import Forecasts
-from lincorr_lightning.finetune.results import (
-    case_results,
-    finetune_results,
-    forecast_table,
-)
+from lincorr_lightning.finetune.figures import outcomes_figure, reference_weights_figure
+from lincorr_lightning.finetune.results import case_results, finetune_results
 from lincorr_lightning.results.plots import to_png
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.results.table import Table
@@ -36,6 +24,8 @@ COLUMNS = (
 ).split()
 OUTCOMES = ["generalized", "unchanged", "hallucinated", "generalized"]
 AFTER = ["France", "Spain", "France", "法国"]
+SUBJECTS = ["Ann", "$Bob$", "Cy", "Di"]
+ANSWERS = ["Paris", "Rome", "Bern", "Lyon"]
 
 
 def case(subject: str, **changes: Any) -> EditCase:
@@ -47,26 +37,6 @@ def case(subject: str, **changes: Any) -> EditCase:
         "probability_reference_after": 0.9, "vocabulary_risk": -0.1, "cause": "",
     }  # fmt: skip
     return EditCase(**values | changes)
-
-
-def forecasts(**changes: Any) -> Forecasts:
-    labels = ["France", "法国", "Italy", "Switzerland", "Spain"]
-    before = torch.tensor([[0.0, 0, 0, 0, 1], [0, 0, 0, 0, 1], [0, 0, 1, 0, 0], [0, 0, 0, 0, 1]])
-    mask = torch.tensor([[1, 1, 0, 0, 0], [0, 0, 1, 0, 0], [0, 0, 0, 1, 0], [1, 1, 0, 0, 0]])
-    one = torch.tensor(
-        [[2.5, 0, 0, 0, 1], [0, 0, -1, 0, 1], [0, 0, 0, 0.5, 1], [0.0, 1.25, 1, 0, 0]]
-    )
-    values: dict[str, Any] = {
-        "relation": "city->country",
-        "subjects": ["Ann", "$Bob$", "Cy", "Di"],
-        "source_answers": ["Paris", "Rome", "Bern", "Lyon"],
-        "references": ["France|法国", "Italy", "Switzerland", "France|法国"],
-        "labels": labels,
-        "before": before,
-        "reference_mask": mask.bool(),
-        "predicted": {"map_auto": one, "optimizer_step": before},
-    }
-    return Forecasts(**values | changes)
 
 
 # -- edits -------------------------------------------------------------------------------------
@@ -88,32 +58,6 @@ def test_cases_have_a_table_and_figures():
     assert all(figure.png for figure in figures)
 
 
-# -- forecasts ---------------------------------------------------------------------------------
-
-
-def test_the_table_of_forecasts():
-    infinite = torch.full((4, 5), -torch.inf)
-    infinite[:, 4] = 0.0
-    given = forecasts(predicted={"map": forecasts().predicted["map_auto"], "in_context": infinite})
-    table = forecast_table(given, (AFTER, OUTCOMES))
-    assert (
-        table.keys
-        == (
-            "subject source_answer reference answer_before expected_answer map_answer map_risk "
-            "in_context_answer in_context_risk same_reference answer_after outcome"
-        ).split()
-    )
-    cells = table.frame.to_dict("list")
-    assert cells["subject"] == ["Ann", "$Bob$", "Cy", "Di"]
-    assert cells["map_answer"] == ["France", "Spain", "Spain", "法国"]
-    assert cells["map_risk"] == [-1.5, 2.0, 0.5, -0.25]
-    assert cells["in_context_risk"] == [None] * 4, "no infinity in tables"
-    assert cells["same_reference"] == [2, 1, 1, 2]
-    weighed = forecasts(reference_weights=torch.tensor([0.5, -0.25, 0.0, 1.0]))
-    frame = forecast_table(weighed).frame
-    assert frame["minus_reference_weight"].tolist() == [-0.5, 0.25, 0.0, -1.0]
-
-
 # -- a fine-tune -------------------------------------------------------------------------------
 
 RUN = {"protocol": "joint", "method": "full", "n_edits": 4, "n_steps": 7, "seconds": 1.23}
@@ -122,9 +66,7 @@ RUN = {"protocol": "joint", "method": "full", "n_edits": 4, "n_steps": 7, "secon
 def generalization(relation: str, name: str = "generalization", **changes: Any) -> Results:
     cases = [
         case(subject, source_answer=answer, answer_after=after, outcome=outcome)
-        for subject, answer, after, outcome in zip(
-            forecasts().subjects, forecasts().source_answers, AFTER, OUTCOMES, strict=True
-        )
+        for subject, answer, after, outcome in zip(SUBJECTS, ANSWERS, AFTER, OUTCOMES, strict=True)
     ]
     values = {
         "relation": relation, "n_edits": 4, "source_learned": 1.0, "generalized": 0.5,
@@ -132,15 +74,14 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
         "macro": {"generalized": 0.625, "hallucinated": 0.125},
         "vocabulary": {"right": 0.35, "macro_right": 0.45},
         "controls": {"color": {"unchanged": 0.75}}, "causes": {},
+        "forecast": {"vocabulary": {"auroc": 0.625, "auroc_within": None}},
     }  # fmt: skip
     table, _ = case_results(cases, relation, suffix=name.removeprefix("generalization"))
     return Results(name, values | changes, tables=[table])
 
 
-def build(
-    measured: list[Results], given: Forecasts | None = None, dataset: Any = None, **history: Any
-) -> Results:
-    return finetune_results(measured, given, RUN, dataset, history, "joint")
+def build(measured: list[Results], dataset: Any = None, **history: Any) -> Results:
+    return finetune_results(measured, RUN, dataset, history, "joint")
 
 
 def test_the_run_s_own_relation_stands_at_the_top():
@@ -157,7 +98,7 @@ def test_the_run_s_own_relation_stands_at_the_top():
     ]
     relation = SimpleNamespace(name="city->country")
     skipped = [Skipped("e.csv, line 2", "Ada", "Atlantis", "no label")] * 2
-    dataset = SimpleNamespace(relation=relation, edits=[], left_out=[], skipped=skipped)
+    dataset = SimpleNamespace(relation=relation, edits=[], skipped=skipped)
     found = build(measured, dataset=dataset)
     results = found.values
     assert (results["relation"], results["n_edits"], results["generalized"]) == (
@@ -175,41 +116,25 @@ def test_the_run_s_own_relation_stands_at_the_top():
     assert list(outcomes.frame["relation"]) == ["city->country", "X+1->X*2"], "its own first"
     assert outcomes.texts()[0] == [
         "city->country", "4", "100.0%", "50.0%", "62.5%", "75.0%", "35.0%", "45.0%", "4.0%",
-        "25.0%", "12.5%", "25.0%", "75.0%",
+        "25.0%", "12.5%", "25.0%", "75.0%", "0.62", "",
     ]  # fmt: skip
-
-
-def test_forecasts_are_scored_on_the_edits_that_were_trained():
-    results = build([generalization("city->country")], forecasts())
-    scores = results.values["forecast"]
-    assert scores == forecasts().scores(AFTER, OUTCOMES)
-    assert results.values["forecast_default"] == "optimizer_step"
-    table = results.table("forecast_scores")
-    rows = table.frame.set_index("forecaster")
-    for name, score in scores.items():
-        for key in ("accuracy", "auroc", "auroc_within"):
-            shown = rows[key][name]
-            assert (None if pd.isna(shown) else shown) == score[key]
-    assert results.table("forecast").keys[-2:] == ["answer_after", "outcome"]
-    assert [figure.name for figure in results.figures] == ["forecast"]
-
-
-@pytest.mark.parametrize("rows", [slice(0), slice(3), slice(None, None, -1)])
-def test_forecasts_of_other_edits_are_not_scored(rows):
-    measured = generalization("city->country")
-    (cases,) = measured.tables
-    measured.tables = [Table.of("cases", cases.frame[rows].values, cases.keys)]
-    results = build([measured], forecasts())
-    assert results.values["forecast"] is None
-    shares = results.values["predicted_outcomes"]["map_auto"]
-    assert shares == {"generalized": 0.5, "hallucinated": 0.25, "unchanged": 0.25}
-    assert "outcome" not in results.table("forecast").keys
 
 
 def test_without_callbacks_the_contract_s_keys_are_null():
     results = build([])
-    keys = ("relation", "source_learned", "generalized", "random", "constant", "macro", "controls")
-    assert [results.values[key] for key in (*keys, "gradient_correlation")] == [None] * 8
+    keys = (
+        "relation",
+        "source_learned",
+        "generalized",
+        "random",
+        "constant",
+        "macro",
+        "controls",
+        "gradient_correlation",
+        "forecast",
+        "forecast_default",
+    )
+    assert [results.values[key] for key in keys] == [None] * 10
     assert not results.tables and not results.figures
 
 
@@ -227,16 +152,6 @@ def test_the_curves_of_all_callbacks_make_one_figure():
 
 
 # -- figures -----------------------------------------------------------------------------------
-
-
-def test_a_forecast_is_drawn_against_the_outcomes() -> None:
-    """By hand: in the order of the risks of map_auto, Ann, Di, Cy, Bob."""
-    (axes,) = risk_figure(forecasts(), OUTCOMES).axes
-    lines = {str(line.get_label()): line.get_xydata().tolist() for line in axes.get_lines()}
-    assert lines["W, ridge auto"] == [[-1.5, 0.0], [-0.25, 0.0], [0.5, 1.0], [2.0, 1.0]]
-    assert axes.get_ylabel() == "outcome: share not generalized"
-    (level,) = (line for line in axes.get_lines() if line.get_linestyle() == "--")
-    assert list(level.get_ydata()) == [0.5, 0.5]  # type: ignore[arg-type]
 
 
 def cases_of(n: int) -> list[EditCase]:
@@ -286,20 +201,3 @@ def test_every_case_with_a_weight_is_a_point():
     text = texts_of(figure)
     assert "generalized n = 10" in text and "hallucinated n = 20" in text
     assert "hollow: low prior" in text and "Mann-Whitney test" in text
-
-
-def test_curves_of_risks_are_their_distribution():
-    given = forecasts()
-    given.predicted["optimizer_step"][3] = torch.inf
-    figure = risk_figure(given)
-    (axes,) = figure.axes
-    lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
-    for line, name in zip(lines, given.predicted, strict=True):
-        risks = np.array(given.risks(name))
-        drawn = dict(zip(*(np.asarray(d).tolist() for d in line.get_data()), strict=True))
-        assert drawn == pytest.approx({x: (risks <= x).mean() for x in risks[np.isfinite(risks)]})
-        share = given.outcomes(name).count("hallucinated") / 4
-        assert f": {share:.0%} wrong" in texts_of(figure)
-    logits = torch.full((4, 5), torch.nan)
-    names = [f"地图 $r_{i}$" * 9 for i in range(9)]
-    assert to_png(risk_figure(forecasts(predicted=dict.fromkeys(names, logits))))

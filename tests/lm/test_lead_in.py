@@ -23,7 +23,8 @@ from lincorr_lightning.errors import (
 from lincorr_lightning.finetune.batches import EditTraining
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited.module import EditedLM
-from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
+from lincorr_lightning.finetune.forecasts import EditForecast
+from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.flow.module import FeatureFlow
 from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
 from lincorr_lightning.geometry.token_clouds import read_last_states

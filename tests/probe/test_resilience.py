@@ -181,7 +181,9 @@ def test_without_the_old_lm_there_are_no_random_words(probed, changed_lm, small_
 
 def test_vocabularies_with_other_words_have_no_random_words(small_lm, changed_lm, tmp_path):
     """Those of the old LM may be other tokens, or, at the same places, other words."""
-    whole = MapResilience(LMConfig(changed_lm), before=LMConfig(small_lm), knowledge=NAMES, ridge=0.0)
+    whole = MapResilience(
+        LMConfig(changed_lm), before=LMConfig(small_lm), knowledge=NAMES, ridge=0.0
+    )
     labels = {token for domain in whole.layout.domains.values() for token in domain.token_ids}
     token = next(token for token in whole.layout.words["city"] if token not in labels)
     word = whole.lm.tokenizer.convert_ids_to_tokens(token)
@@ -190,7 +192,9 @@ def test_vocabularies_with_other_words_have_no_random_words(small_lm, changed_lm
     AutoTokenizer.from_pretrained(small_lm).save_pretrained(other)
     file = other / "tokenizer.json"
     file.write_text(file.read_text().replace(f'"{word}"', '"another"'))
-    module = MapResilience(LMConfig(small_lm), before=LMConfig(str(other)), knowledge=NAMES, ridge=0.0)
+    module = MapResilience(
+        LMConfig(small_lm), before=LMConfig(str(other)), knowledge=NAMES, ridge=0.0
+    )
     assert not module.layout.words and not module.layout_before.words and whole.layout.words
 
 

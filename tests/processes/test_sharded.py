@@ -17,6 +17,7 @@ from lincorr_lightning.lm.batching import MicroBatches
 from lincorr_lightning.lm.sharding_strategy import check_strategy
 from lincorr_lightning.study import Study
 from tests.launching import launch, run_in_two
+from tests.toys import read_table
 
 PROMPTS = [f"name{i} lives in the city of" for i in range(9)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
@@ -130,7 +131,8 @@ def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
     common = [
         "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
         "--model.protocol=joint", f"--model.method={method}", "--data.n_edits=7",
-        "--trainer.max_epochs=2", "--model.forecast=false", "--trainer.enable_progress_bar=false",
+        "--trainer.max_epochs=2", "--trainer.enable_progress_bar=false",
+        "--trainer.callbacks+=Forecast",
         "--trainer.enable_checkpointing=true", "--trainer.callbacks+=ModelCheckpoint",
         "--trainer.callbacks.filename={step}",
         "--trainer.callbacks.every_n_train_steps=1", "--trainer.callbacks.save_top_k=-1",
@@ -161,6 +163,13 @@ def test_joint_edits(small_lm: str, tmp_path: Path, method: str) -> None:
     assert one["gradient_correlation"] == pytest.approx(
         all_others[0]["gradient_correlation"], abs=1e-3
     )
+    whole, sharded = (
+        read_table(path) for x in ("one", "two") for path in (tmp_path / x).rglob("forecast.csv")
+    )
+    assert len(whole) == 7
+    for ours, theirs in zip(whole, sharded, strict=True):
+        assert ours["nearest"] == theirs["nearest"]
+        assert float(ours["margin"]) == pytest.approx(float(theirs["margin"]), abs=1e-6)
     # The checkpoint of a sharded LM is consolidated on rank 0.
     want, *found = (
         torch.load(next((tmp_path / name).rglob("step=4.ckpt")), weights_only=False)["state_dict"]

@@ -21,7 +21,8 @@ from lincorr_lightning.data.subjects import SubjectBatch
 from lincorr_lightning.distributed import DataShard
 from lincorr_lightning.errors import ConfigError, LanguageModelError
 from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter
-from lincorr_lightning.finetune.module import EditForecast, SourceFinetune
+from lincorr_lightning.finetune.forecasts import EditForecast
+from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.lm.sharding import split_matrices
 from lincorr_lightning.pretraining.module import Pretraining
 from lincorr_lightning.probe.module import LinearProbe
@@ -143,7 +144,7 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
     ]  # fmt: skip
     edits = [
         "fit", "--config", "source_finetune.yaml", "--model.protocol=joint", "--data.n_edits=7",
-        "--model.edits_per_step=4", "--trainer.max_epochs=2", "--model.forecast=false",
+        "--model.edits_per_step=4", "--trainer.max_epochs=2",
         "--trainer.gradient_clip_val=0.5", "--trainer.enable_checkpointing=true", *QUIET,
         "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.filename={step}",
         "--trainer.callbacks.every_n_train_steps=1", "--trainer.callbacks.save_top_k=-1",

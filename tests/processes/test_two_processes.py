@@ -154,7 +154,7 @@ def test_edits_made_elsewhere(small_lm, make_lm, one_and_two, tmp_path):
 def test_forecasts_of_fewer_batches_than_processes(small_lm, one_and_two):
     folders = one_and_two(
         "predict", "--config", "forecast.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--data.n_edits=3", "--data.batch_size=8", "--model.ridges=[10]", "--model.n_subjects=100",
+        "--data.n_edits=3", "--data.batch_size=8",
     )  # fmt: skip
     one, two = map(numbers, folders)
     assert one["n_edits"] == 3
@@ -267,7 +267,7 @@ def test_independent_edits(small_lm, one_and_two, method):
     folders = one_and_two(
         "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
         "--model.steps_per_edit=3", "--data.n_edits=5", f"--model.method={method}",
-        "--model.edits_per_step=2", "--model.forecast=true",
+        "--model.edits_per_step=2",
     )  # fmt: skip
     one, two = map(numbers, folders)
     assert one["n_steps"] == (15 if method == "full" else 9)
@@ -353,7 +353,7 @@ def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, t
     done = run_in_two(
         "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
         f"--model.lm.name_or_path={small_lm}", "--model.protocol=joint", "--data.n_edits=2",
-        "--model.edits_per_step=1", "--model.learning_rate=1e37", "--model.forecast=false",
+        "--model.edits_per_step=1", "--model.learning_rate=1e37",
         f"--trainer.default_root_dir={tmp_path}", *QUIET,
     )  # fmt: skip
     assert done.returncode not in (0, None)

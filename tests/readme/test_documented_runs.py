@@ -44,7 +44,7 @@ SMALL = {
     "source_finetune_lora": ["--data.n_edits=16"],
     "causal": ["--data.n_edits=16"],
     "edited_lm": ["--model.n_subjects=400"],
-    "forecast": ["--data.n_edits=16", "--model.n_subjects=400"],
+    "forecast": ["--data.n_edits=16"],
     "reproduce": ["--only=figure7"],
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
@@ -80,7 +80,7 @@ def small_form(command: list[str]) -> list[str]:
 NUMBER = re.compile(r"[-+]?\d+(\.\d*)?([eE][-+]?\d+)?")
 WORDS = ("subject", "label", "token", "target_said", "source_said", "prompt", "id")
 # What a command of a config does that its plain form, which runs otherwise, does not.
-CHOSEN = {"correlation_matrix": "--model.partial_out", "forecast": "--data.max_risk"}
+CHOSEN = {"correlation_matrix": "--model.partial_out"}
 CKPT = "--ckpt_path"
 
 

@@ -99,7 +99,7 @@ def test_auto_ridge_makes_w_readable_at_little_cost(tmp_path: Path) -> None:
     assert auto["label_mean"] >= plain["label_mean"] - 0.02
 
 
-EDITS = ("--data.n_edits=24", "--model.edits_per_step=8", "--model.forecast=false")
+EDITS = ("--data.n_edits=24", "--model.edits_per_step=8")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_full_fine_tuning_in_half_precision_is_refused(tmp_path: Path) -> None:
 def test_edits_generalize_as_in_the_paper(seed: int, tmp_path: Path) -> None:
     """The paper's city->country with a 3B LM: 53.7 % (table 5)."""
     results = run(
-        tmp_path, "fit", "source_finetune_lora", "--model.forecast=false", f"--data.seed={seed}",
+        tmp_path, "fit", "source_finetune_lora", f"--data.seed={seed}",
         f"--seed_everything={seed}",
     )  # fmt: skip
     assert results["source_learned"] >= 0.95

@@ -303,7 +303,7 @@ STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
         {"label_mean", "influenced_1"},
     ),
     "source_finetune": (
-        ["fit", "--data.n_edits=4", "--model.forecast=false", "--trainer.max_epochs=1"],
+        ["fit", "--data.n_edits=4", "--trainer.max_epochs=1"],
         "--model.learning_rate",
         {"source_learned", "generalized", "hallucinated", "unchanged", "macro_generalized",
          "macro_hallucinated"},

@@ -16,7 +16,6 @@ from lincorr_lightning.finetune.cases import CONTROLS, find_controls
 from lincorr_lightning.finetune.datamodule import EditsDataModule
 from lincorr_lightning.finetune.edited.results import edited_results
 from lincorr_lightning.finetune.edits import reference_mask, vocabulary_nearness
-from lincorr_lightning.finetune.forecasts import N_SUBJECTS
 from lincorr_lightning.knowledge import Domain
 from lincorr_lightning.linear_map.fitting import fit_linear_map, sample_fitted_subjects
 from lincorr_lightning.lm.config import TINY_WORLD_EDITED, LMConfig
@@ -52,7 +51,7 @@ class EditedLM(LMStudy):
     def __init__(
         self, lm: LMConfig = LMConfig(TINY_WORLD_EDITED), before: LMConfig = LMConfig(),
         controls: list[str] = list(CONTROLS), n_neighbours: int = 100,  # noqa: B006
-        n_subjects: int = N_SUBJECTS, prefix: str = "",
+        n_subjects: int = 2000, prefix: str = "",
     ) -> None:  # fmt: skip
         super().__init__(before, prefix)
         require("model.n_neighbours", n_neighbours, at_least=0)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 from lincorr_lightning.cli import main
 from lincorr_lightning.errors import ConfigError, LincorrError
@@ -123,6 +124,10 @@ def test_shares_are_those_of_plain_forwards(made, relation, tmp_path):
     shares = oracle.check(found, made.edits)
     assert 0 < shares["generalized"] < 1 and shares["hallucinated"] and shares["unchanged"]
     assert {key: found.results[key] for key in ("constant", "macro")} == by_reference(found.cases)
+    risks = [float(case["vocabulary_risk"]) for case in found.cases]
+    auroc = roc_auc_score([case["outcome"] != "generalized" for case in found.cases], risks)
+    assert found.results["forecast_default"] == "vocabulary"
+    assert found.results["forecast"]["vocabulary"]["auroc"] == pytest.approx(auroc)
     assert found.results["skipped"] == {} and found.results["questions"]["n"] == 0
     for case, edit in zip(found.cases, made.edits, strict=True):
         prompt = CITY.format(edit["subject"])
@@ -429,7 +434,6 @@ def test_rows_that_are_no_edits_have_no_lm(made, tmp_path):
     (["--data.edits_file=null", "--data.edited_lms=lms/{edit}",
       "--model.lm.name_or_path=tiny-world-edited"], r"data\.edits_file is null"),
     (["--data.edits_file=null", "--data.n_edits=4"], r"data\.edits_file is null"),
-    (["--data.max_risk=0.5"], r"data\.max_risk is for edits that are still to be made"),
     (["--model.n_neighbours=-1"], r"model\.n_neighbours is -1"),
 ])  # fmt: skip
 def test_settings_that_cannot_work_are_refused(made, options, message, tmp_path):
@@ -465,7 +469,7 @@ def test_a_fine_tune_leaves_its_edits_beside_its_lm(tmp_path):
     """And what it measured itself is what is found of its LM."""
     cli = main(
         ["fit", "--config", "source_finetune.yaml", "--model.protocol=joint",
-         "--model.save_model=true", "--model.forecast=false", "--data.n_edits=8",
+         "--model.save_model=true", "--data.n_edits=8",
          "--trainer.max_epochs=8", f"--trainer.default_root_dir={tmp_path}"]
     )  # fmt: skip
     folder = Path(cli.trainer.log_dir)
