@@ -41,7 +41,6 @@ PICTURES = {
         name: name for name in ("outcomes", "reference_weights", "training", "forecast")
     },
     "fit --config configs/vocabulary_ablation.yaml": {"generalization": "ablation"},
-    "fit --config configs/formation.yaml": {"formation": "formation"},
 }  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Figures of token geometry and of knowledge geometry."""
+"""Figures of token geometry."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -9,21 +9,17 @@ import numpy as np
 from matplotlib.figure import Figure
 from pandas import DataFrame
 
-from lincorr_lightning.geometry.closeness import SCORES, ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results import plots
-from lincorr_lightning.results.plots import BLUE, GREEN, GREY, INK, ORANGE
+from lincorr_lightning.results.plots import BLUE, GREY, INK, ORANGE
 
 _MAX_TICKS = 8
 _ALPHA = 0.01
-_MANTEL_ALPHA = 0.05
 _NAMES = {
     "dimension": "intrinsic dimension", "overlap": "overlap with the next layer",
     "cosine_mean": "cosine similarity", "cosine": "cosine similarity",
     "angle_mean": "neighbor angle (°)", "angle": "neighbor angle (°)",
 }  # fmt: skip
-_SCORE_COLOURS = {"r": BLUE, "excess": GREEN, "excess_over_random": INK, "hit1": ORANGE}
-_BASELINES = {"r": "random_label_mean", "hit1": "best_baseline_1"}
 
 
 def profiles_figure(profiles: TokenProfiles, means: DataFrame, lm: str) -> Figure:
@@ -101,69 +97,6 @@ def history_figure(frame: DataFrame, note: str) -> Figure:
     return figure
 
 
-def closeness_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw overlap and difference of log ID against the scores of the maps, a point per pair.
-
-    Baselines are small grey points.
-    """
-    k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
-    known = closeness.score_matrices
-    scores = {name: known[name] for name in _SCORE_COLOURS if name in known}
-    figure = plots.new_figure(
-        7.4, 2.6 * len(scores) + 0.2, f"Is correlated knowledge close in geometry? {lm}",
-        f"a point per pair of {len(closeness.names)} kinds of knowledge, "
-        f"{closeness.n_subjects:,} subjects; p by permutation; grey: random words, and the "
-        "strongest pairing by the vocabulary; dotted: chance; "
-        f"wording alone: {_rho(closeness.test('wording', '', 'r'))}",
-    )  # fmt: skip
-    measures = (
-        ("overlap", f"k={k}", closeness.overlap_matrix(closeness.middle_k),
-         "overlap of neighborhoods"),
-        ("dimension_difference", f"n2={n2}", closeness.difference_matrix(0),
-         "difference of log ID"),
-    )  # fmt: skip
-    upper = np.triu_indices(len(closeness.names), 1)
-    known_chance = [(one.precision or {}).get("chance") for one in closeness.scores]
-    chance = [one["influenced"]["1"] for one in known_chance if one]
-    panels = iter(plots.panels_of(figure, 2 * len(scores), 2))
-    for against, matrix in scores.items():
-        for kind, setting, close, name in measures:
-            axes, x, y = next(panels), close[upper], matrix[upper]
-            if (baseline := known.get(_BASELINES.get(against, ""))) is not None:
-                axes.plot(x, baseline[upper], ".", color=GREY, markersize=3)
-            axes.plot(x, y, "o", color=_SCORE_COLOURS[against], markersize=4, alpha=0.6,
-                      markeredgewidth=0)  # fmt: skip
-            if against == "hit1" and chance:
-                axes.axhline(sum(chance) / len(chance), color=GREY, linestyle=":")
-            rho = _rho(closeness.test(kind, setting, against))
-            plots.plain_axes(axes, rho, f"{name}, {setting.replace('=', ' = ')}", SCORES[against])
-    return figure
-
-
-def rho_figure(closeness: KnowledgeCloseness, lm: str) -> Figure:
-    """Draw rho of closeness and the scores of the maps by layer."""
-    k, n2 = closeness.ks[closeness.middle_k], closeness.range_scalings[0]
-    frame = DataFrame(closeness.tests)
-    frame = frame[(frame["layer"] != "all") & frame["given"].isna()]
-    frame = frame[frame["setting"].isin((f"k={k}", f"n2={n2}"))].astype({"layer": int})
-    names = {"overlap": "overlap of neighborhoods", "dimension_difference": "difference of log ID"}
-    scored = {baseline: name for name, baseline in _BASELINES.items()}
-    return plots.curves(
-        frame.assign(
-            panel=frame["closeness"].map(names) + ", " + frame["setting"],
-            score=frame["against"].replace(scored).map(SCORES),
-            baseline=frame["against"].isin(scored), clear=frame["p"] < _MANTEL_ALPHA,
-        ),
-        "layer", "spearman", "score", "panel", "baseline", filled="clear",
-        labels=("layer", "Spearman ρ"),
-        title=f"Closeness and linear correlation by layer, {lm}",
-        subtitle=f"Spearman over pairs; filled: p < {_MANTEL_ALPHA:g} by permutation; dotted: "
-        "random words, and the strongest pairing by the vocabulary",
-        colours={SCORES[name]: colour for name, colour in _SCORE_COLOURS.items()}, share_y=True,
-        each=lambda axes, _, __: axes.axhline(0, color=GREY, linewidth=0.8, zorder=0),
-    )  # fmt: skip
-
-
 def _title(key: str) -> str:
     name, _, setting = key.partition(" ")
     return _NAMES.get(name, name) + (f", {setting.replace('=', ' = ')}" if setting else "")
@@ -179,9 +112,3 @@ def _level_name(level: int, n_tokens: int) -> str:
         return "as written"
     n_blocks = 4**level
     return "every token shuffled" if n_blocks == n_tokens else f"{n_blocks:,} blocks shuffled"
-
-
-def _rho(test: ClosenessTest) -> str:
-    if test.spearman is None:
-        return "too few pairs"
-    return f"ρ = {plots.short(test.spearman)}, {plots.p_text(test.p)}"

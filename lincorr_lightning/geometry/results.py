@@ -1,24 +1,57 @@
-"""The results of the two studies of geometry: numbers, tables and figures.
+"""The results of token geometry: numbers, tables and figures.
 
 Imported at the end of a run only, since it takes pandas and matplotlib.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator
+from dataclasses import asdict, astuple, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import scipy
 from pandas import DataFrame
 
-from lincorr_lightning.geometry import closeness as tests
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
+from lincorr_lightning.results.table import Mean, Table, column, columns_of, number, short_name
 
+_MIN_POINTS = 4  # Fisher's interval needs as many
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class CorrelationTest:
+    """Pearson's r with its 95 % interval, and Spearman's rho, of the same `n` points.
+
+    All are None if there are too few points, or one of the numbers is constant.
+    """
+
+    pearson: float | None = column(format=".2f", default=None)
+    low: float | None = column(format=".2f", default=None)
+    high: float | None = column(format=".2f", default=None)
+    pearson_p: float | None = column(format=".4f", default=None)
+    spearman: float | None = column(format=".2f", default=None)
+    spearman_p: float | None = column(format=".4f", default=None)
+    n: int | None = column(format="d", default=None)
+
+
+def correlation_test(x: npt.ArrayLike, y: npt.ArrayLike) -> CorrelationTest:
+    """Correlate the points of which both numbers are finite; four at least."""
+    points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)])
+    points = points[:, np.isfinite(points).all(0)]
+    if points.shape[1] < _MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
+        return CorrelationTest()
+    linear, ranked = scipy.stats.pearsonr(*points), scipy.stats.spearmanr(*points)
+    interval = linear.confidence_interval()
+    test = CorrelationTest(
+        pearson=float(linear.statistic), low=float(interval.low), high=float(interval.high),
+        pearson_p=float(linear.pvalue), spearman=float(ranked.statistic),
+        spearman_p=float(ranked.pvalue), n=points.shape[1],
+    )  # fmt: skip
+    return test if np.isfinite(astuple(test)).all() else CorrelationTest()
 
 
 def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
@@ -51,7 +84,7 @@ def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
 
 def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> list[Table]:
     prompts, layers = profiles.prompts, profiles.layers
-    formats, n2 = columns_of(tests.CorrelationTest)[2], profiles.settings.range_scalings[0]
+    formats, n2 = columns_of(CorrelationTest)[2], profiles.settings.range_scalings[0]
     before, last = ({"layer": values["layers"][i]} for i in (max(-2, -len(values["layers"])), -1))
     return [
         _level_table(profiles, values),
@@ -141,7 +174,7 @@ def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
         loss = prompts["loss"][prompts["shuffle"] == level]
         for n2 in profiles.settings.range_scalings:
             x, y = (np.log(v.where(v > 0)) for v in (rows[f"dimension n2={n2}"], loss))
-            test = tests.correlation_test(x, y)
+            test = correlation_test(x, y)
             yield {"shuffle": level, "layer": layer, "n2": n2, **asdict(test)}
 
 
@@ -154,103 +187,8 @@ def _spearman_rows(profiles: TokenProfiles, dimension_loss: list[Row]) -> Iterat
     corpora = profiles.corpora
     for layer, rows in corpora.groupby("layer", sort=False) if len(corpora) else ():
         for n2 in profiles.settings.range_scalings:
-            test = tests.correlation_test(rows[f"dimension n2={n2}"], rows["loss"])
+            test = correlation_test(rows[f"dimension n2={n2}"], rows["loss"])
             found.append({"cloud": "prompts", "layer": layer, "n2": n2, **asdict(test)})
     for row in found:
         rho = {"spearman": row["spearman"], "p": row["spearman_p"], "n": row["n"]}
         yield {**{key: row[key] for key in ("cloud", "layer", "n2")}, **rho}
-
-
-def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Results:
-    """Return the results of `KnowledgeGeometry`."""
-    lm, ks, scalings = short_name(lm), closeness.ks, closeness.range_scalings
-    pairs = list(_pair_rows(closeness))
-    tables = [_summary(closeness), *_closeness_tables(closeness, pairs)]
-    figures = [Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
-                      partial(draw.closeness_figure, closeness, lm))]  # fmt: skip
-    if len(closeness.layers) > 1:
-        figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
-                              partial(draw.rho_figure, closeness, lm)))  # fmt: skip
-    values = {
-        "n_subjects": closeness.n_subjects, "layers": list(closeness.layers),
-        "range_scalings": list(scalings), "ks": list(ks),
-        "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
-        "dimension": {
-            name: {str(n2): [number(v) for v in by_layer[:, i]] for i, n2 in enumerate(scalings)}
-            for name, by_layer in closeness.dimension.items()},
-        "tests": list(map(asdict, closeness.tests)),
-        "pairs": [
-            {**row, "overlap": {str(k): by_layer[:, i].tolist() for i, k in enumerate(ks)}}
-            for row, by_layer in zip(pairs, closeness.overlap.values(), strict=True)],
-    }  # fmt: skip
-    scalars = {
-        f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
-        for test in closeness.tests
-        if test.layer == "all" and test.given is None and test.spearman is not None}  # fmt: skip
-    return Results("knowledge_geometry", values, scalars, list(filter(len, tables)), figures)
-
-
-def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[Table]:
-    def rows(found: Mapping[Any, Any], settings: Sequence[int]) -> list[tuple[Any, ...]]:
-        return [
-            (*([of] if isinstance(of, str) else of), layer, setting, number(value))
-            for of, by_layer in found.items()
-            for layer, values in zip(closeness.layers, by_layer, strict=True)
-            for setting, value in zip(settings, values, strict=True)
-        ]
-
-    return [
-        Table.of("tests", ({**vars(one), "layer": None if one.layer == "all" else int(one.layer)}
-                           for one in closeness.tests), ClosenessTest,
-                 "Spearman's rho of closeness and scores of the maps over pairs", "given: the "
-                 "wording of the prompts is partialled out; no layer: mean over all layers."),
-        Table.of("pairs", pairs, formats=dict.fromkeys(list(pairs[0])[2:], ".2f"),
-                 caption="Closeness of two kinds of knowledge and scores of the maps between them"),
-        Table.of("dimension", rows(closeness.dimension, closeness.range_scalings),
-                 ["knowledge", "layer", "n2", "dimension"],
-                 "Intrinsic dimension of each kind of knowledge's prompts",
-                 formats={"dimension": ".2f"}),
-        Table.of("overlap", rows(closeness.overlap, closeness.ks),
-                 ["a", "b", "layer", "k", "overlap"], formats={"overlap": ".3f"},
-                 caption="Overlap of the neighborhoods of a subject under two prompts"),
-    ]  # fmt: skip
-
-
-def _summary(closeness: KnowledgeCloseness) -> Table:
-    rows: dict[str, Row] = {}
-    for test in closeness.tests:
-        if test.layer == "all" and test.spearman is not None:
-            name = test.closeness.replace("dimension_difference", "difference of log ID")
-            name = f"{name} {test.setting}".strip()
-            key = test.against + (f" given {test.given}" if test.given else "")
-            row = rows.setdefault(name, {"closeness": name})
-            row |= {key: test.spearman, f"{key} p": test.p}
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    p = [key for key in columns if key.endswith(" p")]
-    return Table.of(
-        "closeness", rows.values(), columns,
-        f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
-        f"maps between them, {closeness.n_subjects} subjects: Spearman's rho over pairs",
-        "p by permutation of the kinds of knowledge (Mantel); given wording: the similarity of the "
-        "prompts' wording is partialled out.", True, dict.fromkeys(p, "p"),
-        {**dict.fromkeys(columns[1:], ".2f"), **dict.fromkeys(p, ".4f")},
-    )  # fmt: skip
-
-
-def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
-    scores = {score.pair: score.row() for score in closeness.scores}
-    matrices = closeness.score_matrices
-    differences = {f"dimension_difference n2={n2}": closeness.difference_matrix(i)
-                   for i, n2 in enumerate(closeness.range_scalings)}  # fmt: skip
-    for (a, b), overlap in closeness.overlap.items():
-        at = closeness.names.index(a), closeness.names.index(b)
-        row: Row = {"a": a, "b": b, **{name: number(one[at]) for name, one in matrices.items()}}
-        for way, pair in (("a->b", (a, b)), ("b->a", (b, a))):
-            score = scores.get(pair, {})
-            row[f"r {way}"] = score.get("label_mean")
-            for n in ("1", "3", "5"):
-                row[f"hit{n} {way}"] = score.get(f"influenced_{n}")
-        row["wording"] = closeness.wording[a, b]
-        row |= {f"overlap k={k}": number(overlap[:, n].mean()) for n, k in enumerate(closeness.ks)}
-        row |= {name: number(matrix[at]) for name, matrix in differences.items()}
-        yield row

@@ -123,23 +123,22 @@ def observe_prompts(
 
 @torch.no_grad()
 def read_layers(
-    lm: LanguageModel, tokens: Tensor, prompts: Sequence[str], embedding_layer: bool = False,
-    all_logits: bool = True, add_prefix: bool = True,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    lm: LanguageModel, tokens: Tensor, prompts: Sequence[str], embedding_layer: bool = False
+) -> tuple[Tensor, Tensor]:
     """Return the hidden states of all tokens in all layers and the logits, of one forward pass.
 
     The LM runs in eval mode and in its own precision. Special tokens before a text, such as BOS,
-    are added here and left out of the result; without `add_prefix`, the tokens have them. `tokens`
-    are ``(n_prompts, n_tokens)``; `prompts`, for messages, are their names. With `embedding_layer`,
-    the token embedding comes first, as layer 0; without `all_logits`, the last token has some.
+    are added here and left out of the result. `tokens` are ``(n_prompts, n_tokens)``; `prompts`,
+    for messages, are their names. With `embedding_layer`, the token embedding comes first, as
+    layer 0.
 
     Hidden states are ``(n_prompts, n_layers, n_tokens, d)``, of the last layer after the final
     norm; logits, ``(n_prompts, n_tokens, n_vocabulary)``. In the LM's dtype, on its device.
     """
     device = lm.model.device
-    prefix = torch.tensor(lm.prefix if add_prefix else [], dtype=torch.long, device=device)
+    prefix = torch.tensor(lm.prefix, dtype=torch.long, device=device)
     rows = torch.cat([prefix.expand(len(tokens), -1), tokens.to(device)], dim=1)
-    options = {"output_hidden_states": True} | ({} if all_logits else {"logits_to_keep": 1})
+    options = {"output_hidden_states": True}
     with reading(lm.model, device.type, compiled=lm.config.compile):
         output = call_model(lm.model, rows, options, attention_mask=torch.ones_like(rows))
     states = getattr(output, "hidden_states", None)
@@ -151,7 +150,7 @@ def read_layers(
     first = 0 if embedding_layer else 1
     # The layers of a large LM may be on several devices.
     hidden = torch.stack([layer[:, len(prefix) :].to(device) for layer in states[first:]], dim=1)
-    logits = output.logits[:, len(prefix) if all_logits else -1 :].to(device)
+    logits = output.logits[:, len(prefix) :].to(device)
     largest = torch.linalg.vector_norm(hidden, math.inf, dim=-1).double()
     # With a logit of minus infinity, a token only has no probability.
     has_logits = logits.amax(-1).float().isfinite().all(-1, keepdim=True)
@@ -167,22 +166,6 @@ def read_layers(
             "lm.dtype to bfloat16 or float32; otherwise its weights are broken."
         )
     return hidden, logits
-
-
-def read_last_states(lm: LanguageModel, prompts: Sequence[str]) -> Tensor:
-    """Return the hidden states of each prompt's last token, ``(n_prompts, n_layers, d)``."""
-    rows = lm.rows(prompts)
-    states: dict[int, Tensor] = {}
-
-    def read(batch: list[int]) -> None:
-        tokens = torch.tensor([rows[i] for i in batch])
-        names = [repr(prompts[i]) for i in batch]
-        hidden, _ = read_layers(lm, tokens, names, all_logits=False, add_prefix=False)
-        states.update(zip(batch, hidden[:, :, -1].clone(), strict=True))
-
-    # Batches of one length need no padding, whatever the architecture.
-    lm.in_batches([len(row) for row in rows], read, equal_lengths=True)
-    return torch.stack([states[i] for i in range(len(prompts))])
 
 
 ObservedPrompt = tuple[int, int, str, str, PromptGeometry]

@@ -4,10 +4,8 @@ import pytest
 import torch
 
 from lincorr_lightning.errors import LanguageModelError, NonFiniteError
-from lincorr_lightning.geometry.token_clouds import read_last_states, read_layers
+from lincorr_lightning.geometry.token_clouds import read_layers
 from lincorr_lightning.lm.language_model import LanguageModel
-
-PROMPTS = ["Paris", "name3 lives in the city of", "red blue", "name4 lives in the city of"]
 
 
 @pytest.fixture
@@ -50,18 +48,6 @@ def test_modes_autocast_and_gradients_are_left_alone(lm):
     assert hidden.dtype == torch.float32
     assert not hidden.requires_grad
     assert [part.training for part in lm.modules()] == modes
-
-
-@pytest.mark.parametrize("tokens_per_forward", [None, 9])
-def test_last_states_of_prompts_of_any_length(small_lm, tokens_per_forward):
-    lm = LanguageModel.from_pretrained(small_lm, tokens_per_forward=tokens_per_forward)
-    found = read_last_states(lm, PROMPTS)
-    for prompt, states in zip(PROMPTS, found, strict=True):
-        ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            output = lm.model(input_ids=ids, output_hidden_states=True)
-        expected = torch.stack([layer[0, -1] for layer in output.hidden_states[1:]])
-        assert torch.allclose(states, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["the embedding layer", "layer 2"])
