@@ -309,10 +309,8 @@ def _legend_columns(names: Sequence[Any], width: float) -> int:
     return max(1, int((width - 0.3) / (0.07 * min(longest, _LONGEST) + 0.45)))
 
 
-def p_text(p: float | None) -> str:
+def p_text(p: float) -> str:
     """Return a p-value as text: ``p < .001``, or as ``p = .021``."""
-    if p is None:
-        return ""
     return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
 
 
