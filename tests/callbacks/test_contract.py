@@ -63,7 +63,7 @@ def every_callback(naive, tmp_path):
     return lambda: [
         *three_callbacks(naive),
         FeatureMovement(saes, "city->country", n_watch=8, every_n_steps=2),
-        TokenGeometryMonitor(n_tokens=12, every_n_steps=2, embedding_layer=True),
+        TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
     ]
 
 
@@ -311,7 +311,7 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
     (FeatureMovement, {"saes": "a", "least": 0.0}, "least is 0.0"),
     (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
     (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2; it must be at least 4"),
-    (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings has [64], with 64 points"),
+    (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings is 64"),
 ])  # fmt: skip
 def test_settings_out_of_range(kind, setting, message):
     with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")) as refusal:
