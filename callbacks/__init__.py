@@ -2,7 +2,6 @@
 
 from lincorr_lightning.callbacks.feature_movement import FeatureMovement
 from lincorr_lightning.callbacks.forecast import Forecast
-from lincorr_lightning.callbacks.formation import Formation
 from lincorr_lightning.callbacks.generalization import Generalization
 from lincorr_lightning.callbacks.gradient_correlation import GradientCorrelation
 from lincorr_lightning.callbacks.intervention import Intervention
@@ -11,6 +10,12 @@ from lincorr_lightning.callbacks.resilience import Resilience
 from lincorr_lightning.callbacks.token_geometry_monitor import TokenGeometryMonitor
 
 __all__ = [
-    "FeatureMovement", "Forecast", "Formation", "Generalization", "GradientCorrelation",
-    "Intervention", "PredictionWriter", "Resilience", "TokenGeometryMonitor",
-]  # fmt: skip
+    "FeatureMovement",
+    "Forecast",
+    "Generalization",
+    "GradientCorrelation",
+    "Intervention",
+    "PredictionWriter",
+    "Resilience",
+    "TokenGeometryMonitor",
+]

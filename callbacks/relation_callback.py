@@ -58,7 +58,11 @@ class RelationCallback(PeriodicCallback):
 
     def open(self, trainer: L.Trainer) -> None:
         name, dataset = self.relation_name(trainer), edit_dataset(trainer)
-        self.catalogue = self.load_catalogue(trainer)
+        # All knowledge, that of `knowledge_files` or else of the run's edits included.
+        if self.knowledge_files is None and dataset is not None:
+            self.catalogue = dataset.catalogue
+        else:
+            self.catalogue = Catalogue.load(*(self.knowledge_files or ()))
         self.run_edits: list[Edit] = [] if dataset is None else dataset.edits
         self.skipped: list[Skipped] = []
         self.is_independent = dataset is not None and dataset.training.protocol == "independent"
@@ -78,13 +82,6 @@ class RelationCallback(PeriodicCallback):
         """Return the relation that is known before the data is read."""
         taught = getattr(getattr(trainer, "datamodule", None), "relation", None)
         return self.relation or (taught if isinstance(taught, str) else DEFAULT_RELATION)
-
-    def load_catalogue(self, trainer: L.Trainer) -> Catalogue:
-        """Return all knowledge, that of `knowledge_files` or else of the run's edits included."""
-        dataset = edit_dataset(trainer)
-        if self.knowledge_files is None and dataset is not None:
-            return dataset.catalogue
-        return Catalogue.load(*(self.knowledge_files or ()))
 
     def relation_name(self, trainer: L.Trainer) -> str:
         """Return the given relation, else that of the training dataset, else city->country."""

@@ -62,8 +62,6 @@ STUDIES = {
         ["s3", "s4", "s12", "v0", "e0"],
     ),
     "pretraining": ("pretraining.yaml", WORLD, ["s2", "s3", "e1", "s9", "v2", "e2"]),
-    "formation": ("formation.yaml", [*WORLD, "--trainer.callbacks.init_args.every_n_steps=2"],
-                  ["s1", "s2", "e1", "s6", "v2", "e2"]),
     "probe": ("linear_probe.yaml", SGD, ["e0", "s6", "v1"]),
 }  # fmt: skip
 OF_A_FOLDER = {"seconds", "settings", "versions", "name_or_path", "model"}
@@ -74,7 +72,7 @@ def run(study: str, root: Path, lm: str, *more: str) -> tuple[dict[str, Any], ..
     config, options, _ = STUDIES[study]
     texts = root.parent / "texts.txt"
     texts.write_text("\n".join(f"{name} lives in the city of Paris" for name in NAMES))
-    if "pretraining" not in config and "formation" not in config:
+    if "pretraining" not in config:
         options = [f"--model.lm.name_or_path={lm}", *options]
     cli = main([
         "fit", "--config", config, *(option.replace("{texts}", str(texts)) for option in options),
@@ -118,7 +116,7 @@ def keeping(folder: Path) -> list[str]:
     "study",
     [
         pytest.param(study, marks=pytest.mark.nightly)
-        if study in ("joint LoRA", "formation")
+        if study == "joint LoRA"
         else study
         for study in STUDIES
     ],

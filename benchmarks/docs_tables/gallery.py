@@ -42,7 +42,6 @@ PICTURES = {
     },
     "predict --config configs/forecast.yaml": {"forecast": "forecast"},
     "fit --config configs/vocabulary_ablation.yaml": {"generalization": "ablation"},
-    "fit --config configs/formation.yaml": {"formation": "formation"},
 }  # fmt: skip
 
 

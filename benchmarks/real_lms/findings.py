@@ -288,18 +288,6 @@ def shuffling(runs: Runs) -> tuple[bool, str]:
     return higher > len(first) / 2, f"in {higher} of {len(first)} layers"
 
 
-def closeness(runs: Runs) -> tuple[bool, str]:
-    """Return whether subjects have the same neighbors under the prompts of correlated pairs."""
-    test = next(
-        test
-        for test in runs["knowledge_geometry"]["tests"]
-        if (test["closeness"], test["setting"]) == ("overlap", "k=10")
-        and (test["against"], test["given"]) == ("r", "wording")
-    )
-    rho, p = test["spearman"], test["p"]
-    return rho > 0 and p < SIGNIFICANT, f"ρ {rho:.2f}, p {p:.4f}"
-
-
 FINDINGS: dict[str, Rule] = {
     RANDOM_WORDS: above_random_words,
     PRECISE: precise,
@@ -317,7 +305,6 @@ FINDINGS: dict[str, Rule] = {
     VOCABULARY: composes("ablation_grid"),
     "… with 20 labels and the shipped configuration": composes("ablation"),
     "… with all cities and the paper's number of epochs, too": composes(*PAPER_PROTOCOL),
-    "correlated prompts have the same 10 neighbors, wording partialled out": closeness,
     "cutting matched predecessors switches features off (3 times the control)": cutting,
     "intrinsic dimension peaks in early to middle layers": dimension_peak,
     "shuffled tokens have more dimensions (256 tokens, n2 = 2)": shuffling,

@@ -132,14 +132,6 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
          f"--data.n_subjects={size.n_subjects}", "--data.batch_size=128"),
         ("n_fit", "n_test", "control", "pairs"),
     )  # fmt: skip
-    yield Run(
-        "knowledge_geometry",
-        ("test", "--config", "configs/knowledge_geometry.yaml", "--model.ridge=100",
-         f"--model.knowledge={json.dumps(KNOWLEDGE)}", f"--data.n_subjects={size.n_subjects // 2}",
-         "--data.batch_size=128"),
-        ("n_subjects", "layers", "tests"),
-        ("closeness", "rho_by_layer"),
-    )  # fmt: skip
     ablation = ("relation", "mappings", "runs", "embedding", "n_source_labels", "n_target_labels")
     seeds = list(range(5 if size.n_parameters <= 4e8 else 3))
     yield Run(

@@ -54,13 +54,20 @@ LARGE = {"1.5B": 1.54e9, "8B": 8.03e9, "32B": 32.8e9, "70B": 70.6e9, "405B": 4.0
 _PEAK, _PEAK_SHARE = 7.9e14, 0.45  # operations per second of an H100's bfloat16 products
 _GPU_GIB, _LAYER_SHARE = 0.9 * 8e10 / 2**30, 1 / 50  # FSDP gathers a layer
 STUDIES = (
-    "linear_probe", "correlation_matrix", "resilience", "source_finetune", "source_finetune_lora",
-    "forecast", "vocabulary_ablation", "token_geometry", "knowledge_geometry", "pretraining",
-    "formation", "sparse_autoencoders", "feature_flow",
-)  # fmt: skip
+    "linear_probe",
+    "correlation_matrix",
+    "resilience",
+    "source_finetune",
+    "source_finetune_lora",
+    "forecast",
+    "vocabulary_ablation",
+    "token_geometry",
+    "pretraining",
+    "sparse_autoencoders",
+    "feature_flow",
+)
 CUT = {
     "pretraining": ("--trainer.max_steps=100", "--trainer.limit_val_batches=2"),
-    "formation": ("--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"),
 }
 
 

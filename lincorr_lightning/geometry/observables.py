@@ -24,65 +24,65 @@ _ROUNDING = 1e-9  # two distances whose difference is a smaller fraction of them
 
 
 class NearestTokens(NamedTuple):
-    """The nearest distinct tokens of every token.
+    """The nearest tokens of every token, of which those with equal hidden states are copies.
 
-    Tokens of a layer with equal hidden states are copies of the first of them. Neighbors are first
-    tokens only, and a copy has the neighbors of its first token: no distance is zero.
+    Neighbors of `distances` and `indices` are no copies, and a copy has the neighbors of the first
+    token of its state: no distance is zero.
     """
 
     distances: Tensor  #: Increasing, ``(n_layers, n_tokens, max_rank)``, float64; inf for none.
     indices: Tensor  #: Positions of these tokens, same shape, int64; -1 where the distance is inf.
-    first: Tensor  #: Position of the first token of the same state, ``(n_layers, n_tokens)``.
-
-    @property
-    def distinct(self) -> Tensor:
-        """Whether a token is not a copy, ``(n_layers, n_tokens)`` bool."""
-        return self.first == torch.arange(self.first.shape[-1], device=self.first.device)
+    distinct: Tensor  #: Whether a token is no copy of an earlier one, ``(n_layers, n_tokens)``.
+    neighborhoods: Tensor
+    """Positions of the nearest other tokens including copies, ``(n_layers, n_tokens, max_rank)`` or
+    less if there are fewer tokens: its own copies come first, and the copies of a neighbor right
+    after it, in the order of the text."""
 
 
 def nearest_tokens(hidden: Tensor, max_rank: int) -> NearestTokens:
-    """Find the nearest distinct tokens of each token of each layer.
+    """Find the nearest tokens of each token of each layer.
 
-    Of hidden states or other clouds, ``(n_layers, n_tokens, d)``, of any floating dtype; a
-    `ValueError` if a layer is not finite. `max_rank` is the number of neighbors: the largest n2 of
-    GRIDE or k of overlaps. The distances of one layer, ``(n_tokens, n_tokens)`` in float64, are in
-    memory at a time. Tokens at exactly the same distance come in any order.
+    The distances of one layer, ``(n_tokens, n_tokens)`` in float64, are in memory at a time. Tokens
+    at exactly the same distance come in any order.
+
+    Args:
+        hidden: Hidden states or other clouds, ``(n_layers, n_tokens, d)``, of any floating dtype.
+        max_rank: Number of neighbors: the largest n2 of GRIDE or k of overlaps.
+
+    Raises:
+        ValueError: If a layer is not finite.
     """
-    layers = zip(*(_nearest(tokens, max_rank) for tokens in hidden), strict=True)
-    distances, indices, first = map(torch.stack, layers)
-    beyond = (0, max_rank - distances.shape[-1])
-    distances, indices = pad(distances, beyond, value=torch.inf), pad(indices, beyond, value=-1)
-    return NearestTokens(distances, indices, first)
+    layers = [_nearest(tokens, max_rank) for tokens in hidden]
+    return NearestTokens(*map(torch.stack, zip(*layers, strict=True)))
 
 
 def _nearest(tokens: Tensor, max_rank: int) -> NearestTokens:
-    squared, norms = _squared_distances(tokens)
-    if not norms.isfinite().all():
+    squared = _squared_distances(tokens)
+    if not squared.amax().isfinite():
         raise ValueError("hidden states are NaN, infinite or too large to be squared")
-    position = torch.arange(len(tokens), device=tokens.device)
-    first = position.clone()
-    suspects = (squared.amin(1) <= _CLOSE * norms).nonzero().flatten()
-    if len(suspects):
-        _, group = torch.unique(tokens[suspects], dim=0, return_inverse=True)
-        earliest = suspects.scatter_reduce(0, group, suspects, "amin", include_self=False)
-        first[suspects] = earliest[group]
-        squared[:, first != position] = torch.inf
-    max_rank = min(max_rank, len(tokens))
-    values, indices = squared.topk(max_rank, largest=False)
-    # Rounding might decide which tokens are neighbors.
-    close = (values < _CLOSE * (norms[:, None] + norms[indices])).any(1).nonzero().flatten()
-    if len(close):
-        exact = _exact_distances(tokens, close).masked_fill_(squared[close].isinf(), torch.inf)
-        values[close], indices[close] = exact.topk(max_rank, largest=False)
-    distances = values.clamp_(min=0).sqrt_()
-    indices = indices.masked_fill(distances.isinf(), -1)
-    return NearestTokens(distances[first], indices[first], first)
+    first = (squared == 0).int().argmax(1)  # the first token of the same state
+    distinct = first == torch.arange(len(tokens), device=tokens.device)
+    n_neighbors = min(max_rank, len(tokens))
+    neighborhoods = None
+    if not distinct.all():
+        # Copies then are equally far from all others, to the last digit.
+        squared = squared[first][:, first].fill_diagonal_(torch.inf)
+        neighborhoods = squared.sort(stable=True).indices[:, :n_neighbors]
+        squared.masked_fill_(~distinct | (squared == 0), torch.inf)
+    values, indices = squared.fill_diagonal_(torch.inf).topk(n_neighbors, largest=False)
+    beyond = (0, max_rank - n_neighbors)
+    return NearestTokens(
+        pad(values.sqrt(), beyond, value=torch.inf),
+        pad(indices.masked_fill(values.isinf(), -1), beyond, value=-1),
+        distinct,
+        indices if neighborhoods is None else neighborhoods,
+    )
 
 
-def _squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Return squared distances, inf on the diagonal, and squared norms about the mean token.
+def _squared_distances(tokens: Tensor) -> Tensor:
+    """Return squared distances, ``(n_tokens, n_tokens)`` float64; 0 between equal tokens alone.
 
-    Distances do not depend on the origin; at the mean, products lose the fewest digits.
+    Distances do not depend on the origin; at the mean token, products lose the fewest digits.
     """
     products = tokens.new_zeros(len(tokens), len(tokens), dtype=torch.float64)
     for columns in torch.split(tokens, _COLUMNS, dim=-1):
@@ -93,16 +93,14 @@ def _squared_distances(tokens: Tensor) -> tuple[Tensor, Tensor]:
     products = products.triu_().add_(products.triu(1).mT)
     norms = products.diagonal().clone()
     squared = products.mul_(-2).add_(norms).add_(norms[:, None])
-    squared.fill_diagonal_(torch.inf)
-    return squared, norms
-
-
-def _exact_distances(tokens: Tensor, rows: Tensor) -> Tensor:
-    squared = tokens.new_zeros(len(rows), len(tokens), dtype=torch.float64)
-    for columns in torch.split(tokens, _COLUMNS, dim=-1):
+    # Rounding might decide which tokens are neighbors, or equal.
+    is_close = squared <= _CLOSE * (norms + norms[:, None])
+    rows = is_close.fill_diagonal_(False).any(1).nonzero().flatten()
+    squared[rows] = 0
+    for columns in torch.split(tokens, _COLUMNS, dim=-1) if len(rows) else ():
         block = columns.double()
         mode = "donot_use_mm_for_euclid_dist"
-        squared += torch.cdist(block[rows], block, compute_mode=mode).square_()
+        squared[rows] += torch.cdist(block[rows], block, compute_mode=mode).square_()
     return squared
 
 
@@ -111,23 +109,29 @@ def token_observables(
 ) -> dict[str, Tensor]:
     """Return the observables of the clouds of a prompt's tokens.
 
-    Of a prompt's hidden states, ``(n_layers, n_tokens, d)``, and their `nearest_tokens`, up to the
-    largest range scaling (see `intrinsic_dimension`) and k, at least two. By name and setting,
-    ``(n_layers,)`` float64 each: ``dimension n2=2`` (may be inf), ``overlap k=2`` with the next
-    layer (one layer less), and mean and standard deviation of the cosine over pairs
-    (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
+    By name and setting, ``(n_layers,)`` float64 each: ``dimension n2=2`` (may be inf), ``overlap
+    k=2`` with the next layer (one layer less), and mean and standard deviation of the cosine over
+    pairs (``cosine_mean``, ``cosine_std``) and of the angle over tokens.
+
+    Args:
+        hidden: Hidden states of a prompt, ``(n_layers, n_tokens, d)``.
+        nearest: Their `nearest_tokens`, up to the largest range scaling and k, at least two.
+        range_scalings: See `intrinsic_dimension`.
+        ks: Sizes of the neighborhoods whose overlap is taken.
     """
     dimension = intrinsic_dimension(nearest, range_scalings)
-    near = neighborhoods(nearest, max(ks))
+    near = nearest.neighborhoods[..., : max(ks)]
     overlap = neighborhood_overlap(near[:-1], near[1:], ks).mean(-2)
-    angles = neighbor_angles(hidden, nearest)
     cosine_mean, cosine_std = cosine_statistics(hidden)
+    angles = neighbor_angles(hidden, nearest)
     return {
         **{f"dimension n2={n2}": dimension[..., i] for i, n2 in enumerate(range_scalings)},
         **{f"overlap k={k}": overlap[..., i] for i, k in enumerate(ks)},
-        "cosine_mean": cosine_mean, "cosine_std": cosine_std,
-        "angle_mean": angles.mean(-1), "angle_std": angles.std(-1, correction=0),
-    }  # fmt: skip
+        "cosine_mean": cosine_mean,
+        "cosine_std": cosine_std,
+        "angle_mean": angles.mean(-1),
+        "angle_std": angles.std(-1, correction=0),
+    }
 
 
 def intrinsic_dimension(
@@ -146,10 +150,9 @@ def intrinsic_dimension(
     the same distance, as in a simplex; NaN if a layer has fewer than n2 + 1 distinct tokens.
     """
     outer = torch.tensor(range_scalings, device=nearest.distances.device)
-    near, far = (nearest.distances[..., rank - 1] for rank in (outer // 2, outer))
     enough = nearest.distinct.sum(-1, keepdim=True) > outer
-    ratio = (far / near).mT  # (..., n_scalings, n_tokens)
-    ratio = ratio.where(ratio > 1 + _ROUNDING, 1.0)
+    ratio = (nearest.distances[..., outer - 1] / nearest.distances[..., outer // 2 - 1]).mT
+    ratio = ratio.where(ratio > 1 + _ROUNDING, 1.0)  # (n_layers, n_scalings, n_tokens)
     ratio = ratio.where(nearest.distinct[..., None, :] & enough[..., None], torch.nan)
     middle, high = ratio.nanquantile(ratio.new_tensor([0.5, 0.95]), dim=-1, keepdim=True)
     # With <=, a cloud in which all ratios are equal keeps them.
@@ -167,7 +170,8 @@ def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tenso
     """
     n2 = outer.double()
     a = n2 / 2 - 1
-    n, total = used.sum(-1).double(), log_ratio.sum(-1)
+    n = used.sum(-1).double()
+    total = log_ratio.sum(-1)
     high = (n - 1 + a * n) / (n2 / 2 * total)
     low = torch.zeros_like(high)
     for _ in range(_STEPS):
@@ -175,52 +179,24 @@ def _maximum_likelihood(log_ratio: Tensor, used: Tensor, outer: Tensor) -> Tenso
         x = d[..., None] * log_ratio
         h = torch.where(x > 0, x / -torch.expm1(-x), 1.0)
         is_below = n - 1 + a * (h * used).sum(-1) > (n2 - 1) * d * total
-        low, high = torch.where(is_below, d, low), torch.where(is_below, high, d)
+        low = torch.where(is_below, d, low)
+        high = torch.where(is_below, high, d)
     return high.where(total > 0, torch.inf)
-
-
-def neighborhoods(nearest: NearestTokens, k: int) -> Tensor:
-    """Return the k nearest other tokens of each token, including copies.
-
-    A token's own copies come first, and the copies of a neighbor right after it, in the order of
-    the text. Without copies these are the first k of ``nearest.indices``. As positions,
-    ``(n_layers, n_tokens, k)``, int64.
-    """
-    parts = nearest.distances[..., :k], nearest.indices[..., :k], nearest.first, nearest.distinct
-    return torch.stack([
-        near if distinct.all() else _with_copies(distances, near, first)
-        for distances, near, first, distinct in zip(*parts, strict=True)
-    ])  # fmt: skip
-
-
-def _with_copies(distances: Tensor, indices: Tensor, first: Tensor) -> Tensor:
-    n_tokens, k = indices.shape
-    position = torch.arange(n_tokens, device=indices.device)
-    # Tokens at the same distance have the same rank, so that position orders their copies too.
-    apart = distances.diff(dim=1) > _ROUNDING * distances[:, 1:]
-    # Rank of each first token in each list; the last column takes the entries that are empty.
-    rank = indices.new_full((n_tokens, n_tokens + 1), k + 1)
-    rank.scatter_(1, indices.where(indices >= 0, n_tokens), 1 + pad(apart, (1, 0)).cumsum(1))
-    rank[position, first] = 0
-    order = rank[:, first] * n_tokens + position
-    order.fill_diagonal_((k + 2) * n_tokens)
-    return order.topk(k, dim=1, largest=False).indices
 
 
 def neighborhood_overlap(a: Tensor, b: Tensor, ks: Sequence[int]) -> Tensor:
     """Return the fraction of each token's k nearest tokens in one layer that are so in another.
 
-    ``|kNN_a ∩ kNN_b| / k``, ``(n_layers, n_tokens, n_ks)`` float64, of two `neighborhoods`; its
-    mean over tokens is the paper's neighborhood overlap. Copies are tokens like all others here.
+    ``|kNN_a ∩ kNN_b| / k``, ``(n_layers, n_tokens, n_ks)`` float64, of the neighborhoods of two
+    `NearestTokens`; its mean over tokens is the paper's neighborhood overlap. Copies are tokens
+    like all others here.
     """
-    sizes = torch.tensor(list(ks), device=a.device)
-    shared = a.new_empty(*a.shape[:2], len(sizes), dtype=torch.float64)
-    for i, (near_a, near_b) in enumerate(zip(a, b, strict=True)):
+    overlap = a.new_empty(*a.shape[:2], len(ks), dtype=torch.float64)
+    for of_layer, near_a, near_b in zip(overlap, a, b, strict=True):
         same = near_a[:, :, None] == near_b[:, None, :]
-        # Number of tokens that are among the first k of both, for each k.
-        counts = same.cumsum(1, dtype=torch.int32).cumsum(2, dtype=torch.int32)
-        shared[i] = counts.diagonal(dim1=1, dim2=2)[:, sizes - 1]
-    return shared / sizes
+        for i, k in enumerate(ks):
+            of_layer[:, i] = same[:, :k, :k].sum((1, 2)).double() / k
+    return overlap
 
 
 def neighbor_angles(hidden: Tensor, nearest: NearestTokens) -> Tensor:
@@ -243,13 +219,14 @@ def cosine_statistics(hidden: Tensor) -> tuple[Tensor, Tensor]:
     Of hidden states, ``(n_layers, n_tokens, d)``, none of them zero; the population's standard
     deviation, ``(n_layers,)`` each, float64.
     """
-    n_pairs = hidden.shape[1] * (hidden.shape[1] - 1)
-    means, deviations = [], []
+    is_pair = ~torch.eye(hidden.shape[1], dtype=torch.bool, device=hidden.device)
+    means = []
+    deviations = []
     for tokens in hidden:
         units = tokens / torch.linalg.vector_norm(tokens, dim=-1, keepdim=True, dtype=torch.float64)
-        cosines = units @ units.T
-        means.append((cosines.sum() - cosines.trace()) / n_pairs)
-        deviations.append(((cosines - means[-1]).fill_diagonal_(0).square().sum() / n_pairs).sqrt())
+        cosines = (units @ units.T)[is_pair]
+        means.append(cosines.mean())
+        deviations.append(cosines.std(correction=0))
     return torch.stack(means), torch.stack(deviations)
 
 

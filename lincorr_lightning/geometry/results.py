@@ -1,79 +1,148 @@
-"""The results of the two studies of geometry: numbers, tables and figures.
+"""The results of token geometry: numbers, tables and figures.
 
 Imported at the end of a run only, since it takes pandas and matplotlib.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import scipy
 from pandas import DataFrame
 
-from lincorr_lightning.geometry import closeness as tests
 from lincorr_lightning.geometry import figures as draw
-from lincorr_lightning.geometry.closeness import ClosenessTest, KnowledgeCloseness
 from lincorr_lightning.geometry.token_clouds import TokenProfiles
 from lincorr_lightning.results.results import Figure, Results
-from lincorr_lightning.results.table import Mean, Table, columns_of, number, short_name
+from lincorr_lightning.results.table import Mean, Table, column, number, short_name
 
-Row = dict[str, Any]
+_MIN_POINTS = 4  # Fisher's interval needs as many
+
+
+@dataclass(frozen=True)
+class ShufflingLevel:
+    """Means over the prompts at one shuffling level, at the first n2 and the k of the figures."""
+
+    shuffle: int = column("cut in 4^S blocks, S")
+    loss: float | None = column(format=".2f")
+    entropy: float | None = column(format=".2f")
+    dimension: float | None = column("intrinsic dimension, last layer", ".2f")
+    peak_dimension: float | None = column("highest intrinsic dimension", ".2f")
+    overlap: float | None = column("overlap, last two layers", ".2f")
+    lowest_overlap: float | None = column("lowest overlap", ".2f")
+    cosine: float | None = column("cosine, last layer", ".2f")
+    peak_layer: int = column("layer of the highest intrinsic dimension", "d")
+
+
+@dataclass(frozen=True)
+class DimensionLoss:
+    """Correlation of log intrinsic dimension and log loss, with its 95 % interval."""
+
+    shuffle: int
+    layer: int
+    n2: int
+    pearson: float | None = column(format=".2f", default=None)
+    low: float | None = column(format=".2f", default=None)
+    high: float | None = column(format=".2f", default=None)
+    pearson_p: float | None = column(format=".4f", default=None)
+    spearman: float | None = column(format=".2f", default=None)
+    spearman_p: float | None = column(format=".4f", default=None)
+    n: int | None = column(format="d", default=None)
+
+
+@dataclass(frozen=True)
+class RankCorrelation:
+    """Spearman's rho of intrinsic dimension and loss of unshuffled texts (paper, table 1).
+
+    The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
+    """
+
+    cloud: str  #: ``tokens`` of a prompt, or ``prompts`` of a corpus.
+    layer: int
+    n2: int
+    spearman: float | None = column("rho", ".2f")
+    p: float | None = column(format=".4f")
+    n: int | None = column(format="d")
+
+
+def correlate(x: npt.ArrayLike, y: npt.ArrayLike) -> dict[str, Any]:
+    """Return Pearson's r and Spearman's rho by the names of `DimensionLoss`.
+
+    Of the points of which both numbers are finite; empty if there are fewer than four of these, or
+    one of the numbers is constant.
+    """
+    points = np.stack([np.asarray(x, dtype=float), np.asarray(y, dtype=float)])
+    points = points[:, np.isfinite(points).all(0)]
+    if points.shape[1] < _MIN_POINTS or (np.ptp(points, axis=1) == 0).any():
+        return {}
+    linear = scipy.stats.pearsonr(*points)
+    ranked = scipy.stats.spearmanr(*points)
+    interval = linear.confidence_interval()
+    numbers = {
+        "pearson": float(linear.statistic),
+        "low": float(interval.low),
+        "high": float(interval.high),
+        "pearson_p": float(linear.pvalue),
+        "spearman": float(ranked.statistic),
+        "spearman_p": float(ranked.pvalue),
+        "n": points.shape[1],
+    }
+    return numbers if np.isfinite([*numbers.values()]).all() else {}
 
 
 def token_geometry_results(profiles: TokenProfiles, lm: str) -> Results:
     """Return the results of `TokenGeometry` (Viswanathan et al., 2025, arXiv 2501.10573)."""
-    settings, prompts, lm = profiles.settings, profiles.prompts, short_name(lm)
+    settings = profiles.settings
+    layers = profiles.layers["layer"].unique()
     means = layer_means(profiles)
-    values: Row = {
-        "n_prompts": profiles.n_prompts, "n_skipped": profiles.n_skipped,
-        "n_tokens": profiles.n_tokens, "n_corpora": prompts["corpus"].nunique(),
-        "layers": profiles.layers["layer"].unique().tolist(),
-        "range_scalings": list(settings.range_scalings), "ks": list(settings.ks),
-        "shuffles": [_level(profiles, means, level) for level in prompts["shuffle"].unique()],
-        "dimension_loss": list(_dimension_loss_rows(profiles)),
-    }  # fmt: skip
-    values["spearman"] = list(_spearman_rows(profiles, values["dimension_loss"]))
-    first = means[means["shuffle"] == means["shuffle"].min()]
-    scalars = {f"test/{name}": values["shuffles"][0][name] for name in ("loss", "entropy")}
-    for row in first[first["key"].isin(profiles.shown)].itertuples():
+    levels = [_level(profiles, means, level) for level in means["shuffle"].unique()]
+    losses = profiles.prompts["loss"].repeat(len(layers)).to_numpy()
+    of_tokens = _correlations(profiles.layers.assign(loss=losses), settings.range_scalings)
+    corpora = profiles.corpora
+    of_prompts = _correlations(corpora, settings.range_scalings) if len(corpora) else []
+    ranks = [
+        RankCorrelation(cloud, row.layer, row.n2, row.spearman, row.spearman_p, row.n)
+        for cloud, rows in (("tokens", of_tokens), ("prompts", of_prompts))
+        for row in rows
+        if row.shuffle == 0
+    ]
+    values = {
+        "n_prompts": profiles.n_prompts,
+        "n_skipped": profiles.n_skipped,
+        "n_tokens": settings.n_tokens,
+        "n_corpora": profiles.prompts["corpus"].nunique(),
+        "layers": layers.tolist(),
+        "range_scalings": settings.range_scalings,
+        "ks": settings.ks,
+        "shuffles": levels,
+        "dimension_loss": [asdict(row) for row in of_tokens],
+        "spearman": [asdict(row) for row in ranks],
+    }
+    scalars = {f"test/{name}": levels[0][name] for name in ("loss", "entropy")}
+    logged = means[means["key"].isin(profiles.shown) & (means["shuffle"] == levels[0]["shuffle"])]
+    for row in logged.itertuples():
         scalars[f"test/{str(row.key).replace(' ', '_')}/layer_{row.layer}"] = row.mean
-    n2, correlations = settings.range_scalings[0], values["dimension_loss"]
+    rho = "Spearman's rho of intrinsic dimension and loss of unshuffled texts"
+    clouds = (
+        "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud is the "
+        "prompts of a corpus, rho is over corpora."
+    )
+    r = "Correlation of log intrinsic dimension and log loss over prompts"
+    tables = [
+        _level_table(profiles, levels),
+        Table.of("spearman", ranks, RankCorrelation, rho, clouds),
+        Table.of("dimension_loss", of_tokens, DimensionLoss, r),
+        *_prompt_tables(profiles, means),
+    ]
+    by_layer = partial(draw.profiles_figure, profiles, means, short_name(lm))
+    by_loss = partial(draw.dimension_loss_figure, profiles, DataFrame(of_tokens), short_name(lm))
     figures = [
-        Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer",
-               partial(draw.profiles_figure, profiles, means, lm)),
-        Figure("dimension_loss", f"Log intrinsic dimension (n2 = {n2}) and log loss over prompts",
-               partial(draw.dimension_loss_figure, profiles, correlations, lm)),
-    ]  # fmt: skip
-    tables = _token_tables(profiles, means, values)
+        Figure("profiles", "Intrinsic dimension, overlap, cosine and angle by layer", by_layer),
+        Figure("dimension_loss", f"{r} (n2 = {settings.range_scalings[0]})", by_loss),
+    ]
     return Results("token_geometry", values, scalars, tables, figures)
-
-
-def _token_tables(profiles: TokenProfiles, means: DataFrame, values: Row) -> list[Table]:
-    prompts, layers = profiles.prompts, profiles.layers
-    formats, n2 = columns_of(tests.CorrelationTest)[2], profiles.settings.range_scalings[0]
-    before, last = ({"layer": values["layers"][i]} for i in (max(-2, -len(values["layers"])), -1))
-    return [
-        _level_table(profiles, values),
-        Table.of("spearman", values["spearman"], ["cloud", "layer", "n2", "spearman", "p", "n"],
-                 "Spearman's rho of intrinsic dimension and loss of unshuffled texts",
-                 "tokens: a cloud is the tokens of a prompt, rho is over prompts; prompts: a cloud "
-                 "is the prompts of a corpus, rho is over corpora.",
-                 headings={"spearman": "rho"}, formats=formats | {"p": ".4f"}),
-        Table.of("dimension_loss", values["dimension_loss"], formats=formats,
-                 caption="Correlation of log intrinsic dimension and log loss over prompts"),
-        Table("layers", means.drop(columns="key"), formats={"mean": ".3f", "std": ".3f"},
-              caption="Observables by layer: mean and standard deviation over prompts"),
-        Table("prompts", prompts,
-              "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt",
-              formats=dict.fromkeys(prompts.columns[3:], ".2f"),
-              ).sampled("prompt", loss="loss", entropy="entropy"),
-        Table("profiles", layers, "All observables by prompt, shuffling level and layer",
-              formats=dict.fromkeys(layers.columns[3:], ".3f"),
-              ).sampled("prompt", dimension=Mean(f"dimension n2={n2}", where=last),
-                        overlap=Mean(f"overlap k={profiles.paper_k}", where=before),
-                        cosine=Mean("cosine_mean", where=last)),
-    ]  # fmt: skip
 
 
 def layer_means(profiles: TokenProfiles) -> DataFrame:
@@ -92,165 +161,82 @@ def layer_means(profiles: TokenProfiles) -> DataFrame:
     return means
 
 
-def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> Row:
-    row: Row = {"shuffle": int(level)}
+def _level(profiles: TokenProfiles, means: DataFrame, level: int) -> dict[str, Any]:
+    """Return the means over prompts at one level, by observable and setting; by layer in lists."""
     prompts = profiles.prompts[profiles.prompts["shuffle"] == level]
     at_level = means[means["shuffle"] == level]
-    values = {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
-    values |= {key: list(map(number, at_level["mean"][at_level["key"] == key]))
-               for key in profiles.layers.columns[3:]}  # fmt: skip
+    values: dict[str, Any] = {key: number(prompts[key].mean()) for key in prompts.columns[3:]}
+    for key in profiles.layers.columns[3:]:
+        values[key] = [number(mean) for mean in at_level["mean"][at_level["key"] == key]]
+    nested: dict[str, Any] = {"shuffle": int(level)}
     for key, value in values.items():
         name, _, setting = key.partition("=")
         if setting:
-            row.setdefault(name.partition(" ")[0], {})[setting] = value
+            nested.setdefault(name.partition(" ")[0], {})[setting] = value
         else:
-            row[name] = value
-    return row
+            nested[name] = value
+    return nested
 
 
-def _level_table(profiles: TokenProfiles, values: Row) -> Table:
-    n2, k = profiles.settings.range_scalings[0], profiles.paper_k
+def _correlations(frame: DataFrame, range_scalings: Sequence[int]) -> list[DimensionLoss]:
     rows = []
-    for level in values["shuffles"]:
+    for (level, layer), points in frame.groupby(["shuffle", "layer"], sort=False):
+        loss = np.log(points["loss"].where(points["loss"] > 0))
+        for n2 in range_scalings:
+            dimension = points[f"dimension n2={n2}"]
+            numbers = correlate(np.log(dimension.where(dimension > 0)), loss)
+            rows.append(DimensionLoss(int(level), int(layer), n2, **numbers))
+    return rows
+
+
+def _level_table(profiles: TokenProfiles, levels: Sequence[dict[str, Any]]) -> Table:
+    n2 = profiles.settings.range_scalings[0]
+    k = profiles.settings.shown_k
+    rows = []
+    for level in levels:
         dimension = level["dimension"][str(n2)]
-        overlap = [value for value in level["overlap"][str(k)] if value is not None]
+        overlap = [value for value in level["overlap"][str(k)] if value is not None] or [None]
         peak = int(np.argmax([value or 0 for value in dimension]))
-        rows.append({
-            **{key: level[key] for key in ("shuffle", "loss", "entropy")},
-            "dimension": dimension[-1], "peak_dimension": dimension[peak],
-            "overlap": overlap[-1] if overlap else None,
-            "lowest_overlap": min(overlap, default=None), "cosine": level["cosine_mean"][-1],
-            "peak_layer": values["layers"][peak],
-        })  # fmt: skip
-    return Table.of(
-        "levels", rows, headline=True,
-        caption=f"Token geometry by shuffling level, means over {values['n_prompts']:,} prompts of "
-        f"{profiles.n_tokens:,} tokens ({profiles.n_skipped} too short)",
-        headings={
-            "shuffle": "cut in 4^S blocks, S", "dimension": f"ID (n2={n2}), last layer",
-            "peak_dimension": "highest ID", "overlap": f"overlap (k={k}), last two layers",
-            "lowest_overlap": "lowest overlap", "cosine": "cosine, last layer",
-            "peak_layer": "layer of the highest ID"},
-        formats={**dict.fromkeys(list(rows[0])[1:-1], ".2f"), "peak_layer": "d"},
-    )  # fmt: skip
+        row = ShufflingLevel(
+            shuffle=level["shuffle"],
+            loss=level["loss"],
+            entropy=level["entropy"],
+            dimension=dimension[-1],
+            peak_dimension=dimension[peak],
+            overlap=overlap[-1],
+            lowest_overlap=min(overlap),
+            cosine=level["cosine_mean"][-1],
+            peak_layer=peak + 1,
+        )
+        rows.append(row)
+    caption = (
+        f"Token geometry by shuffling level, means over {profiles.n_prompts:,} prompts of "
+        f"{profiles.settings.n_tokens:,} tokens ({profiles.n_skipped} too short)"
+    )
+    note = f"Intrinsic dimension at n2 = {n2}, overlap of the {k} nearest tokens."
+    return Table.of("levels", rows, ShufflingLevel, caption, note, headline=True)
 
 
-def _dimension_loss_rows(profiles: TokenProfiles) -> Iterator[Row]:
+def _prompt_tables(profiles: TokenProfiles, means: DataFrame) -> list[Table]:
+    dimension, overlap, cosine, _ = profiles.shown
     prompts = profiles.prompts
-    for (level, layer), rows in profiles.layers.groupby(["shuffle", "layer"], sort=False):
-        loss = prompts["loss"][prompts["shuffle"] == level]
-        for n2 in profiles.settings.range_scalings:
-            x, y = (np.log(v.where(v > 0)) for v in (rows[f"dimension n2={n2}"], loss))
-            test = tests.correlation_test(x, y)
-            yield {"shuffle": level, "layer": layer, "n2": n2, **asdict(test)}
-
-
-def _spearman_rows(profiles: TokenProfiles, dimension_loss: list[Row]) -> Iterator[Row]:
-    """Yield rho of ID and loss (paper, table 1), which their logarithms have, too.
-
-    The paper's prompt level by ESS, another estimator of the intrinsic dimension, is left out.
-    """
-    found = [{"cloud": "tokens", **row} for row in dimension_loss if row["shuffle"] == 0]
-    corpora = profiles.corpora
-    for layer, rows in corpora.groupby("layer", sort=False) if len(corpora) else ():
-        for n2 in profiles.settings.range_scalings:
-            test = tests.correlation_test(rows[f"dimension n2={n2}"], rows["loss"])
-            found.append({"cloud": "prompts", "layer": layer, "n2": n2, **asdict(test)})
-    for row in found:
-        rho = {"spearman": row["spearman"], "p": row["spearman_p"], "n": row["n"]}
-        yield {**{key: row[key] for key in ("cloud", "layer", "n2")}, **rho}
-
-
-def knowledge_geometry_results(closeness: KnowledgeCloseness, lm: str) -> Results:
-    """Return the results of `KnowledgeGeometry`."""
-    lm, ks, scalings = short_name(lm), closeness.ks, closeness.range_scalings
-    pairs = list(_pair_rows(closeness))
-    tables = [_summary(closeness), *_closeness_tables(closeness, pairs)]
-    figures = [Figure("closeness", "Closeness of two kinds of knowledge and scores of the maps",
-                      partial(draw.closeness_figure, closeness, lm))]  # fmt: skip
-    if len(closeness.layers) > 1:
-        figures.append(Figure("rho_by_layer", "Rho of closeness and scores by layer",
-                              partial(draw.rho_figure, closeness, lm)))  # fmt: skip
-    values = {
-        "n_subjects": closeness.n_subjects, "layers": list(closeness.layers),
-        "range_scalings": list(scalings), "ks": list(ks),
-        "chance_overlap": {str(k): k / (closeness.n_subjects - 1) for k in ks},
-        "dimension": {
-            name: {str(n2): [number(v) for v in by_layer[:, i]] for i, n2 in enumerate(scalings)}
-            for name, by_layer in closeness.dimension.items()},
-        "tests": list(map(asdict, closeness.tests)),
-        "pairs": [
-            {**row, "overlap": {str(k): by_layer[:, i].tolist() for i, k in enumerate(ks)}}
-            for row, by_layer in zip(pairs, closeness.overlap.values(), strict=True)],
-    }  # fmt: skip
-    scalars = {
-        f"test/{test.closeness}_{test.setting}".rstrip("_") + f"/{test.against}": test.spearman
-        for test in closeness.tests
-        if test.layer == "all" and test.given is None and test.spearman is not None}  # fmt: skip
-    return Results("knowledge_geometry", values, scalars, list(filter(len, tables)), figures)
-
-
-def _closeness_tables(closeness: KnowledgeCloseness, pairs: list[Row]) -> list[Table]:
-    def rows(found: Mapping[Any, Any], settings: Sequence[int]) -> list[tuple[Any, ...]]:
-        return [
-            (*([of] if isinstance(of, str) else of), layer, setting, number(value))
-            for of, by_layer in found.items()
-            for layer, values in zip(closeness.layers, by_layer, strict=True)
-            for setting, value in zip(settings, values, strict=True)
-        ]
-
+    layers = profiles.layers
+    last = layers["layer"].max()
+    caption = "Loss, entropy and intrinsic dimension of the next-token probabilities by prompt"
+    by_prompt = Table(
+        "prompts", prompts, caption, formats=dict.fromkeys(prompts.columns[3:], ".2f")
+    )
+    caption = "All observables by prompt, shuffling level and layer"
+    by_layer = Table("profiles", layers, caption, formats=dict.fromkeys(layers.columns[3:], ".3f"))
+    caption = "Observables by layer: mean and standard deviation over prompts"
+    formats = {"mean": ".3f", "std": ".3f"}
     return [
-        Table.of("tests", ({**vars(one), "layer": None if one.layer == "all" else int(one.layer)}
-                           for one in closeness.tests), ClosenessTest,
-                 "Spearman's rho of closeness and scores of the maps over pairs", "given: the "
-                 "wording of the prompts is partialled out; no layer: mean over all layers."),
-        Table.of("pairs", pairs, formats=dict.fromkeys(list(pairs[0])[2:], ".2f"),
-                 caption="Closeness of two kinds of knowledge and scores of the maps between them"),
-        Table.of("dimension", rows(closeness.dimension, closeness.range_scalings),
-                 ["knowledge", "layer", "n2", "dimension"],
-                 "Intrinsic dimension of each kind of knowledge's prompts",
-                 formats={"dimension": ".2f"}),
-        Table.of("overlap", rows(closeness.overlap, closeness.ks),
-                 ["a", "b", "layer", "k", "overlap"], formats={"overlap": ".3f"},
-                 caption="Overlap of the neighborhoods of a subject under two prompts"),
-    ]  # fmt: skip
-
-
-def _summary(closeness: KnowledgeCloseness) -> Table:
-    rows: dict[str, Row] = {}
-    for test in closeness.tests:
-        if test.layer == "all" and test.spearman is not None:
-            name = test.closeness.replace("dimension_difference", "difference of log ID")
-            name = f"{name} {test.setting}".strip()
-            key = test.against + (f" given {test.given}" if test.given else "")
-            row = rows.setdefault(name, {"closeness": name})
-            row |= {key: test.spearman, f"{key} p": test.p}
-    columns = list(dict.fromkeys(key for row in rows.values() for key in row))
-    p = [key for key in columns if key.endswith(" p")]
-    return Table.of(
-        "closeness", rows.values(), columns,
-        f"Closeness of {len(closeness.names)} kinds of knowledge and the scores of linear "
-        f"maps between them, {closeness.n_subjects} subjects: Spearman's rho over pairs",
-        "p by permutation of the kinds of knowledge (Mantel); given wording: the similarity of the "
-        "prompts' wording is partialled out.", True, dict.fromkeys(p, "p"),
-        {**dict.fromkeys(columns[1:], ".2f"), **dict.fromkeys(p, ".4f")},
-    )  # fmt: skip
-
-
-def _pair_rows(closeness: KnowledgeCloseness) -> Iterator[Row]:
-    scores = {score.pair: score.row() for score in closeness.scores}
-    matrices = closeness.score_matrices
-    differences = {f"dimension_difference n2={n2}": closeness.difference_matrix(i)
-                   for i, n2 in enumerate(closeness.range_scalings)}  # fmt: skip
-    for (a, b), overlap in closeness.overlap.items():
-        at = closeness.names.index(a), closeness.names.index(b)
-        row: Row = {"a": a, "b": b, **{name: number(one[at]) for name, one in matrices.items()}}
-        for way, pair in (("a->b", (a, b)), ("b->a", (b, a))):
-            score = scores.get(pair, {})
-            row[f"r {way}"] = score.get("label_mean")
-            for n in ("1", "3", "5"):
-                row[f"hit{n} {way}"] = score.get(f"influenced_{n}")
-        row["wording"] = closeness.wording[a, b]
-        row |= {f"overlap k={k}": number(overlap[:, n].mean()) for n, k in enumerate(closeness.ks)}
-        row |= {name: number(matrix[at]) for name, matrix in differences.items()}
-        yield row
+        Table("layers", means.drop(columns="key"), caption, formats=formats),
+        by_prompt.sampled("prompt", loss="loss", entropy="entropy"),
+        by_layer.sampled(
+            "prompt",
+            dimension=Mean(dimension, where={"layer": int(last)}),
+            overlap=Mean(overlap, where={"layer": int(last) - 1}),
+            cosine=Mean(cosine, where={"layer": int(last)}),
+        ),
+    ]

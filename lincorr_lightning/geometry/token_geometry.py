@@ -1,12 +1,14 @@
 """Token geometry: the cloud of a prompt's tokens by layer, as written and shuffled."""
 
-import torch
-
 from lincorr_lightning.data.texts import TokenBatch
 from lincorr_lightning.distributed import gather
 from lincorr_lightning.errors import ConfigError, require
-from lincorr_lightning.geometry import token_clouds
-from lincorr_lightning.geometry.observables import shuffle_blocks
+from lincorr_lightning.geometry.token_clouds import (
+    CloudSettings,
+    PromptGeometry,
+    TokenProfiles,
+    observe_prompts,
+)
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.results.results import Results
 from lincorr_lightning.study import LMStudy, without_chat
@@ -33,7 +35,6 @@ class TokenGeometry(LMStudy):
         range_scalings: Range scalings n2 of the intrinsic dimension; None takes 2, 4, 8, ... up to
             a quarter of the tokens, at most 256.
         ks: Sizes of the neighborhoods whose overlap is taken; None takes 1 to 31.
-        embedding_layer: Whether the token embedding is observed too, as layer 0; not in the paper.
         seed: Seed of the shuffles.
 
     After a test, `profiles` is what was observed.
@@ -44,56 +45,49 @@ class TokenGeometry(LMStudy):
     shards_lm = True
 
     def __init__(
-        self, lm: LMConfig = LMConfig(), shuffles: list[int] = [0],  # noqa: B006
-        range_scalings: list[int] | None = None, ks: list[int] | None = None,
-        embedding_layer: bool = False, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        lm: LMConfig = LMConfig(),
+        shuffles: list[int] = [0],  # noqa: B006
+        range_scalings: list[int] | None = None,
+        ks: list[int] | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__(without_chat(lm))
         if not shuffles or len(set(shuffles)) < len(shuffles) or min(shuffles) < 0:
             raise ConfigError(f"model.shuffles is {shuffles}; it must hold levels from 0, once.")
         require("model.seed", seed, at_least=0)
         self.save_hyperparameters(logger=False)
         self.shuffles = tuple(sorted(shuffles))
-        self.range_scalings, self.ks, self.embedding_layer = range_scalings, ks, embedding_layer
+        self.range_scalings = range_scalings
+        self.ks = ks
         self.seed = seed
-        self.profiles: token_clouds.TokenProfiles | None = None
-        self._observed: list[token_clouds.ObservedPrompt] = []
-        self._n_skipped = 0
+        self.profiles: TokenProfiles | None = None
+        self._observed: list[PromptGeometry] = []
 
     def on_test_start(self) -> None:
-        self.profiles, self._observed = None, []
+        self.profiles = None
+        self._observed = []
 
     def test_step(self, batch: TokenBatch, batch_idx: int) -> None:
-        self._n_tokens, self._n_skipped = batch.tokens.shape[1], batch.n_skipped
+        n_tokens = batch.tokens.shape[1]
         for level in self.shuffles:
-            if self._n_tokens % 4**level:
+            if n_tokens % 4**level:
                 raise ConfigError(
                     f"model.shuffles has level {level}, which cuts a prompt into {4**level} equal "
-                    f"blocks; data.n_tokens, {self._n_tokens}, cannot be cut so. Leave the level "
+                    f"blocks; data.n_tokens, {n_tokens}, cannot be cut so. Leave the level "
                     f"out, or make data.n_tokens a multiple of {4**level}."
                 )
-        self._clouds = token_clouds.CloudSettings.of(
-            self._n_tokens, self.range_scalings, self.ks, self.embedding_layer, "model"
-        )
-        numbers = range(batch.first, batch.first + len(batch.tokens))
+        self._n_skipped = batch.n_skipped
+        self._settings = CloudSettings(n_tokens, self.range_scalings, self.ks)
         for level in self.shuffles:
-            orders = [shuffle_blocks(self._n_tokens, level, [self.seed, n, level]) for n in numbers]
-            rows = batch.tokens.gather(1, torch.stack(orders).to(batch.tokens.device))
-            note = f", shuffled at level {level}" if level else ""
-            names = [f"{n} ({name}){note}" for n, name in zip(numbers, batch.names, strict=True)]
-            observed = token_clouds.observe_prompts(self.lm, rows, names, self._clouds)
-            if level:
-                observed = [one._replace(last=None) for one in observed]
+            observed = observe_prompts(self.lm, batch, self._settings, level, self.seed)
             if not batch.is_padding:
-                about = zip(batch.names, batch.corpora, observed, strict=True)
-                self._observed += [(n, level, *one) for n, one in zip(numbers, about, strict=True)]
+                self._observed += observed
 
     def on_test_epoch_end(self) -> None:
-        own, self._observed = self._observed, []
-        observed = [one for part in gather(own) for one in part]
-        self.profiles = token_clouds.tabulate_prompts(
-            observed, self._clouds, self._n_tokens, self._n_skipped, self.device
-        )
+        observed = [prompt for part in gather(self._observed) for prompt in part]
+        self._observed = []
+        self.profiles = TokenProfiles.of(observed, self._settings, self._n_skipped, self.device)
         prompts = self.profiles.prompts
         loss = float(prompts["loss"][prompts["shuffle"] == self.shuffles[0]].mean())
         # The loggers get it with the other results.

@@ -19,8 +19,8 @@ from lincorr_lightning.functional import Moments, macro_mean, precision
 from lincorr_lightning.functional.significance import bootstrap_interval, weight_cosine
 from lincorr_lightning.io import number
 from lincorr_lightning.linear_map import solver
-from lincorr_lightning.linear_map.layout import JointLayout, Pair
-from lincorr_lightning.linear_map.scores import Numbers, PairScore, score_maps, with_numbers
+from lincorr_lightning.linear_map.layout import Pair
+from lincorr_lightning.linear_map.scores import Numbers, PairScore, with_numbers
 from lincorr_lightning.linear_map.solver import FittedMaps, RidgeSolver, Solution
 from lincorr_lightning.lm.language_model import LanguageModel
 from lincorr_lightning.progress import progress
@@ -271,12 +271,3 @@ def beside_baselines(
     head_rows = lm.head_rows(labels) if fitted.layout.words else None
     hits = vocabulary_baselines(scores, fitted, head_rows)
     return with_numbers(with_numbers(scores, words), hits), curve
-
-
-def fit_and_score(
-    fit: Moments, test: Moments, layout: JointLayout, lm: LanguageModel, ridge: float = 0.0,
-    n_compared: int = 0,
-) -> list[PairScore]:  # fmt: skip
-    """Fit the maps of all pairs on the rows behind `fit`, and score them on those of `test`."""
-    fitted = solver.fit_layout(fit, layout, ridge)
-    return beside_baselines(score_maps(fitted, test), fitted, test, lm, n_compared, counts=())[0]

@@ -1,11 +1,9 @@
-"""The training text of a tiny world: its statements, some of them withheld, and its vocabulary."""
+"""The training text of a tiny world: its statements and its vocabulary."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import filterfalse
 
-import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from lincorr_lightning.data.tiny_world.words import build_tokenizer
@@ -36,15 +34,14 @@ class EncodedStatement:
 class Corpus:
     """Statements about a world, and the tokenizer of everything that is true, stated or not.
 
-    `knowledge` are the names of its kinds. The training text makes the statements `stated` and
-    never those `withheld`; `second_homes` do not count in recall, where the first is right.
+    `knowledge` are the names of its kinds. The training text makes the statements `stated`;
+    `second_homes` do not count in recall, where the first is right.
     """
 
     world: World
     tokenizer: PreTrainedTokenizerFast
     knowledge: tuple[str, ...]
     stated: tuple[Statement, ...]
-    withheld: tuple[Statement, ...] = ()
     second_homes: tuple[Statement, ...] = ()
 
     @cached_property
@@ -94,49 +91,18 @@ class Corpus:
             answers[statement.knowledge].add(statement.answer)
         return [sorted(tokens) for tokens in answers]
 
-    def facts(self, name: str) -> tuple[list[Statement], list[Statement]]:
-        """Return the stated and the withheld statements of a kind of knowledge."""
-        stated = [each for each in self.stated if each.knowledge.name == name]
-        return stated, [each for each in self.withheld if each.knowledge.name == name]
 
-
-def build_corpus(
-    config: WorldConfig, catalogue: Catalogue, stated: Sequence[str], pair: str | None = None,
-    cooccurrence: float = 1.0, seed: int = 0,
-) -> Corpus:  # fmt: skip
+def build_corpus(config: WorldConfig, catalogue: Catalogue, stated: Sequence[str]) -> Corpus:
     """Generate a world and the statements about it.
 
-    `stated` are kinds of knowledge or families; `pair` and `cooccurrence` are those of
-    `CorpusDataModule`, and `seed` is that of the choice of people.
+    `stated` are kinds of knowledge or families.
     """
     knowledge = catalogue.select(list(stated))
     world = World.generate(config, catalogue, stated)
-    statements = list(world.statements(knowledge))
-    withheld: set[tuple[str, str]] = set()
-    if pair is not None:
-        relation = catalogue.relation(pair)
-        names = (relation.source.name, relation.target.name)
-        withheld = _choose_withheld(statements, names, cooccurrence, seed)
-
-    def is_stated(statement: Statement) -> bool:
-        return (statement.subject, statement.knowledge.name) not in withheld
-
     return Corpus(
-        world, build_tokenizer(*world.words(knowledge)), tuple(each.name for each in knowledge),
-        stated=tuple(filter(is_stated, statements)),
-        withheld=tuple(filterfalse(is_stated, statements)),
-        second_homes=tuple(filter(is_stated, world.second_homes(knowledge))),
-    )  # fmt: skip
-
-
-def _choose_withheld(
-    statements: Sequence[Statement], pair: tuple[str, str], cooccurrence: float, seed: int
-) -> set[tuple[str, str]]:
-    stated = {statement.knowledge.name for statement in statements}
-    if missing := [name for name in pair if name not in stated]:
-        why = f"data.pair is {'->'.join(pair)}, but {missing[0]} is not stated"
-        raise ConfigError(f"{why}; add it to data.knowledge.")
-    people = list(dict.fromkeys(s.subject for s in statements if s.knowledge.name in pair))
-    order = np.random.default_rng(seed).permutation(len(people))
-    n_both = round(cooccurrence * len(people))
-    return {(people[i], pair[rank % 2]) for rank, i in enumerate(order[n_both:].tolist())}
+        world,
+        build_tokenizer(*world.words(knowledge)),
+        tuple(each.name for each in knowledge),
+        stated=tuple(world.statements(knowledge)),
+        second_homes=tuple(world.second_homes(knowledge)),
+    )

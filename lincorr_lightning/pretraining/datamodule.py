@@ -183,11 +183,8 @@ class CorpusDataModule(StudyData):
         mixup_fraction: Share of the statements whose subject is mixed with another one; the answers
             are mixed in the same proportion. Mixing connects any two people by a path along which
             all related answers change together.
-        pair: Two kinds of knowledge, as ``city->country``, that `cooccurrence` applies to.
-        cooccurrence: Share of the people of whom both kinds of knowledge of `pair` are stated. Of
-            each other person the text states one and never the other, of half of them the source.
         knowledge_files: YAML files with additional knowledge.
-        seed: Seed of the order, of the mixing, and of the choice of people for `cooccurrence`.
+        seed: Seed of the order and of the mixing.
     """
 
     batch_type = PackedBatch
@@ -195,15 +192,21 @@ class CorpusDataModule(StudyData):
     settings_per_rank = frozenset({"batch_size"})
 
     def __init__(
-        self, world: WorldConfig | None = None, knowledge: list[str] | None = None,
-        batch_size: int = 256, row_length: int = 64, full_loss_fraction: float = 0.1,
-        repeats: dict[str, int] | None = None, second_home_repeats: int = 1,
-        mixup_fraction: float = 0.5, pair: str | None = None, cooccurrence: float = 1.0,
-        knowledge_files: list[str] | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        world: WorldConfig | None = None,
+        knowledge: list[str] | None = None,
+        batch_size: int = 256,
+        row_length: int = 64,
+        full_loss_fraction: float = 0.1,
+        repeats: dict[str, int] | None = None,
+        second_home_repeats: int = 1,
+        mixup_fraction: float = 0.5,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__()
         self.save_hyperparameters()
-        for name in ("full_loss_fraction", "mixup_fraction", "cooccurrence"):
+        for name in ("full_loss_fraction", "mixup_fraction"):
             require(f"data.{name}", self.hparams[name], at_least=0, at_most=1)
         require("data.batch_size", batch_size, at_least=1)
         require("data.second_home_repeats", second_home_repeats, at_least=1)
@@ -211,7 +214,6 @@ class CorpusDataModule(StudyData):
             require(f"data.repeats.{name}", n, at_least=1)
         self.world_config = as_settings(WorldConfig, world or WorldConfig())
         self.knowledge, self.repeats = knowledge or ["attribute", "math"], repeats or {}
-        self.pair, self.cooccurrence, self.seed = pair, cooccurrence, seed
         self.row_length = row_length
         self._statements = partial(
             PackedStatements, batch_size=batch_size, row_length=row_length, seed=seed,
@@ -225,10 +227,7 @@ class CorpusDataModule(StudyData):
         """Generate the world and its statements, identical on all ranks."""
         if self.corpus is not None:
             return
-        corpus = build_corpus(
-            self.world_config, self._catalogue, self.knowledge, self.pair, self.cooccurrence,
-            self.seed,
-        )  # fmt: skip
+        corpus = build_corpus(self.world_config, self._catalogue, self.knowledge)
         longest = max(len(statement.tokens) for statement in corpus.encoded)
         require("data.row_length", self.row_length, at_least=longest)  # a statement
         self._repeats = [1] * len(corpus.knowledge)

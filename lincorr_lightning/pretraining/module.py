@@ -1,6 +1,7 @@
 """Pre-training of a tiny Llama from random weights: how the embedded tiny world was made."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -239,9 +240,10 @@ class Pretraining(Study):
         """Write the LM, whose fingerprint is part of the results, and return loss and recall."""
         lm, corpus = self._ready
         folder = run_folder(self.trainer) / "model"
+        n_prompts = Counter(statement.knowledge.name for statement in corpus.stated)
         recall = Table.of(
             "recall",
-            [(name, value, len(corpus.facts(name)[0])) for name, value in self._recall.items()],
+            [(name, value, n_prompts[name]) for name, value in self._recall.items()],
             ["knowledge", "recall", "n_prompts"],
             "Share of the stated facts that the LM recalls, over the whole vocabulary",
             headline=True, headings={"n_prompts": "prompts"},

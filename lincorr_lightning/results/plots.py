@@ -179,7 +179,7 @@ def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict
 def curves(
     frame: DataFrame, x: str, y: str, hue: str | None = None, panel: str | None = None,
     dashed: str | None = None, *, title: str, subtitle: str = "",
-    band: tuple[str, str] | None = None, filled: str | None = None,
+    band: tuple[str, str] | None = None,
     colours: Mapping[Any, str] | None = None, labels: tuple[str, str] = ("", ""),
     percent: bool = False, share_y: bool = False, per_row: int = 3,
     size: tuple[float, float] = (3.5, 2.5),
@@ -188,12 +188,12 @@ def curves(
     """Draw y over x: a line per value of `hue`, a panel per value of `panel`.
 
     A row of `frame` is a point, in any order; rows without x or y are left out. x are numbers, of
-    which whole ones such as layers have whole ticks, or names, which keep their order. Of columns
-    of truth values, rows that are `dashed` make a thin dotted line of their own, and those not
-    `filled` have hollow markers. `band` are the columns of its lower and upper end, `colours` are
-    by value of `hue` (others are chosen), `labels` name the axes (without a label the
-    vertical one has the panel's name), and `size` is that of a panel in inches. `each` is called
-    with every panel, its value of `panel` and its rows, to add to it.
+    which whole ones such as layers have whole ticks, or names, which keep their order. `dashed` is
+    a column of truth values: these rows make a thin dotted line of their own. `band` are the
+    columns of its lower and upper end, `colours` are by value of `hue` (others are chosen),
+    `labels` name the axes (without a label the vertical one has the panel's name), and `size` is
+    that of a panel in inches. `each` is called with every panel, its value of `panel` and its rows,
+    to add to it.
     """
     frame = frame.dropna(subset=[x, y])
     frame = frame.assign(_line=frame[hue] if hue else "", _panel=frame[panel] if panel else "")
@@ -211,7 +211,7 @@ def curves(
         for line, colour in colour_of.items():
             rows = in_panel[in_panel["_line"] == line].sort_values(x)
             label = legible([str(line)], _LONGEST)[0] if hue else None
-            _draw_line(axes, rows, (x, y, dashed, filled, band), label, colour)
+            _draw_line(axes, rows, (x, y, dashed, band), label, colour)
         heading = legible([str(name)], 46)[0] if panel else ""
         if labels[1]:
             plain_axes(axes, heading, labels[0], "" if i % n_columns else labels[1])
@@ -232,18 +232,14 @@ def curves(
 def _draw_line(
     axes: Axes, rows: DataFrame, columns: tuple[Any, ...], label: str | None, colour: Any
 ) -> None:
-    x, y, dashed, filled, band = columns
+    x, y, dashed, band = columns
     marker = "o" if len(rows) <= _MAX_MARKERS else ""
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
     for part, dash, width, size in ((rows[~dotted], "-", 1.6, 4.0), (rows[dotted], ":", 1.0, 2.5)):
         if len(part):
             axes.plot(part[x], part[y], dash, label=label, color=colour, linewidth=width,
-                      marker=marker, markersize=size,
-                      markerfacecolor="white" if filled else colour)  # fmt: skip
+                      marker=marker, markersize=size)  # fmt: skip
             label = None
-    if filled:
-        dark = rows[rows[filled].astype(bool)]
-        axes.plot(dark[x], dark[y], "o", color=colour, markersize=4)
     if band:
         edge = 4 if len(rows) == 1 else 0  # a band of one point has no width
         low, high = rows[list(band)].to_numpy(float).T
@@ -309,10 +305,8 @@ def _legend_columns(names: Sequence[Any], width: float) -> int:
     return max(1, int((width - 0.3) / (0.07 * min(longest, _LONGEST) + 0.45)))
 
 
-def p_text(p: float | None) -> str:
+def p_text(p: float) -> str:
     """Return a p-value as text: ``p < .001``, or as ``p = .021``."""
-    if p is None:
-        return ""
     return "p < .001" if p < 0.001 else f"p = {p:.3f}".replace("0.", ".", 1)
 
 

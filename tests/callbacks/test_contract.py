@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader
 from lincorr_lightning import callbacks as all_of_them
 from lincorr_lightning.callbacks import (
     FeatureMovement,
-    Formation,
     Generalization,
     GradientCorrelation,
     Resilience,
@@ -62,9 +61,8 @@ def every_callback(naive, tmp_path):
     saes = save_sae(tmp_path / "saes")
     return lambda: [
         *three_callbacks(naive),
-        Formation(["city->country"], n_subjects=60, every_n_steps=2),
         FeatureMovement(saes, "city->country", n_watch=8, every_n_steps=2),
-        TokenGeometryMonitor(n_tokens=12, every_n_steps=2, embedding_layer=True),
+        TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
     ]
 
 
@@ -253,7 +251,6 @@ OTHER_ARGUMENTS = [
     (GradientCorrelation, {"subjects": ["name1", "name2", "name3"]}),
     (Resilience, {"subjects": ["name1", "name2", "name3"]}),
     (FeatureMovement, {"least": 0.2}),
-    (Formation, {"control": None}),
     (TokenGeometryMonitor, {"ks": [3]}),
 ]
 
@@ -286,7 +283,6 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
     ]
     callbacks = [
         *(FeatureMovement(folder, n_watch=4) for folder in saes),
-        *(Formation(["city->country"], n_subjects=n) for n in (40, 60)),
         *(TokenGeometryMonitor(n_tokens=12, ks=[k]) for k in (3, 1)),
         *(Generalization(edits=naive.edits[:n], linear_map=own_map.folder) for n in (5, 6)),
     ]
@@ -296,7 +292,7 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
     assert {key.partition("/")[0] for key in callbacks[1].history} == {"features_2"}
     assert callbacks[0].results != callbacks[1].results
     files = {path.stem for path in (run_folder(trainer) / "tables").iterdir()}
-    names = ("feature_movement", "formation", "token_geometry")
+    names = ("feature_movement", "token_geometry")
     numbered = {f"{name}{number}" for name in names for number in ("", "_2")}
     assert files == numbered | {"cases", "cases_city-country__2_"}
 
@@ -313,11 +309,8 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
     (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
     (FeatureMovement, {"saes": "a", "least": 0.0}, "least is 0.0"),
     (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
-    (Formation, {"ridge": -1.0}, "ridge is -1.0"),
-    (Formation, {"pairs": []}, "pairs is empty"),
-    (Formation, {"control": "no place"}, "control 'no place' must hold {} once"),
     (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2; it must be at least 4"),
-    (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings has [64], with 64 points"),
+    (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings is 64"),
 ])  # fmt: skip
 def test_settings_out_of_range(kind, setting, message):
     with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")) as refusal:

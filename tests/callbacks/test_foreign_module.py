@@ -13,7 +13,6 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 from lincorr_lightning.callbacks import (
-    Formation,
     Generalization,
     GradientCorrelation,
     Resilience,
@@ -190,7 +189,6 @@ def test_every_number_is_in_loggers_metrics_and_results(naive, own_map, tmp_path
         Generalization("city->country", naive.edits, linear_map=own_map.folder),
         GradientCorrelation("city->country", own_map.folder),
         Resilience(own_map.folder, every_n_steps=1),
-        Formation(["city->country"], n_subjects=60, every_n_steps=2),
         TokenGeometryMonitor(n_tokens=12, every_n_steps=2),
         Resilience(own_map.folder, n_watch=50),
     ]
@@ -207,9 +205,9 @@ def test_every_number_is_in_loggers_metrics_and_results(naive, own_map, tmp_path
         for table in callback.output.tables:
             assert (tmp_path / "csv" / "tables" / f"{table.name}.csv").is_file()
     figures = {path.stem for path in (tmp_path / "csv" / "figures").iterdir()}
-    assert figures == {"outcomes", "reference_weights", "formation", "token_geometry"}
+    assert figures == {"outcomes", "reference_weights", "token_geometry"}
     found = collect_callback_results(trainer)
-    names = "generalization gradient_correlation resilience formation token_geometry resilience_2"
+    names = "generalization gradient_correlation resilience token_geometry resilience_2"
     assert [one.study for one in found] == names.split()
     for callback, results in zip(callbacks, found, strict=True):
         assert callback.results == results.values != {}

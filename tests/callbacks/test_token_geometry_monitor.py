@@ -76,10 +76,14 @@ def test_every_step_of_training(naive, small_lm, texts, fit):
     assert numbers_at(callback.history, 0) != numbers_at(callback.history, 4)
 
 
-def test_table_and_heat_map(texts, fit):
+def test_table_and_curves(texts, fit):
     callback = watch(texts, every_n_steps=3)
     folder = run_folder(fit(callback))
     assert (folder / "figures" / "token_geometry.png").is_file()
+    drawn = [line for axes in callback.output.figures[0].draw().axes for line in axes.get_lines()]
+    for layer in (1, 2):
+        values = [value for _, value in callback.history[f"token_geometry/cosine/layer_{layer}"]]
+        assert any(list(line.get_ydata()) == pytest.approx(values) for line in drawn)
     table = read_table(folder / "tables" / "token_geometry.csv")
     rows = [row for row in table if (row["observable"], row["layer"]) == ("cosine", "2")]
     curve = [(int(row["step"]), float(row["mean"])) for row in rows]

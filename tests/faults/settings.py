@@ -23,7 +23,7 @@ from tests.toys import NAMES
 
 _FIT = [name for name, study in STUDIES.items() if study.verb == "fit"]
 _RESUMED = [name for name, study in STUDIES.items() if study.checkpoint]
-_READING = ["linear_probe", "token_geometry", "knowledge_geometry", "forecast", "source_finetune"]
+_READING = ["linear_probe", "token_geometry", "forecast", "source_finetune"]
 
 
 def _callback(name: str, **options: Any) -> list[str]:
@@ -216,7 +216,7 @@ _PLACES = [
     ("linear_probe", "--ckpt_path={}"), ("linear_probe", "--trainer.default_root_dir={}"),
     ("token_geometry", "--data.texts=[{}]"), ("feature_flow", "--model.saes={}"),
     ("resilience", "--model.linear_map={}"), ("source_finetune", "--data.edits_file={}"),
-    ("knowledge_geometry", "--model.probe={}"), ("resilience", "--model.before.name_or_path={}"),
+    ("resilience", "--model.before.name_or_path={}"),
     ("linear_probe",
      '--trainer.logger={{"class_path":"CSVLogger","init_args":{{"save_dir":"{}"}}}}'),
     ("linear_probe",

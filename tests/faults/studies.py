@@ -116,20 +116,10 @@ STUDIES = {
     "forecast": Study("predict", "forecast", (_LM, "--data.n_edits=7")),
     "vocabulary_ablation": Study("fit", "vocabulary_ablation", _ABLATION, checkpoint=_steps(20)),
     "pretraining": Study("fit", "pretraining", _WORLD, checkpoint=_steps(5)),
-    "formation": Study(
-        "fit", "formation",
-        (*_WORLD, "--trainer.callbacks=[{{class_path: Formation, init_args: {{pairs: "
-         "[city->country], n_subjects: 40, every_n_steps: 5}}}}]"), checkpoint=_steps(5),
-    ),
     "token_geometry": Study(
         "test", "token_geometry",
         (_LM, _TEXTS, "--data.n_tokens=16", "--data.n_texts=24", "--model.shuffles=[0,1,2]",
          "--model.range_scalings=[2]", "--model.ks=[3]"),
-    ),
-    "knowledge_geometry": Study(
-        "test", "knowledge_geometry",
-        (_LM, _KNOWLEDGE, *_PROBE[2:], "--model.ks=[2,5]", "--model.range_scalings=[2]",
-         "--model.n_permutations=50"),
     ),
     "sparse_autoencoders": Study("fit", "sparse_autoencoders", _SAES, checkpoint=_steps(10)),
     "feature_flow": Study(

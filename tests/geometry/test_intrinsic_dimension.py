@@ -2,18 +2,14 @@
 
 DADApy (0.3.4 is the newest) needs numpy < 2, this package numpy >= 2, so that the two cannot be
 installed together. Its estimates of clouds from numpy's `RandomState`, which never changes, are
-recorded below. Clouds of hidden states are checked against its recipe, `naive_dimension`, after
-that has met the record itself.
+recorded below. Other clouds are checked against its recipe, `naive_dimension`, after that has met
+the record itself.
 """
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
-import lincorr_lightning.lm
 from lincorr_lightning.geometry.observables import (
     RANGE_SCALINGS,
     intrinsic_dimension,
@@ -41,18 +37,6 @@ def estimate(
     return intrinsic_dimension(nearest_tokens(clouds, max(scalings)), scalings)
 
 
-@pytest.fixture(scope="module")
-def hidden() -> torch.Tensor:
-    """Embedded and last hidden states of 12 sequences of the tiny world, each layer one cloud."""
-    folder = Path(lincorr_lightning.lm.__file__).parent / "tiny_world"
-    lm = AutoModelForCausalLM.from_pretrained(folder).eval()
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(5, lm.config.vocab_size, (12, 48), generator=generator)
-    with torch.no_grad():
-        out = lm(ids, output_hidden_states=True)
-    return torch.stack(out.hidden_states).flatten(1, 2)
-
-
 @pytest.mark.parametrize("d", DADAPY)
 def test_balls_have_the_estimates_of_dadapy_and_of_its_recipe(d: int) -> None:
     expected = [naive_dimension(ball(d), n2) for n2 in RANGE_SCALINGS]
@@ -62,22 +46,6 @@ def test_balls_have_the_estimates_of_dadapy_and_of_its_recipe(d: int) -> None:
     np.testing.assert_allclose(found[0], DADAPY[d], rtol=2e-5)
     found = estimate(ball(d)[None], (256, 2, 6))  # any even scalings, in any order
     expected = [expected[-1], expected[0], naive_dimension(ball(d), 6)]
-    np.testing.assert_allclose(found[0], expected, rtol=1e-9)
-
-
-def test_hidden_states_have_the_estimates_of_the_recipe(hidden: torch.Tensor) -> None:
-    found = estimate(hidden)
-    expected = [[naive_dimension(layer.numpy(), n2) for n2 in RANGE_SCALINGS] for layer in hidden]
-    np.testing.assert_allclose(found, expected, rtol=1e-9)
-    # Equal tokens have equal embeddings, and are counted once.
-    assert len(np.unique(hidden[0].numpy(), axis=0)) < hidden.shape[1]
-
-
-def test_probabilities_are_a_cloud_too(hidden: torch.Tensor) -> None:
-    heads = torch.randn(hidden.shape[-1], 900, generator=torch.Generator().manual_seed(1))
-    probabilities = torch.softmax(hidden[1:] @ heads / hidden[1:].norm(dim=-1, keepdim=True), -1)
-    found = estimate(probabilities, (2, 16))
-    expected = [naive_dimension(probabilities[0].numpy(), n2) for n2 in (2, 16)]
     np.testing.assert_allclose(found[0], expected, rtol=1e-9)
 
 

@@ -1,32 +1,23 @@
-"""Neighbors, overlaps, angles, cosines, shuffles and losses, against scipy, torch and loops."""
+"""Neighbors, overlaps, angles, shuffles and losses, against scipy, torch and loops."""
 
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.distance import cdist, pdist
+from scipy.spatial.distance import cdist
 from scipy.stats import entropy as scipy_entropy
 
 from lincorr_lightning.geometry.observables import (
-    cosine_statistics,
     nearest_tokens,
     neighbor_angles,
     neighborhood_overlap,
-    neighborhoods,
     next_tokens,
     shuffle_blocks,
 )
-from tests.geometry.conftest import naive_distances, naive_neighborhoods
+from tests.geometry.conftest import naive_distances, naive_neighborhoods, naive_overlap
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def with_massive_token() -> torch.Tensor:
-    hidden = normal(2, 200, 96)
-    hidden[:, :, 5] *= 100
-    hidden[:, 0] *= 1000
-    return hidden
 
 
 def with_copies() -> torch.Tensor:
@@ -51,7 +42,6 @@ CLOUDS = {
     "normal": normal(3, 120, 48),
     "wide": normal(1, 60, 9000),  # more columns than are taken at a time
     "about a far point": normal(2, 300, 64) + 100 * normal(1, 1, 64, seed=1),
-    "massive token": with_massive_token(),
     "clustered": CLUSTERS + 1e-4 * normal(1, 400, 64, seed=1),
     "very clustered": CLUSTERS.double() + 1e-9 * normal(1, 400, 64, seed=1),
     "peaked probabilities": with_peaked_probabilities(),
@@ -70,7 +60,7 @@ CLOUDS = {
 def test_neighborhoods_are_the_naive_ones(name: str) -> None:
     hidden = CLOUDS[name]
     before = hidden.clone()
-    near = neighborhoods(nearest_tokens(hidden, max_rank=20), k=10).numpy()
+    near = nearest_tokens(hidden, max_rank=20).neighborhoods[..., :10].numpy()
     assert torch.equal(hidden, before)
     for tokens, found in zip(hidden, near, strict=True):
         distances = naive_distances(tokens)
@@ -87,48 +77,43 @@ def test_distances_are_those_between_distinct_tokens(name: str) -> None:
     hidden = CLOUDS[name]
     nearest = nearest_tokens(hidden, max_rank=20)
     for layer, tokens in enumerate(hidden.double().numpy()):
-        unique = np.unique(tokens, axis=0, return_index=True, return_inverse=True)
-        first, group = unique[1], unique[2].ravel()  # numpy 2.0 gives a column
-        np.testing.assert_array_equal(nearest.first[layer], first[group])
-        distances = cdist(tokens, tokens[np.sort(first)])
-        distances[np.arange(len(tokens)), np.searchsorted(np.sort(first), first[group])] = np.inf
+        first = np.sort(np.unique(tokens, axis=0, return_index=True)[1])
+        np.testing.assert_array_equal(np.flatnonzero(nearest.distinct[layer]), first)
+        distances = cdist(tokens, tokens[first])
+        distances[distances == 0] = np.inf
         expected = np.full((len(tokens), 20), np.inf)
         expected[:, : len(first)] = np.sort(distances, axis=1)[:, :20]
         np.testing.assert_allclose(nearest.distances[layer], expected, rtol=2e-9)
         # Indices are those of the distances, and of first ones.
         there = nearest.indices[layer] >= 0
         np.testing.assert_array_equal(there, np.isfinite(expected))
-        token, _ = there.nonzero(as_tuple=True)
+        token = there.nonzero()[:, 0].numpy()
         other = nearest.indices[layer][there].numpy()
-        np.testing.assert_array_equal(nearest.first[layer][other], other)
-        direct = np.linalg.norm(tokens[token.numpy()] - tokens[other], axis=1)
+        assert set(other) <= set(first)
+        direct = np.linalg.norm(tokens[token] - tokens[other], axis=1)
         np.testing.assert_allclose(nearest.distances[layer][there], direct, rtol=2e-9)
-        assert (direct > 0).all()
 
 
-def test_layers_together_equal_each_layer() -> None:
+def test_layers_do_not_depend_on_each_other_nor_on_autocast() -> None:
     hidden = normal(6, 80, 16)
     hidden[5, 5] = hidden[5, 9]
     together = nearest_tokens(hidden, max_rank=8)
-    assert together.indices.shape == (6, 80, 8) and together.distinct.sum() == 6 * 80 - 1
     with torch.autocast("cpu", dtype=torch.bfloat16):
         for part in (slice(3), slice(3, 6)):
             alone = nearest_tokens(hidden[part], max_rank=8)
-            assert torch.equal(together.distances[part], alone.distances)
-            assert torch.equal(together.indices[part], alone.indices)
-            assert torch.equal(neighborhoods(together, 8)[part], neighborhoods(alone, 8))
+            for one, other in zip(together, alone, strict=True):
+                assert torch.equal(one[part], other)
 
 
 @pytest.mark.parametrize("name", ["normal", "copies", "bfloat16"])
 def test_overlap_is_the_naive_count(name: str) -> None:
-    hidden, ks = CLOUDS[name], (1, 2, 5, 31)
+    hidden = CLOUDS[name]
     mixed = hidden + 0.3 * hidden.roll(1, 0)
-    near_a, near_b = (nearest_tokens(x, max_rank=31) for x in (hidden, mixed))
-    found = neighborhood_overlap(neighborhoods(near_a, 31), neighborhoods(near_b, 31), ks)
-    for layer in range(len(hidden)):
-        a, b = (naive_neighborhoods(x[layer], 31) for x in (hidden, mixed))
-        expected = [[len({*x[:k]} & {*y[:k]}) / k for k in ks] for x, y in zip(a, b, strict=True)]
-        np.testing.assert_array_equal(found[layer], expected)
+    ks = (1, 2, 5, 31)
+    near_a, near_b = (nearest_tokens(x, max_rank=31).neighborhoods for x in (hidden, mixed))
+    found = neighborhood_overlap(near_a, near_b, ks).mean(1)
+    expected = [[naive_overlap(a, b, k) for k in ks] for a, b in zip(hidden, mixed, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert 0 < found.mean() < 1
 
 
@@ -146,15 +131,6 @@ def test_angles_are_those_between_differences(name: str) -> None:
         lengths = np.linalg.norm(u, axis=1) * np.linalg.norm(v, axis=1)
         cosine = np.clip((u * v).sum(1) / lengths, -1, 1)
         np.testing.assert_allclose(found[layer], np.degrees(np.arccos(cosine)), atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["normal", "wide", "about a far point", "copies", "bfloat16"])
-def test_cosines_are_those_of_all_pairs(name: str) -> None:
-    mean, std = cosine_statistics(CLOUDS[name])
-    for layer, tokens in enumerate(CLOUDS[name].double().numpy()):
-        cosines = 1 - pdist(tokens, "cosine")
-        np.testing.assert_allclose(mean[layer], cosines.mean(), rtol=1e-9, atol=1e-12)
-        np.testing.assert_allclose(std[layer], cosines.std(), rtol=1e-9, atol=1e-12)
 
 
 # -- refusals --------------------------------------------------------------------------------------
@@ -188,10 +164,6 @@ def test_each_prompt_has_an_order_of_its_own_everywhere() -> None:
     with torch.random.fork_rng():
         torch.manual_seed(1)
         assert torch.equal(again, shuffle_blocks(64, 3, [0, 7, 3]))
-    firsts = np.array([shuffle_blocks(4, 1, [i]).tolist() for i in range(4800)])
-    for position in range(4):
-        counts = np.bincount(firsts[:, position], minlength=4)
-        assert (abs(counts - 1200) < 5 * np.sqrt(900)).all(), "all orders come equally often"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from lincorr_lightning.errors import LanguageModelError, NonFiniteError
-from lincorr_lightning.geometry.token_clouds import read_last_states, read_layers
+from lincorr_lightning.data.texts import TokenBatch
+from lincorr_lightning.errors import LanguageModelError, SubjectsError
+from lincorr_lightning.geometry.token_clouds import CloudSettings, observe_prompts, read_layers
 from lincorr_lightning.lm.language_model import LanguageModel
-
-PROMPTS = ["Paris", "name3 lives in the city of", "red blue", "name4 lives in the city of"]
 
 
 @pytest.fixture
@@ -15,15 +14,13 @@ def lm(small_lm):
     return LanguageModel.from_pretrained(small_lm)
 
 
-@pytest.mark.parametrize("embedding_layer", [False, True])
-def test_all_layers_of_all_tokens(lm, embedding_layer):
+def test_all_layers_of_all_tokens(lm):
     tokens = torch.randint(2, 40, (3, 12), generator=torch.Generator().manual_seed(0))
-    hidden, logits = read_layers(lm, tokens, ["a", "b", "c"], embedding_layer)
+    hidden, logits = read_layers(lm, tokens, ["a", "b", "c"])
     with torch.no_grad():
         output = lm.model(input_ids=tokens, output_hidden_states=True)
-    expected = torch.stack(output.hidden_states[0 if embedding_layer else 1 :], dim=1)
-    assert hidden.shape == (3, 2 + embedding_layer, 12, 16)
-    assert torch.equal(hidden, expected)
+    assert hidden.shape == (3, 2, 12, 16)
+    assert torch.equal(hidden, torch.stack(output.hidden_states[1:], dim=1))
     assert torch.equal(logits, output.logits)
 
 
@@ -32,12 +29,11 @@ def test_bos_is_read_and_left_out(small_lm):
     lm.tokenizer.add_special_tokens({"bos_token": "was"})
     lm = LanguageModel.from_module(lm.model, lm.tokenizer, add_bos=True)
     assert lm.prefix == [lm.tokenizer.convert_tokens_to_ids("was")]
-    tokens = torch.tensor([[5, 6, 7, 8]])
-    hidden, logits = read_layers(lm, tokens, ["a"], embedding_layer=True)
+    hidden, logits = read_layers(lm, torch.tensor([[5, 6, 7, 8]]), ["a"])
     with torch.no_grad():
         rows = torch.tensor([[*lm.prefix, 5, 6, 7, 8]])
         output = lm.model(input_ids=rows, output_hidden_states=True)
-    assert torch.equal(hidden[0], torch.stack(output.hidden_states)[:, 0, 1:])
+    assert torch.equal(hidden[0], torch.stack(output.hidden_states[1:])[:, 0, 1:])
     assert torch.equal(logits, output.logits[:, 1:])
 
 
@@ -52,29 +48,6 @@ def test_modes_autocast_and_gradients_are_left_alone(lm):
     assert [part.training for part in lm.modules()] == modes
 
 
-@pytest.mark.parametrize("tokens_per_forward", [None, 9])
-def test_last_states_of_prompts_of_any_length(small_lm, tokens_per_forward):
-    lm = LanguageModel.from_pretrained(small_lm, tokens_per_forward=tokens_per_forward)
-    found = read_last_states(lm, PROMPTS)
-    for prompt, states in zip(PROMPTS, found, strict=True):
-        ids = lm.tokenizer(prompt, return_tensors="pt")["input_ids"]
-        with torch.no_grad():
-            output = lm.model(input_ids=ids, output_hidden_states=True)
-        expected = torch.stack([layer[0, -1] for layer in output.hidden_states[1:]])
-        assert torch.allclose(states, expected, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["the embedding layer", "layer 2"])
-def test_nan_error_names_the_layer(lm, name):
-    if name == "layer 2":
-        lm.model.model.layers[1].mlp.down_proj.weight.data[0] = torch.nan
-    else:
-        lm.model.get_input_embeddings().weight.data[7] = torch.nan
-    tokens = torch.tensor([[5, 6], [6, 7]])
-    with pytest.raises(NonFiniteError, match=rf"{name} .* for prompt (one|two) in torch.float32"):
-        read_layers(lm, tokens, ["one", "two"], embedding_layer=True)
-
-
 def test_an_lm_without_hidden_states_is_refused(lm, monkeypatch):
     def silent(input_ids, attention_mask=None, **_):
         from transformers.modeling_outputs import CausalLMOutput
@@ -84,3 +57,11 @@ def test_an_lm_without_hidden_states_is_refused(lm, monkeypatch):
     monkeypatch.setattr(lm.model, "forward", silent)
     with pytest.raises(LanguageModelError, match="does not return the hidden state"):
         read_layers(lm, torch.tensor([[5, 6]]), ["one"])
+
+
+def test_too_few_distinct_states_are_refused(lm):
+    for weight in lm.model.parameters():
+        weight.data.zero_()
+    batch = TokenBatch(torch.tensor([[5, 6, 7, 8]]), ["some text"], ["some corpus"])
+    with pytest.raises(SubjectsError, match=r"some text has 1 distinct .* layer 1.*range_scalings"):
+        observe_prompts(lm, batch, CloudSettings(4, [2], [1]))

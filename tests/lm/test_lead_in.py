@@ -26,8 +26,6 @@ from lincorr_lightning.finetune.edited.module import EditedLM
 from lincorr_lightning.finetune.forecasts import EditForecast
 from lincorr_lightning.finetune.module import SourceFinetune
 from lincorr_lightning.flow.module import FeatureFlow
-from lincorr_lightning.geometry.knowledge_geometry import KnowledgeGeometry
-from lincorr_lightning.geometry.token_clouds import read_last_states
 from lincorr_lightning.geometry.token_geometry import TokenGeometry
 from lincorr_lightning.lm.config import LMConfig
 from lincorr_lightning.lm.encoding import chat_lead_in
@@ -163,22 +161,16 @@ def test_studies_without_prompts_refuse_a_chat(kind: Any, small_lm: str) -> None
         kind(lm=LMConfig(small_lm, chat_template=True))
 
 
-def test_states_of_the_last_token_without_bos(lm_folder: Folder, tmp_path: Path) -> None:
-    LanguageModel.from_pretrained(str(lm_folder("llama"))).model.save_pretrained(tmp_path)
+def test_a_chat_template_without_bos(lm_folder: Folder, tmp_path: Path) -> None:
     small_tokenizer().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_bytes((lm_folder("llama") / "config.json").read_bytes())
     folder = with_chat(tmp_path, CHAT.replace("<s> ", "red "))
-    lm = LanguageModel(LMConfig(folder, chat_template=True), "blue").load()
+    lm = LanguageModel(LMConfig(folder, chat_template=True), "blue")
     row = [*word_ids("red blue", bos=False), 3, *word_ids("saw Oslo", bos=False)]
     assert lm.rows(["Oslo"]) == [row]
-    with torch.no_grad():
-        output = lm.model(input_ids=torch.tensor([row]), output_hidden_states=True)
-    expected = torch.stack([layer[0, -1] for layer in output.hidden_states[1:]])
-    torch.testing.assert_close(read_last_states(lm, ["Oslo"])[0], expected)
 
 
-STUDIES = [
-    EditForecast, FeatureFlow, KnowledgeGeometry, LinearProbe, MapResilience, SourceFinetune,
-]  # fmt: skip
+STUDIES = [EditForecast, FeatureFlow, LinearProbe, MapResilience, SourceFinetune]
 
 
 @pytest.mark.parametrize("kind", STUDIES)
@@ -186,8 +178,6 @@ def test_studies_that_read_prompts_pass_it_on(kind: Any, small_lm: str) -> None:
     options: dict[str, Any] = {"before": LMConfig(small_lm)} if kind is MapResilience else {}
     if kind is FeatureFlow:
         options = {"relation": None}
-    if kind is KnowledgeGeometry:
-        options = {"knowledge": ["city", "country"]}
     study = kind(lm=LMConfig(small_lm), prefix="red ", **options)
     assert study.lm.lead_in == study.hparams["prefix"] == "red "
     if kind is MapResilience:

@@ -141,7 +141,7 @@ def test_validation_reads_every_prompt_once(truths):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cooccurrence": 1.5}, "data.cooccurrence is 1.5"),
+        ({"mixup_fraction": 1.5}, "data.mixup_fraction is 1.5"),
         ({"batch_size": 0}, "data.batch_size is 0"),
         ({"repeats": {"color": 2}}, r"data\.repeats names 'color', which is not stated"),
         ({"row_length": 5}, "data.row_length is 5; it must be at least"),

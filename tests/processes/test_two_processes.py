@@ -211,7 +211,7 @@ def test_gradient_descent_of_a_probe(small_lm, one_and_two):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
-def test_pretraining_and_formation(one_and_two):
+def test_pretraining(one_and_two):
     """The same statements in a step: one process takes 30 of them, two take 15 each.
 
     They do not divide: the last step has fewer, and one process then has none at all.
@@ -224,9 +224,6 @@ def test_pretraining_and_formation(one_and_two):
         "--model.size.hidden_size=32",
         "--model.size.intermediate_size=48", "--model.size.n_heads=2", "--trainer.max_epochs=3",
         "--model.mixing_epochs=1", "--trainer.log_every_n_steps=1",
-        "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=3",
-        "--trainer.callbacks.n_subjects=40", "--trainer.callbacks.pairs=[city->country]",
-        "--trainer.callbacks.ridge=1",  # without, maps of 20 subjects amplify rounding
         one=("--data.batch_size=30",), two=("--data.batch_size=15",),
     )  # fmt: skip
     one, two = map(numbers, folders)
@@ -237,7 +234,6 @@ def test_pretraining_and_formation(one_and_two):
     assert_close(one, two, 1e-3)
     assert one["n_steps"] == 9
     tables(folders, 1e-3)
-    assert len(one["formation"]["correlations"]) == 4
 
 
 def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
@@ -248,9 +244,6 @@ def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
         "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
         "--model.protocol=joint", "--data.n_edits=7", "--trainer.max_epochs=2",
         "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
-        "--trainer.callbacks+=Formation", "--trainer.callbacks.every_n_steps=2",
-        "--trainer.callbacks.n_subjects=40", "--trainer.callbacks.pairs=[city->country]",
-        "--trainer.callbacks.ridge=1",  # without, maps of 20 subjects amplify rounding
         "--trainer.callbacks+=TokenGeometryMonitor", f"--trainer.callbacks.texts={texts}",
         "--trainer.callbacks.n_tokens=12", "--trainer.callbacks.ks=[3]",
         one=("--model.edits_per_step=4",), two=("--model.edits_per_step=2",),

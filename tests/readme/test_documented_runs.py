@@ -38,7 +38,6 @@ SMALL = {
     "linear_probe": [*PROBE, "--model.layers=[0]"],
     "correlation_matrix": PROBE,
     "resilience": PROBE,
-    "knowledge_geometry": ["--data.n_subjects=200", "--model.n_permutations=99"],
     "token_geometry": ["--data.n_texts=8"],
     "source_finetune": ["--data.n_edits=16"],
     "source_finetune_lora": ["--data.n_edits=16"],
@@ -50,7 +49,6 @@ SMALL = {
     "vocabulary_ablation_paper": ABLATION,
     "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1",
                     "--data.world.n_people=200"],
-    "formation": ["--trainer.max_epochs=2", "--trainer.check_val_every_n_epoch=2"],
     "sparse_autoencoders": [
         "--data.n_tokens=8200", "--data.batch_tokens=512", "--data.n_held_out=60",
         "--data.knowledge=[city, country]", "--model.sae.n_features=128",

@@ -123,11 +123,11 @@ def geometry(tmp_path: Path) -> Make:
     def make(lm: str = "tiny-world") -> Path:
         rows, formats = [["all", -0.001, 0.0123], ["1", None, 1.0]], {"spearman": ".2f", "p": ".4f"}
         table = Table.of(
-            "closeness", rows, ["layer", *formats], "Closeness.", headline=True, formats=formats
+            "spearman", rows, ["layer", *formats], "Spearman.", headline=True, formats=formats
         )
         results = Results(
-            "knowledge_geometry", {"n_subjects": 40, "depth": {"a": 1.5, "b": [1, 2]}},
-            tables=[table], figures=[Figure("closeness", "Closeness by layer.", draw())],
+            "token_geometry", {"n_subjects": 40, "depth": {"a": 1.5, "b": [1, 2]}},
+            tables=[table], figures=[Figure("spearman", "Spearman by layer.", draw())],
             lm=lm_info(lm),
         )  # fmt: skip
         return save(results, tmp_path / "geometry", "test")

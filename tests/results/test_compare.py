@@ -164,10 +164,10 @@ def test_tables_are_joined_by_their_keys(edits: Make, geometry: Make, tmp_path: 
     # A study of which nothing is known here.
     one = geometry()
     other = one.rename(tmp_path / "other")
-    table = other / "tables" / "closeness.csv"
+    table = other / "tables" / "spearman.csv"
     table.write_text(table.read_text().replace("-0.001", "0.25"))
     results = compare_runs(SavedRun.read(geometry()), SavedRun.read(other))
-    joined = results.table("closeness").frame
+    joined = results.table("spearman").frame
     assert joined["spearman_difference"].tolist() == pytest.approx([0.251, np.nan], nan_ok=True)
     assert list(joined)[:4] == ["layer", "spearman_first", "spearman_second", "spearman_difference"]
     assert results.table("values").frame["number"].tolist() == ["n_subjects", "depth.a"]

@@ -187,13 +187,13 @@ def test_rows_are_joined_by_the_columns_that_identify_them(
 
 def test_any_study_is_shown(geometry: Make, probe: Make, page_of: Callable[..., Page]) -> None:
     page = page_of(geometry(), probe())
-    assert page.tables["Closeness."] == [
+    assert page.tables["Spearman."] == [
         ["layer", "spearman", "p"], ["all", "0.00", "0.0123"], ["1", "", "1.0000"],
     ]  # fmt: skip
     numbers = page.tables["Numbers of results.json"]
     assert ["depth.a", "1.5"] in numbers and ["n_subjects", "40"] in numbers
     # Studies stand in the order in which their runs were named.
-    assert page.text.index("Knowledge geometry") < page.text.index("Linear probe")
+    assert page.text.index("Token geometry") < page.text.index("Linear probe")
 
 
 def test_the_page_needs_nothing_but_itself(
