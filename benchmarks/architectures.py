@@ -184,26 +184,50 @@ class Checks:
         with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
             return lincorr(
                 [
-                    verb, "--config", config, "--model.lm.name_or_path", str(self.folder),
-                    "--model.lm.tokenizer", str(self.folder / "tokenizer"),
-                    "--trainer.default_root_dir", str(self.folder / "runs"),
-                    "--trainer.enable_progress_bar", "false", "--trainer.logger", "false", *options,
+                    verb,
+                    "--config",
+                    config,
+                    "--model.lm.name_or_path",
+                    str(self.folder),
+                    "--model.lm.tokenizer",
+                    str(self.folder / "tokenizer"),
+                    "--trainer.default_root_dir",
+                    str(self.folder / "runs"),
+                    "--trainer.enable_progress_bar",
+                    "false",
+                    "--trainer.logger",
+                    "false",
+                    *options,
                 ]
-            ).trainer  # fmt: skip
+            ).trainer
 
     def probe(self) -> None:
         """Fit W of two kinds of knowledge."""
         self.run(
-            "fit", "configs/linear_probe.yaml", "--model.knowledge", "[city,country]",
-            "--data.n_subjects", "40", "--model.require_reference", "[]",
-        )  # fmt: skip
+            "fit",
+            "configs/linear_probe.yaml",
+            "--model.knowledge",
+            "[city,country]",
+            "--data.n_subjects",
+            "40",
+            "--model.require_reference",
+            "[]",
+        )
 
     def _edit(self, *options: str) -> Any:
         return self.run(
-            "fit", "configs/source_finetune.yaml", "--data.n_edits", "2", "--trainer.callbacks",
-            "[Generalization]", "--model.steps_per_edit", "2",
-            "--model.adapter.rank", "4", *options,
-        )  # fmt: skip
+            "fit",
+            "configs/source_finetune.yaml",
+            "--data.n_edits",
+            "2",
+            "--trainer.callbacks",
+            "[Generalization]",
+            "--model.steps_per_edit",
+            "2",
+            "--model.adapter.rank",
+            "4",
+            *options,
+        )
 
     def full(self) -> float:
         """Train all weights on each of two edits; what is left is the LM as it was."""
@@ -273,9 +297,15 @@ class Checks:
     def joint(self) -> float:
         """Train one adapter on both edits, save the LM and read it again."""
         trainer = self._edit(
-            "--model.method", "lora", "--model.protocol", "joint", "--model.save_model", "true",
-            "--model.learning_rate", "0.01",
-        )  # fmt: skip
+            "--model.method",
+            "lora",
+            "--model.protocol",
+            "joint",
+            "--model.save_model",
+            "true",
+            "--model.learning_rate",
+            "0.01",
+        )
         trained = trainer.lightning_module.lm.logits_of_rows(self.rows, TOKENS)
         saved = next(self.folder.glob("runs/**/model"))
         again = hf.AutoModelForCausalLM.from_pretrained(saved, dtype="float32").eval()
@@ -287,10 +317,15 @@ class Checks:
 LIMITS = {"bfloat16": 1.5, "lora": 1e-2, "joint": 1e-3}
 # The method of `Checks` and the heading of the table.
 CHECKS = {
-    "logits": "logits", "shared": "shared prefixes", "bfloat16": "bfloat16",
-    "widened": "bfloat16 in float32", "probe": "probe", "full": "full fine-tuning",
-    "lora": "LoRA side by side", "joint": "joint LoRA, saved",
-}  # fmt: skip
+    "logits": "logits",
+    "shared": "shared prefixes",
+    "bfloat16": "bfloat16",
+    "widened": "bfloat16 in float32",
+    "probe": "probe",
+    "full": "full fine-tuning",
+    "lora": "LoRA side by side",
+    "joint": "joint LoRA, saved",
+}
 
 
 def examine(model_type: str) -> dict[str, str]:

@@ -81,9 +81,16 @@ class FeatureMovement(RelationCallback):
     kept = (*RelationCallback.kept, "_base", "_sums")
 
     def __init__(
-        self, saes: str | list[str], relation: str | None = None, subjects: list[str] | None = None,
-        n_watch: int = 64, least: float = 0.1, n_top: int = 10, seed: int = 1, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        saes: str | list[str],
+        relation: str | None = None,
+        subjects: list[str] | None = None,
+        n_watch: int = 64,
+        least: float = 0.1,
+        n_top: int = 10,
+        seed: int = 1,
+        **options: Any,
+    ) -> None:
         super().__init__(relation, seed=seed, **options)
         require("FeatureMovement.n_watch", n_watch, at_least=1)
         require("FeatureMovement.n_top", n_top, at_least=1)
@@ -153,9 +160,12 @@ class FeatureMovement(RelationCallback):
                 key = f"{hook_point.id}/{side}"
                 old, new = self._features[key][rows].to(x.device), sae.encode(x)
                 of_features = {
-                    "before": old, "after": new, "change": (new - old).abs(),
-                    "on": (old <= 0) & (new > 0), "off": (old > 0) & (new <= 0),
-                }  # fmt: skip
+                    "before": old,
+                    "after": new,
+                    "change": (new - old).abs(),
+                    "on": (old <= 0) & (new > 0),
+                    "off": (old > 0) & (new <= 0),
+                }
                 measurement[key] = {
                     "n": torch.tensor(float(len(subjects)), dtype=torch.float64),
                     "error": (x - sae.decode(new)).double().square().sum().cpu(),
@@ -181,10 +191,11 @@ class FeatureMovement(RelationCallback):
         least = self.least * self._typical[key.partition("/")[0]]
         return {
             "change": float(sums["change"].sum()) / before if before else 0.0,
-            "moved": float((sums["change"] / n > least).sum()), "on": float(sums["on"].sum()) / n,
+            "moved": float((sums["change"] / n > least).sum()),
+            "on": float(sums["on"].sum()) / n,
             "off": float(sums["off"].sum()) / n,
             "explained": 1 - error / total if total else float("nan"),
-        }  # fmt: skip
+        }
 
     def _log_step(self, trainer: L.Trainer, step: int) -> None:
         scalars = {
@@ -199,12 +210,16 @@ class FeatureMovement(RelationCallback):
         order = torch.argsort(sums["change"], descending=True, stable=True)[: self.n_top].tolist()
         return [
             MovedFeature(
-                step, point, side, rank, f"{point}.{index}",
+                step,
+                point,
+                side,
+                rank,
+                f"{point}.{index}",
                 *(float(sums[name][index] / sums["n"]) for name in _MEANS),
             )
             for rank, index in enumerate(order, 1)
             if sums["change"][index] > 0
-        ]  # fmt: skip
+        ]
 
     def finish(self, trainer: L.Trainer) -> Results:
         """Return the movement after training, with a table of the features that moved most."""
@@ -232,8 +247,10 @@ class FeatureMovement(RelationCallback):
                     ]
                     values.setdefault(point, {})[side] = {**self._scalars(key, sums), "top": rows}
         table = Table.of(
-            self.name, moved, MovedFeature,
+            self.name,
+            moved,
+            MovedFeature,
             f"Features that moved most on the prompts of {self.tag}, the last step first",
             "became active, became inactive: share of the prompts",
-        )  # fmt: skip
+        )
         return Results(self.name, values, tables=[table])

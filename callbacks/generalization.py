@@ -75,11 +75,17 @@ class Generalization(MapCallback):
     kept = (*MapCallback.kept, "_by_neighbours", "_nearness")
 
     def __init__(
-        self, relation: str | None = None, edits: list[dict[str, Any]] | str | None = None,
-        controls: list[str] | None = None, linear_map: str | None = None, n_watch: int = 16,
-        every_n_steps: int = 1, paraphrases: list[str] | None = None, n_neighbours: int = 0,
+        self,
+        relation: str | None = None,
+        edits: list[dict[str, Any]] | str | None = None,
+        controls: list[str] | None = None,
+        linear_map: str | None = None,
+        n_watch: int = 16,
+        every_n_steps: int = 1,
+        paraphrases: list[str] | None = None,
+        n_neighbours: int = 0,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(relation, linear_map, every_n_steps=every_n_steps, **options)
         require("Generalization.n_watch", n_watch, at_least=1)
         require("Generalization.n_neighbours", n_neighbours, at_least=0)
@@ -262,11 +268,17 @@ class Generalization(MapCallback):
         labels, mask = self._labels(ids, logits), self._reference_mask(ids, logits)
         taught = bool(self._edits)
         self.cases = cases.edit_cases(
-            self.tokenized, [self._subjects[index] for index in ids],
-            [self._edits[index].answer for index in ids] if taught else None, labels, mask,
-            self.base.rows(ids).target, logits.target, logits.source.argmax(1) == labels,
-            self.weight, self._nearness,
-        )  # fmt: skip
+            self.tokenized,
+            [self._subjects[index] for index in ids],
+            [self._edits[index].answer for index in ids] if taught else None,
+            labels,
+            mask,
+            self.base.rows(ids).target,
+            logits.target,
+            logits.source.argmax(1) == labels,
+            self.weight,
+            self._nearness,
+        )
         counts = {"paraphrases": len(self.paraphrases), "neighbours": len(self.neighbours)}
         values = cases.outcome_values(self.tokenized.name, means, mask, self.cases, counts)
         if self.edits is not None:

@@ -58,10 +58,15 @@ class GradientCorrelation(MapCallback):
     kept = (*MapCallback.kept, "_steps", "_last_logits")
 
     def __init__(
-        self, relation: str | None = None, linear_map: str | None = None,
-        subjects: list[str] | None = None, n_watch: int = 16, every_n_steps: int = 1, seed: int = 0,
+        self,
+        relation: str | None = None,
+        linear_map: str | None = None,
+        subjects: list[str] | None = None,
+        n_watch: int = 16,
+        every_n_steps: int = 1,
+        seed: int = 0,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(relation, linear_map, every_n_steps=every_n_steps, seed=seed, **options)
         check_subjects(subjects, n_watch, "GradientCorrelation")
         self.subjects, self.n_watch = subjects, n_watch
@@ -210,8 +215,9 @@ class GradientCorrelation(MapCallback):
         return next(iter(numbers.values())) | {
             "gradient_correlation_error": mean_r_error(predicted, after.target - before.target),
             "logit_correlation": self._logit_r(self.base),
-            "gradient_correlation_all_steps": all_steps, "n_updates": len(all_after.source),
-        }  # fmt: skip
+            "gradient_correlation_all_steps": all_steps,
+            "n_updates": len(all_after.source),
+        }
 
 
 def _mean_r(prediction: Tensor, target: Tensor) -> float:

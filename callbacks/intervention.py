@@ -105,8 +105,12 @@ class Intervention(MapCallback):
         own = {arm: self.maps[one][0].T[labels] for arm, one in _MAP_OF_ARM.items()}
         space = moves.TargetSpace(rows)
         self.edits = moves.EditStates(
-            space, before, after.target[learned], right,
+            space,
+            before,
+            after.target[learned],
+            right,
             [SEPARATOR.join(texts[i] for i in edit.reference) for edit in edits],
-            moves.weights_of_arms(space, right, self.seed, **own), self.base.source.mean(0)[labels],
-        )  # fmt: skip
+            moves.weights_of_arms(space, right, self.seed, **own),
+            self.base.source.mean(0)[labels],
+        )
         return moves.intervention_results(self.name, self.tokenized.name, self.edits)

@@ -88,8 +88,12 @@ class PeriodicCallback(HyperparametersMixin, L.Callback):
     study: ClassVar[str]  #: Kind of the results, as ``resilience``.
     is_of_start: ClassVar[bool] = False  #: Whether they are of the LM before training alone.
     kept: ClassVar[tuple[str, ...]] = (
-        "history", "_metrics", "_last_measured", "_measured_items", "_uncounted",
-    )  # fmt: skip
+        "history",
+        "_metrics",
+        "_last_measured",
+        "_measured_items",
+        "_uncounted",
+    )
     """Names of the attributes that a checkpoint keeps (numbers, texts, tensors and containers)."""
 
     def __init__(

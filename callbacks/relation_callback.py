@@ -50,9 +50,12 @@ class RelationCallback(PeriodicCallback):
     """
 
     def __init__(
-        self, relation: str | None = None, knowledge_files: list[str] | None = None, seed: int = 0,
+        self,
+        relation: str | None = None,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
         **options: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(**options)
         self.relation, self.knowledge_files, self.seed = relation, knowledge_files, seed
 
@@ -168,9 +171,13 @@ class MapCallback(RelationCallback):
     kept = (*RelationCallback.kept, "maps", "strength", "_base", "_by_edit")
 
     def __init__(
-        self, relation: str | None = None, linear_map: str | None = None, ridge: Ridge = "auto",
-        n_subjects: int = 2000, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        relation: str | None = None,
+        linear_map: str | None = None,
+        ridge: Ridge = "auto",
+        n_subjects: int = 2000,
+        **options: Any,
+    ) -> None:
         super().__init__(relation, **options)
         self.ridge_request = RidgeRequest(ridge, owner=type(self).__name__)
         require(f"{type(self).__name__}.n_subjects", n_subjects, at_least=MIN_SUBJECTS)

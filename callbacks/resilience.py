@@ -47,10 +47,15 @@ class Resilience(MapCallback):
     kept = (*MapCallback.kept, "_r", "_moments")
 
     def __init__(
-        self, linear_map: str | None = None, relation: str | None = None,
-        subjects: list[str] | None = None, n_watch: int = 128, seed: int = 1,
-        random_labels: int = 20, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        linear_map: str | None = None,
+        relation: str | None = None,
+        subjects: list[str] | None = None,
+        n_watch: int = 128,
+        seed: int = 1,
+        random_labels: int = 20,
+        **options: Any,
+    ) -> None:
         super().__init__(relation, linear_map, seed=seed, **options)
         check_subjects(subjects, n_watch, "Resilience")
         require("Resilience.random_labels", random_labels, at_least=0)
@@ -110,15 +115,19 @@ class Resilience(MapCallback):
 
     def finish(self, trainer: L.Trainer) -> Results:
         self._measure_once(trainer)
-        known = {key: self.history[at] for key in R_BASELINES
-                 if (at := f"resilience_{key}/{self.tag}") in self.history}  # fmt: skip
+        known = {
+            key: self.history[at]
+            for key in R_BASELINES
+            if (at := f"resilience_{key}/{self.tag}") in self.history
+        }
         reason = "They need a map that this run fits, and random_labels above 0."
         values = {
-            "relation": self.tokenized.name, "before": number(self._r[0]),
+            "relation": self.tokenized.name,
+            "before": number(self._r[0]),
             "after": number(self._r[-1]),
             "worst": min((r for r in self._r if r == r), default=None),
             "baselines": {key: [points[i][1] for i in (0, -1)] for key, points in known.items()},
             "without_random_words": None if known else reason,
-        }  # fmt: skip
+        }
         caption = f"Label-wise r of the linear map {self.tag} at each measured step"
         return Results(self.name, values, tables=[self.history_table(caption)])

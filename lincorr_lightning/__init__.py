@@ -19,8 +19,12 @@ if not _Path(__file__).with_name("callbacks").is_dir():
     __path__.append(str(_Path(__file__).resolve().parents[1]))
 
 # Imported on first use: `import lincorr_lightning` and `lincorr --version` stay fast.
-_MODULES = {"Catalogue": "knowledge", "LanguageModel": "lm", "LinearMap": "linear_map.artifact",
-            "SavedRun": "results"}  # fmt: skip
+_MODULES = {
+    "Catalogue": "knowledge",
+    "LanguageModel": "lm",
+    "LinearMap": "linear_map.artifact",
+    "SavedRun": "results",
+}
 __dir__ = __all__.copy  # for completion
 
 

@@ -62,17 +62,24 @@ class OutputError(LincorrError):
 
 
 def require(
-    name: str, value: float | None, *, at_least: float | None = None, above: float | None = None,
-    at_most: float | None = None, below: float | None = None,
-) -> None:  # fmt: skip
+    name: str,
+    value: float | None,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> None:
     """Check that a setting, named as the user writes it, is a finite number within its range.
 
     Null is refused, too: jsonargparse passes it even for numbers.
     """
     bounds = [
-        ("at least", at_least, operator.ge), ("above", above, operator.gt),
-        ("at most", at_most, operator.le), ("below", below, operator.lt),
-    ]  # fmt: skip
+        ("at least", at_least, operator.ge),
+        ("above", above, operator.gt),
+        ("at most", at_most, operator.le),
+        ("below", below, operator.lt),
+    ]
     number = math.nan if value is None else value
     given = [(words, bound, holds) for words, bound, holds in bounds if bound is not None]
     if math.isfinite(number) and all(holds(number, bound) for _, bound, holds in given):

@@ -161,10 +161,14 @@ class ReconstructionQuality(Metric):
     def __init__(self, n_hook_points: int, width: int, n_features: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         shapes = {
-            "n": (n_hook_points,), "errors": (n_hook_points,), "squares": (n_hook_points,),
-            "sums": (n_hook_points, width), "active": (n_hook_points, n_features),
-            "losses": (1 + 2 * n_hook_points,), "n_targets": (),
-        }  # fmt: skip
+            "n": (n_hook_points,),
+            "errors": (n_hook_points,),
+            "squares": (n_hook_points,),
+            "sums": (n_hook_points, width),
+            "active": (n_hook_points, n_features),
+            "losses": (1 + 2 * n_hook_points,),
+            "n_targets": (),
+        }
         for name, shape in shapes.items():
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
@@ -209,7 +213,11 @@ class ReconstructionQuality(Metric):
         losses = self.losses / self.n_targets.clamp(min=1)
         n_hook_points = len(self.n)
         return Reconstruction(
-            n_tokens=int(self.n.max()), explained_variance=explained,
-            l0=self.active.sum(1) / n[:, 0], frequency=self.active / n, clean=float(losses[0]),
-            spliced=losses[1 : 1 + n_hook_points], ablated=losses[1 + n_hook_points :],
-        )  # fmt: skip
+            n_tokens=int(self.n.max()),
+            explained_variance=explained,
+            l0=self.active.sum(1) / n[:, 0],
+            frequency=self.active / n,
+            clean=float(losses[0]),
+            spliced=losses[1 : 1 + n_hook_points],
+            ablated=losses[1 + n_hook_points :],
+        )

@@ -68,8 +68,12 @@ class ProgressLines(ProgressBar):
         wait: Waits for so many seconds, and returns whether the run has ended; null: a real wait.
     """
 
-    def __init__(self, every: float = 60.0, clock: Callable[[], float] = monotonic,
-                 wait: Callable[[float], bool] | None = None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        every: float = 60.0,
+        clock: Callable[[], float] = monotonic,
+        wait: Callable[[float], bool] | None = None,
+    ) -> None:
         super().__init__()
         self._ended = Event()
         self.every, self.clock, self._wait = every, clock, wait or self._ended.wait

@@ -32,14 +32,22 @@ T = TypeVar("T")
 _START_ANEW = "Use the settings of the run that wrote it (its config.yaml), or start a new run."
 # Settings of the Trainer that change a study's numbers; devices, loggers and callbacks do not.
 _TRAINER_SETTINGS = (
-    "precision", "max_steps", "overfit_batches", "limit_train_batches", "limit_val_batches",
-    "gradient_clip_val", "accumulate_grad_batches",
-)  # fmt: skip
+    "precision",
+    "max_steps",
+    "overfit_batches",
+    "limit_train_batches",
+    "limit_val_batches",
+    "gradient_clip_val",
+    "accumulate_grad_batches",
+)
 # They look for weights before the LM is loaded, or train a part of the run first.
 _REFUSED: tuple[type[callbacks.Callback], ...] = (
-    callbacks.BaseFinetuning, callbacks.BatchSizeFinder, callbacks.LearningRateFinder,
-    callbacks.ModelPruning, callbacks.StochasticWeightAveraging,
-)  # fmt: skip
+    callbacks.BaseFinetuning,
+    callbacks.BatchSizeFinder,
+    callbacks.LearningRateFinder,
+    callbacks.ModelPruning,
+    callbacks.StochasticWeightAveraging,
+)
 FIXED_TRAINING: tuple[type[callbacks.Callback], ...] = (callbacks.Timer, callbacks.WeightAveraging)
 """Callbacks that studies whose steps are fixed cannot take: they end early, or change weights."""
 
@@ -198,10 +206,11 @@ class Study(PlainHyperparameters, L.LightningModule):
         writes = self.trainer.is_global_zero and not runs.is_dry_run(self.trainer)
         if results is not None:
             results = self.results = replace(
-                results, settings=plain(runs.run_settings(self.trainer)),
+                results,
+                settings=plain(runs.run_settings(self.trainer)),
                 lm=results.lm or dict(self.lm_info),
                 included=results.included or runs.collect_callback_results(self.trainer),
-            )  # fmt: skip
+            )
             runs.write_parts(self.trainer, results)
         for lm in (part for part in self.modules() if isinstance(part, LanguageModel)):
             if lm.state_cache is not None:  # on all ranks, or on none

@@ -44,9 +44,12 @@ def run_in_two(*arguments: str, prepare: Callable[[int], None] | None = None) ->
 
 
 def _rank(
-    rank: int, port: int, arguments: tuple[str, ...], told: str,
+    rank: int,
+    port: int,
+    arguments: tuple[str, ...],
+    told: str,
     prepare: Callable[[int], None] | None,
-) -> None:  # fmt: skip
+) -> None:
     """One of the processes."""
     join_run(rank, 2, port)
     if prepare is not None:
@@ -100,9 +103,16 @@ def serve_store() -> TCPStore:
 def join_run(rank: int, n: int, port: int) -> None:
     """Set the environment that torchrun sets."""
     os.environ |= {
-        "RANK": str(rank), "LOCAL_RANK": str(rank), "GROUP_RANK": "0", "WORLD_SIZE": str(n),
-        "LOCAL_WORLD_SIZE": str(n), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "tests", "TORCHELASTIC_RESTART_COUNT": "0",
-        "TORCHELASTIC_USE_AGENT_STORE": "True", "OMP_NUM_THREADS": "1",
-    }  # fmt: skip
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
+        "WORLD_SIZE": str(n),
+        "LOCAL_WORLD_SIZE": str(n),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "tests",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "OMP_NUM_THREADS": "1",
+    }
     torch.set_num_threads(1)

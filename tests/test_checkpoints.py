@@ -16,12 +16,21 @@ from lincorr_lightning.lightning_workarounds import AtomicCheckpointIO
 from lincorr_lightning.pretraining import Pretraining
 
 OPTIONS = [
-    "--config", "pretraining.yaml", "--data.world.n_people=24", "--data.world.nicknames=false",
-    "--data.world.cities_per_country=1", "--data.knowledge=[city]", "--data.repeats={}",
-    "--model.size.hidden_size=16", "--model.size.intermediate_size=24", "--model.size.n_heads=2",
-    "--trainer.check_val_every_n_epoch=1", "--trainer.logger=false", "--trainer.max_epochs=3",
+    "--config",
+    "pretraining.yaml",
+    "--data.world.n_people=24",
+    "--data.world.nicknames=false",
+    "--data.world.cities_per_country=1",
+    "--data.knowledge=[city]",
+    "--data.repeats={}",
+    "--model.size.hidden_size=16",
+    "--model.size.intermediate_size=24",
+    "--model.size.n_heads=2",
+    "--trainer.check_val_every_n_epoch=1",
+    "--trainer.logger=false",
+    "--trainer.max_epochs=3",
     "--trainer.enable_progress_bar=false",
-]  # fmt: skip
+]
 
 
 def checkpoint_of() -> dict[str, Any]:

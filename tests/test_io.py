@@ -96,10 +96,15 @@ def test_refusals_say_why_and_what_to_do(write: Callable[[Path], None], tmp_path
 
 
 @pytest.mark.parametrize("url", ["s3://b/a", "file:///b/a", "simplecache::ftp://b/a", "s3:/b/a"])
-@pytest.mark.parametrize("write", [
-    check_writable, new_version, lambda path: write_json(path / "a.json", {}),
-    lambda path: atomic_folder(path, ()).__enter__(),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "write",
+    [
+        check_writable,
+        new_version,
+        lambda path: write_json(path / "a.json", {}),
+        lambda path: atomic_folder(path, ()).__enter__(),
+    ],
+)
 def test_nothing_is_written_to_a_url(
     write: Callable[[Path], None], url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,16 +190,29 @@ def test_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
 
 def test_json_takes_numpy_paths_and_all_languages(tmp_path: Path) -> None:
     data = {
-        "float": np.float32(0.5), "int": np.int64(3), "bool": np.bool_(True), "none": None,
-        "array": np.array([[1.0, 2.0]]), "path": tmp_path, "text": "上海 → “x”", "tuple": (1, 2),
+        "float": np.float32(0.5),
+        "int": np.int64(3),
+        "bool": np.bool_(True),
+        "none": None,
+        "array": np.array([[1.0, 2.0]]),
+        "path": tmp_path,
+        "text": "上海 → “x”",
+        "tuple": (1, 2),
         4: {"deep": [True]},
-    }  # fmt: skip
+    }
     write_json(tmp_path / "a.json", data)
     text = (tmp_path / "a.json").read_text(encoding="utf-8")
     assert json.loads(text) == {
-        "float": 0.5, "int": 3, "bool": True, "none": None, "array": [[1.0, 2.0]],
-        "path": str(tmp_path), "text": "上海 → “x”", "tuple": [1, 2], "4": {"deep": [True]},
-    }  # fmt: skip
+        "float": 0.5,
+        "int": 3,
+        "bool": True,
+        "none": None,
+        "array": [[1.0, 2.0]],
+        "path": str(tmp_path),
+        "text": "上海 → “x”",
+        "tuple": [1, 2],
+        "4": {"deep": [True]},
+    }
     assert "上海" in text
     assert text.endswith("}\n")
 

@@ -13,9 +13,11 @@ from lincorr_lightning.cli import main
 from lincorr_lightning.progress import Loop, ProgressLines, progress
 
 TRAINER: dict[str, Any] = {
-    "logger": False, "enable_checkpointing": False, "enable_model_summary": False,
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_model_summary": False,
     "accelerator": "cpu",
-}  # fmt: skip
+}
 
 
 class Clock:
@@ -73,9 +75,13 @@ def test_lines_of_a_fit(clock: Clock, tmp_path: Any) -> None:
     lines = ProgressLines(clock=clock, wait=lambda _: True)
     seen: list[str] = []
     trainer = L.Trainer(
-        callbacks=[lines], limit_train_batches=2, limit_val_batches=0, max_epochs=2,
-        default_root_dir=tmp_path, **TRAINER,
-    )  # fmt: skip
+        callbacks=[lines],
+        limit_train_batches=2,
+        limit_val_batches=0,
+        max_epochs=2,
+        default_root_dir=tmp_path,
+        **TRAINER,
+    )
     trainer.fit(Reading(clock, lambda: seen.append(lines.line())))
     assert seen == [
         "after 10 min: training, batch 0 of 4",
@@ -109,10 +115,17 @@ def test_lines_stand_in_for_a_bar_without_a_terminal(
 ) -> None:
     monkeypatch.setattr("sys.stderr.isatty", lambda: is_terminal, raising=False)
     cli = main(
-        ["fit", "--config", "linear_probe.yaml", "--data.n_subjects=40", "--model.random_labels=0",
-         "--model.pairs=[city->country]", f"--trainer.default_root_dir={tmp_path}",
-         "--trainer.fast_dev_run=true"]
-    )  # fmt: skip
+        [
+            "fit",
+            "--config",
+            "linear_probe.yaml",
+            "--data.n_subjects=40",
+            "--model.random_labels=0",
+            "--model.pairs=[city->country]",
+            f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.fast_dev_run=true",
+        ]
+    )
     assert isinstance(
         cli.trainer.progress_bar_callback, RichProgressBar if is_terminal else ProgressLines
     )

@@ -21,26 +21,45 @@ from tests.toys import NAMES, quiet_trainer
 EDITS = ["--model.learning_rate=0.01", "--model.steps_per_edit=3", "--data.n_edits=5"]
 JOINT = [*EDITS, "--model.protocol=joint", "--model.edits_per_step=2", "--trainer.max_epochs=2"]
 WORLD = [
-    "--data.world.n_people=24", "--data.world.cities_per_country=1", "--data.world.nicknames=false",
-    "--data.knowledge=[city, country, color]", "--data.repeats={}", "--data.batch_size=64",
-    "--model.size.hidden_size=32", "--model.size.intermediate_size=48", "--model.size.n_heads=2",
-    "--trainer.max_epochs=3", "--trainer.check_val_every_n_epoch=1",
-]  # fmt: skip
+    "--data.world.n_people=24",
+    "--data.world.cities_per_country=1",
+    "--data.world.nicknames=false",
+    "--data.knowledge=[city, country, color]",
+    "--data.repeats={}",
+    "--data.batch_size=64",
+    "--model.size.hidden_size=32",
+    "--model.size.intermediate_size=48",
+    "--model.size.n_heads=2",
+    "--trainer.max_epochs=3",
+    "--trainer.check_val_every_n_epoch=1",
+]
 SGD = [
-    "--model.knowledge=[city, country]", "--model.require_reference=[]", "--model.solver=sgd",
-    "--data.n_subjects=200", "--data.batch_size=40", "--trainer.max_epochs=3", "--model.ridge=0",
-]  # fmt: skip
+    "--model.knowledge=[city, country]",
+    "--model.require_reference=[]",
+    "--model.solver=sgd",
+    "--data.n_subjects=200",
+    "--data.batch_size=40",
+    "--trainer.max_epochs=3",
+    "--model.ridge=0",
+]
 
 # Config, options, and the checkpoints to resume at: those of a step, after validation (v) and at
 # the end of an epoch (e).
 STUDIES = {
     "independent": ("source_finetune.yaml", EDITS, ["s4", "s6"]),
-    "stacked": ("source_finetune_lora.yaml", [*EDITS, "--model.edits_per_step=2"],
-                ["s2", "s3", "s9", "e0"]),
+    "stacked": (
+        "source_finetune_lora.yaml",
+        [*EDITS, "--model.edits_per_step=2"],
+        ["s2", "s3", "s9", "e0"],
+    ),
     "interventions": (
         "causal.yaml",
-        [*EDITS, "--model.edits_per_step=2", "--model.learning_rate=0.1",
-         "--model.steps_per_edit=5"],
+        [
+            *EDITS,
+            "--model.edits_per_step=2",
+            "--model.learning_rate=0.1",
+            "--model.steps_per_edit=5",
+        ],
         ["s2", "s7", "e0"],
     ),
     "joint": ("source_finetune.yaml", JOINT, ["s2", "s3", "e0"]),
@@ -48,22 +67,38 @@ STUDIES = {
     # Steps 1 to 8 are of the phase uncomposed, 9 to 23 of compose, 24 to 31 of learn.
     "ablation": (
         "vocabulary_ablation.yaml",
-        ["--model.mapping=[reference, permuted]", "--data.n_paired=40", "--data.n_new=12",
-         "--data.max_source_labels=null", "--model.compose.epochs=3", "--model.score_every=2",
-         "--model.compose.batch_size=16", "--model.learn.epochs=4", "--model.learn.batch_size=8"],
+        [
+            "--model.mapping=[reference, permuted]",
+            "--data.n_paired=40",
+            "--data.n_new=12",
+            "--data.max_source_labels=null",
+            "--model.compose.epochs=3",
+            "--model.score_every=2",
+            "--model.compose.batch_size=16",
+            "--model.learn.epochs=4",
+            "--model.learn.batch_size=8",
+        ],
         ["s4", "s8", "s12", "s23", "s26", "s31", "e0"],
     ),
     # Blocks of four steps.
     "SAEs": (
         "sparse_autoencoders.yaml",
-        ["--data.n_tokens=384", "--data.batch_tokens=32", "--data.block_steps=4",
-         "--data.n_held_out=20", "--model.sae.n_features=32", "--model.sae.k=4",
-         "--model.layers=[1]", "--model.sae.dead_after_steps=5", "--data.texts={texts}"],
+        [
+            "--data.n_tokens=384",
+            "--data.batch_tokens=32",
+            "--data.block_steps=4",
+            "--data.n_held_out=20",
+            "--model.sae.n_features=32",
+            "--model.sae.k=4",
+            "--model.layers=[1]",
+            "--model.sae.dead_after_steps=5",
+            "--data.texts={texts}",
+        ],
         ["s3", "s4", "s12", "v0", "e0"],
     ),
     "pretraining": ("pretraining.yaml", WORLD, ["s2", "s3", "e1", "s9", "v2", "e2"]),
     "probe": ("linear_probe.yaml", SGD, ["e0", "s6", "v1"]),
-}  # fmt: skip
+}
 OF_A_FOLDER = {"seconds", "settings", "versions", "name_or_path", "model"}
 
 
@@ -74,12 +109,20 @@ def run(study: str, root: Path, lm: str, *more: str) -> tuple[dict[str, Any], ..
     texts.write_text("\n".join(f"{name} lives in the city of Paris" for name in NAMES))
     if "pretraining" not in config:
         options = [f"--model.lm.name_or_path={lm}", *options]
-    cli = main([
-        "fit", "--config", config, *(option.replace("{texts}", str(texts)) for option in options),
-        f"--trainer.default_root_dir={root}", "--trainer.enable_progress_bar=false",
-        "--trainer.enable_checkpointing=true", "--trainer.logger=false",
-        "--trainer.log_every_n_steps=1", *more,
-    ])  # fmt: skip
+    cli = main(
+        [
+            "fit",
+            "--config",
+            config,
+            *(option.replace("{texts}", str(texts)) for option in options),
+            f"--trainer.default_root_dir={root}",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.enable_checkpointing=true",
+            "--trainer.logger=false",
+            "--trainer.log_every_n_steps=1",
+            *more,
+        ]
+    )
     (path,) = root.rglob("results.json")
     tables = {table.name: table.read_text() for table in root.rglob("tables/*.csv")}
     return cli.model.state_dict(), _comparable(json.loads(path.read_text())), tables
@@ -115,9 +158,7 @@ def keeping(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     "study",
     [
-        pytest.param(study, marks=pytest.mark.nightly)
-        if study == "joint LoRA"
-        else study
+        pytest.param(study, marks=pytest.mark.nightly) if study == "joint LoRA" else study
         for study in STUDIES
     ],
 )
@@ -146,54 +187,74 @@ def test_a_probe_is_not_resumed_without_its_statistics(small_lm: str, tmp_path: 
 # rows, and files, whose content is compared. An LM is known by its fingerprint, and the rest of the
 # arguments are what the program passes.
 FREE = {
-    "model.lm", "model.save_model", "model.saes", "data.lm", "data.plan", "data.training",
-    "data.training_tokens", "data.edits_file", "data.subjects_file", "data.texts_file",
-    "data.texts", "data.knowledge_files", "data.eval_batch_size",
-}  # fmt: skip
+    "model.lm",
+    "model.save_model",
+    "model.saes",
+    "data.lm",
+    "data.plan",
+    "data.training",
+    "data.training_tokens",
+    "data.edits_file",
+    "data.subjects_file",
+    "data.texts_file",
+    "data.texts",
+    "data.knowledge_files",
+    "data.eval_batch_size",
+}
 # These are counted over all ranks; the data of edits has another batch size, of predictions.
 OF_ALL_RANKS = {
-    "joint": ["model.edits_per_step"], "pretraining": ["data.batch_size"],
+    "joint": ["model.edits_per_step"],
+    "pretraining": ["data.batch_size"],
     "independent": ["model.edits_per_step"],
-}  # fmt: skip
+}
 # A checkpoint of each, options that it must not be resumed with, and the old and the new value.
 OTHER: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {
-    "joint": ("e0", {
-        "model.learning_rate=0.02": ("0.01", "0.02"),
-        "model.weight_decay=0.1": ("0.0", "0.1"),
-        "model.edits_per_step=5": ("2", "5"),
-        "data.seed=1": ("0", "1"),
-        "data.n_edits=4": ("5", "4"),
-        "trainer.gradient_clip_val=0.5": ("None", "0.5"),
-        "trainer.precision=bf16-mixed": ("32-true", "bf16-mixed"),
-        "trainer.accumulate_grad_batches=3": ("1", "3"),
-        "trainer.limit_train_batches=1": ("1.0", "1"),
-        "trainer.max_epochs=1": ("2", "1"),
-        "matmul_precision=medium": ("highest", "medium"),
-        "seed_everything=7": ("0", "7"),
-    }),
-    "pretraining": ("e1", {
-        "model.size.n_heads=4": ("'n_heads': 2", "'n_heads': 4"),
-        "model.learning_rate=0.001": ("0.003", "0.001"),
-        "model.weight_decay=0.1": ("0.3", "0.1"),
-        "model.warmup=0.3": ("0.1", "0.3"),
-        "model.mixing_epochs=1": ("0", "1"),
-        "model.mixing_learning_rate=0.1": ("0.001", "0.1"),
-        "model.off_target_penalty=0.0": ("0.1", "0.0"),
-        "data.seed=1": ("0", "1"),
-        "data.batch_size=32": ("64", "32"),
-        "data.mixup_fraction=0.1": ("0.0", "0.1"),
-        "data.world.n_people=25": ("'n_people': 24", "'n_people': 25"),
-    }),
-    "probe": ("e0", {
-        "data.seed=1": ("0", "1"),
-        "data.n_subjects=180": ("200", "180"),
-        "data.batch_size=50": ("40", "50"),
-        "model.learning_rate=0.1": ("0.5", "0.1"),
-        "model.momentum=0.5": ("0.9", "0.5"),
-        "model.ridge=2.0": ("0.0", "2.0"),
-        "trainer.limit_train_batches=2": ("1.0", "2"),
-    }),
-}  # fmt: skip
+    "joint": (
+        "e0",
+        {
+            "model.learning_rate=0.02": ("0.01", "0.02"),
+            "model.weight_decay=0.1": ("0.0", "0.1"),
+            "model.edits_per_step=5": ("2", "5"),
+            "data.seed=1": ("0", "1"),
+            "data.n_edits=4": ("5", "4"),
+            "trainer.gradient_clip_val=0.5": ("None", "0.5"),
+            "trainer.precision=bf16-mixed": ("32-true", "bf16-mixed"),
+            "trainer.accumulate_grad_batches=3": ("1", "3"),
+            "trainer.limit_train_batches=1": ("1.0", "1"),
+            "trainer.max_epochs=1": ("2", "1"),
+            "matmul_precision=medium": ("highest", "medium"),
+            "seed_everything=7": ("0", "7"),
+        },
+    ),
+    "pretraining": (
+        "e1",
+        {
+            "model.size.n_heads=4": ("'n_heads': 2", "'n_heads': 4"),
+            "model.learning_rate=0.001": ("0.003", "0.001"),
+            "model.weight_decay=0.1": ("0.3", "0.1"),
+            "model.warmup=0.3": ("0.1", "0.3"),
+            "model.mixing_epochs=1": ("0", "1"),
+            "model.mixing_learning_rate=0.1": ("0.001", "0.1"),
+            "model.off_target_penalty=0.0": ("0.1", "0.0"),
+            "data.seed=1": ("0", "1"),
+            "data.batch_size=32": ("64", "32"),
+            "data.mixup_fraction=0.1": ("0.0", "0.1"),
+            "data.world.n_people=25": ("'n_people': 24", "'n_people': 25"),
+        },
+    ),
+    "probe": (
+        "e0",
+        {
+            "data.seed=1": ("0", "1"),
+            "data.n_subjects=180": ("200", "180"),
+            "data.batch_size=50": ("40", "50"),
+            "model.learning_rate=0.1": ("0.5", "0.1"),
+            "model.momentum=0.5": ("0.9", "0.5"),
+            "model.ridge=2.0": ("0.0", "2.0"),
+            "trainer.limit_train_batches=2": ("1.0", "2"),
+        },
+    ),
+}
 ALWAYS = ("model.learning_rate=0.02", "model.size.n_heads=4", "data.n_subjects=180")
 
 

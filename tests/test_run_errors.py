@@ -24,12 +24,19 @@ def test_out_of_memory_in_training(
         r"\(it is 5\)"
     )
     with pytest.raises(LanguageModelError, match=message):
-        main([
-            "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
-            f"--model.protocol={protocol}", "--data.n_edits=7",
-            "--model.edits_per_step=5", f"--trainer.default_root_dir={tmp_path}",
-            "--trainer.enable_progress_bar=false",
-        ])  # fmt: skip
+        main(
+            [
+                "fit",
+                "--config",
+                "source_finetune.yaml",
+                f"--model.lm.name_or_path={small_lm}",
+                f"--model.protocol={protocol}",
+                "--data.n_edits=7",
+                "--model.edits_per_step=5",
+                f"--trainer.default_root_dir={tmp_path}",
+                "--trainer.enable_progress_bar=false",
+            ]
+        )
     assert not list(tmp_path.rglob("results.json"))
 
 

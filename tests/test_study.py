@@ -121,13 +121,17 @@ def test_settings_are_plain_data_in_checkpoints(checkpoint: Path) -> None:
 @pytest.mark.parametrize(
     ("option", "then", "now"),
     [
-        ("max_epochs", 2, 1), ("max_steps", 4, 3), ("limit_train_batches", 1.0, 1),
-        ("limit_val_batches", 1.0, 0), ("overfit_batches", 0.0, 1),
+        ("max_epochs", 2, 1),
+        ("max_steps", 4, 3),
+        ("limit_train_batches", 1.0, 1),
+        ("limit_val_batches", 1.0, 0),
+        ("overfit_batches", 0.0, 1),
         ("precision", "32-true", "bf16-mixed"),
-        ("gradient_clip_val", None, 0.5), ("gradient_clip_algorithm", "value", "norm"),
+        ("gradient_clip_val", None, 0.5),
+        ("gradient_clip_algorithm", "value", "norm"),
         ("accumulate_grad_batches", 1, 2),
     ],
-)  # fmt: skip
+)
 def test_settings_of_the_trainer_stay(option: str, then: Any, now: Any, tmp_path: Path) -> None:
     common = {"max_epochs": 2, "max_steps": 100}
     first = quiet_trainer(tmp_path / "first", **common | {option: then})
@@ -159,11 +163,20 @@ def test_a_longer_run_goes_on_and_says_so(checkpoint: Path, tmp_path: Path) -> N
         ({"accumulate_grad_batches": 2}, "2 batches"),
         ({"callbacks": [GradientAccumulationScheduler({1: 4})]}, "1 or 4 batches"),
         ({"callbacks": [GradientAccumulationScheduler({0: 2})]}, "1 or 2 batches"),
-        ({"callbacks": [LambdaCallback(
-            on_train_epoch_start=lambda trainer, _: setattr(trainer, "accumulate_grad_batches", 3)
-        )]}, "1 or 3 batches"),
+        (
+            {
+                "callbacks": [
+                    LambdaCallback(
+                        on_train_epoch_start=lambda trainer, _: setattr(
+                            trainer, "accumulate_grad_batches", 3
+                        )
+                    )
+                ]
+            },
+            "1 or 3 batches",
+        ),
     ],
-)  # fmt: skip
+)
 def test_the_batches_of_a_step_are_counted(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -265,12 +278,18 @@ def test_callbacks_of_lightning_that_a_study_cannot_take(
 ) -> None:
     probe = ["--data.n_subjects=160", "--model.knowledge=[city,country]"]
     with pytest.raises(ConfigError, match=message):
-        main([
-            "fit", "--config", f"{study}.yaml", f"--model.lm.name_or_path={small_lm}",
-            f"--trainer.callbacks=[{json.dumps(callback)}]",
-            f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
-            *(probe if study == "linear_probe" else []),
-        ])  # fmt: skip
+        main(
+            [
+                "fit",
+                "--config",
+                f"{study}.yaml",
+                f"--model.lm.name_or_path={small_lm}",
+                f"--trainer.callbacks=[{json.dumps(callback)}]",
+                f"--trainer.default_root_dir={tmp_path}",
+                "--trainer.enable_progress_bar=false",
+                *(probe if study == "linear_probe" else []),
+            ]
+        )
     assert not list(tmp_path.rglob("results.json"))
 
 

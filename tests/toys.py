@@ -64,22 +64,31 @@ def toy_config(architecture: str = "llama", vocab_size: int = 50, **changes: Any
     """Return the configuration of a small LM: a key of `ARCHITECTURES`, or a model type."""
     model_type, options = ARCHITECTURES.get(architecture, (architecture, {}))
     defaults = {
-        "vocab_size": vocab_size, "hidden_size": 16, "num_hidden_layers": 2,
-        "num_attention_heads": 2, "max_position_embeddings": 32, "pad_token_id": 0,
-        "bos_token_id": None, "eos_token_id": None,
-    }  # fmt: skip
+        "vocab_size": vocab_size,
+        "hidden_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "max_position_embeddings": 32,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
     return hf.AutoConfig.for_model(model_type, **defaults | options | changes)
 
 
 def toy_model(
-    architecture: str = "llama", vocab_size: int = 50, seed: int = 0, std: float = 0.5,
+    architecture: str = "llama",
+    vocab_size: int = 50,
+    seed: int = 0,
+    std: float = 0.5,
     **changes: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Return an LM of a `toy_config` with large random weights everywhere, in eval mode."""
     return randomize(
         hf.AutoModelForCausalLM.from_config(toy_config(architecture, vocab_size, **changes)),
-        seed, std,
-    )  # fmt: skip
+        seed,
+        std,
+    )
 
 
 @torch.no_grad()
@@ -157,9 +166,10 @@ def toy_sae(hook_point: HookPoint, decoder: torch.Tensor, **changes: Any) -> Spa
     """Return an SAE whose encoder is its decoder, ``(n_features, width)``, without biases."""
     n, width = decoder.shape
     defaults = {
-        "encoder": decoder.clone(), "encoder_bias": torch.zeros(n),
+        "encoder": decoder.clone(),
+        "encoder_bias": torch.zeros(n),
         "decoder_bias": torch.zeros(width),
-    }  # fmt: skip
+    }
     return SparseAutoencoder(hook_point=hook_point, decoder=decoder, **defaults | changes).eval()
 
 
@@ -188,9 +198,12 @@ def save_toy_lm(
 
 
 def save_toy_gguf(
-    path: Path, quantization: str = "F32", merges: Sequence[str] = ("c i",), tokenizer: bool = True,
+    path: Path,
+    quantization: str = "F32",
+    merges: Sequence[str] = ("c i",),
+    tokenizer: bool = True,
     **fields: Any,
-) -> Any:  # fmt: skip
+) -> Any:
     """Save a random Llama with a byte-level tokenizer as a GGUF file, as llama.cpp does.
 
     `quantization` is that of the matrices; `merges` are those beside the 256 bytes. Returns the
@@ -199,10 +212,12 @@ def save_toy_gguf(
     letters = list(bytes_to_unicode().values())
     tokens = ["<|endoftext|>", *letters, *(merge.replace(" ", "") for merge in merges)]
     model = toy_model(
-        "llama", len(tokens), std=0.2,
+        "llama",
+        len(tokens),
+        std=0.2,
         **{"hidden_size": 64, "intermediate_size": 96, "num_key_value_heads": 2, "head_dim": 32}
         | fields,
-    )  # fmt: skip
+    )
     return write_gguf(path, model, quantization, (tokens, merges) if tokenizer else None)
 
 
@@ -265,9 +280,14 @@ def quiet_trainer(folder: Path, **options: Any) -> Any:
     import lightning as L
 
     defaults: dict[str, Any] = {
-        "accelerator": "cpu", "devices": 1, "max_epochs": 1, "num_sanity_val_steps": 0,
-        "default_root_dir": folder, "enable_progress_bar": False, "enable_model_summary": False,
-    }  # fmt: skip
+        "accelerator": "cpu",
+        "devices": 1,
+        "max_epochs": 1,
+        "num_sanity_val_steps": 0,
+        "default_root_dir": folder,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     return L.Trainer(**defaults | options)
 
 

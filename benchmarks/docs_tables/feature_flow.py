@@ -8,8 +8,12 @@ from jsonargparse import auto_cli
 
 from benchmarks.common import markdown_table, read_numbers, two
 
-GROUPS = {"none": "From nowhere", "residual": "From RES", "mlp_out": "From MLP",
-          "attention_out": "From ATT"}  # fmt: skip
+GROUPS = {
+    "none": "From nowhere",
+    "residual": "From RES",
+    "mlp_out": "From MLP",
+    "attention_out": "From ATT",
+}
 
 
 def shared(results: Mapping[str, Any], *layers: int) -> str:
@@ -30,11 +34,17 @@ def shared(results: Mapping[str, Any], *layers: int) -> str:
 def cosines(results: Mapping[str, Any]) -> str:
     """Return whether features of one predecessor have higher cosines to it than those of none."""
     rows = [
-        [test["layer"], test["source"].replace("_", " "), test["n_other"], test["n"],
-         two(test["auroc"]), f"{test['q']:.1g}"]
+        [
+            test["layer"],
+            test["source"].replace("_", " "),
+            test["n_other"],
+            test["n"],
+            two(test["auroc"]),
+            f"{test['q']:.1g}",
+        ]
         for test in results["cosine_tests"]
         if (test["group"], test["other"]) == (GROUPS["none"], GROUPS[test["source"]])
-    ]  # fmt: skip
+    ]
     return markdown_table(("layer", "cosine to", "from there", "from nowhere", "AUROC", "q"), rows)
 
 

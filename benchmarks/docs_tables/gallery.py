@@ -29,7 +29,8 @@ PICTURES = {
         for name in ("clusters", "instance_matrix", "std_matrix", "ranking", "transitivity")
     },
     "fit --config configs/linear_probe.yaml": {
-        "weights_city-country": "weights", "ridge_path": "ridge_path",
+        "weights_city-country": "weights",
+        "ridge_path": "ridge_path",
     },
     # The nulls' maps have the pair's ridge, which is not chosen for them.
     "fit --config configs/linear_probe.yaml --model.ridge 0": {"nulls": "nulls"},
@@ -42,7 +43,7 @@ PICTURES = {
     },
     "predict --config configs/forecast.yaml": {"forecast": "forecast"},
     "fit --config configs/vocabulary_ablation.yaml": {"generalization": "ablation"},
-}  # fmt: skip
+}
 
 
 def keep(source: Path, name: str) -> Path:

@@ -22,12 +22,25 @@ from jsonargparse import auto_cli
 from benchmarks.common import arrow, markdown_table, results_of
 
 RELATIONS = (
-    "city->country", "country->continent", "country->language", "city->city_es", "ceo->company",
-)  # fmt: skip
+    "city->country",
+    "country->continent",
+    "country->language",
+    "city->city_es",
+    "ceo->company",
+)
 COLUMNS = (
-    "relation", "learned", "generalized", "vocabulary alone", "its AUROC", "hallucinated",
-    "unchanged", "color unchanged", "gradient r", "auto", "city→color",
-)  # fmt: skip
+    "relation",
+    "learned",
+    "generalized",
+    "vocabulary alone",
+    "its AUROC",
+    "hallucinated",
+    "unchanged",
+    "color unchanged",
+    "gradient r",
+    "auto",
+    "city→color",
+)
 
 
 def show(values: list[float | None], spec: str) -> str:
@@ -61,10 +74,13 @@ def row(runs: list[dict[str, Any]]) -> list[str]:
 
 
 def main(
-    lm: str = "tiny-world", n_edits: int = 150, relations: tuple[str, ...] = RELATIONS,
-    seeds: tuple[int, ...] = (0,), config: str = "configs/source_finetune.yaml",
+    lm: str = "tiny-world",
+    n_edits: int = 150,
+    relations: tuple[str, ...] = RELATIONS,
+    seeds: tuple[int, ...] = (0,),
+    config: str = "configs/source_finetune.yaml",
     options: tuple[str, ...] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Print the table.
 
     Args:
@@ -78,10 +94,17 @@ def main(
 
     def teach(relation: str, seed: int) -> dict[str, Any]:
         return results_of(
-            "fit", "--config", config, f"--data.relation={relation}", f"--data.seed={seed}",
-            f"--seed_everything={seed}", f"--model.lm.name_or_path={lm}",
-            f"--data.n_edits={n_edits}", f"--trainer.default_root_dir={folder}", *options,
-        )  # fmt: skip
+            "fit",
+            "--config",
+            config,
+            f"--data.relation={relation}",
+            f"--data.seed={seed}",
+            f"--seed_everything={seed}",
+            f"--model.lm.name_or_path={lm}",
+            f"--data.n_edits={n_edits}",
+            f"--trainer.default_root_dir={folder}",
+            *options,
+        )
 
     with tempfile.TemporaryDirectory() as folder:
         found = [[teach(relation, seed) for seed in seeds] for relation in relations]

@@ -45,9 +45,13 @@ TOKENIZERS = {
 """Types and sources of the committed card's tokenizers, by their names in it."""
 
 LANGUAGE_NAMES = {
-    "en": "English", "es": "Spanish", "fr": "French", "de": "German", "zh": "Chinese",
+    "en": "English",
+    "es": "Spanish",
+    "fr": "French",
+    "de": "German",
+    "zh": "Chinese",
     "ja": "Japanese",
-}  # fmt: skip
+}
 COMPUTED = "computed"
 COMPUTED_SOURCE = (COMPUTED, "Arithmetic, on the numbers from 0 to 10.")
 
@@ -131,12 +135,15 @@ def prompt_table(catalogue: Catalogue, kinds: Sequence[Knowledge]) -> str:
         identities = {answer.identity for answer in each.answers}
         rows.append(
             [
-                each.name, " · ".join((each.template, *each.paraphrases)),
+                each.name,
+                " · ".join((each.template, *each.paraphrases)),
                 *([each.printed_template] if printed else []),
-                f"{len(identities)} ({len(each.answers)})", each.paper_size, origin(each),
+                f"{len(identities)} ({len(each.answers)})",
+                each.paper_size,
+                origin(each),
                 references(catalogue, each),
             ]
-        )  # fmt: skip
+        )
     return markdown_table([*columns, "answers", "paper", "from", "reference to"], rows)
 
 

@@ -23,17 +23,35 @@ from benchmarks.common import arrow, markdown_table, place_tables, read_numbers
 
 SHOWN = ("city", "country", "continent", "language", "ceo", "company", "color", "pet", "gender")
 FAMILIES = (
-    "city", "city_es", "city_zh", "country", "country_es", "country_zh", "job", "job_zh",
-    "object_color", "simile_color", "X+1", "X+2", "X*2",
-)  # fmt: skip
+    "city",
+    "city_es",
+    "city_zh",
+    "country",
+    "country_es",
+    "country_zh",
+    "job",
+    "job_zh",
+    "object_color",
+    "simile_color",
+    "X+1",
+    "X+2",
+    "X*2",
+)
 RANKED = (
-    ("country", "food"), ("city", "country"), ("country", "city"), ("ceo", "company"),
-    ("color", "personality"), ("city", "color"), ("city", "gender"), ("color", "sport"),
-)  # fmt: skip
+    ("country", "food"),
+    ("city", "country"),
+    ("country", "city"),
+    ("ceo", "company"),
+    ("color", "personality"),
+    ("city", "color"),
+    ("city", "gender"),
+    ("color", "sport"),
+)
 COMPOSED = (
-    ("city", "country", "continent"), ("city", "country", "language"),
+    ("city", "country", "continent"),
+    ("city", "country", "language"),
     ("country", "language", "continent"),
-)  # fmt: skip
+)
 RIDGES = (0.0, 1.0, 10.0, 100.0, 1000.0, 10000.0)
 FINDING = 0.01  # adjusted p-value of a pair above its control
 
@@ -89,9 +107,14 @@ def ranking(results: dict[str, Any]) -> str:
             error = f"{two(pair['excess'])} ± {two(pair['excess_error'])}"
             given = (pair["partial_label_mean"], pair["through_given"])
             rows.append(
-                [f"{pair['source']}→{pair['target']}", two(pair["label_mean"]), error,
-                 "< 1e-9" if pair["q"] < 1e-9 else f"{pair['q']:.1g}", *map(two, given)]
-            )  # fmt: skip
+                [
+                    f"{pair['source']}→{pair['target']}",
+                    two(pair["label_mean"]),
+                    error,
+                    "< 1e-9" if pair["q"] < 1e-9 else f"{pair['q']:.1g}",
+                    *map(two, given),
+                ]
+            )
     table = markdown_table(
         ["pair", "r", "above control", "adjusted p", "partial r (pet)", "share through pet"], rows
     )
@@ -102,11 +125,13 @@ def ranking(results: dict[str, Any]) -> str:
 def transitivity(results: dict[str, Any]) -> str:
     """Return the composed maps beside the map of the pair."""
     rows = [
-        [f"{one['source']}→{one['via']}→{one['target']}",
-         *(two(one[key]) for key in ("direct", "composed", "elsewhere"))]
+        [
+            f"{one['source']}→{one['via']}→{one['target']}",
+            *(two(one[key]) for key in ("direct", "composed", "elsewhere")),
+        ]
         for one in results["transitivity"]
         if (one["source"], one["via"], one["target"]) in COMPOSED
-    ]  # fmt: skip
+    ]
     header = ["source→via→target", "direct map", "composed maps", "through others, median"]
     return markdown_table(header, rows)
 

@@ -84,14 +84,20 @@ def size_table(lm: LanguageModel, corpus: Corpus, n_epochs: int) -> str:
     )
     numbers = {
         "parameters": sum(p.numel() for p in lm.model.parameters()),
-        "layers": config.num_hidden_layers, "width": config.hidden_size,
-        "attention heads": config.num_attention_heads, "context": config.max_position_embeddings,
+        "layers": config.num_hidden_layers,
+        "width": config.hidden_size,
+        "attention heads": config.num_attention_heads,
+        "context": config.max_position_embeddings,
         "vocabulary": len(corpus.tokenizer),
         "bytes of the folder": sum(path.stat().st_size for path in shipped),
-        "invented people": n_invented, "cities": cities, "countries": countries,
-        "cities of second homes": towns, "subjects": len(corpus.world.people),
-        "facts": len(corpus.stated), "epochs": n_epochs,
-    }  # fmt: skip
+        "invented people": n_invented,
+        "cities": cities,
+        "countries": countries,
+        "cities of second homes": towns,
+        "subjects": len(corpus.world.people),
+        "facts": len(corpus.stated),
+        "epochs": n_epochs,
+    }
     return markdown_table(("of", "number"), ((name, f"{n:,}") for name, n in numbers.items()))
 
 

@@ -19,9 +19,17 @@ from lincorr_lightning.errors import DomainError
 RELATIONS = ("city->country", "country->continent", "ceo->company", "X+1->X+2")
 MAPPINGS = ("reference", "permuted", "letters")
 COLUMNS = (
-    "relation", "sources / targets", "reference", "permuted", "letters", "nearest",
-    "compose skipped", "reference, of all candidates", "chance", "paper",
-)  # fmt: skip
+    "relation",
+    "sources / targets",
+    "reference",
+    "permuted",
+    "letters",
+    "nearest",
+    "compose skipped",
+    "reference, of all candidates",
+    "chance",
+    "paper",
+)
 
 
 def ablated(relation: str, lm: str, most: int | None, seeds: list[int]) -> dict[str, Any]:
@@ -29,10 +37,15 @@ def ablated(relation: str, lm: str, most: int | None, seeds: list[int]) -> dict[
     size = "null" if most is None else most
     with tempfile.TemporaryDirectory() as folder:
         options = [
-            "fit", "--config", "configs/vocabulary_ablation.yaml", f"--data.relation={relation}",
-            f"--model.lm.name_or_path={lm}", f"--model.seeds={seeds}",
-            f"--data.max_source_labels={size}", f"--trainer.default_root_dir={folder}",
-        ]  # fmt: skip
+            "fit",
+            "--config",
+            "configs/vocabulary_ablation.yaml",
+            f"--data.relation={relation}",
+            f"--model.lm.name_or_path={lm}",
+            f"--model.seeds={seeds}",
+            f"--data.max_source_labels={size}",
+            f"--trainer.default_root_dir={folder}",
+        ]
         try:
             return results_of(*options)
         except DomainError:  # the vocabulary has no tokens for letters
@@ -51,17 +64,23 @@ def row(results: dict[str, Any]) -> list[str]:
         return f"{100 * found[what]:.0f}{spread}"
 
     return [
-        arrow(results["relation"]), f"{results['n_source_labels']} / {results['n_target_labels']}",
-        *(share(mapping) for mapping in MAPPINGS), share("reference", "nearest"),
-        share("reference", "uncomposed"), share("reference", "unrestricted"),
-        share("reference", "random"), share("reference", "paper"),
-    ]  # fmt: skip
+        arrow(results["relation"]),
+        f"{results['n_source_labels']} / {results['n_target_labels']}",
+        *(share(mapping) for mapping in MAPPINGS),
+        share("reference", "nearest"),
+        share("reference", "uncomposed"),
+        share("reference", "unrestricted"),
+        share("reference", "random"),
+        share("reference", "paper"),
+    ]
 
 
 def main(
-    lm: str = "tiny-world", most: int | None = 20, n_seeds: int = 5,
+    lm: str = "tiny-world",
+    most: int | None = 20,
+    n_seeds: int = 5,
     relations: list[str] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Print the table.
 
     Args:

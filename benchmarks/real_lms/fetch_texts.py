@@ -27,9 +27,11 @@ from benchmarks.real_lms.fetch_lms import download_wheels
 PACKAGE = "sae-probes==0.4.2"
 #: Name of a file in the package -> corpus.
 FILES = {
-    "100_news_fake": "news", "97_news_class": "briefs", "94_ai_gen": "essays",
+    "100_news_fake": "news",
+    "97_news_class": "briefs",
+    "94_ai_gen": "essays",
     "57_wikidatais_alive": "passages",
-}  # fmt: skip
+}
 
 
 def main(folder: Path) -> None:

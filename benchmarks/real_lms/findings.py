@@ -230,8 +230,6 @@ def leads(name: str, *others: str) -> Rule:
     return check
 
 
-
-
 def composed_shares(runs: Runs, *names: str) -> tuple[list[float], str, list[float]]:
     """Return how often new sources compose, the best baseline, and its shares, by seed."""
     parts = [runs[name] for name in names if name in runs]
@@ -243,11 +241,12 @@ def composed_shares(runs: Runs, *names: str) -> tuple[list[float], str, list[flo
     own = shares["reference", True]
     first, times = [part["mappings"][0] for part in parts], len(own) // len(parts)
     baselines = {
-        "permuted": shares["permuted", True], "letters": shares["letters", True],
+        "permuted": shares["permuted", True],
+        "letters": shares["letters", True],
         "compose skipped": shares["reference", False],
         "most frequent": [one["majority"] for one in first] * times,
         "nearest label": [one["nearest"] for one in first if "nearest" in one] * times,
-    }  # fmt: skip
+    }
     best = max(filter(baselines.get, baselines), key=lambda name: mean(baselines[name]))
     return own, best, baselines[best]
 
@@ -398,14 +397,26 @@ def edit_table(lms: LMRuns) -> str:
         found = lms[lm].get(f"outcomes_{edit_run(method, relation)}")
         if found is not None:
             name = common.arrow(relation) + (", all weights" if method == "full" else "")
-            row = [name, of_paper("generalized", relation, spec=".0%"), lm, found["n_edits"],
-                   f"{found['hallucinated']:.0%}"]  # fmt: skip
+            row = [
+                name,
+                of_paper("generalized", relation, spec=".0%"),
+                lm,
+                found["n_edits"],
+                f"{found['hallucinated']:.0%}",
+            ]
             for beside in found["beside"].values():
                 row += [*(f"{share:.0%}" for share in beside[:3]), lead_of(beside)]
             rows.append(row)
     compared = ("generalized", "best constant", "vocabulary alone", "lead (95 %)")
-    columns = ["", "paper, llama-3.2-3b", "LM", "edits", "hallucinated", *compared,
-               *(f"macro: {name}" for name in compared)]  # fmt: skip
+    columns = [
+        "",
+        "paper, llama-3.2-3b",
+        "LM",
+        "edits",
+        "hallucinated",
+        *compared,
+        *(f"macro: {name}" for name in compared),
+    ]
     return common.markdown_table(columns, rows)
 
 
@@ -422,9 +433,16 @@ def balanced_table(lms: LMRuns) -> str:
             own, _, near, *_ = pooled
             means = map(common.mean_interval, (*shares, macro))
             rows.append([lm, edits, *means, f"{own:.0%} / {near:.0%}", lead_of(pooled)])
-    columns = ["LM", "edits", "generalized", "best constant", "vocabulary alone",
-               "macro: generalized", "macro, all seeds: generalized / vocabulary",
-               "macro, all seeds: lead (95 %)"]  # fmt: skip
+    columns = [
+        "LM",
+        "edits",
+        "generalized",
+        "best constant",
+        "vocabulary alone",
+        "macro: generalized",
+        "macro, all seeds: generalized / vocabulary",
+        "macro, all seeds: lead (95 %)",
+    ]
     return common.markdown_table(columns, rows)
 
 
@@ -438,8 +456,16 @@ def gradient_table(lms: LMRuns) -> str:
             r, whole = "gradient_correlation", "gradient_correlation_all_steps"
             numbers = (own[r], own[f"permuted_{r}"], other[r], own[whole], other[whole])
             rows.append([lm, common.arrow(relation), found["n_edits"], *map(common.two, numbers)])
-    columns = ("LM", "edits of", "edits", "first step", "permuted W", "city→color",
-               "all ten steps", "city→color")  # fmt: skip
+    columns = (
+        "LM",
+        "edits of",
+        "edits",
+        "first step",
+        "permuted W",
+        "city→color",
+        "all ten steps",
+        "city→color",
+    )
     return common.markdown_table(columns, rows)
 
 
@@ -452,10 +478,9 @@ def paper_table(lms: LMRuns) -> str:
         return f"{r[0]:.2f}, {r[1]:.2f}, {r[2]:.2f}" + ("" if exceeds_control(found) else " no")
 
     rows = [
-        [common.arrow(name), of_paper("label_mean", name),
-         *cells(lms, partial(show, name=name))]
+        [common.arrow(name), of_paper("label_mean", name), *cells(lms, partial(show, name=name))]
         for name in PAPER_PAIRS
-    ]  # fmt: skip
+    ]
     return common.markdown_table(["", "paper, llama-3.2-3b", *lms], rows)
 
 
@@ -487,16 +512,21 @@ def tables(results: Path) -> dict[str, str]:
 def size_figure(results: Path) -> Any:
     """Draw Hit@1, 3 and 5 of city→country over the size of the LM."""
     found = [
-        (runs["probe"]["lm"]["n_parameters"], *ridge_path(runs, "city->country"),
-         max(x["1"] for x in pair(runs, "city->country")["precision"]["baselines"].values()))
+        (
+            runs["probe"]["lm"]["n_parameters"],
+            *ridge_path(runs, "city->country"),
+            max(x["1"] for x in pair(runs, "city->country")["precision"]["baselines"].values()),
+        )
         for runs in read_lms(results).values()
         if "probe" in runs
-    ]  # fmt: skip
+    ]
     figure = common.new_figure(
-        6.4, 3.2, "Precision of W over the size of the LM: city → country",
+        6.4,
+        3.2,
+        "Precision of W over the size of the LM: city → country",
         "Blue: the ridge that auto takes. Orange: the plain map. From below: Hit@1, 3 and 5. "
         "Grey: Hit@1 of the strongest baseline. Fitted on 1,000 subjects, 500 for the largest LM.",
-    )  # fmt: skip
+    )
     axes = figure.subplots()
     for place, color in ((2, "C0"), (1, "C1")):
         for n, style in (("1", "-"), ("3", "--"), ("5", ":")):

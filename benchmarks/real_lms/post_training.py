@@ -39,9 +39,12 @@ N_HALF, SEEDS = 500, 3
 ROLES, KEYS = ("user", "assistant"), ["lm", "text", "steps", "source", "target"]
 W0, LEADS = "same_prompt_label_mean", ("kept: W − random words, points", "r: W − W₀, points")
 DRAWN = {  # by the name of its column
-    "after": "W", "refitted": "W, refitted", "random_label_mean": "random words",
-    "random_refitted": "random words, refitted", W0: "W₀",
-}  # fmt: skip
+    "after": "W",
+    "refitted": "W, refitted",
+    "random_label_mean": "random words",
+    "random_refitted": "random words, refitted",
+    W0: "W₀",
+}
 COLUMNS = {  # of the table
     "random words: old / refitted": ["random_label_mean", "random_refitted"],
     "W₀: old / refitted": [W0, "same_prompt_refitted"],
@@ -146,11 +149,18 @@ def figure(found: pd.DataFrame) -> Figure:
     spread = frame.groupby(keys, sort=False).r.agg(["mean", "min", "max"]).reset_index()
     spread["panel"] = spread.lm + ", " + spread.text
     return plots.curves(
-        spread, "steps", "mean", "map", "panel", band=("min", "max"),
+        spread,
+        "steps",
+        "mean",
+        "map",
+        "panel",
+        band=("min", "max"),
         title="Maps of city->country after post-training",
         subtitle="r on subjects that no map was fitted on, over optimizer steps; bands: all "
-        "trainings and halves of the subjects", labels=("steps", "r"), share_y=True,
-    )  # fmt: skip
+        "trainings and halves of the subjects",
+        labels=("steps", "r"),
+        share_y=True,
+    )
 
 
 def main(

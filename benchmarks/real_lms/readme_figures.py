@@ -30,8 +30,20 @@ from lincorr_lightning.linear_map.artifact import LinearMap
 from lincorr_lightning.lm.language_model import LanguageModel
 
 RELATION = "city->country"
-CITIES = ("Paris", "Tokyo", "Berlin", "Rome", "Madrid", "Moscow", "Cairo", "London", "Delhi",
-          "Toronto", "Sydney", "Chicago")  # fmt: skip
+CITIES = (
+    "Paris",
+    "Tokyo",
+    "Berlin",
+    "Rome",
+    "Madrid",
+    "Moscow",
+    "Cairo",
+    "London",
+    "Delhi",
+    "Toronto",
+    "Sydney",
+    "Chicago",
+)
 Point = tuple[float, float]
 """A number of an LM, and that of its strongest baseline."""
 
@@ -68,13 +80,16 @@ def composed(runs: Mapping[str, Any]) -> Point:
 
 
 ROWS: tuple[tuple[str, str, Callable[[Mapping[str, Any]], Point]], ...] = (
-    ("Logits of countries follow from those of cities (r)", "random words, same prompts",
-     r_of_words),
+    (
+        "Logits of countries follow from those of cities (r)",
+        "random words, same prompts",
+        r_of_words,
+    ),
     ("W pairs cities with their country (Hit@1)", "the best baseline", pairing),
     ("The nearest word forecasts edits (AUROC)", "W of the reference, or its count", forecast),
     ("Edits of a city carry over to the country", "the vocabulary alone", generalized),
     ("Token embeddings alone: new cities compose", "the nearest country", composed),
-)  # fmt: skip
+)
 """Each claim of `SUMMARY`: what is measured, its strongest baseline, and both numbers of an LM."""
 
 
@@ -83,12 +98,14 @@ def findings_figure(results: Path) -> Any:
     lms = findings.read_lms(results)
     checks = [findings.FINDINGS[claim] for claim in findings.SUMMARY]
     figure = new_figure(
-        8.6, 4.0, "What was found: city → country, four LMs from 135M to 1.5B parameters",
+        8.6,
+        4.0,
+        "What was found: city → country, four LMs from 135M to 1.5B parameters",
         "A dot is an LM's number, a bar that of the strongest baseline; from above: SmolLM2, Gemma "
         "3, Qwen2.5-Coder 0.5B and 1.5B, if run; shares are means by country. Blue: the finding "
         "holds beyond the error, by its rule in docs/real_lms.md, which may be about all relations "
         "(r, Hit@1, forecasts). Orange: it does not.",
-    )  # fmt: skip
+    )
     axes = figure.subplots()
     for row, ((claim, baseline, points), check) in enumerate(zip(ROWS, checks, strict=True)):
         held = 0
@@ -104,8 +121,15 @@ def findings_figure(results: Path) -> Any:
             axes.plot(own, y, "o", color=color, markersize=4.5)
         axes.text(1.03, -row, f"{held} of {len(known)} LMs", va="center", fontsize=8)
         axes.text(-0.03, -row + 0.1, claim, ha="right", va="center", fontsize=8)
-        axes.text(-0.03, -row - 0.17, f"beside {baseline}", ha="right", va="center", fontsize=7,
-                  color="#666666")  # fmt: skip
+        axes.text(
+            -0.03,
+            -row - 0.17,
+            f"beside {baseline}",
+            ha="right",
+            va="center",
+            fontsize=7,
+            color="#666666",
+        )
     plain_axes(axes, "", "r, share or AUROC", "")
     axes.spines["left"].set_visible(False)
     axes.set(xlim=(0, 1), yticks=[])
@@ -116,10 +140,15 @@ def weights_figure(folder: str, name: str) -> Any:
     """Draw W of some cities beside their likeness to the countries in the vocabulary."""
     with tempfile.TemporaryDirectory() as runs:
         found = results_of(
-            "fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
-            "--model.knowledge=[city, country]", "--data.n_subjects=2000",
-            f"--model.lm.name_or_path={folder}", f"--trainer.default_root_dir={runs}",
-        )  # fmt: skip
+            "fit",
+            "--config",
+            "configs/linear_probe.yaml",
+            "--model.ridge=auto",
+            "--model.knowledge=[city, country]",
+            "--data.n_subjects=2000",
+            f"--model.lm.name_or_path={folder}",
+            f"--trainer.default_root_dir={runs}",
+        )
         (path,) = Path(runs).rglob("linear_map")
         fitted = LinearMap.from_pretrained(path)
     (scored,) = (one for one in found["pairs"] if one["source"] == "city")
@@ -138,13 +167,15 @@ def weights_figure(folder: str, name: str) -> Any:
             columns.append(labels[0].index(city))
             right.append(known[0])
     figure = new_figure(
-        8.6, 4.3, f"What W is: city → country on {name}",
+        8.6,
+        4.3,
+        f"What W is: city → country on {name}",
         "Left: W, fitted on the logits of 1,000 subjects, with ridge auto. Right: no prompt, "
         "the cosine between the labels' rows of the LM's head. Each column is scaled to its "
         "largest weight; the diagonal is the right country. Hit@1 is of all "
         f"{len(labels[0])} cities, as a mean over countries; the strongest map of the vocabulary "
         f"has {max(one['macro_1'] for one in hits['baselines'].values()):.2f}.",
-    )  # fmt: skip
+    )
     parts = (
         (fitted.weight(RELATION).numpy(), "W", hits["macro"]["1"]),
         (likeness, "the vocabulary alone", hits["baselines"]["unembedding"]["macro_1"]),

@@ -34,10 +34,21 @@ STUDIES = {
     ],
 }
 KEPT = [
-    "source", "target", "before", "after", "refitted", "kept", "random_label_mean",
-    "random_refitted", "random_kept", "same_prompt_label_mean", "after_std", "influenced_1",
-    "refitted_influenced_1", "n_labels",
-]  # fmt: skip
+    "source",
+    "target",
+    "before",
+    "after",
+    "refitted",
+    "kept",
+    "random_label_mean",
+    "random_refitted",
+    "random_kept",
+    "same_prompt_label_mean",
+    "after_std",
+    "influenced_1",
+    "refitted_influenced_1",
+    "n_labels",
+]
 
 
 def measure(before: Path, after: Path) -> Iterator[pd.DataFrame]:
@@ -45,11 +56,17 @@ def measure(before: Path, after: Path) -> Iterator[pd.DataFrame]:
     for study, options in STUDIES.items():
         with tempfile.TemporaryDirectory() as scratch:
             results = common.results_of(
-                "test", "--config", "configs/resilience.yaml", "--model.ridge=100", *options,
-                f"--model.before.name_or_path={before}", f"--model.lm.name_or_path={after}",
-                "--data.n_subjects=1000", "--data.batch_size=128",
+                "test",
+                "--config",
+                "configs/resilience.yaml",
+                "--model.ridge=100",
+                *options,
+                f"--model.before.name_or_path={before}",
+                f"--model.lm.name_or_path={after}",
+                "--data.n_subjects=1000",
+                "--data.batch_size=128",
                 f"--trainer.default_root_dir={scratch}",
-            )  # fmt: skip
+            )
         yield pd.DataFrame(results["pairs"])[KEPT].assign(study=study)
 
 
@@ -74,14 +91,33 @@ def table(found: pd.DataFrame) -> str:
         ends = "{:z.0f} ({:z.0f} to {:z.0f})".format(more.mean(), *more.quantile([0.1, 0.9]))
         over_pairs = own.after.corr(own.random_label_mean)
         lines.append(
-            [*about, group, len(own), " / ".join(map(common.two, r.iloc[:3])), common.two(std),
-             " / ".join(map(common.two, r.iloc[3:])), common.two(r_w0), ends.replace("-", "−"),
-             f"{(more > 0).sum()} of {len(more)}", common.two(over_pairs)]
-        )  # fmt: skip
-    columns = ["LM", "text", "steps", "pairs", "n", "r: before / after / refitted", "std of after",
-               "random words: after / refitted", "W₀ after",
-               "kept: W − random words, points (10th to 90th percentile)", "W keeps more",
-               "r of both, over pairs"]  # fmt: skip
+            [
+                *about,
+                group,
+                len(own),
+                " / ".join(map(common.two, r.iloc[:3])),
+                common.two(std),
+                " / ".join(map(common.two, r.iloc[3:])),
+                common.two(r_w0),
+                ends.replace("-", "−"),
+                f"{(more > 0).sum()} of {len(more)}",
+                common.two(over_pairs),
+            ]
+        )
+    columns = [
+        "LM",
+        "text",
+        "steps",
+        "pairs",
+        "n",
+        "r: before / after / refitted",
+        "std of after",
+        "random words: after / refitted",
+        "W₀ after",
+        "kept: W − random words, points (10th to 90th percentile)",
+        "W keeps more",
+        "r of both, over pairs",
+    ]
     return common.markdown_table(columns, lines)
 
 
@@ -90,9 +126,11 @@ def figure(found: pd.DataFrame) -> Figure:
     (lm, text, steps), own = next(iter(found.groupby(["lm", "text", "steps"], sort=False)))
     matrix = own[own.study == "all"].pivot_table("after", "source", "target", sort=False)
     return plots.correlation_heatmap(
-        matrix[[*matrix.index]], f"Maps of {lm} after {steps} steps on {text}",
-        "r on 500 subjects that no map was fitted on", limits=(-0.95, 0.95),
-    )  # fmt: skip
+        matrix[[*matrix.index]],
+        f"Maps of {lm} after {steps} steps on {text}",
+        "r on 500 subjects that no map was fitted on",
+        limits=(-0.95, 0.95),
+    )
 
 
 def main(before: Path | None = None, after: tuple[Path, ...] = (), output: Path = FILE) -> None:

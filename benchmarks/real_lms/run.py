@@ -33,23 +33,64 @@ from benchmarks.real_lms.tables import (
 )
 
 KNOWLEDGE = (
-    "city", "country", "continent", "language", "birthplace", "landmark", "ceo", "company", "color",
-    "pet", "gender", "sport", "food", "job", "music", "city_es", "country_es", "X+1", "X+2", "X*2",
-)  # fmt: skip
+    "city",
+    "country",
+    "continent",
+    "language",
+    "birthplace",
+    "landmark",
+    "ceo",
+    "company",
+    "color",
+    "pet",
+    "gender",
+    "sport",
+    "food",
+    "job",
+    "music",
+    "city_es",
+    "country_es",
+    "X+1",
+    "X+2",
+    "X*2",
+)
 GEOMETRY_N2 = (2, 8, 32, 128)
 # Tables 4, 8 and 14 of the paper.
 PAPER_PAIRS = (
-    "city->country", "ceo->company", "city->city_es", "city->city_zh", "X+1->X+2", "X+1->X*2",
-    "fruit_color->simile_color", "food_taste->simile_taste", "gem_color->simile_color",
-    "name_country->country", "animal_size->simile_size", "object_genre->simile_genre",
-    "object_heat->simile_heat", "object_size->simile_size", "object_price->simile_price",
+    "city->country",
+    "ceo->company",
+    "city->city_es",
+    "city->city_zh",
+    "X+1->X+2",
+    "X+1->X*2",
+    "fruit_color->simile_color",
+    "food_taste->simile_taste",
+    "gem_color->simile_color",
+    "name_country->country",
+    "animal_size->simile_size",
+    "object_genre->simile_genre",
+    "object_heat->simile_heat",
+    "object_size->simile_size",
+    "object_price->simile_price",
     "object_color->simile_color",
-)  # fmt: skip
+)
 PAIR_KEYS = (
-    "source", "target", "label_mean", "permuted_label_mean", "control_label_mean", "excess_error",
-    "q", "partial_label_mean", "n_labels", "ridge", "precision", "baselines",
-    "excess_over_random_labels", "excess_over_unembedding", "decomposition",
-)  # fmt: skip
+    "source",
+    "target",
+    "label_mean",
+    "permuted_label_mean",
+    "control_label_mean",
+    "excess_error",
+    "q",
+    "partial_label_mean",
+    "n_labels",
+    "ridge",
+    "precision",
+    "baselines",
+    "excess_over_random_labels",
+    "excess_over_unembedding",
+    "decomposition",
+)
 
 BALANCED_SEEDS = 1, 2, 3
 # Each layer is read anew.
@@ -79,15 +120,49 @@ class Size(NamedTuple):
 
 
 SIZES = (
-    Size(2e8, n_subjects=2000, n_probed=2000, n_edits=150, n_full=40, n_outcomes=150,
-         n_full_outcomes=150, geometry=100, long_geometry=200, sae_tokens=393_216),
-    Size(4e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=20, n_outcomes=150,
-         n_full_outcomes=64, geometry=50),
-    Size(8e8, n_subjects=1000, n_probed=2000, n_edits=64, n_full=0, n_outcomes=150,
-         n_full_outcomes=32, geometry=20),
-    Size(1e11, n_subjects=1000, n_probed=1000, n_edits=32, n_full=0, n_outcomes=64,
-         n_full_outcomes=0, geometry=10),
-)  # fmt: skip
+    Size(
+        2e8,
+        n_subjects=2000,
+        n_probed=2000,
+        n_edits=150,
+        n_full=40,
+        n_outcomes=150,
+        n_full_outcomes=150,
+        geometry=100,
+        long_geometry=200,
+        sae_tokens=393_216,
+    ),
+    Size(
+        4e8,
+        n_subjects=1000,
+        n_probed=2000,
+        n_edits=64,
+        n_full=20,
+        n_outcomes=150,
+        n_full_outcomes=64,
+        geometry=50,
+    ),
+    Size(
+        8e8,
+        n_subjects=1000,
+        n_probed=2000,
+        n_edits=64,
+        n_full=0,
+        n_outcomes=150,
+        n_full_outcomes=32,
+        geometry=20,
+    ),
+    Size(
+        1e11,
+        n_subjects=1000,
+        n_probed=1000,
+        n_edits=32,
+        n_full=0,
+        n_outcomes=64,
+        n_full_outcomes=0,
+        geometry=10,
+    ),
+)
 
 
 class Run(NamedTuple):
@@ -103,111 +178,206 @@ class Run(NamedTuple):
 def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
     """Yield the runs on one LM."""
     reading = (
-        f"--data.texts={texts}", "--data.sample_by=document", "--data.skip_tokens=1",
+        f"--data.texts={texts}",
+        "--data.sample_by=document",
+        "--data.skip_tokens=1",
         "--matmul_precision=medium",
-    )  # fmt: skip
+    )
     yield Run(
         "probe",
-        ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
-         f"--model.knowledge={json.dumps(KNOWLEDGE)}", f"--data.n_subjects={size.n_probed}",
-         "--model.partial_out=[pet]", "--data.batch_size=128"),
+        (
+            "fit",
+            "--config",
+            "configs/linear_probe.yaml",
+            "--model.ridge=auto",
+            f"--model.knowledge={json.dumps(KNOWLEDGE)}",
+            f"--data.n_subjects={size.n_probed}",
+            "--model.partial_out=[pet]",
+            "--data.batch_size=128",
+        ),
         ("n_fit", "n_test", "control", "pairs", "ridge_path"),
         ("correlation_matrix", "random_words_matrix", "nulls", "ridge_path"),
-    )  # fmt: skip
+    )
     layers = list(range(0, n_layers, n_layers // 6))
     yield Run(
         "layers",
-        ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
-         f"--model.pairs={json.dumps(LAYER_RELATIONS)}", "--data.n_subjects=1000",
-         f"--model.layers={layers}", "--data.batch_size=128"),
+        (
+            "fit",
+            "--config",
+            "configs/linear_probe.yaml",
+            "--model.ridge=auto",
+            f"--model.pairs={json.dumps(LAYER_RELATIONS)}",
+            "--data.n_subjects=1000",
+            f"--model.layers={layers}",
+            "--data.batch_size=128",
+        ),
         ("n_fit", "n_test", "control", "pairs", "logit_lens"),
         ("logit_lens",),
-    )  # fmt: skip
+    )
     names = dict.fromkeys(name for pair in PAPER_PAIRS for name in pair.split("->"))
     yield Run(
         "paper_pairs",
-        ("fit", "--config", "configs/linear_probe.yaml", "--model.ridge=auto",
-         f"--model.knowledge={json.dumps([*names, 'pet'])}",
-         f"--model.pairs={json.dumps(PAPER_PAIRS)}", "--model.partial_out=[pet]",
-         f"--data.n_subjects={size.n_subjects}", "--data.batch_size=128"),
+        (
+            "fit",
+            "--config",
+            "configs/linear_probe.yaml",
+            "--model.ridge=auto",
+            f"--model.knowledge={json.dumps([*names, 'pet'])}",
+            f"--model.pairs={json.dumps(PAPER_PAIRS)}",
+            "--model.partial_out=[pet]",
+            f"--data.n_subjects={size.n_subjects}",
+            "--data.batch_size=128",
+        ),
         ("n_fit", "n_test", "control", "pairs"),
-    )  # fmt: skip
+    )
     ablation = ("relation", "mappings", "runs", "embedding", "n_source_labels", "n_target_labels")
     seeds = list(range(5 if size.n_parameters <= 4e8 else 3))
     yield Run(
         "ablation",
-        ("fit", "--config", "configs/vocabulary_ablation.yaml", f"--model.seeds={seeds}",
-         "--matmul_precision=medium"),
+        (
+            "fit",
+            "--config",
+            "configs/vocabulary_ablation.yaml",
+            f"--model.seeds={seeds}",
+            "--matmul_precision=medium",
+        ),
         ablation,
         ("training",),
-    )  # fmt: skip
+    )
     for seed in range(5):  # each takes minutes to an hour
         yield Run(
             f"ablation_paper_{seed}",
-            ("fit", "--config", "configs/vocabulary_ablation_paper.yaml", f"--model.seeds=[{seed}]",
-             "--matmul_precision=medium", "--trainer.precision=bf16-mixed"),
+            (
+                "fit",
+                "--config",
+                "configs/vocabulary_ablation_paper.yaml",
+                f"--model.seeds=[{seed}]",
+                "--matmul_precision=medium",
+                "--trainer.precision=bf16-mixed",
+            ),
             ablation,
             ("training",) if seed == 0 else (),
-        )  # fmt: skip
+        )
     texts_of_length = {
         "": ("--data.n_tokens=256", f"--data.n_texts={size.geometry}", "--data.batch_size=2"),
-        "_1024": ("--data.n_tokens=1024", f"--data.n_texts={size.long_geometry}",
-                  "--data.batch_size=1", "--model.shuffles=[0,1,2,3,4,5]"),
-    }  # fmt: skip
+        "_1024": (
+            "--data.n_tokens=1024",
+            f"--data.n_texts={size.long_geometry}",
+            "--data.batch_size=1",
+            "--model.shuffles=[0,1,2,3,4,5]",
+        ),
+    }
     for name, options in texts_of_length.items() if texts is not None else ():
         if name and not size.long_geometry:
             continue
         yield Run(
             f"token_geometry{name}",
-            ("test", "--config", "configs/token_geometry.yaml", f"--data.texts={texts}",
-             *options, "--data.sample_by=document", "--matmul_precision=medium"),
+            (
+                "test",
+                "--config",
+                "configs/token_geometry.yaml",
+                f"--data.texts={texts}",
+                *options,
+                "--data.sample_by=document",
+                "--matmul_precision=medium",
+            ),
             ("n_prompts", "n_tokens", "layers", "shuffles", "dimension_loss"),
             ("profiles", "dimension_loss") if name else ("profiles",),
-        )  # fmt: skip
+        )
     if texts is not None and size.sae_tokens:
         yield Run(
             "sparse_autoencoders",
-            ("fit", "--config", "configs/sparse_autoencoders.yaml", *reading,
-             f"--data.n_tokens={size.sae_tokens}", "--data.n_held_out=8",
-             "--data.eval_batch_size=8", "--model.layers=[16,17,18,19,20]",
-             "--model.sae.n_features=2048", "--model.sae.k=24"),
+            (
+                "fit",
+                "--config",
+                "configs/sparse_autoencoders.yaml",
+                *reading,
+                f"--data.n_tokens={size.sae_tokens}",
+                "--data.n_held_out=8",
+                "--data.eval_batch_size=8",
+                "--model.layers=[16,17,18,19,20]",
+                "--model.sae.n_features=2048",
+                "--model.sae.k=24",
+            ),
             ("n_tokens", "n_held_out_tokens", "loss_clean", "hook_points"),
             ("quality",),
-        )  # fmt: skip
+        )
         yield Run(
             "feature_flow",
-            ("test", "--config", "configs/feature_flow.yaml", *reading, "--data.n_texts=60",
-             "--model.lm.attn_implementation=eager", "--model.n_subjects=1000",
-             "--model.answer_share=0.05", "--model.deactivation.n_cases=400",
-             "--model.deactivation.n_losses=0", "--model.deactivation.strengths=[0,0.5]",
-             # No feature reaches the usual bar of 0.9.
-             "--model.steering.n_answers=5", "--model.steering.min_auroc=0.8",
-             "--model.steering.strategies=[single,constant]",
-             "--model.steering.strengths=[0,0.5,1,2,4]",
-             "--model.steering.n_texts=8", "--model.steering.n_prompts=32"),
-            ("n_texts", "n_tokens", "groups", "cosine_tests", "deactivation",
-             "deactivation_layers", "relation", "steering", "saes"),
+            (
+                "test",
+                "--config",
+                "configs/feature_flow.yaml",
+                *reading,
+                "--data.n_texts=60",
+                "--model.lm.attn_implementation=eager",
+                "--model.n_subjects=1000",
+                "--model.answer_share=0.05",
+                "--model.deactivation.n_cases=400",
+                "--model.deactivation.n_losses=0",
+                "--model.deactivation.strengths=[0,0.5]",
+                # No feature reaches the usual bar of 0.9.
+                "--model.steering.n_answers=5",
+                "--model.steering.min_auroc=0.8",
+                "--model.steering.strategies=[single,constant]",
+                "--model.steering.strengths=[0,0.5,1,2,4]",
+                "--model.steering.n_texts=8",
+                "--model.steering.n_prompts=32",
+            ),
+            (
+                "n_texts",
+                "n_tokens",
+                "groups",
+                "cosine_tests",
+                "deactivation",
+                "deactivation_layers",
+                "relation",
+                "steering",
+                "saes",
+            ),
             ("deactivation", "groups", "relation", "steering", "flow_*"),
             tables=("steering",),
-        )  # fmt: skip
+        )
     methods = (
         ("lora", "configs/source_finetune_lora.yaml", size.n_edits, size.n_outcomes, ()),
-        ("full", "configs/source_finetune.yaml", size.n_full, size.n_full_outcomes,
-         # In 10 steps at the paper's 5e-6, the smallest LM hardly learns any edit.
-         ("--model.learning_rate=5e-5", "--model.steps_per_edit=10")),
-    )  # fmt: skip
+        (
+            "full",
+            "configs/source_finetune.yaml",
+            size.n_full,
+            size.n_full_outcomes,
+            # In 10 steps at the paper's 5e-6, the smallest LM hardly learns any edit.
+            ("--model.learning_rate=5e-5", "--model.steps_per_edit=10"),
+        ),
+    )
     outcomes = (
-        "relation", "n_edits", "method", "source_learned", "generalized", "hallucinated",
-        "ambiguous_hallucinated", "unchanged", "random", "controls", "causes", "constant", "macro",
-        "generalized_of_learned", "hallucinated_of_learned",
-    )  # fmt: skip
+        "relation",
+        "n_edits",
+        "method",
+        "source_learned",
+        "generalized",
+        "hallucinated",
+        "ambiguous_hallucinated",
+        "unchanged",
+        "random",
+        "controls",
+        "causes",
+        "constant",
+        "macro",
+        "generalized_of_learned",
+        "hallucinated_of_learned",
+    )
     for method, config, n_edits, n_outcomes, own in methods:
         for relation in EDITED:
             options = (
-                "fit", "--config", config, f"--data.relation={relation}", *PRETRAINED, *own,
+                "fit",
+                "--config",
+                config,
+                f"--data.relation={relation}",
+                *PRETRAINED,
+                *own,
                 # 32 edits of the largest LM side by side need more memory than the machine has.
                 *(("--model.edits_per_step=8",) if size.n_parameters > 8e8 else ()),
-            )  # fmt: skip
+            )
             trainings: dict[str, tuple[str, ...]] = {"outcomes": ()} if n_outcomes else {}
             if n_outcomes and method == "lora" and relation == "city->country":
                 for seed in BALANCED_SEEDS:
@@ -219,14 +389,14 @@ def plan(size: Size, n_layers: int, texts: str | None) -> Iterator[Run]:
                     (*options, f"--data.n_edits={n_outcomes}", *changed, OUTCOMES_ONLY),
                     (*outcomes, "seconds"),
                     tables=("cases",),
-                )  # fmt: skip
+                )
             if n_edits:
                 n = n_edits if relation == EDITED[0] else min(n_edits, 32)
                 yield Run(
                     edit_run(method, relation),
                     (*options, f"--data.n_edits={n}"),
                     (*outcomes, "gradient_correlation", "logit_correlation", "gradients"),
-                )  # fmt: skip
+                )
 
 
 def execute(run: Run, lm: Path, folder: Path) -> None:
@@ -236,11 +406,14 @@ def execute(run: Run, lm: Path, folder: Path) -> None:
     saes = Path(tempfile.gettempdir()) / "lincorr_saes" / lm.name
     with tempfile.TemporaryDirectory() as scratch:
         command = [
-            *run.options[:3], "--model.lm.dtype=float32", *run.options[3:],
+            *run.options[:3],
+            "--model.lm.dtype=float32",
+            *run.options[3:],
             f"--model.lm.name_or_path={lm}",
             *([f"--model.saes={saes}"] if run.name == "feature_flow" else []),
-            QUIET, f"--trainer.default_root_dir={scratch}",
-        ]  # fmt: skip
+            QUIET,
+            f"--trainer.default_root_dir={scratch}",
+        ]
         content: dict[str, Any] = {
             # Without the paths of this machine.
             "options": [
@@ -293,9 +466,12 @@ def shorten(run: Run, results: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def main(
-    folder: str, texts: str | None = None, only: tuple[str, ...] = (), show: bool = False,
+    folder: str,
+    texts: str | None = None,
+    only: tuple[str, ...] = (),
+    show: bool = False,
     output: str = str(REAL_LMS),
-) -> None:  # fmt: skip
+) -> None:
     """Make the missing runs and print the tables.
 
     Args:

@@ -59,10 +59,15 @@ def levels(profiles: dict[str, Array]) -> Iterator[list[Any]]:
     dimensions, overlap, cosine = profiles[KEPT[0]], profiles[KEPT[4]], profiles[KEPT[5]]
     peak = int(dimensions[:, 0].mean(0).argmax())
     for level, loss in enumerate(profiles["loss"].mean(0)):
-        row = [level, f"{loss:.2f}", peak + 1, *(
-            f"{x[:, level, at].mean():.2f}"
-            for x, at in ((dimensions, peak), (overlap, peak), (cosine, peak), (cosine, -1))
-        )]  # fmt: skip
+        row = [
+            level,
+            f"{loss:.2f}",
+            peak + 1,
+            *(
+                f"{x[:, level, at].mean():.2f}"
+                for x, at in ((dimensions, peak), (overlap, peak), (cosine, peak), (cosine, -1))
+            ),
+        ]
         if not level:
             yield [*row[:4], "", *row[4:], "", "", ""]
             continue
@@ -133,18 +138,35 @@ def tables() -> dict[str, str]:
     within = [f"within {name} (n = {(corpora == name).sum()})" for name in corpora_by_size(corpora)]
     columns = {
         "geometry_shuffled": [
-            "S", "loss", "layer", "ID (2NN)", "ID, less that of S = 0", "overlap (k = 2)", "cosine",
-            "cosine, last layer", "layers with higher ID, by n2", "beyond the error: higher, lower",
+            "S",
+            "loss",
+            "layer",
+            "ID (2NN)",
+            "ID, less that of S = 0",
+            "overlap (k = 2)",
+            "cosine",
+            "cosine, last layer",
+            "layers with higher ID, by n2",
+            "beyond the error: higher, lower",
             "overlap beyond the error: lower, higher",
         ],
         "geometry_scales": [
-            "n2", "first layer", "ID", "peak layer", "ID, by level of shuffling", "last layer", "ID"
+            "n2",
+            "first layer",
+            "ID",
+            "peak layer",
+            "ID, by level of shuffling",
+            "last layer",
+            "ID",
         ],
         "geometry_loss": [
-            "n2", "peak layer", "r of log ID and log loss there", *within,
+            "n2",
+            "peak layer",
+            "r of log ID and log loss there",
+            *within,
             f"p < .01 in: all / {within[0].split()[1]}",
         ],
-    }  # fmt: skip
+    }
     rows = levels(profiles), scales(profiles), correlations_with_loss(profiles, corpora)
     made = zip(columns.items(), rows, strict=True)
     return {name: common.markdown_table(own, each) for (name, own), each in made}

@@ -27,9 +27,15 @@ REAL_LMS = RESULTS / "real_lms"
 EDITED = ("city->country", "country->continent", "country->language", "ceo->company", "X+1->X+2")
 # Pairs with a reference, whose precision is compared with what the vocabulary gives.
 RELATIONS = (
-    "city->country", "country->continent", "country->language", "landmark->country",
-    "birthplace->country", "ceo->company", "X+1->X+2", "city->city_es",
-)  # fmt: skip
+    "city->country",
+    "country->continent",
+    "country->language",
+    "landmark->country",
+    "birthplace->country",
+    "ceo->company",
+    "X+1->X+2",
+    "city->city_es",
+)
 BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
 MOST_LISTED = 12
 
@@ -112,8 +118,18 @@ def geometry_rows(found: Found) -> Rows:
         cells = [two(level["dimension"][n2][peak]) for level in levels]
         r, low, high = (two(tests[layers[peak], int(n2)][k]) for k in ("pearson", "low", "high"))
         clear = sum(test["pearson_p"] < 0.01 for at, test in tests.items() if at[1] == int(n2))
-        yield [found["n_prompts"], n2, layers[0], two(curve[0]), layers[peak], " / ".join(cells),
-               layers[-1], two(curve[-1]), f"{r} ({low} to {high})", clear]  # fmt: skip
+        yield [
+            found["n_prompts"],
+            n2,
+            layers[0],
+            two(curve[0]),
+            layers[peak],
+            " / ".join(cells),
+            layers[-1],
+            two(curve[-1]),
+            f"{r} ({low} to {high})",
+            clear,
+        ]
 
 
 def shuffling_rows(found: Found) -> Rows:
@@ -125,22 +141,56 @@ def shuffling_rows(found: Found) -> Rows:
         pairs = [(level["dimension"][n2], curve) for n2, curve in levels[0]["dimension"].items()]
         higher = " / ".join(f"{sum(map(gt, *pair))}" for pair in pairs)
         lower = sum(map(lt, level["overlap"]["2"], levels[0]["overlap"]["2"]))
-        yield [level["shuffle"], two(level["loss"]), layers[peak],
-               *(two(x[peak]) for x in observed), two(observed[-1][-1]), higher, lower]  # fmt: skip
+        yield [
+            level["shuffle"],
+            two(level["loss"]),
+            layers[peak],
+            *(two(x[peak]) for x in observed),
+            two(observed[-1][-1]),
+            higher,
+            lower,
+        ]
 
 
 GEOMETRY_TABLES = (  # of 256 tokens; shuffled_geometry.py has those of 1,024
-    table_of("token_geometry", "texts", "n2", "first layer", "ID", "peak layer",
-             "ID, by level of shuffling", "last layer", "ID", "r of loss at the peak",
-             "p < .01 in")(geometry_rows),
-    table_of("token_geometry", "S", "loss", "layer", "ID (2NN)", "overlap (k = 2)", "cosine",
-             "cosine, last layer", "layers with higher ID, by n2",
-             "with lower overlap")(shuffling_rows),
-)  # fmt: skip
+    table_of(
+        "token_geometry",
+        "texts",
+        "n2",
+        "first layer",
+        "ID",
+        "peak layer",
+        "ID, by level of shuffling",
+        "last layer",
+        "ID",
+        "r of loss at the peak",
+        "p < .01 in",
+    )(geometry_rows),
+    table_of(
+        "token_geometry",
+        "S",
+        "loss",
+        "layer",
+        "ID (2NN)",
+        "overlap (k = 2)",
+        "cosine",
+        "cosine, last layer",
+        "layers with higher ID, by n2",
+        "with lower overlap",
+    )(shuffling_rows),
+)
 
 
-@table_of("sparse_autoencoders", "hook points", "layers", "features", "explained variance", "L0",
-          "dead", "loss recovered")  # fmt: skip
+@table_of(
+    "sparse_autoencoders",
+    "hook points",
+    "layers",
+    "features",
+    "explained variance",
+    "L0",
+    "dead",
+    "loss recovered",
+)
 def sae_table(found: Found) -> Rows:
     """Yield the quality of the SAEs, mean and range over the layers."""
     for kind in ("residual", "mlp_out", "attention_out"):
@@ -170,8 +220,16 @@ def deactivation_table(found: Found) -> Rows:
         yield [layer, own["cases"], *(own.get(method, "") for method in METHODS)]
 
 
-@table_of("feature_flow", "relation", "removed", "features", "r",
-          "r, removed in the target alone", "r, refitted", "recall")  # fmt: skip
+@table_of(
+    "feature_flow",
+    "relation",
+    "removed",
+    "features",
+    "r",
+    "r, removed in the target alone",
+    "r, refitted",
+    "recall",
+)
 def flow_cut_table(found: Found) -> Rows:
     """Yield r of a relation with the features of its answers removed; of controls, with a range."""
     scores = ["fixed", "target_only", "refitted", "recall"]
@@ -204,8 +262,20 @@ def steering_table(lms: list[str], results: Path) -> str:
             cells += [f"{x:,.0f}" for x in own["perplexity"]]
             n = own["n_answers"].iloc[0]
             rows.append([file.parent.name, strategy, f"{strength:g}", n, *cells])
-    columns = ("LM", "strategy", "strength", "answers", "P(answer)", "control", "coherence",
-               "control", "texts that name it", "control", "perplexity", "control")  # fmt: skip
+    columns = (
+        "LM",
+        "strategy",
+        "strength",
+        "answers",
+        "P(answer)",
+        "control",
+        "coherence",
+        "control",
+        "texts that name it",
+        "control",
+        "perplexity",
+        "control",
+    )
     return markdown_table(columns, rows)
 
 
@@ -226,10 +296,20 @@ def with_interval(one: Mapping[str, float]) -> str:
 
 
 @table_of(
-    "probe", "pair", "labels", "W, ridge 0", "W, auto", "constant", "unembedding", "same prompt",
-    "Gaussian states", "auto above the best (95 %)", "macro: W, auto", "macro: best baseline",
+    "probe",
+    "pair",
+    "labels",
+    "W, ridge 0",
+    "W, auto",
+    "constant",
+    "unembedding",
+    "same prompt",
+    "Gaussian states",
+    "auto above the best (95 %)",
+    "macro: W, auto",
+    "macro: best baseline",
     key="ridge_path",
-)  # fmt: skip
+)
 def precision_table(found: Found) -> Rows:
     """Yield Hit@1 of W and of what knows the vocabulary alone, and the excess over the best."""
     plain = {pair_name(one): one["path"][0]["influenced"]["1"] for one in found["ridge_path"]}
@@ -237,27 +317,44 @@ def precision_table(found: Found) -> Rows:
         precision, name = pair["precision"], pair_name(pair)
         baselines = precision["baselines"]
         yield [
-            arrow(name), precision["influenced"]["n"], two(plain[name]),
-            two(precision["influenced"]["1"]), *(two(baselines[name]["1"]) for name in BASELINES),
-            with_interval(pair["excess_over_unembedding"]), two(precision["macro"]["1"]),
+            arrow(name),
+            precision["influenced"]["n"],
+            two(plain[name]),
+            two(precision["influenced"]["1"]),
+            *(two(baselines[name]["1"]) for name in BASELINES),
+            with_interval(pair["excess_over_unembedding"]),
+            two(precision["macro"]["1"]),
             two(max(one["macro_1"] for one in baselines.values())),
-        ]  # fmt: skip
+        ]
 
 
 @table_of(
-    "probe", "pair", "r", "control prompt", "random source words", "random target words",
-    "excess, source side", "excess, target side", "r of W₀", "cosine of W, W₀", key="ridge_path",
-)  # fmt: skip
+    "probe",
+    "pair",
+    "r",
+    "control prompt",
+    "random source words",
+    "random target words",
+    "excess, source side",
+    "excess, target side",
+    "r of W₀",
+    "cosine of W, W₀",
+    key="ridge_path",
+)
 def random_words_table(found: Found) -> Rows:
     """Yield r of relations beside that of random words, and the excess at 20 source labels."""
     for pair in of_relations(found):
         baselines, excess = pair["baselines"], pair["excess_over_random_labels"]
         yield [
-            arrow(pair_name(pair)), two(pair["label_mean"]), two(pair["control_label_mean"]),
+            arrow(pair_name(pair)),
+            two(pair["label_mean"]),
+            two(pair["control_label_mean"]),
             *(two(baselines[f"random_{side}_labels"]["mean"]) for side in ("source", "target")),
-            with_interval(excess), with_interval(excess["target"]),
-            two(baselines["same_prompt_map"]), two(pair["decomposition"]["cosine"]),
-        ]  # fmt: skip
+            with_interval(excess),
+            with_interval(excess["target"]),
+            two(baselines["same_prompt_map"]),
+            two(pair["decomposition"]["cosine"]),
+        ]
 
 
 def exceeds_words(pair: Found) -> bool:
@@ -266,8 +363,15 @@ def exceeds_words(pair: Found) -> bool:
     return bool(excess["low"] > 0 and excess["target"]["low"] > 0)
 
 
-@table_of("probe", "pairs", "number", "above the control prompt", "above random words", "which",
-          key="ridge_path")  # fmt: skip
+@table_of(
+    "probe",
+    "pairs",
+    "number",
+    "above the control prompt",
+    "above random words",
+    "which",
+    key="ridge_path",
+)
 def remaining_table(found: Found) -> Rows:
     """Yield how many of all pairs exceed random words on both sides, and which.
 
@@ -281,24 +385,43 @@ def remaining_table(found: Found) -> Rows:
         yield [name, len(own), len(control), len(above), listed]
 
 
-@table_of("layers", "pair", "layer", "r", "random words", "excess, 20 labels", "Hit@1",
-          "best baseline", "Hit@1 above it")  # fmt: skip
+@table_of(
+    "layers",
+    "pair",
+    "layer",
+    "r",
+    "random words",
+    "excess, 20 labels",
+    "Hit@1",
+    "best baseline",
+    "Hit@1 above it",
+)
 def layer_table(found: Found) -> Rows:
     """Yield r and Hit@1 of the logit lens of some layers, beside the strongest baselines."""
     rows = [*found["logit_lens"], *({"layer": "all", **pair} for pair in found["pairs"])]
     for row in sorted(rows, key=pair_name):
         best = max(one["1"] for one in row["precision"]["baselines"].values())
         yield [
-            arrow(pair_name(row)), row["layer"], two(row["label_mean"]),
+            arrow(pair_name(row)),
+            row["layer"],
+            two(row["label_mean"]),
             two(row["baselines"]["random_source_labels"]["mean"]),
             with_interval(row["excess_over_random_labels"]),
-            two(row["precision"]["influenced"]["1"]), two(best),
+            two(row["precision"]["influenced"]["1"]),
+            two(best),
             with_interval(row["excess_over_unembedding"]),
-        ]  # fmt: skip
+        ]
 
 
 TABLES = (
-    precision_table, random_words_table, remaining_table, layer_table,
-    ablation_table, *GEOMETRY_TABLES, sae_table, deactivation_table, flow_cut_table,
+    precision_table,
+    random_words_table,
+    remaining_table,
+    layer_table,
+    ablation_table,
+    *GEOMETRY_TABLES,
+    sae_table,
+    deactivation_table,
+    flow_cut_table,
     steering_table,
-)  # fmt: skip
+)

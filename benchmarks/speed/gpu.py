@@ -37,9 +37,17 @@ STUDIES = {  # on the tiny world
 }
 # What results.json has that does not depend on the machine.
 NUMBERS = (
-    "pairs", "gradients", "generalized", "hallucinated", "runs", "intervention", "shuffles",
-    "spearman", "groups", "transitions",
-)  # fmt: skip
+    "pairs",
+    "gradients",
+    "generalized",
+    "hallucinated",
+    "runs",
+    "intervention",
+    "shuffles",
+    "spearman",
+    "groups",
+    "transitions",
+)
 
 
 class Part(NamedTuple):
@@ -59,24 +67,49 @@ def parts(lm: str, device: str, folder: Path) -> Iterator[Part]:
     shape, n = ("llama-3-8b", 8192) if on_gpu else ("small", 200)
     yield Part(
         f"reading, shape {shape}",
-        ("-m", "benchmarks.speed.reading", f"--device={device}", f"--shape={shape}",
-         f"--n_subjects={n}", "--dtype=bfloat16", "--n_published=8",
-         f"--part_size={2048 if on_gpu else 64}"),
-    )  # fmt: skip
+        (
+            "-m",
+            "benchmarks.speed.reading",
+            f"--device={device}",
+            f"--shape={shape}",
+            f"--n_subjects={n}",
+            "--dtype=bfloat16",
+            "--n_published=8",
+            f"--part_size={2048 if on_gpu else 64}",
+        ),
+    )
     yield Part(
         "LoRA edits",
-        ("-m", "benchmarks.speed.stacked_edits", "--lm", lm, "--device", device, "--side_by_side",
-         "[1,64]" if on_gpu else "[1,8]", "--n_edits", "64" if on_gpu else "8"),
-    )  # fmt: skip
+        (
+            "-m",
+            "benchmarks.speed.stacked_edits",
+            "--lm",
+            lm,
+            "--device",
+            device,
+            "--side_by_side",
+            "[1,64]" if on_gpu else "[1,8]",
+            "--n_edits",
+            "64" if on_gpu else "8",
+        ),
+    )
     probe = (*PROBE, "--model.knowledge=attribute", "--data.n_subjects=2000")
     lora = (*LORA, "--data.n_edits=32", f"--model.lm.name_or_path={lm}")
     yield from _runs("probe", (*probe, f"--model.lm.name_or_path={lm}"), device, folder)
     yield from _runs("LoRA edits, callbacks", lora, device, folder)
     yield Part(
         "the whole paper",
-        ("-m", "lincorr_lightning", "reproduce", "--lm", lm, "--output", str(folder / "page"),
-         *(("--overlays", "trainer/gpu.yaml") if on_gpu else ("--only", "figure10"))),
-    )  # fmt: skip
+        (
+            "-m",
+            "lincorr_lightning",
+            "reproduce",
+            "--lm",
+            lm,
+            "--output",
+            str(folder / "page"),
+            *(("--overlays", "trainer/gpu.yaml") if on_gpu else ("--only", "figure10")),
+        ),
+    )
     for name, command in STUDIES.items():
         yield from _runs(f"{name} (tiny world)", command, device, folder)
 
@@ -107,9 +140,13 @@ def execute(part: Part, seconds: float) -> dict[str, Any]:
     start = time.perf_counter()
     found: dict[str, Any] = {}
     process = subprocess.Popen(
-        [sys.executable, *part.command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        cwd=common.ROOT, start_new_session=True,
-    )  # fmt: skip
+        [sys.executable, *part.command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=common.ROOT,
+        start_new_session=True,
+    )
     try:
         output, errors = process.communicate(timeout=seconds)
         found["tables"] = [line for line in output.splitlines() if line.startswith("|")]
@@ -166,9 +203,11 @@ def table(content: dict[str, Any]) -> str:
 
 
 def main(
-    lm: str = "tiny-world", device: str = "cuda", seconds: float = 570.0,
+    lm: str = "tiny-world",
+    device: str = "cuda",
+    seconds: float = 570.0,
     only: tuple[str, ...] = ("",),
-) -> None:  # fmt: skip
+) -> None:
     """Measure all parts.
 
     Args:

@@ -44,9 +44,12 @@ RESULT = common.RESULTS / "growth.json"
 ONE_THREAD = {**os.environ, "OMP_NUM_THREADS": "1"}
 LINCORR = (sys.executable, "-m", "lincorr_lightning")
 PROBE = (
-    "fit", "--config=linear_probe.yaml", "--model.ridge=0", "--model.require_reference=[]",
+    "fit",
+    "--config=linear_probe.yaml",
+    "--model.ridge=0",
+    "--model.require_reference=[]",
     common.QUIET,
-)  # fmt: skip
+)
 TWO = "--model.knowledge=[city, country]"
 SHAPES = {"15M": (320, 9), "135M": (768, 14), "500M": (1280, 19), "1.5B": (2048, 22)}
 """Width and number of layers."""
@@ -81,10 +84,14 @@ def sweep(name: str, folder: Path, lms: Sequence[str]) -> Rows:
         for n in (20, 60, 180, 500, 1000):
             path = folder / f"{n}.yaml"
             path.write_text(knowledge_of(words[:n]), encoding="utf-8")
-            yield f"{n:,}", (
-                f"--model.knowledge_files=[{path}]", "--model.knowledge=[first, second]",
-                "--data.n_subjects=2200",
-            )  # fmt: skip
+            yield (
+                f"{n:,}",
+                (
+                    f"--model.knowledge_files=[{path}]",
+                    "--model.knowledge=[first, second]",
+                    "--data.n_subjects=2200",
+                ),
+            )
     elif name == "kinds":
         names = list(Catalogue.load().select(["attribute"]))
         for n in (2, 5, 10, 23, 67):
@@ -104,10 +111,14 @@ def knowledge_of(words: Sequence[str]) -> str:
     """Return a file with two kinds of knowledge whose answers are these words."""
     places = {"city": "first", "country": "second"}
     kinds = {
-        name: {"family": "attribute", "language": "en", "answers": "word",
-               "template": f"{{}} lives in the {place} of"}
+        name: {
+            "family": "attribute",
+            "language": "en",
+            "answers": "word",
+            "template": f"{{}} lives in the {place} of",
+        }
         for place, name in places.items()
-    }  # fmt: skip
+    }
     entities = {"word": {word: {} for word in words}}
     return json.dumps(
         {"version": 1, "source": "vocabulary", "entities": entities, "knowledge": kinds}
@@ -118,9 +129,12 @@ def stored_lm(shape: str, folder: Path, lm: str = "tiny-world") -> Path:
     """Return the folder of an LM with random weights and the tokenizer of another LM."""
     tokenizer, (width, n_layers) = LanguageModel(LMConfig(lm)).tokenizer, SHAPES[shape]
     config = hf.LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=width, intermediate_size=4 * width,
-        num_hidden_layers=n_layers, num_attention_heads=width // 64,
-    )  # fmt: skip
+        vocab_size=len(tokenizer),
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=n_layers,
+        num_attention_heads=width // 64,
+    )
     model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     for part in (model, tokenizer):
         part.save_pretrained(folder / shape)
@@ -150,9 +164,11 @@ def measure(name: str, lms: Sequence[str], repeats: int) -> dict[str, dict[str, 
             runs = [common.cost_of(command, cwd=folder, env=ONE_THREAD) for _ in range(repeats)]
             found[size] = {
                 "size": said["LM"] if name == "LM" else float(size.replace(",", "")),
-                "seconds": min(run.processor for run in runs), "estimated seconds": said["time"],
-                "MiB": min(run.peak_mib for run in runs), "estimated MiB": said["memory"],
-            }  # fmt: skip
+                "seconds": min(run.processor for run in runs),
+                "estimated seconds": said["time"],
+                "MiB": min(run.peak_mib for run in runs),
+                "estimated MiB": said["memory"],
+            }
     return found
 
 
@@ -183,17 +199,33 @@ def growth_table(content: Mapping[str, Mapping[str, Mapping[str, float]]]) -> st
         x = [one["size"] for one in sizes.values()]
         for size, one in sizes.items():
             is_first = one is next(iter(sizes.values()))
-            slopes = [exponent(x, [each[key] for each in sizes.values()]) if is_first else None
-                      for key in ("seconds", "MiB")]  # fmt: skip
+            slopes = [
+                exponent(x, [each[key] for each in sizes.values()]) if is_first else None
+                for key in ("seconds", "MiB")
+            ]
             rows.append(
-                [name, size, *(f"{one[key]:,.0f}" for key in ("seconds", "estimated seconds")),
-                 common.two(slopes[0]), *(f"{one[key]:,.0f}" for key in ("MiB", "estimated MiB")),
-                 common.two(slopes[1])]
-            )  # fmt: skip
+                [
+                    name,
+                    size,
+                    *(f"{one[key]:,.0f}" for key in ("seconds", "estimated seconds")),
+                    common.two(slopes[0]),
+                    *(f"{one[key]:,.0f}" for key in ("MiB", "estimated MiB")),
+                    common.two(slopes[1]),
+                ]
+            )
     return common.markdown_table(
-        ["grows", "size", "processor, s", "dry run", "exponent", "peak, MiB", "dry run",
-         "exponent"], rows
-    )  # fmt: skip
+        [
+            "grows",
+            "size",
+            "processor, s",
+            "dry run",
+            "exponent",
+            "peak, MiB",
+            "dry run",
+            "exponent",
+        ],
+        rows,
+    )
 
 
 def large_table(tokenizer: str) -> str:
@@ -233,9 +265,11 @@ def studies_table() -> str:
 
 
 def main(
-    n: int = 1, only: tuple[str, ...] = ("subjects", "labels", "kinds", "LM"),
-    lms: tuple[str, ...] = (), tokenizer: str = "tiny-world",
-) -> None:  # fmt: skip
+    n: int = 1,
+    only: tuple[str, ...] = ("subjects", "labels", "kinds", "LM"),
+    lms: tuple[str, ...] = (),
+    tokenizer: str = "tiny-world",
+) -> None:
     """Measure, and put the tables into the documents.
 
     Args:

@@ -42,23 +42,40 @@ from lincorr_lightning.knowledge import Knowledge, build_domain
 from lincorr_lightning.lm import sample_subjects, usable_strings
 
 COLUMNS = (
-    "way", "prompts", "prompts/s", "faster", "by processor time", "of bare", "memory", "differs",
+    "way",
+    "prompts",
+    "prompts/s",
+    "faster",
+    "by processor time",
+    "of bare",
+    "memory",
+    "differs",
     "r",
-)  # fmt: skip
+)
 PLAIN_BATCH = 32  # on a GPU, eight times as many
 N_LABELS = 60  # where a tokenizer has no labels for a kind of knowledge: the attributes' mean
 SHAPES: dict[str, Callable[[], hf.PreTrainedConfig]] = {
     "gpt2-small": hf.GPT2Config,
     "llama-3-8b": lambda: hf.LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32,
-        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=8192,
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=8192,
         rope_theta=500000.0,
     ),
     "small": lambda: hf.LlamaConfig(
-        vocab_size=50257, hidden_size=64, intermediate_size=128, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=512,
+        vocab_size=50257,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=512,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass
@@ -265,12 +282,18 @@ def ways_of(
 
 @torch.no_grad()
 def main(
-    lm: str | None = None, shape: str = "gpt2-small", tokenizer: str = "tiny-world",
+    lm: str | None = None,
+    shape: str = "gpt2-small",
+    tokenizer: str = "tiny-world",
     gguf: str | None = None,
     knowledge: tuple[str, ...] = ("city", "country", "language", "continent"),
-    n_subjects: int = 512, n_published: int = 8, dtype: str = "float32", device: str = "cpu",
-    threads: int | None = None, part_size: int = 64,
-) -> None:  # fmt: skip
+    n_subjects: int = 512,
+    n_published: int = 8,
+    dtype: str = "float32",
+    device: str = "cpu",
+    threads: int | None = None,
+    part_size: int = 64,
+) -> None:
     """Measure.
 
     Args:
@@ -330,13 +353,18 @@ def main(
     for name, way in ways.items():
         ours, theirs = torch.cat(way.logits), torch.cat(way.exact)
         rows.append(
-            [name, f"{way.prompts:,}", f"{way.prompts / way.seconds:.1f}",
-             f"{way.prompts / way.seconds * alone.seconds / alone.prompts:.1f}x",
-             f"{way.prompts / way.processor * alone.processor / alone.prompts:.1f}x",
-             f"{way.bare / way.seconds:.0%}" if way.bare else "", f"{way.memory / 2**20:,.0f} MiB",
-             f"{(ours - theirs).abs().max() / theirs.abs().max():.0e}",
-             f"{torch.corrcoef(torch.stack([ours, theirs]))[0, 1]:.4f}"]
-        )  # fmt: skip
+            [
+                name,
+                f"{way.prompts:,}",
+                f"{way.prompts / way.seconds:.1f}",
+                f"{way.prompts / way.seconds * alone.seconds / alone.prompts:.1f}x",
+                f"{way.prompts / way.processor * alone.processor / alone.prompts:.1f}x",
+                f"{way.bare / way.seconds:.0%}" if way.bare else "",
+                f"{way.memory / 2**20:,.0f} MiB",
+                f"{(ours - theirs).abs().max() / theirs.abs().max():.0e}",
+                f"{torch.corrcoef(torch.stack([ours, theirs]))[0, 1]:.4f}",
+            ]
+        )
     print(
         f"{Path(lm).name if lm else shape}, {dtype}, {device}, {n_subjects:,} subjects x "
         f"{len(kinds)} prompts, {torch.get_num_threads()} thread(s), torch {torch.__version__}\n\n"

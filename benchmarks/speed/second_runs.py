@@ -35,11 +35,18 @@ def probe(lm: str, n_subjects: int, options: tuple[str, ...], folder: str) -> tu
     """Return what a probe takes, its numbers and its maps' weights."""
     with tempfile.TemporaryDirectory(dir=folder) as runs:
         command = [
-            sys.executable, "-m", "lincorr_lightning", "fit", "--config=linear_probe.yaml", QUIET,
-            f"--model.lm.name_or_path={lm}", f"--data.n_subjects={n_subjects}",
-            f"--trainer.default_root_dir={runs}", "--model.ridge=0",
+            sys.executable,
+            "-m",
+            "lincorr_lightning",
+            "fit",
+            "--config=linear_probe.yaml",
+            QUIET,
+            f"--model.lm.name_or_path={lm}",
+            f"--data.n_subjects={n_subjects}",
+            f"--trainer.default_root_dir={runs}",
+            "--model.ridge=0",
             *(option.replace("{folder}", folder) for option in options),
-        ]  # fmt: skip
+        ]
         cost = cost_of(command, cwd=ROOT)
         (results,) = Path(runs).rglob("results.json")
         weights = load_file(results.parent / "linear_map" / "linear_map.safetensors")

@@ -35,9 +35,12 @@ def last_logits(model: nn.Module, rows: dict[str, Tensor]) -> Tensor:
 
 
 def train(
-    model: nn.Module, parameters: Sequence[nn.Parameter], rows: dict[str, Tensor], answers: Tensor,
+    model: nn.Module,
+    parameters: Sequence[nn.Parameter],
+    rows: dict[str, Tensor],
+    answers: Tensor,
     steps: int,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Some AdamW steps on each row's answer; the logits afterwards."""
     optimizer = torch.optim.AdamW(parameters, lr=LEARNING_RATE)
     for _ in range(steps):
@@ -49,9 +52,14 @@ def train(
 
 
 def main(
-    side_by_side: tuple[int, ...] = (1, 8, 32, 64, 128), n_edits: int = 128, steps: int = 10,
-    rank: int = 8, lm: str = "tiny-world", repeats: int = 3, device: str = "cpu",
-) -> None:  # fmt: skip
+    side_by_side: tuple[int, ...] = (1, 8, 32, 64, 128),
+    n_edits: int = 128,
+    steps: int = 10,
+    rank: int = 8,
+    lm: str = "tiny-world",
+    repeats: int = 3,
+    device: str = "cpu",
+) -> None:
     """Measure.
 
     Args:
@@ -131,9 +139,14 @@ def main(
         both = min(len(ours), len(theirs))
         difference = float((ours[:both] - theirs[:both]).abs().max() / theirs.abs().max())
         rows.append(
-            [f"{n} side by side", f"{each:.4f}", f"{1 / each:.0f}", f"{alone / each:.1f}x",
-             f"{difference:.0e}"]
-        )  # fmt: skip
+            [
+                f"{n} side by side",
+                f"{each:.4f}",
+                f"{1 / each:.0f}",
+                f"{alone / each:.1f}x",
+                f"{difference:.0e}",
+            ]
+        )
     columns = ("trained", "seconds per edit", "edits per second", "faster", "logits differ by")
     print(markdown_table(columns, rows))
 

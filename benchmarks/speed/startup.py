@@ -39,15 +39,24 @@ PAGE = (*LINCORR, "reproduce", "--size=quick", "--output={runs}/page")
 COMMANDS = {
     **{
         f"lincorr {command}": (*LINCORR, *command.split())
-        for command in ("--version", "--help", "report --help", "audit --help", "compare --help",
-                        "audit", "fit --help")
+        for command in (
+            "--version",
+            "--help",
+            "report --help",
+            "audit --help",
+            "compare --help",
+            "audit",
+            "fit --help",
+        )
     },
     "lincorr weights": (*LINCORR, "weights", "{probe}", "city->country", "Rome"),
     "lincorr cache": (*LINCORR, "cache", "{runs}"),
     "lincorr report": (*LINCORR, "report", "{probe}", "--output={runs}/report"),
     "lincorr compare": (*LINCORR, "compare", "{probe}", "{probe}/../version_1"),
     "main job, to its first batch": (
-        *FIT, "configs/linear_probe.yaml", TO,
+        *FIT,
+        "configs/linear_probe.yaml",
+        TO,
         "--trainer.callbacks+=benchmarks.speed.first_batch.StopAtFirstBatch",
     ),
     "main job": (*FIT, "configs/linear_probe.yaml", TO),
@@ -56,10 +65,13 @@ COMMANDS = {
     "reproduce, tiny world": PAGE,
     "reproduce": (*PAGE, "--lm={lm}"),
     "32 LoRA edits": (
-        *FIT, "configs/source_finetune_lora.yaml", TO, "--data.n_edits=32",
+        *FIT,
+        "configs/source_finetune_lora.yaml",
+        TO,
+        "--data.n_edits=32",
         "--model.lm.name_or_path={lm}",
     ),
-}  # fmt: skip
+}
 ALL = tuple(name for name, command in COMMANDS.items() if "{lm}" not in " ".join(command))
 
 
@@ -83,8 +95,13 @@ def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> st
     rows = []
     for command, times in measured.items():
         each = [(times[where][kind], unit) for where in checkouts for kind, unit in KINDS.items()]
-        row = [command, *(f"{statistics.median(runs):.{(unit == 's') * 2}f} {unit}" if runs else ""
-                          for runs, unit in each)]  # fmt: skip
+        row = [
+            command,
+            *(
+                f"{statistics.median(runs):.{(unit == 's') * 2}f} {unit}" if runs else ""
+                for runs, unit in each
+            ),
+        ]
         for kind in ("processor", "wall") if len(checkouts) > 1 else ():
             before, after = (times[where][kind] for where in checkouts)
             ratios = [b / a for a, b in zip(before, after, strict=bool(before))]
@@ -95,9 +112,12 @@ def table(measured: Mapping[str, Mapping[str, Mapping[str, list[float]]]]) -> st
 
 
 def main(
-    n: int = 5, before: str | None = None, lm: str = "", warm_up: bool = True,
+    n: int = 5,
+    before: str | None = None,
+    lm: str = "",
+    warm_up: bool = True,
     only: tuple[str, ...] = (),
-) -> None:  # fmt: skip
+) -> None:
     """Measure.
 
     Args:

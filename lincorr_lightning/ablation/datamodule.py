@@ -108,9 +108,12 @@ class PairedCorpus:
     """
 
     def __init__(
-        self, labels: PairedLabels, texts: Sequence[PairedTexts], plan: TrainingPlan,
+        self,
+        labels: PairedLabels,
+        texts: Sequence[PairedTexts],
+        plan: TrainingPlan,
         tokenizer: PreTrainedTokenizerBase,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.labels, self.texts, self.plan = labels, tuple(texts), plan
         self.n_paired, self.n_new = texts[0].n_paired, texts[0].n_new
         self.mapped: list[list[MappedLabels]] = [
@@ -122,10 +125,11 @@ class PairedCorpus:
             # Not verbose: positions of the LM do not matter here.
             tokenizer(
                 relation.source_prompts(one.subjects) + relation.target_prompts(one.subjects),
-                add_special_tokens=False, verbose=False,
+                add_special_tokens=False,
+                verbose=False,
             )["input_ids"]
             for one in self.texts
-        ]  # fmt: skip
+        ]
         answers = mappings.answer_token_ids(labels, tokenizer)
         self.vocabularies = [sorted(answers.union(*rows)) for rows in self.token_ids]
         new = (one.subjects[self.n_paired :] for one in self.texts)
@@ -190,10 +194,15 @@ class PhaseDataset(Dataset[TextBatch]):
         own = np.array_split(rows, self._world_size, axis=1)[self._rank]
         ends_epoch = first + phase.batch_size >= len(texts)
         return TextBatch(
-            self.corpus, torch.from_numpy(np.ascontiguousarray(own)), n_rows=rows.shape[1],
-            phase=name, epoch=epoch, begins=epoch == first == 0, ends_epoch=ends_epoch,
+            self.corpus,
+            torch.from_numpy(np.ascontiguousarray(own)),
+            n_rows=rows.shape[1],
+            phase=name,
+            epoch=epoch,
+            begins=epoch == first == 0,
+            ends_epoch=ends_epoch,
             ends=ends_epoch and epoch == phase.epochs - 1,
-        )  # fmt: skip
+        )
 
 
 class PairedTextsDataModule(StudyData):
@@ -223,12 +232,18 @@ class PairedTextsDataModule(StudyData):
     free_settings = frozenset({"texts_file", "knowledge_files"})
 
     def __init__(
-        self, plan: TrainingPlan | None = None, relation: str = "city->country",
-        n_paired: int = 1024, n_new: int = 128, max_source_labels: int | None = None,
-        source_labels: list[str] | None = None, texts_file: str | None = None,
-        knowledge_files: list[str] | None = None, seed: int = 0,
+        self,
+        plan: TrainingPlan | None = None,
+        relation: str = "city->country",
+        n_paired: int = 1024,
+        n_new: int = 128,
+        max_source_labels: int | None = None,
+        source_labels: list[str] | None = None,
+        texts_file: str | None = None,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
         max_sources_per_target: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__()
         require("data.n_paired", n_paired, at_least=1)
         require("data.n_new", n_new, at_least=1)

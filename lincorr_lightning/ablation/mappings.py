@@ -61,9 +61,12 @@ class MappedLabels:
 
 
 def pair_labels(
-    relation: TokenizedRelation, n: int | None = None, only: Sequence[str] | None = None,
-    seed: int = 0, n_per_target: int | None = None,
-) -> PairedLabels:  # fmt: skip
+    relation: TokenizedRelation,
+    n: int | None = None,
+    only: Sequence[str] | None = None,
+    seed: int = 0,
+    n_per_target: int | None = None,
+) -> PairedLabels:
     """Choose source labels, and for each the target label that is taught with it.
 
     `n` labels with a target are chosen (None: all), or `n` of those whose texts `only` lists.
@@ -139,9 +142,11 @@ def map_labels(
     for i, is_right in zip(domain, labels.reference.T, strict=True):
         reference[:, domain_tokens.index(token_of[i])] |= is_right
     return MappedLabels(
-        tuple(source_tokens), tuple(token_of[labels.targets[i]] for i in order),
-        tuple(domain_tokens), reference[order],
-    )  # fmt: skip
+        tuple(source_tokens),
+        tuple(token_of[labels.targets[i]] for i in order),
+        tuple(domain_tokens),
+        reference[order],
+    )
 
 
 def _permutation(labels: PairedLabels, forbidden: npt.NDArray[np.bool_], seed: int) -> list[int]:

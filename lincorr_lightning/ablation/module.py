@@ -257,20 +257,24 @@ class VocabularyAblation(studies.Study):
         # There are none if the run was resumed after the last step.
         texts = self.texts or self._pool(self.trainer.train_dataloader.dataset.corpus)  # type: ignore[union-attr]
         return ablation_results(
-            texts.corpus, self.embedding,
+            texts.corpus,
+            self.embedding,
             scores={"learn": networks.score(texts, self.networks)} | self.scores,
-            baselines=networks.baselines(texts, self.embedding), history=self.history,
+            baselines=networks.baselines(texts, self.embedding),
+            history=self.history,
             cases=networks.cases(texts, self.networks, self.embedding.tokenizer),
             seconds=self.seconds,
-        )  # fmt: skip
+        )
 
     def checkpoint_state(self) -> dict[str, Any]:
         """Return the fingerprint of the embedding, and the scores so far."""
         own = self.networks.embeddings
         return {
-            "embedding": self.embedding.fingerprint, "n_tokens": 0 if own is None else own.shape[1],
-            "scores": self.scores, "history": self.history,
-        }  # fmt: skip
+            "embedding": self.embedding.fingerprint,
+            "n_tokens": 0 if own is None else own.shape[1],
+            "scores": self.scores,
+            "history": self.history,
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore the scores; refuse another embedding."""

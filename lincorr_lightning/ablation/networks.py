@@ -120,9 +120,13 @@ class PooledTexts:
     """
 
     def __init__(
-        self, corpus: PairedCorpus, embedding: TokenEmbedding, candidates: Candidates,
-        settings: NetworkSettings, device: torch.device | str = "cpu",
-    ) -> None:  # fmt: skip
+        self,
+        corpus: PairedCorpus,
+        embedding: TokenEmbedding,
+        candidates: Candidates,
+        settings: NetworkSettings,
+        device: torch.device | str = "cpu",
+    ) -> None:
         self.corpus = corpus
         self.n_seeds, self.n_mappings = len(corpus.plan.seeds), len(corpus.plan.mappings)
         pooled = torch.stack([embedding.pooled(token_ids) for token_ids in corpus.token_ids])
@@ -217,10 +221,13 @@ def _answer_new_subjects(texts: PooledTexts, networks: StackedNetworks) -> dict[
     in_domain = target.gather(-1, domain.clamp(min=0)).masked_fill(domain < 0, -torch.inf)
     best = in_domain.argmax(-1, keepdim=True)
     return {
-        "source_answer": taught, "source_said": source.argmax(-1), "reference": mapped,
-        "target_in_domain": domain.gather(-1, best)[..., 0], "target_said": target.argmax(-1),
+        "source_answer": taught,
+        "source_said": source.argmax(-1),
+        "reference": mapped,
+        "target_in_domain": domain.gather(-1, best)[..., 0],
+        "target_said": target.argmax(-1),
         "generalized": texts.reference_mask.gather(-1, best)[..., 0],
-    }  # fmt: skip
+    }
 
 
 Shares = dict[str, list[list[float]]]  #: Shares of the subjects by name, ``(n_seeds, n_mappings)``.
@@ -278,15 +285,19 @@ def baselines(texts: PooledTexts, embedding: TokenEmbedding) -> dict[str, list[f
     is_right = texts.reference_mask.double()
     per_answer = is_right.mean(2)
     alike = (source[..., :, None] == source[..., None, :]).double()
-    hits = torch.tensor([
-        [_nearest(labels, one.answers[texts.corpus.n_paired :], embedding) for labels in row]
-        for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
-    ]).double()  # fmt: skip
+    hits = torch.tensor(
+        [
+            [_nearest(labels, one.answers[texts.corpus.n_paired :], embedding) for labels in row]
+            for one, row in zip(texts.corpus.texts, texts.corpus.mapped, strict=True)
+        ]
+    ).double()
     shares = {
-        "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1), "majority": per_answer.amax(-1),
+        "random": per_answer.sum(-1) / (texts.domain >= 0).sum(-1),
+        "majority": per_answer.amax(-1),
         "upper_bound": ((alike @ is_right).amax(-1) / alike.sum(-1)).mean(-1),
-        "nearest": hits.mean(-1), "macro_nearest": hits.new_tensor(_macro(hits, target)),
-    }  # fmt: skip
+        "nearest": hits.mean(-1),
+        "macro_nearest": hits.new_tensor(_macro(hits, target)),
+    }
     return {name: share.mean(0).tolist() for name, share in shares.items()}
 
 

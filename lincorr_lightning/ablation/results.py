@@ -44,10 +44,15 @@ class MappingScores:
 
 
 def ablation_results(
-    corpus: PairedCorpus, embedding: TokenEmbedding, *, scores: Mapping[str, Shares],
-    baselines: Mapping[str, Sequence[float]], history: History,
-    cases: Iterable[Mapping[str, str | bool]], seconds: float | None,
-) -> Results:  # fmt: skip
+    corpus: PairedCorpus,
+    embedding: TokenEmbedding,
+    *,
+    scores: Mapping[str, Shares],
+    baselines: Mapping[str, Sequence[float]],
+    history: History,
+    cases: Iterable[Mapping[str, str | bool]],
+    seconds: float | None,
+) -> Results:
     """Build the results of a run.
 
     `scores` are those after the phase ``learn`` and, if that was measured, ``uncomposed``. The log
@@ -75,30 +80,39 @@ def ablation_results(
         "vocabulary_ablation",
         values={
             **{k: v for k, v in asdict(summary[0]).items() if k not in table_only},
-            "n": corpus.n_new, "n_paired": corpus.n_paired, "relation": relation,
-            "mappings": list(map(asdict, summary)), "runs": runs.to_dict("records"),
-            "n_source_labels": len(corpus.labels), "seconds": seconds,
+            "n": corpus.n_new,
+            "n_paired": corpus.n_paired,
+            "relation": relation,
+            "mappings": list(map(asdict, summary)),
+            "runs": runs.to_dict("records"),
+            "n_source_labels": len(corpus.labels),
+            "seconds": seconds,
             "n_target_labels": len(corpus.labels.target_domain),
             "embedding": {"key": embedding.key, "shape": list(embedding.weight.shape)},
         },
         tables=list(_tables(corpus, lm, summary, runs, cases)),
         figures=list(_figures(relation, lm, corpus.n_new, DataFrame(summary), curves)),
         lm=embedding.info,
-    )  # fmt: skip
+    )
 
 
 def _tables(
-    corpus: PairedCorpus, lm: str, summary: Sequence[MappingScores], runs: DataFrame,
+    corpus: PairedCorpus,
+    lm: str,
+    summary: Sequence[MappingScores],
+    runs: DataFrame,
     cases: Iterable[Mapping[str, str | bool]],
-) -> Iterator[Table]:  # fmt: skip
+) -> Iterator[Table]:
     yield Table.of(
-        "summary", summary, headline=True,
+        "summary",
+        summary,
+        headline=True,
         caption=f"{corpus.labels.relation.name}: generalized from the vocabulary of {lm} alone, "
         "means over seeds",
         note="Macro: mean over answers. Std: over seeds. Most frequent answer: the right answer of "
         "most new subjects. Upper bound: the most that can follow from the source answer. Paper: "
         "vocabulary of Llama-3.",
-    )  # fmt: skip
+    )
     formats = dict.fromkeys(runs.columns[3:], ".1%")
     yield Table("runs", runs, "Shares of the new subjects, by network", formats=formats).sampled(
         "seed", **{share: Mean(share, where={"composed": True}) for share in formats}
@@ -120,10 +134,15 @@ def _summarize(
     means = composed.drop(columns=["mapping", "seed", "composed"]).mean().to_dict()
     before = number(uncomposed["generalized"].mean())
     return MappingScores(
-        mapping, len(composed), **means, std=number(composed["generalized"].std()),
-        uncomposed=before, gain=None if before is None else means["generalized"] - before,
-        **baselines, paper=paper.get(f"mapping_{mapping}"),
-    )  # fmt: skip
+        mapping,
+        len(composed),
+        **means,
+        std=number(composed["generalized"].std()),
+        uncomposed=before,
+        gain=None if before is None else means["generalized"] - before,
+        **baselines,
+        paper=paper.get(f"mapping_{mapping}"),
+    )
 
 
 def _figures(
@@ -135,18 +154,29 @@ def _figures(
     without = summary.assign(share=summary["uncomposed"], phase="without paired texts")
     frame = concat([composed, without.assign(std=None, paper=None)]).dropna(subset=["share"])
     draw_bars = partial(
-        bars, frame, "mapping", "share", "phase", title=f"{relation}: generalized",
+        bars,
+        frame,
+        "mapping",
+        "share",
+        "phase",
+        title=f"{relation}: generalized",
         subtitle=f"vocabulary of {lm}; {n_new} new subjects; right answer within the domain; "
         f"{spread}",
         error="std",
-        marks={"majority": "most frequent answer", "random": "chance", "paper": "paper (Llama-3)",
-               "nearest": "nearest in the embedding"},
+        marks={
+            "majority": "most frequent answer",
+            "random": "chance",
+            "paper": "paper (Llama-3)",
+            "nearest": "nearest in the embedding",
+        },
         colours={"after paired texts": BLUE, "without paired texts": "#9DC3E6"},
-    )  # fmt: skip
+    )
     draw_curves = partial(
-        training_curves, curves, f"{relation}: composed from the vocabulary of {lm}",
+        training_curves,
+        curves,
+        f"{relation}: composed from the vocabulary of {lm}",
         "share of the new subjects (compose: of the paired texts)",
-    )  # fmt: skip
+    )
     caption = f"{relation}: share of the new subjects that are generalized, by mapping"
     yield Figure("generalization", caption, draw_bars)
     if curves:

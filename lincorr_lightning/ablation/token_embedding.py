@@ -29,14 +29,29 @@ EmbeddingSource = Literal["input", "output"]
 
 # How the names of the two matrices end, in the architectures of transformers and in GGUF files.
 _INPUTS = (
-    "embed_tokens.weight", "wte.weight", "word_embeddings.weight", "shared.weight",
-    "tok_embeddings.weight", "embed_in.weight", "word_embedding.weight", "token_embedding.weight",
-    "token_embd.weight", "embeddings.weight", "tokens_embed.weight", "input_embedding.weight",
-)  # fmt: skip
+    "embed_tokens.weight",
+    "wte.weight",
+    "word_embeddings.weight",
+    "shared.weight",
+    "tok_embeddings.weight",
+    "embed_in.weight",
+    "word_embedding.weight",
+    "token_embedding.weight",
+    "token_embd.weight",
+    "embeddings.weight",
+    "tokens_embed.weight",
+    "input_embedding.weight",
+)
 _HEADS = (
-    "lm_head.weight", "embed_out.weight", "output_layer.weight", "output.weight",
-    "lm_head.decoder.weight", "predictions.decoder.weight", "pred_layer.proj.weight", "head.weight",
-)  # fmt: skip
+    "lm_head.weight",
+    "embed_out.weight",
+    "output_layer.weight",
+    "output.weight",
+    "lm_head.decoder.weight",
+    "predictions.decoder.weight",
+    "pred_layer.proj.weight",
+    "head.weight",
+)
 _IN_A_LAYER = re.compile(r"\.\d+\.")
 _MAX_LISTED = 12
 _COPY_AGAIN = "Copy or download the whole checkpoint again, or pass another one."
@@ -68,9 +83,11 @@ class TokenEmbedding:
         """Name or path, dtype, fingerprint and number of parameters, as in ``results.json``."""
         return {
             "name_or_path": self.checkpoint.config.name_or_path,
-            "dtype": dtype_name(self.weight.dtype), "fingerprint": self.fingerprint,
-            "n_parameters": self.weight.numel(), **self.checkpoint.merged,
-        }  # fmt: skip
+            "dtype": dtype_name(self.weight.dtype),
+            "fingerprint": self.fingerprint,
+            "n_parameters": self.weight.numel(),
+            **self.checkpoint.merged,
+        }
 
     def rows(self, token_ids: Sequence[int] | Tensor) -> Tensor:
         """Return the embeddings of n tokens as a float32 copy, ``(n, d)``."""
@@ -113,8 +130,10 @@ def read_token_embedding(config: LMConfig, source: EmbeddingSource = "input") ->
         _log.warning(
             "The head of %s is not tied to its embedding: %s is used for both, and not %s. Choose "
             "by model.embedding_source: input for the embedding, output for the head.",
-            config.name_or_path, key, other,
-        )  # fmt: skip
+            config.name_or_path,
+            key,
+            other,
+        )
     weight = tensors[key]()
     if weight.ndim != 2 or not weight.is_floating_point():
         raise LanguageModelError(

@@ -15,10 +15,19 @@ from lincorr_lightning.errors import ConfigError
 from lincorr_lightning.io import load_yaml
 
 SAFE = "--safe"
-WRITTEN = frozenset({
-    "default_root_dir", "save_dir", "dirpath", "filename", "sub_dir", "name", "version",
-    "cache_dir", "state_cache",
-})  # fmt: skip
+WRITTEN = frozenset(
+    {
+        "default_root_dir",
+        "save_dir",
+        "dirpath",
+        "filename",
+        "sub_dir",
+        "name",
+        "version",
+        "cache_dir",
+        "state_cache",
+    }
+)
 """Names of settings that say where a run writes."""
 
 
@@ -103,8 +112,13 @@ def leaves(config: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield prefix.removeprefix("."), config
 
 
-_PACKAGES = ("lincorr_lightning.", "lightning.pytorch.", "lightning.fabric.", "torch.nn.",
-             "torch.optim.")  # fmt: skip
+_PACKAGES = (
+    "lincorr_lightning.",
+    "lightning.pytorch.",
+    "lightning.fabric.",
+    "torch.nn.",
+    "torch.optim.",
+)
 
 
 def allow_known_classes_only() -> None:
@@ -132,13 +146,22 @@ def _allowed_paths() -> Iterator[str]:
     from lightning.pytorch.plugins import environments  # noqa: F401  (its classes can be named)
 
     bases: tuple[type, ...] = (
-        pl.LightningModule, pl.LightningDataModule, pl.Callback, strategies.Strategy,
-        plugins.Precision, plugins.CheckpointIO, plugins.LayerSync, ClusterEnvironment,
-        profilers.Profiler, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler,
+        pl.LightningModule,
+        pl.LightningDataModule,
+        pl.Callback,
+        strategies.Strategy,
+        plugins.Precision,
+        plugins.CheckpointIO,
+        plugins.LayerSync,
+        ClusterEnvironment,
+        profilers.Profiler,
+        torch.optim.Optimizer,
+        torch.optim.lr_scheduler.LRScheduler,
         torch.nn.Module,
         # Other loggers send data to servers that the config names.
-        loggers.CSVLogger, loggers.TensorBoardLogger,
-    )  # fmt: skip
+        loggers.CSVLogger,
+        loggers.TensorBoardLogger,
+    )
     modules = {name: one for name, one in sys.modules.items() if f"{name}.".startswith(_PACKAGES)}
     for name, module in modules.items():
         for attribute, value in list(vars(module).items()):

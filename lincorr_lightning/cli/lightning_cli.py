@@ -98,14 +98,21 @@ class LincorrCLI(LightningCLI):
         writers = [PredictionWriter()] if self.args[:1] == ["predict"] else []
         try:
             super().__init__(
-                L.LightningModule, L.LightningDataModule, subclass_mode_model=True,
-                subclass_mode_data=True, auto_configure_optimizers=False, seed_everything_default=0,
-                trainer_defaults={"default_root_dir": "runs",
-                                  "callbacks": [SignalCheckpoint(), *writers]},
-                save_config_callback=SaveConfig, save_config_kwargs={"save_to_log_dir": False},
+                L.LightningModule,
+                L.LightningDataModule,
+                subclass_mode_model=True,
+                subclass_mode_data=True,
+                auto_configure_optimizers=False,
+                seed_everything_default=0,
+                trainer_defaults={
+                    "default_root_dir": "runs",
+                    "callbacks": [SignalCheckpoint(), *writers],
+                },
+                save_config_callback=SaveConfig,
+                save_config_kwargs={"save_to_log_dir": False},
                 parser_kwargs={"prog": "lincorr", "exit_on_error": False}
                 | dict.fromkeys(self.subcommands(), options),
-            )  # fmt: skip
+            )
         except LincorrError as error:
             # Before there is a Trainer, all errors are of the command line and its configs.
             if not hasattr(self, "trainer") and not isinstance(error, OutputError):
@@ -120,19 +127,25 @@ class LincorrCLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """Add ``--name``, and give datamodules the LM of the study."""
         parser.add_argument(
-            "--name", type=str | None, default=None,
+            "--name",
+            type=str | None,
+            default=None,
             help="Folder of the runs below trainer.default_root_dir; null takes the study's name.",
-        )  # fmt: skip
+        )
         parser.add_argument(
-            "--matmul_precision", type=Literal["highest", "high", "medium"] | None, default=None,
+            "--matmul_precision",
+            type=Literal["highest", "high", "medium"] | None,
+            default=None,
             help="Precision of products of float32 matrices: highest, high (TensorFloat-32 on "
             "GPUs) or medium (bfloat16 factors, on GPUs and CPUs that have them); null leaves "
             "torch's own, highest, computed by what is fastest.",
-        )  # fmt: skip
+        )
         parser.add_argument(
-            "--results.formats", type=list[Literal["png", "pdf", "svg"]], default=["png"],
+            "--results.formats",
+            type=list[Literal["png", "pdf", "svg"]],
+            default=["png"],
             help="Formats of figures; PNG is always one of them, which pages and loggers show.",
-        )  # fmt: skip
+        )
         for argument in _HANDED_OVER:
             parser.link_arguments(
                 "model",

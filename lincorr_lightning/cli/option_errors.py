@@ -23,10 +23,17 @@ _UNKNOWN_CLASS = re.compile(
 )
 _EXPECTED = re.compile(r"Expected an? (typing\.Literal\[.*?\]|<.*?>)|subclass of (\w+)")
 _WORDS = {
-    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "text",
-    "NoneType": "null", "list": "a list, such as [a, b]", "dict": "a mapping, such as {a: 1}",
-    "LightningModule": "a study", "LightningDataModule": "a datamodule", "Callback": "a callback",
-}  # fmt: skip
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "text",
+    "NoneType": "null",
+    "list": "a list, such as [a, b]",
+    "dict": "a mapping, such as {a: 1}",
+    "LightningModule": "a study",
+    "LightningDataModule": "a datamodule",
+    "Callback": "a callback",
+}
 """Types as a user would call them."""
 
 

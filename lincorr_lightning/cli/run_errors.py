@@ -17,9 +17,11 @@ from lincorr_lightning.lm.batching import oom_reason
 
 # Lightning's functions that restore a run.
 _RESTORING = {
-    "_select_ckpt_path", "_restore_modules_and_callbacks", "restore_training_state",
+    "_select_ckpt_path",
+    "_restore_modules_and_callbacks",
+    "restore_training_state",
     "_load_combined_loader_states",
-}  # fmt: skip
+}
 _BATCH_SETTINGS = ("edits_per_step", "batch_size", "batch_tokens")  # how large a batch is
 
 
@@ -29,9 +31,11 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def run_error(
-    error: Exception, ckpt_path: str | Path | None, model: L.LightningModule,
+    error: Exception,
+    ckpt_path: str | Path | None,
+    model: L.LightningModule,
     data: L.LightningDataModule,
-) -> LincorrError | None:  # fmt: skip
+) -> LincorrError | None:
     """Return an error that says what to do about one that ended a run.
 
     It may name the checkpoint that the run began with, and settings of the study and its data. None

@@ -2,10 +2,17 @@
 
 from lincorr_lightning.data.subjects import SubjectBatch, SubjectsDataModule
 from lincorr_lightning.data.texts import (
-    TextsDataModule, TokenBatch, TokenizedTextDataModule, TokenRows,
-)  # fmt: skip
+    TextsDataModule,
+    TokenBatch,
+    TokenizedTextDataModule,
+    TokenRows,
+)
 
 __all__ = [
-    "SubjectBatch", "SubjectsDataModule", "TextsDataModule", "TokenBatch", "TokenRows",
+    "SubjectBatch",
+    "SubjectsDataModule",
+    "TextsDataModule",
+    "TokenBatch",
+    "TokenRows",
     "TokenizedTextDataModule",
-]  # fmt: skip
+]

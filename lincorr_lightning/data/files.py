@@ -74,9 +74,13 @@ def read_rows(path: str | Path, what: str, needed: Sequence[str] = ()) -> Iterat
     """
     path, csv_rows = Path(path), partial(_csv_rows, needed=needed)
     readers: dict[str, Any] = {
-        ".jsonl": _json_lines, ".json": _json_rows, ".csv": csv_rows, ".tsv": csv_rows,
-        ".parquet": _frame_rows, ".xlsx": _frame_rows,
-    }  # fmt: skip
+        ".jsonl": _json_lines,
+        ".json": _json_rows,
+        ".csv": csv_rows,
+        ".tsv": csv_rows,
+        ".parquet": _frame_rows,
+        ".xlsx": _frame_rows,
+    }
     if (reader := readers.get(path.suffix.lower())) is None:
         raise SubjectsError(f"{path} is no file of {what}. Name one of {', '.join(readers)}.")
     return reader(path, what)
@@ -152,9 +156,11 @@ def _csv_rows(path: Path, what: str, needed: Sequence[str]) -> Iterator[tuple[st
 
 
 def read_texts(
-    paths: str | Path | Sequence[str | Path], key: str = "text", sample_by: SampleBy = "line",
+    paths: str | Path | Sequence[str | Path],
+    key: str = "text",
+    sample_by: SampleBy = "line",
     owner: str = "data",
-) -> Iterator[Text]:  # fmt: skip
+) -> Iterator[Text]:
     """Read texts from files and folders; blank ones are left out.
 
     A ``.txt`` file has a text per line, or is one text with ``sample_by="document"``; a ``.jsonl``

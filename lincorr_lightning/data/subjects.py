@@ -73,11 +73,18 @@ class SubjectsDataModule(StudyData):
     free_settings = frozenset({"subjects_file"})
 
     def __init__(
-        self, lm: LanguageModel | None = None, n_subjects: int | None = None,
-        words_per_subject: int = 1, subject_kind: SubjectKind = "any", fit_fraction: float = 0.5,
-        batch_size: int = 256, test_on: Literal["held_out", "all"] = "held_out", seed: int = 0,
-        subjects_file: str | None = None, predict_subjects: list[str] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        lm: LanguageModel | None = None,
+        n_subjects: int | None = None,
+        words_per_subject: int = 1,
+        subject_kind: SubjectKind = "any",
+        fit_fraction: float = 0.5,
+        batch_size: int = 256,
+        test_on: Literal["held_out", "all"] = "held_out",
+        seed: int = 0,
+        subjects_file: str | None = None,
+        predict_subjects: list[str] | None = None,
+    ) -> None:
         super().__init__(lm)
         require("data.fit_fraction", fit_fraction, above=0, below=1)
         # The permuted baseline pairs the subjects of a batch.

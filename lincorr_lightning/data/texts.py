@@ -164,19 +164,38 @@ class TextsDataModule(StudyData):
     free_settings = frozenset({"texts", "knowledge_files", "eval_batch_size"})
 
     def __init__(
-        self, lm: LanguageModel | None = None, texts: list[str] | str | None = None,
-        key: str = "text", sample_by: SampleBy = "line", knowledge: list[str] | None = None,
-        n_tokens: int = 500_000, batch_tokens: int = 2048, block_steps: int = 16,
-        max_length: int = 128, skip_tokens: int | None = None, n_held_out: int = 4000,
-        n_texts: int | None = None, eval_batch_size: int = 250,
-        knowledge_files: list[str] | None = None, seed: int = 0, training_tokens: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        lm: LanguageModel | None = None,
+        texts: list[str] | str | None = None,
+        key: str = "text",
+        sample_by: SampleBy = "line",
+        knowledge: list[str] | None = None,
+        n_tokens: int = 500_000,
+        batch_tokens: int = 2048,
+        block_steps: int = 16,
+        max_length: int = 128,
+        skip_tokens: int | None = None,
+        n_held_out: int = 4000,
+        n_texts: int | None = None,
+        eval_batch_size: int = 250,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+        training_tokens: int | None = None,
+    ) -> None:
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training_tokens"])
         self.require_at_least(
-            "n_texts", "skip_tokens", n_tokens=1, batch_tokens=1, block_steps=1, max_length=2,
-            skip_tokens=0, n_held_out=1, n_texts=1, eval_batch_size=1,
-        )  # fmt: skip
+            "n_texts",
+            "skip_tokens",
+            n_tokens=1,
+            batch_tokens=1,
+            block_steps=1,
+            max_length=2,
+            skip_tokens=0,
+            n_held_out=1,
+            n_texts=1,
+            eval_batch_size=1,
+        )
         self.n_tokens, self.batch_tokens = n_tokens, batch_tokens
         self._make_blocks = partial(
             TextBlocks, batch_tokens=batch_tokens, block_steps=block_steps, seed=seed
@@ -255,9 +274,12 @@ class TextsDataModule(StudyData):
         if not texts:
             return []
         encoded = lm.tokenizer(
-            list(texts), add_special_tokens=False, return_attention_mask=False,
-            return_token_type_ids=False, verbose=False,
-        )["input_ids"]  # fmt: skip
+            list(texts),
+            add_special_tokens=False,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )["input_ids"]
         return [lm.prefix + ids[i : i + n] for ids in encoded for i in range(0, len(ids), n)]
 
     def blocks(self, rank: int = 0, n_shards: int = 1) -> TextBlocks:
@@ -321,18 +343,29 @@ class TokenizedTextDataModule(StudyData):
     batch_type = TokenBatch
 
     def __init__(
-        self, lm: LanguageModel | None = None, texts: list[str] | str | None = None,
-        key: str = "text", sample_by: SampleBy = "line", n_tokens: int = 1024,
-        n_texts: int | None = None, batch_size: int = 1, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        lm: LanguageModel | None = None,
+        texts: list[str] | str | None = None,
+        key: str = "text",
+        sample_by: SampleBy = "line",
+        n_tokens: int = 1024,
+        n_texts: int | None = None,
+        batch_size: int = 1,
+        seed: int = 0,
+    ) -> None:
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm"])
         self.require_at_least("n_texts", n_tokens=4, n_texts=1, batch_size=1)
         self.batch_size = batch_size
         self._read = partial(
-            read_prompts, texts=texts, key=key, n_tokens=n_tokens, n_texts=n_texts, seed=seed,
+            read_prompts,
+            texts=texts,
+            key=key,
+            n_tokens=n_tokens,
+            n_texts=n_texts,
+            seed=seed,
             sample_by=sample_by,
-        )  # fmt: skip
+        )
         self.prompts: TokenBatch
 
     def setup(self, stage: str) -> None:
@@ -351,10 +384,15 @@ class TokenizedTextDataModule(StudyData):
 
 
 def read_prompts(
-    lm: LanguageModel, texts: str | Sequence[str] | None = None, key: str = "text",
-    n_tokens: int = 1024, n_texts: int | None = None, seed: int = 0, owner: str = "data",
+    lm: LanguageModel,
+    texts: str | Sequence[str] | None = None,
+    key: str = "text",
+    n_tokens: int = 1024,
+    n_texts: int | None = None,
+    seed: int = 0,
+    owner: str = "data",
     sample_by: SampleBy = "line",
-) -> TokenBatch:  # fmt: skip
+) -> TokenBatch:
     """Read texts and take the first tokens of each, as one batch; warn of those too short.
 
     The arguments are those of `TokenizedTextDataModule`; `owner` is the prefix of the settings in

@@ -49,9 +49,14 @@ class TrainedLMStudy(LMStudy):
     float32_only = False
 
     def __init__(
-        self, lm: Any, method: str, learning_rate: float, adapter: Any, weight_decay: float = 0.0,
+        self,
+        lm: Any,
+        method: str,
+        learning_rate: float,
+        adapter: Any,
+        weight_decay: float = 0.0,
         prefix: str = "",
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(lm, prefix)
         require_one_of("model.method", method, ("full", "lora"))
         require("model.learning_rate", learning_rate, at_least=0)
@@ -90,9 +95,11 @@ class TrainedLMStudy(LMStudy):
         """Return AdamW over the weights that are trained."""
         # Lightning's gradient scaler for float16 does not support the fused one.
         return torch.optim.AdamW(
-            [p for p in self.parameters() if p.requires_grad], lr=self.learning_rate,
-            weight_decay=self.weight_decay, fused=self.trainer.precision != "16-mixed",
-        )  # fmt: skip
+            [p for p in self.parameters() if p.requires_grad],
+            lr=self.learning_rate,
+            weight_decay=self.weight_decay,
+            fused=self.trainer.precision != "16-mixed",
+        )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Replace the parameter numbers in the optimizer states by names.
@@ -119,10 +126,12 @@ def add_adapter(model: "PreTrainedModel", settings: AdapterSettings) -> None:
     # others, which have these names in older checkpoints. A holder has no configuration.
     holder = nn.ModuleDict({"lm": model})
     config = LoraConfig(
-        r=settings.rank, lora_alpha=settings.alpha,  # type: ignore[arg-type]
-        target_modules=[f"lm.{name}" for name in layers], task_type="CAUSAL_LM",
+        r=settings.rank,
+        lora_alpha=settings.alpha,  # type: ignore[arg-type]
+        target_modules=[f"lm.{name}" for name in layers],
+        task_type="CAUSAL_LM",
         fan_in_fan_out=any(isinstance(layer, Conv1D) for layer in layers.values()),
-    )  # fmt: skip
+    )
     model.requires_grad_(False)
     # peft draws the weights from torch's global generator, whose state is restored afterwards.
     stream = torch.get_rng_state()

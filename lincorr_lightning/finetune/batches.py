@@ -51,9 +51,12 @@ class EditBatch:
 
 
 def edit_batch(
-    edits: Sequence[Edit], ids: Sequence[int], prompts: Sequence[Sequence[int]], step: int = 0,
+    edits: Sequence[Edit],
+    ids: Sequence[int],
+    prompts: Sequence[Sequence[int]],
+    step: int = 0,
     n_steps: int = 0,
-) -> EditBatch:  # fmt: skip
+) -> EditBatch:
     """Make a batch on the CPU, from the tokens of each source prompt; of any one for padding."""
     answers = [edit.tokens for edit in edits] or [()]
     rows = list(zip(prompts, answers, strict=True))

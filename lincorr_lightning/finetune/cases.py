@@ -59,10 +59,17 @@ class EditCase:
 
 
 def edit_cases(
-    relation: TokenizedRelation, subjects: Sequence[str], answers: Sequence[str] | None,
-    labels: Tensor, reference_mask: Tensor, target_before: Tensor, target_after: Tensor,
-    learned: Tensor, weight: Tensor, nearness: Tensor | None = None,
-) -> list[EditCase]:  # fmt: skip
+    relation: TokenizedRelation,
+    subjects: Sequence[str],
+    answers: Sequence[str] | None,
+    labels: Tensor,
+    reference_mask: Tensor,
+    target_before: Tensor,
+    target_after: Tensor,
+    learned: Tensor,
+    weight: Tensor,
+    nearness: Tensor | None = None,
+) -> list[EditCase]:
     """Return the case of each of n edits.
 
     `answers` were taught, None if subjects were watched without edits; `labels`, ``(n,)``, are
@@ -77,9 +84,11 @@ def edit_cases(
     causes = functional.attribute_causes(weight, labels, reference_mask, learned)
     ambiguous = torch.from_numpy(relation.ambiguous_mask)
     p_before, p_after = target_before.softmax(1), target_after.softmax(1)
-    near = [None] * len(labels) if nearness is None else functional.risk(
-        nearness.T[labels], reference_mask
-    ).tolist()  # fmt: skip
+    near = (
+        [None] * len(labels)
+        if nearness is None
+        else functional.risk(nearness.T[labels], reference_mask).tolist()
+    )
     cases = []
     for i, subject in enumerate(subjects):
         right, column = reference_mask[i], weight[:, labels[i]]
@@ -90,9 +99,12 @@ def edit_cases(
                 subject=subject,
                 source_answer=source[labels[i]] if answers is None else answers[i],
                 reference="|".join(target[t] for t in of_reference),
-                answer_before=target[before[i]], answer_after=target[after[i]],
-                outcome=outcomes[i].value, source_learned=bool(learned[i]),
-                weight_reference=_max(column[right]), weight_max=_max(column),
+                answer_before=target[before[i]],
+                answer_after=target[after[i]],
+                outcome=outcomes[i].value,
+                source_learned=bool(learned[i]),
+                weight_reference=_max(column[right]),
+                weight_max=_max(column),
                 weight_answer=number(column[after[i]].item()),
                 prior_reference=_max(target_before[i, right]),
                 prior_winner=number(target_before[i, after[i]].item()),
@@ -103,7 +115,7 @@ def edit_cases(
                 completeness=next((kind.value for kind in Completeness if kind in kinds), ""),
                 ambiguous=bool(ambiguous[after[i], labels[i]]) and not bool(right[after[i]]),
             )
-        )  # fmt: skip
+        )
     return cases
 
 
@@ -203,9 +215,11 @@ class DomainLogits(NamedTuple):
 
 
 def find_controls(
-    names: Sequence[str], relation: TokenizedRelation, catalogue: Catalogue,
+    names: Sequence[str],
+    relation: TokenizedRelation,
+    catalogue: Catalogue,
     tokenizer: PreTrainedTokenizerBase,
-) -> list[Domain]:  # fmt: skip
+) -> list[Domain]:
     """Return the controls that the vocabulary has labels for; source and target are none."""
     ends, domains = relation.name.split("->"), []
     for name in names:
@@ -219,9 +233,12 @@ def find_controls(
 
 
 def edit_means(
-    before: DomainLogits, after: DomainLogits, reference_mask: Tensor, labels: Tensor | None,
+    before: DomainLogits,
+    after: DomainLogits,
+    reference_mask: Tensor,
+    labels: Tensor | None,
     controls: Sequence[str],
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     """Return the mean of every number of some edits, by log key; NaN where there is none.
 
     Of each edit, `reference_mask`, ``(n, n_target)`` bool, has the right target labels, and
@@ -265,9 +282,12 @@ def _same_answer(before: Tensor, after: Tensor) -> Tensor:
 
 
 def outcome_values(
-    relation: str, means: Mapping[str, float], reference_mask: Tensor, cases: Sequence[EditCase],
+    relation: str,
+    means: Mapping[str, float],
+    reference_mask: Tensor,
+    cases: Sequence[EditCase],
     counts: Mapping[str, int],
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Return what ``results.json`` has of edits, from their means and those of `counts` others."""
     groups: dict[str, dict[str, Any]] = {}
     for key, value in means.items():
@@ -277,7 +297,8 @@ def outcome_values(
     macro = [name for name in shares if name.startswith("macro_")]
     forecast = forecast_scores(cases)
     return {
-        "relation": relation, "n_edits": len(cases),
+        "relation": relation,
+        "n_edits": len(cases),
         "random": number(reference_mask.double().mean().item()),
         "macro": {name.removeprefix("macro_"): shares.pop(name) for name in macro},
         **shares,
@@ -285,5 +306,6 @@ def outcome_values(
         "controls": {name: {"unchanged": value} for name, value in unchanged.items()},
         **{name: {**groups[name], "n": n} for name, n in counts.items() if name in groups},
         **case_statistics(cases),
-        "forecast": forecast, "forecast_default": None if forecast is None else DEFAULT_FORECAST,
-    }  # fmt: skip
+        "forecast": forecast,
+        "forecast_default": None if forecast is None else DEFAULT_FORECAST,
+    }

@@ -60,14 +60,24 @@ class EditsDataModule(StudyData):
     free_settings = frozenset({"edits_file", "knowledge_files", "batch_size"})
 
     def __init__(
-        self, lm: LanguageModel | None = None, relation: str = "city->country",
-        n_edits: int | None = 150, max_edits_per_reference: int | None = None,
-        subjects: list[str] | str | None = None, subject_kind: SubjectKind = "any",
-        edits_file: str | None = None, batch_size: int = 8, subwords: bool = False,
-        knowledge_files: list[str] | None = None, seed: int = 0,
-        training: EditTraining | None = None, subject_key: str = "subject",
-        answer_key: str = "answer", edited_lms: str | None = None, edits_beside: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        lm: LanguageModel | None = None,
+        relation: str = "city->country",
+        n_edits: int | None = 150,
+        max_edits_per_reference: int | None = None,
+        subjects: list[str] | str | None = None,
+        subject_kind: SubjectKind = "any",
+        edits_file: str | None = None,
+        batch_size: int = 8,
+        subwords: bool = False,
+        knowledge_files: list[str] | None = None,
+        seed: int = 0,
+        training: EditTraining | None = None,
+        subject_key: str = "subject",
+        answer_key: str = "answer",
+        edited_lms: str | None = None,
+        edits_beside: str | None = None,
+    ) -> None:
         super().__init__(lm)
         self.save_hyperparameters(ignore=["lm", "training", "edits_beside"])
         edits_file = edits_file or (None if edited_lms else edits_beside)
@@ -78,9 +88,13 @@ class EditsDataModule(StudyData):
         if edited_lms is not None and "{edit}" not in edited_lms:
             raise ConfigError(f"data.edited_lms is {edited_lms}. Write it as FOLDER/{{edit}}.")
         self.require_at_least(
-            "n_edits", "max_edits_per_reference", n_edits=1, max_edits_per_reference=1,
-            batch_size=1, seed=0,
-        )  # fmt: skip
+            "n_edits",
+            "max_edits_per_reference",
+            n_edits=1,
+            max_edits_per_reference=1,
+            batch_size=1,
+            seed=0,
+        )
         require_one_of("data.subject_kind", subject_kind, get_args(SubjectKind))
         if subjects is not None and edits_file is not None:
             raise ConfigError("data.subjects and data.edits_file are set. Leave one of them null.")
@@ -148,9 +162,12 @@ class EditsDataModule(StudyData):
     def _file_edits(self) -> list[Edit]:
         relation, lm = self.tokenized, self.language_model
         edits, self._rows, self._skipped = resolving.resolve_edits(
-            self._usable, relation, lm, n_edits=self.n_edits,
+            self._usable,
+            relation,
+            lm,
+            n_edits=self.n_edits,
             max_per_reference=self.max_edits_per_reference,
-        )  # fmt: skip
+        )
         self._skipped += self._without_lm
         if known := [edit for edit in edits if edit.target_before in edit.reference]:
             first = f"{known[0].subject!r} -> {known[0].answer!r}"
@@ -194,10 +211,19 @@ class EditsDataModule(StudyData):
         prompts = relation.source_prompts([edit.subject for edit in edits])
         shard = data_shard(self.trainer)
         return EditDataset(
-            edits, relation, lm.rows(prompts), training, self.seed, shard.number, shard.n,
-            self._catalogue, self.subwords, self._skipped, self._rows,
+            edits,
+            relation,
+            lm.rows(prompts),
+            training,
+            self.seed,
+            shard.number,
+            shard.n,
+            self._catalogue,
+            self.subwords,
+            self._skipped,
+            self._rows,
             [self.lms[row.where] for row in self._rows if self.edited_lms],
-        )  # fmt: skip
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the edits, which could not be sampled again from an LM in training."""

@@ -25,10 +25,15 @@ _ASKED = [
 _OF_SOURCE = ("Subject_Aliasing", "Logical_Generalization")  # tests that do not compose
 # How RippleEdits writes a relation whose name is not in its sentences.
 _RIPPLE_WORDS = {
-    "CAPITAL": "capital city", "CAPITAL_OF": "country", "NATIVE_LANGUAGE": "mother tongue",
-    "SEX_OR_GENDER": "gender", "MEMBER_OF_SPORTS_TEAM": "sports team", "AWARD_RECEIVED": "award",
-    "SIBLING": "siblings", "CAST_MEMBER": "cast members",
-}  # fmt: skip
+    "CAPITAL": "capital city",
+    "CAPITAL_OF": "country",
+    "NATIVE_LANGUAGE": "mother tongue",
+    "SEX_OR_GENDER": "gender",
+    "MEMBER_OF_SPORTS_TEAM": "sports team",
+    "AWARD_RECEIVED": "award",
+    "SIBLING": "siblings",
+    "CAST_MEMBER": "cast members",
+}
 _AFTER_SUBJECT = " (is (associated with|part of|a member of|the capital of)|plays in|won|has)$"
 
 

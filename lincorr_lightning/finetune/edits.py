@@ -142,10 +142,13 @@ class ResolvedEdits(NamedTuple):
 
 
 def resolve_edits(
-    rows: Sequence[RawEdit], relation: TokenizedRelation, lm: LanguageModel,
-    setting: str = "data.edits_file", n_edits: int | None = None,
+    rows: Sequence[RawEdit],
+    relation: TokenizedRelation,
+    lm: LanguageModel,
+    setting: str = "data.edits_file",
+    n_edits: int | None = None,
     max_per_reference: int | None = None,
-) -> ResolvedEdits:  # fmt: skip
+) -> ResolvedEdits:
     """Find the labels of the rows of a file, and the LM's answers before training.
 
     Each row is an edit or skipped, also where it is above a limit. A warning counts skipped rows by
@@ -191,11 +194,12 @@ def label_rows(
         fact, answer, reason = labels.find(row)
         edit = nfc(fact.subject), answer.answer
         reasons = {
-            reason: bool(reason), "the subject has no token of the LM": fact.subject in unknown,
+            reason: bool(reason),
+            "the subject has no token of the LM": fact.subject in unknown,
             "an earlier row teaches the subject this answer": bool(row.id) and edit in taught,
             "above data.max_edits_per_reference": counts[answer.reference] == max_per_reference,
             "beyond data.n_edits": len(labelled) == n_edits,
-        }  # fmt: skip
+        }
         if reason := next((reason for reason, holds in reasons.items() if holds), ""):
             firsts.setdefault(reason, fact)
             skipped.append(Skipped(row.where, fact.subject, fact.answer, reason))

@@ -36,13 +36,22 @@ def reference_weights_figure(
         group = weighed_cases(cases, outcome)
         weights = np.array([case.weight_reference for case in group], dtype=float)
         if len(group):
-            axes.boxplot(weights, positions=[y], widths=0.7, orientation="horizontal",
-                         showfliers=False, showcaps=False, boxprops={"color": colour},
-                         whiskerprops={"color": PALE}, medianprops={"color": colour})  # fmt: skip
+            axes.boxplot(
+                weights,
+                positions=[y],
+                widths=0.7,
+                orientation="horizontal",
+                showfliers=False,
+                showcaps=False,
+                boxprops={"color": colour},
+                whiskerprops={"color": PALE},
+                medianprops={"color": colour},
+            )
             heights = y + np.random.default_rng(0).uniform(-0.25, 0.25, len(group))
             faces = ["white" if case.cause == Cause.LOW_PRIOR else colour for case in group]
-            axes.scatter(weights, heights, 16, faces, edgecolor=colour, linewidth=0.8, alpha=0.8,
-                         zorder=3)  # fmt: skip
+            axes.scatter(
+                weights, heights, 16, faces, edgecolor=colour, linewidth=0.8, alpha=0.8, zorder=3
+            )
     axes.axvline(0, color=PALE, linewidth=1, zorder=0)
     plots.plain_axes(axes, "", "W of the reference", "")
     axes.set_yticks(range(2), [f"{one}\nn = {numbers[one]['n']}" for one, _ in rows], fontsize=9.5)
@@ -83,11 +92,13 @@ def outcomes_figure(
     listed = ", ".join(f"{cause} ({causes[cause]})" for cause in Cause if causes[cause])
     return plots.bars(
         DataFrame(rows).astype({"share": float, **dict.fromkeys(marks, float)}),
-        "what", "share",
+        "what",
+        "share",
         title=f"Outcomes of {len(cases)} {'edits' if taught else 'watched subjects'} of {relation}",
         subtitle=f"causes of hallucination: {listed}" if listed else "",
-        marks=marks, label="share of edits",
-    )  # fmt: skip
+        marks=marks,
+        label="share of edits",
+    )
 
 
 def margins_figure(answers: DataFrame, relation: str) -> Figure:
@@ -132,6 +143,15 @@ def interventions_figure(doses: DataFrame, about: str) -> Figure:
     about += "long as W's is; only: it alone is added to the state before; strength: factor of the "
     about += "length; bands: 95 % intervals of W, other answer and random"
     return plots.curves(
-        frame, "strength", "effect", "arm", "panel", band=("effect_low", "effect_high"),
-        title=title, subtitle=about, labels=("strength", ""), percent=True, share_y=True,
-    )  # fmt: skip
+        frame,
+        "strength",
+        "effect",
+        "arm",
+        "panel",
+        band=("effect_low", "effect_high"),
+        title=title,
+        subtitle=about,
+        labels=("strength", ""),
+        percent=True,
+        share_y=True,
+    )

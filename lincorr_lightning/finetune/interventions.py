@@ -73,12 +73,16 @@ def weights_of_arms(
     keys = torch.rand(positions.shape, generator=generator).masked_fill(reference_mask, 2.0)
     shuffled = w.expand(positions.shape).gather(-1, keys.argsort(dim=-1, stable=True))
     return {
-        W: w[None], "W, plain": plain[None], "W0": w0[None], "W - W0": (w - w0)[None],
+        W: w[None],
+        "W, plain": plain[None],
+        "W0": w0[None],
+        "W - W0": (w - w0)[None],
         "W, other labels": centred.masked_fill(reference_mask, 0.0)[None],
         "W, shuffled": torch.empty_like(shuffled).scatter(-1, positions, shuffled),
-        "reference's row": reference_mask.double()[None], "other answer": w[chosen],
+        "reference's row": reference_mask.double()[None],
+        "other answer": w[chosen],
         "random": drawn @ space.to_states.T,  # uniform in direction
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -158,18 +162,25 @@ def dose_rows(edits: EditStates) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     for part in PARTS:
-        by_arm = {arm: {k: edits.by_reference(x) for k, x in edits.responses(part, arm).items()}
-                  for arm in edits.weights}  # fmt: skip
+        by_arm = {
+            arm: {k: edits.by_reference(x) for k, x in edits.responses(part, arm).items()}
+            for arm in edits.weights
+        }
         for arm, found in by_arm.items():
             share = _interval("share", found.pop("share")[0])
             for response, values in found.items():
                 key, of_w = {"part": part, "arm": arm, "response": response}, by_arm[W][response]
                 rows += [
-                    {**key, "strength": strength, "mean": float(own.mean()),
-                     **_interval("effect", own - values[0]), **_interval("w_minus", w - own),
-                     **share}
+                    {
+                        **key,
+                        "strength": strength,
+                        "mean": float(own.mean()),
+                        **_interval("effect", own - values[0]),
+                        **_interval("w_minus", w - own),
+                        **share,
+                    }
                     for strength, own, w in zip(STRENGTHS, values, of_w, strict=True)
-                ]  # fmt: skip
+                ]
     return rows
 
 
@@ -180,9 +191,12 @@ def intervention_results(name: str, relation: str, edits: EditStates) -> Results
     key = {"part": "own", "response": "generalized", "strength": 1}
     shown = [{k: x[k] for k in x if k not in key} for x in at_one if key.items() <= x.items()]
     values = {
-        "relation": relation, "n_learned": len(edits.before), "effects": at_one,
-        "n_references": len(set(edits.references)), "rank": edits.space.to_logits.shape[1],
-    }  # fmt: skip
+        "relation": relation,
+        "n_learned": len(edits.before),
+        "effects": at_one,
+        "n_references": len(set(edits.references)),
+        "rank": edits.space.to_logits.shape[1],
+    }
     about = f"{len(edits.before)} learned edits of {relation}, means over references"
     note = "Mean: share of generalized edits where each arm's own component is taken out of the "
     note += "change by the edit. Share: of its squared length."

@@ -57,11 +57,18 @@ class SourceFinetune(TrainedLMStudy):
     settings_per_rank = frozenset({"edits_per_step"})
 
     def __init__(
-        self, lm: LMConfig = LMConfig(), protocol: Literal["joint", "independent"] = "independent",
-        method: Literal["full", "lora"] = "full", adapter: AdapterSettings = AdapterSettings(),
-        edits_per_step: int = 8, steps_per_edit: int = 10, learning_rate: float = 5e-6,
-        weight_decay: float = 0.0, save_model: bool = False, prefix: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        lm: LMConfig = LMConfig(),
+        protocol: Literal["joint", "independent"] = "independent",
+        method: Literal["full", "lora"] = "full",
+        adapter: AdapterSettings = AdapterSettings(),
+        edits_per_step: int = 8,
+        steps_per_edit: int = 10,
+        learning_rate: float = 5e-6,
+        weight_decay: float = 0.0,
+        save_model: bool = False,
+        prefix: str = "",
+    ) -> None:
         super().__init__(lm, method, learning_rate, adapter, weight_decay, prefix)
         require("model.edits_per_step", edits_per_step, at_least=1)
         if save_model and protocol == "independent":
@@ -72,9 +79,11 @@ class SourceFinetune(TrainedLMStudy):
         self.step_setting = "model.steps_per_edit" if self.is_independent else None
         #: How the edits are trained; `EditsDataModule` takes it as ``training``.
         self.edit_training = EditTraining(
-            method, steps_per_edit, protocol,
+            method,
+            steps_per_edit,
+            protocol,
             1 if self.is_independent and method == "full" else edits_per_step,
-        )  # fmt: skip
+        )
         self.save_model = save_model
         self.adapters: StackedLoRA | None = None
         self._base: list[Tensor] = []
@@ -197,9 +206,11 @@ class SourceFinetune(TrainedLMStudy):
         )
 
     def configure_gradient_clipping(
-        self, optimizer: torch.optim.Optimizer, gradient_clip_val: int | float | None = None,
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: int | float | None = None,
         gradient_clip_algorithm: str | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Clip gradients; those of stacked adapters by each adapter's own norm."""
         if self.adapters is not None and gradient_clip_val and gradient_clip_algorithm != "value":
             self.adapters.clip_gradients(float(gradient_clip_val))
@@ -220,10 +231,12 @@ class SourceFinetune(TrainedLMStudy):
         if self.is_independent and self.trainer.world_size > 1:  # each rank takes its own
             n_steps = sum(gather(self._n_own_steps))
         run = {
-            "protocol": protocol, "method": self.method,
-            "n_edits": n_seen if dataset is None else len(dataset.edits), "n_steps": n_steps,
+            "protocol": protocol,
+            "method": self.method,
+            "n_edits": n_seen if dataset is None else len(dataset.edits),
+            "n_steps": n_steps,
             "seconds": self.seconds,
-        }  # fmt: skip
+        }
         measured = collect_callback_results(self.trainer)
         history: dict[str, Any] = {}
         for callback in self.trainer.callbacks:  # type: ignore[attr-defined]

@@ -18,16 +18,21 @@ from lincorr_lightning.results.results import Figure, Results
 from lincorr_lightning.results.table import Mean, Table
 
 _CORRELATIONS = {
-    "gradient_correlation": "gradient r", "permuted_gradient_correlation": "permuted",
-    "gradient_correlation_auto": "ridge auto", "logit_correlation": "logit r",
-}  # fmt: skip
+    "gradient_correlation": "gradient r",
+    "permuted_gradient_correlation": "permuted",
+    "gradient_correlation_auto": "ridge auto",
+    "logit_correlation": "logit r",
+}
 _OUTCOMES = [outcome.value for outcome in Outcome]
 BY_REFERENCE = {
     "macro_generalized": "generalized, by reference",
-    "macro_hallucinated": "hallucinated, by reference", "constant": "best constant",
-    "vocabulary": "the vocabulary alone", "macro_vocabulary": "the same, by reference",
-    "auroc": "AUROC of the nearest word", "auroc_within": "the same, within a reference",
-}  # fmt: skip
+    "macro_hallucinated": "hallucinated, by reference",
+    "constant": "best constant",
+    "vocabulary": "the vocabulary alone",
+    "macro_vocabulary": "the same, by reference",
+    "auroc": "AUROC of the nearest word",
+    "auroc_within": "the same, within a reference",
+}
 """Headings of `reference_scores` and of the forecast's scores."""
 OUTCOME_MEANS: Mapping[str, Mean] = {
     **{outcome: Mean("outcome", outcome) for outcome in _OUTCOMES},
@@ -38,38 +43,53 @@ OUTCOME_MEANS: Mapping[str, Mean] = {
 
 
 def case_results(
-    cases: Sequence[EditCase], relation: str, random: float | None = None, taught: bool = True,
+    cases: Sequence[EditCase],
+    relation: str,
+    random: float | None = None,
+    taught: bool = True,
     suffix: str = "",
-) -> tuple[Table, list[Figure]]:  # fmt: skip
+) -> tuple[Table, list[Figure]]:
     """Return the table ``cases`` (paper, table 6) and its figures (figure 5 is one of them).
 
     `random` is the share of edits for which a random label would be right; `taught` is False if
     subjects were watched without edits; `suffix` is appended to all names where a run has several.
     """
     table = Table.of(
-        f"cases{suffix}", cases, EditCase,
+        f"cases{suffix}",
+        cases,
+        EditCase,
         f"What {'each edit' if taught else 'training'} did to the target of {relation} (paper, "
         "table 6).",
         "W stands in the column of the source answer; logits are those before training.",
         headings={"source_answer": "taught" if taught else "source answer"},
     ).sampled(
-        "subject", "source_answer", **OUTCOME_MEANS,
+        "subject",
+        "source_answer",
+        **OUTCOME_MEANS,
         probability_reference="probability_reference_after",
-    )  # fmt: skip
+    )
     return table, [
-        Figure(f"reference_weights{suffix}",
-               f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
-               "figure 5).",
-               partial(drawing.reference_weights_figure, cases, relation, taught)),
-        Figure(f"outcomes{suffix}", f"Share of each outcome of the edits of {relation}.",
-               partial(drawing.outcomes_figure, cases, relation, random, taught)),
-    ]  # fmt: skip
+        Figure(
+            f"reference_weights{suffix}",
+            f"W of the reference in generalized and in hallucinated edits of {relation} (paper, "
+            "figure 5).",
+            partial(drawing.reference_weights_figure, cases, relation, taught),
+        ),
+        Figure(
+            f"outcomes{suffix}",
+            f"Share of each outcome of the edits of {relation}.",
+            partial(drawing.outcomes_figure, cases, relation, random, taught),
+        ),
+    ]
 
 
 def finetune_results(
-    measured: Sequence[Results], run: Mapping[str, Any],
-    dataset: EditDataset | None, history: Mapping[str, Sequence[tuple[int, float]]], subtitle: str,
-) -> Results:  # fmt: skip
+    measured: Sequence[Results],
+    run: Mapping[str, Any],
+    dataset: EditDataset | None,
+    history: Mapping[str, Sequence[tuple[int, float]]],
+    subtitle: str,
+) -> Results:
     """Return the results of a fine-tune, with those of its callbacks.
 
     The values of the ``generalization`` on the run's own relation, and the correlations of the
@@ -87,26 +107,42 @@ def finetune_results(
     by_relation = _by_relation(gradients)
     correlations = by_relation.get(name or "", {})
     values: dict[str, Any] = {
-        "relation": name, **run,
-        **dict.fromkeys(("source_learned", *_OUTCOMES, "random", "constant", "macro", "controls",
-                         "forecast", "forecast_default")),
+        "relation": name,
+        **run,
+        **dict.fromkeys(
+            (
+                "source_learned",
+                *_OUTCOMES,
+                "random",
+                "constant",
+                "macro",
+                "controls",
+                "forecast",
+                "forecast_default",
+            )
+        ),
         "skipped": {} if dataset is None else skip_counts(dataset.skipped),
         **({} if own is None else own.values),
         **{key: correlations.get(key) for key in ("gradient_correlation", "logit_correlation")},
         "gradients": by_relation,
-    }  # fmt: skip
+    }
     if others := _by_relation([one for one in outcomes if one is not own]):
         values["generalizations"] = others
     tables = [outcomes_table(outcomes, own)] if outcomes else []
     if gradients:
-        tables.append(Table.of(
-            "correlations", [{"relation": name, **row} for name, row in by_relation.items()],
-            ["relation", *_CORRELATIONS],
-            "Label-wise r between the predicted and the measured change of the target logits "
-            "(paper, table 4).",
-            "permuted: with the rows of W permuted.",
-            headline=True, headings=_CORRELATIONS, formats=dict.fromkeys(_CORRELATIONS, ".2f"),
-        ))  # fmt: skip
+        tables.append(
+            Table.of(
+                "correlations",
+                [{"relation": name, **row} for name, row in by_relation.items()],
+                ["relation", *_CORRELATIONS],
+                "Label-wise r between the predicted and the measured change of the target logits "
+                "(paper, table 4).",
+                "permuted: with the rows of W permuted.",
+                headline=True,
+                headings=_CORRELATIONS,
+                formats=dict.fromkeys(_CORRELATIONS, ".2f"),
+            )
+        )
     figures = [_training_figure(history, name or "the source", subtitle)] if history else []
     if dataset is not None:
         tables += _edits_tables(dataset)
@@ -135,14 +171,21 @@ def _edits_tables(dataset: EditDataset) -> Iterator[Table]:
     if edits:
         source, target = relation.source.texts, relation.target.texts
         rows = [
-            (one.subject, one.answer, SEPARATOR.join(target[i] for i in one.reference),
-             source[one.source_before], target[one.target_before])
+            (
+                one.subject,
+                one.answer,
+                SEPARATOR.join(target[i] for i in one.reference),
+                source[one.source_before],
+                target[one.target_before],
+            )
             for one in edits
-        ]  # fmt: skip
+        ]
         yield Table.of(
-            "edits", rows, ("subject", "answer", "reference", "source_before", "target_before"),
+            "edits",
+            rows,
+            ("subject", "answer", "reference", "source_before", "target_before"),
             f"The edits of {relation.name}, with the LM's answers before training.",
-        )  # fmt: skip
+        )
     yield from skipped_tables(dataset.skipped)
 
 
@@ -150,17 +193,28 @@ def skipped_tables(skipped: Sequence[Skipped]) -> Iterator[Table]:
     """Yield the table ``skipped`` of the rows of a file that are no edit, if there are any."""
     if skipped:
         yield Table.of(
-            "skipped", skipped, Skipped._fields, "Rows of the file that are no edit, and why.",
+            "skipped",
+            skipped,
+            Skipped._fields,
+            "Rows of the file that are no edit, and why.",
             headings={"where": "file and row"},
-        )  # fmt: skip
+        )
 
 
 def outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
     """Return the shares of the outcomes of each of some results, `own` first."""
     shares = [
-        "source_learned", "generalized", "macro_generalized", "constant", "vocabulary",
-        "macro_vocabulary", "random", "hallucinated", "macro_hallucinated", *list(Outcome)[2:],
-    ]  # fmt: skip
+        "source_learned",
+        "generalized",
+        "macro_generalized",
+        "constant",
+        "vocabulary",
+        "macro_vocabulary",
+        "random",
+        "hallucinated",
+        "macro_hallucinated",
+        *list(Outcome)[2:],
+    ]
     scores = ("auroc", "auroc_within")
     rows = []
     for one in sorted(outcomes, key=lambda one: one is not own):
@@ -172,16 +226,19 @@ def outcomes_table(outcomes: Sequence[Results], own: Results | None) -> Table:
         rows.append({**one.values, **macro, **kept, **forecast, "vocabulary": near.get("right")})
         shares += [key for key in kept if key not in shares]
     return Table.of(
-        "outcomes", rows, ["relation", "n_edits", *shares, *scores],
+        "outcomes",
+        rows,
+        ["relation", "n_edits", *shares, *scores],
         "Share of edits by outcome (paper, table 5).",
         "by reference: the mean over distinct references. best constant: the one target label that "
         "is right most often; the vocabulary alone: the one nearest to the new answer in the LM's "
         "head is right; random: a random one is; color_unchanged: an unrelated answer stays. "
         "AUROC: how often an edit that generalizes has a larger margin, by which its nearest word "
         "is right, than one that does not.",
-        headline=True, headings={"n_edits": "edits", **BY_REFERENCE},
+        headline=True,
+        headings={"n_edits": "edits", **BY_REFERENCE},
         formats=dict.fromkeys(shares, ".1%") | dict.fromkeys(scores, ".2f"),
-    )  # fmt: skip
+    )
 
 
 def _training_figure(
@@ -193,9 +250,10 @@ def _training_figure(
             continue  # near the shares of all edits, in the same panel
         curves.setdefault(_panel(key, relation), []).extend(points)
     return Figure(
-        "training", "Outcomes, probabilities and correlations in the course of training.",
+        "training",
+        "Outcomes, probabilities and correlations in the course of training.",
         partial(training_curves, curves, f"Training on edits of {relation}", subtitle),
-    )  # fmt: skip
+    )
 
 
 def _panel(key: str, relation: str) -> str:

@@ -171,9 +171,13 @@ class StackedLoRA(nn.Module):
             self._length = given.shape[1]
 
     def _add_to(
-        self, name: str, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any],
+        self,
+        name: str,
+        layer: nn.Module,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
         output: Tensor,
-    ) -> Tensor | None:  # fmt: skip
+    ) -> Tensor | None:
         del layer
         rows = self._rows
         if rows is None or not len(rows.adapters):

@@ -64,9 +64,10 @@ def predecessors_by_method(
     best = {at: match.indices for at, match in matcher.match(hook_point, k=_TOP).items()}
     targets, others = matcher.decoders[hook_point], {at: matcher.decoders[at] for at in best}
     return {
-        "top-1": {at: indices[:, :1] for at, indices in best.items()}, "top-5": best,
+        "top-1": {at: indices[:, :1] for at, indices in best.items()},
+        "top-5": best,
         "one-to-one": {at: assign_features(targets, one).indices for at, one in others.items()},
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -132,9 +133,14 @@ def _beginnings(texts: Rows, positions: Tensor) -> Rows:
 
 
 def find_cases(
-    lm: LanguageModel, saes: SAEs, rows: Rows, groups: FeatureGroups, n: int,
-    generator: torch.Generator, n_skipped: int = 0,
-) -> Cases:  # fmt: skip
+    lm: LanguageModel,
+    saes: SAEs,
+    rows: Rows,
+    groups: FeatureGroups,
+    n: int,
+    generator: torch.Generator,
+    n_skipped: int = 0,
+) -> Cases:
     """Draw n cases at random, each as likely as any other; fewer if there are not so many.
 
     The first `n_skipped` tokens of a text do not count.
@@ -166,9 +172,13 @@ def find_cases(
 
 
 def run_cuts(
-    lm: LanguageModel, saes: SAEs, cases: Cases, cuts: Sequence[Cut], n_losses: int,
+    lm: LanguageModel,
+    saes: SAEs,
+    cases: Cases,
+    cuts: Sequence[Cut],
+    n_losses: int,
     progress: Callable[[int], object] = lambda _: None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Read the text of every case with features rescaled at its token, once per cut.
 
     All predecessors lie in the layer of the features or enter it, so that the cuts of a case differ
@@ -211,10 +221,11 @@ def run_cuts(
 
 
 def text_losses(
-    lm: LanguageModel, rows: Rows,
+    lm: LanguageModel,
+    rows: Rows,
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
     batches: MicroBatches | None = None,
-) -> list[Tensor]:  # fmt: skip
+) -> list[Tensor]:
     """Return the loss of each token but the first of texts, in nats; see `run_with_hooks`."""
     found = [torch.empty(0, dtype=torch.float64)] * len(rows)
 
@@ -234,10 +245,11 @@ def summarize_outcomes(outcomes: Tensor, cut: int, which: Tensor) -> dict[str, A
     (old, new), losses = outcomes[:, [0, cut]][..., which]
     loss, loss_after = losses[:, losses.isfinite().all(0)].sum(1).tolist()
     return {
-        "n": int(which.sum()), "success": float((new <= 0).double().mean()),
+        "n": int(which.sum()),
+        "success": float((new <= 0).double().mean()),
         "activation_change": float((new / old - 1).mean()),
         "loss_change": (loss_after - loss) / loss if loss > 0 else None,
-    }  # fmt: skip
+    }
 
 
 @dataclass(frozen=True)
@@ -263,9 +275,15 @@ class CutEffect:
 
 
 def measure_deactivation(
-    lm: LanguageModel, saes: SAEs, matcher: DecoderMatcher, rows: Rows, groups: FeatureGroups,
-    settings: DeactivationSettings, generator: torch.Generator, n_skipped: int = 0,
-) -> list[CutEffect]:  # fmt: skip
+    lm: LanguageModel,
+    saes: SAEs,
+    matcher: DecoderMatcher,
+    rows: Rows,
+    groups: FeatureGroups,
+    settings: DeactivationSettings,
+    generator: torch.Generator,
+    n_skipped: int = 0,
+) -> list[CutEffect]:
     """Rescale the predecessors of one layer's features by every method, and random controls."""
     cases = find_cases(lm, saes, rows, groups, settings.n_cases, generator, n_skipped)
     if not len(cases):
@@ -283,9 +301,12 @@ def measure_deactivation(
                 cuts[method, cut, at.kind, r] = {at: features[at]}, r
     layer, n_losses = groups.hook_point.layer, min(settings.n_losses, len(cases))
     with tqdm(
-        total=len(cases) + (1 + len(cuts)) * n_losses, unit="text", disable=None, leave=False,
+        total=len(cases) + (1 + len(cuts)) * n_losses,
+        unit="text",
+        disable=None,
+        leave=False,
         desc=f"Cutting predecessors of layer {layer}",
-    ) as bar:  # fmt: skip
+    ) as bar:
         every = [({}, 1.0), *cuts.values()]
         outcomes = run_cuts(lm, saes, cases, every, n_losses, bar.update)
     masks = {"all": torch.ones(len(cases), dtype=torch.bool)}

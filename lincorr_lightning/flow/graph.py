@@ -129,14 +129,17 @@ class FlowGraph:
     def as_dict(self) -> dict[str, Any]:
         """Return the graph as plain data for JSON."""
         return {
-            "start": self.start.id, "thresholds": dict(self.thresholds),
+            "start": self.start.id,
+            "thresholds": dict(self.thresholds),
             "nodes": [
                 {"id": f.id, **asdict(f.hook_point), "index": f.index, "group": self.groups.get(f)}
                 for f in self.features
             ],
-            "edges": [{"source": e.source.id, "target": e.target.id, "cosine": e.cosine}
-                      for e in self.edges],
-        }  # fmt: skip
+            "edges": [
+                {"source": e.source.id, "target": e.target.id, "cosine": e.cosine}
+                for e in self.edges
+            ],
+        }
 
     def write_graphml(self, path: str | Path) -> None:
         """Write the graph as GraphML, for Gephi, Cytoscape, yEd or networkx."""
@@ -199,9 +202,13 @@ class DecoderMatcher:
         }
 
     def follow(
-        self, start: Feature, *, direction: str = "both",
-        thresholds: Mapping[HookKind, float] | float = DEFAULT_THRESHOLD, k: int = 1,
-    ) -> FlowGraph:  # fmt: skip
+        self,
+        start: Feature,
+        *,
+        direction: str = "both",
+        thresholds: Mapping[HookKind, float] | float = DEFAULT_THRESHOLD,
+        k: int = 1,
+    ) -> FlowGraph:
         """Follow a feature ``backward`` to its sources, ``forward`` to where it goes, or ``both``.
 
         `thresholds` are those of `thresholds_by_kind`; k of the most similar are considered.

@@ -67,17 +67,28 @@ class FeatureFlow(LMStudy):
     batch_type = TokenRows
 
     def __init__(
-        self, lm: LMConfig = LMConfig(), saes: str | list[str] | None = None,
-        training_tokens: int = 500_000, sae: SAESettings = SAESettings(n_features=1024),
-        relation: str | None = "city->country", features: list[str] | None = None,
-        thresholds: dict[str, float] | float = 0.25, k: int = 1, n_subjects: int = 2000,
+        self,
+        lm: LMConfig = LMConfig(),
+        saes: str | list[str] | None = None,
+        training_tokens: int = 500_000,
+        sae: SAESettings = SAESettings(n_features=1024),
+        relation: str | None = "city->country",
+        features: list[str] | None = None,
+        thresholds: dict[str, float] | float = 0.25,
+        k: int = 1,
+        n_subjects: int = 2000,
         answer_share: float | None = None,
         deactivation: DeactivationSettings = DeactivationSettings(),
         steering: SteeringSettings = SteeringSettings(),
-        knowledge_files: list[str] = [], seed: int = 0, prefix: str = "",  # noqa: B006
-    ) -> None:  # fmt: skip
-        for name, value, least in (("k", k, 1), ("training_tokens", training_tokens, 1),
-                                   ("n_subjects", n_subjects, 20)):  # fmt: skip
+        knowledge_files: list[str] = [],  # noqa: B006
+        seed: int = 0,
+        prefix: str = "",
+    ) -> None:
+        for name, value, least in (
+            ("k", k, 1),
+            ("training_tokens", training_tokens, 1),
+            ("n_subjects", n_subjects, 20),
+        ):
             require(f"model.{name}", value, at_least=least)
         if answer_share is not None:
             require("model.answer_share", answer_share, above=0, at_most=0.5)
@@ -182,18 +193,31 @@ class FeatureFlow(LMStudy):
         cuts = []
         for groups in statistics.groups.values() if self.deactivation.n_cases else ():
             cuts += measure_deactivation(
-                lm, saes, matcher, self._rows, groups, self.deactivation, generator,
+                lm,
+                saes,
+                matcher,
+                self._rows,
+                groups,
+                self.deactivation,
+                generator,
                 self._n_skipped,
-            )  # fmt: skip
+            )
         relation: RelationFlow | None = None
         steering: list[SteeringPoint] = []
         starts = {start.id: [start] for start in self.starts}
         if self.relation is not None:
             subjects = sample_up_to(lm.tokenizer, self.n_subjects, seed=self.seed)
             relation = measure_relation(
-                lm, saes, matcher, self.relation, subjects, self.thresholds, self.k, generator,
+                lm,
+                saes,
+                matcher,
+                self.relation,
+                subjects,
+                self.thresholds,
+                self.k,
+                generator,
                 self.answer_share,
-            )  # fmt: skip
+            )
             starts = starts or relation.starts_to_draw(_N_DRAWN)
             answers = relation.answers_to_steer(lm, matcher, self.thresholds, self.steering)
             # Evenly spaced, because they may come in the order of their length.
@@ -207,9 +231,15 @@ class FeatureFlow(LMStudy):
         }
         transitions = measure_transitions(saes, matcher, statistics.sample)
         return feature_flow_results(
-            lm.config.name_or_path, saes, statistics, transitions, cuts, steering, relation,
+            lm.config.name_or_path,
+            saes,
+            statistics,
+            transitions,
+            cuts,
+            steering,
+            relation,
             self._flows,
-        )  # fmt: skip
+        )
 
     def write_artifacts(self, folder: Path) -> None:
         from lincorr_lightning.flow.results import write_graphs

@@ -111,9 +111,12 @@ class RelationFlow:
         }
 
     def answers_to_steer(
-        self, lm: LanguageModel, matcher: DecoderMatcher,
-        thresholds: Mapping[HookKind, float] | float, settings: SteeringSettings,
-    ) -> list[SteeredAnswer]:  # fmt: skip
+        self,
+        lm: LanguageModel,
+        matcher: DecoderMatcher,
+        thresholds: Mapping[HookKind, float] | float,
+        settings: SteeringSettings,
+    ) -> list[SteeredAnswer]:
         """Return target answers that a feature carries, spread evenly over the labels.
 
         The flow of the feature is followed with one predecessor per hook point: adding many
@@ -135,10 +138,16 @@ class RelationFlow:
 
 @torch.no_grad()
 def measure_relation(
-    lm: LanguageModel, saes: SAEs, matcher: DecoderMatcher, relation: TokenizedRelation,
-    subjects: Sequence[str], thresholds: Mapping[HookKind, float] | float, k: int,
-    generator: torch.Generator, answer_share: float | None = None,
-) -> RelationFlow:  # fmt: skip
+    lm: LanguageModel,
+    saes: SAEs,
+    matcher: DecoderMatcher,
+    relation: TokenizedRelation,
+    subjects: Sequence[str],
+    thresholds: Mapping[HookKind, float] | float,
+    k: int,
+    generator: torch.Generator,
+    answer_share: float | None = None,
+) -> RelationFlow:
     """Find the features of a relation's answers, follow them back, and remove what they share.
 
     They are fitted, as maps are, on the first half of the subjects and scored on the second;
@@ -157,9 +166,13 @@ def measure_relation(
             found[at] = find_answer_features(at, features, members, n_fit)
             n_active[at] += (features > 0).sum(0)
     pairs = compare_answers(
-        matcher, by_side["source"], by_side["target"], torch.from_numpy(relation.reference_mask),
-        thresholds, k,
-    )  # fmt: skip
+        matcher,
+        by_side["source"],
+        by_side["target"],
+        torch.from_numpy(relation.reference_mask),
+        thresholds,
+        k,
+    )
     reference = [pair for pair in pairs if pair.is_reference]
     shared = {
         "carriers": {f for pair in reference for f in pair.carriers},
@@ -193,10 +206,12 @@ def score_relation(
         return number(summarize(labelwise_pearson(linear_map(source), target_now)).mean)
 
     return {
-        "fixed": r(old, source_now), "target_only": r(old, source), "refitted": r(new, source_now),
+        "fixed": r(old, source_now),
+        "target_only": r(old, source),
+        "refitted": r(new, source_now),
         "recall": float(correct.double().mean()) if relation.has_reference else None,
         "kept": float((now == then).double().mean()),
-    }  # fmt: skip
+    }
 
 
 def _fit(logits: RelationLogits, n_fit: int) -> Solution:
@@ -242,9 +257,13 @@ def find_answer_features(
 
 
 def compare_answers(
-    matcher: DecoderMatcher, source: AnswerFeatures, target: AnswerFeatures, reference: Tensor,
-    thresholds: Mapping[HookKind, float] | float, k: int = 1,
-) -> list[AnswerPair]:  # fmt: skip
+    matcher: DecoderMatcher,
+    source: AnswerFeatures,
+    target: AnswerFeatures,
+    reference: Tensor,
+    thresholds: Mapping[HookKind, float] | float,
+    k: int = 1,
+) -> list[AnswerPair]:
     """Follow the features of all source and target answers back, and see where they meet.
 
     The flow of an answer starts at its feature in the last residual stream, which all pairs have.

@@ -34,18 +34,26 @@ Flows = Mapping[str, Sequence[FlowGraph]]
 
 
 def feature_flow_results(
-    lm_name: str, saes: Iterable[HookPoint], statistics: TextStatistics,
-    transitions: Sequence[Transition] = (), cuts: Sequence[CutEffect] = (),
-    steering: Sequence[SteeringPoint] = (), relation: RelationFlow | None = None,
+    lm_name: str,
+    saes: Iterable[HookPoint],
+    statistics: TextStatistics,
+    transitions: Sequence[Transition] = (),
+    cuts: Sequence[CutEffect] = (),
+    steering: Sequence[SteeringPoint] = (),
+    relation: RelationFlow | None = None,
     flows: Flows = MappingProxyType({}),
-) -> Results:  # fmt: skip
+) -> Results:
     """Build the results of the study from all that it measured."""
     groups = [each.summarize() for each in statistics.groups.values()]
     pairs = [{"layer": one["layer"], **pair} for one in groups for pair in one["pairs"]]
     tests = compare_cosines(statistics.groups.values())
     drawn = {f for graphs in flows.values() for graph in graphs for f in graph.features}
-    effects = Table.of("deactivation", cuts, CutEffect, "Effect of rescaling the predecessors of "
-                       "features, by layer, method and group.")  # fmt: skip
+    effects = Table.of(
+        "deactivation",
+        cuts,
+        CutEffect,
+        "Effect of rescaling the predecessors of features, by layer, method and group.",
+    )
     points = Table.of("steering", steering, SteeringPoint, "Effect of steering towards an answer.")
     by_method = summarize_cuts(effects.frame, "method")
     by_layer = summarize_cuts(effects.frame, "layer", "method")
@@ -56,27 +64,46 @@ def feature_flow_results(
         _summary_table("layers", ["layer", "method"], "Features of each layer", by_layer),
         effects,
         *(() if relation is None else _relation_tables(relation)),
-        Table("steering_summary", best, "Best strength of each strategy, by the mean score.",
-              "Behaviour: probability of the answer; coherence: perplexity of other texts without "
-              "steering by that with steering; score: their product; texts: what the LM writes, "
-              "perplexity for the unsteered LM; control: other features.",
-              headline=True, headings={"n_answers": "answers", **points.headings},
-              formats={f"{a}{b}": form for a in ("", "control_") for b, form in _MEANS.items()}),
+        Table(
+            "steering_summary",
+            best,
+            "Best strength of each strategy, by the mean score.",
+            "Behaviour: probability of the answer; coherence: perplexity of other texts without "
+            "steering by that with steering; score: their product; texts: what the LM writes, "
+            "perplexity for the unsteered LM; control: other features.",
+            headline=True,
+            headings={"n_answers": "answers", **points.headings},
+            formats={f"{a}{b}": form for a in ("", "control_") for b, form in _MEANS.items()},
+        ),
         points,
-        Table.of("group_pairs", pairs, caption="Features of a group that are in another, too.",
-                 formats={"n": ",", "share": ".1%", "expected": ".1%"}),
-        Table.of("cosine_tests", tests, caption="Cosines to predecessors, of two groups' features.",
-                 formats={"n": ",", "n_other": ",", "auroc": ".2f", "p": ".2g", "q": ".2g"}),
-        Table.of("transitions", transitions, Transition,
-                 "Variance of a residual stream explained by the features of a predecessor."),
-    ]  # fmt: skip
+        Table.of(
+            "group_pairs",
+            pairs,
+            caption="Features of a group that are in another, too.",
+            formats={"n": ",", "share": ".1%", "expected": ".1%"},
+        ),
+        Table.of(
+            "cosine_tests",
+            tests,
+            caption="Cosines to predecessors, of two groups' features.",
+            formats={"n": ",", "n_other": ",", "auroc": ".2f", "p": ".2g", "q": ".2g"},
+        ),
+        Table.of(
+            "transitions",
+            transitions,
+            Transition,
+            "Variance of a residual stream explained by the features of a predecessor.",
+        ),
+    ]
     lm = short_name(lm_name)
     frames = {table.name: table.frame for table in tables}
     return Results(
         "feature_flow",
         {
-            "n_texts": statistics.n_texts, "n_tokens": statistics.n_tokens,
-            "groups": groups, "cosine_tests": tests,
+            "n_texts": statistics.n_texts,
+            "n_tokens": statistics.n_tokens,
+            "groups": groups,
+            "cosine_tests": tests,
             "transitions": [asdict(each) for each in transitions],
             "deactivation": _plain(by_method).set_index("method").to_dict("index"),
             "deactivation_layers": _plain(by_layer).to_dict("records"),
@@ -86,9 +113,11 @@ def feature_flow_results(
         },
         _scalars(groups, by_method, best, frames.get("relation_cuts")),
         tables=[table for table in tables if len(table)],
-        figures=[*_figures(frames, statistics.n_tokens, relation, lm),
-                 *_flow_figures(flows, statistics.names(drawn), lm)],
-    )  # fmt: skip
+        figures=[
+            *_figures(frames, statistics.n_tokens, relation, lm),
+            *_flow_figures(flows, statistics.names(drawn), lm),
+        ],
+    )
 
 
 def write_graphs(flows: Flows, folder: Path) -> None:
@@ -172,10 +201,13 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
     reference = [pair for pair in flow.pairs if pair.is_reference]
     others = [pair for pair in flow.pairs if not pair.is_reference]
     values: dict[str, Any] = {
-        "relation": flow.relation.name, "n_fit": flow.n_fit,
-        "n_test": len(flow.subjects) - flow.n_fit, "n_reference_pairs": len(reference),
-        "n_other_pairs": len(others), "cuts": [asdict(cut) for cut in flow.cuts],
-    }  # fmt: skip
+        "relation": flow.relation.name,
+        "n_fit": flow.n_fit,
+        "n_test": len(flow.subjects) - flow.n_fit,
+        "n_reference_pairs": len(reference),
+        "n_other_pairs": len(others),
+        "cuts": [asdict(cut) for cut in flow.cuts],
+    }
     for suffix, pairs in (("", reference), ("_permuted", others)):
         n = len(pairs)
         carried = Counter(feature.hook_point for pair in pairs for feature in pair.carriers)
@@ -187,13 +219,16 @@ def _relation_values(flow: RelationFlow) -> dict[str, Any]:
 
 
 def _scalars(
-    groups: Sequence[Mapping[str, Any]], by_method: DataFrame, best: DataFrame,
+    groups: Sequence[Mapping[str, Any]],
+    by_method: DataFrame,
+    best: DataFrame,
     cuts: DataFrame | None,
-) -> dict[str, float]:  # fmt: skip
+) -> dict[str, float]:
     scalars: dict[str, float | None] = {
         f"auroc/{kind}/layer_{each['layer']}": value
-        for each in groups for kind, value in each["auroc"].items()
-    }  # fmt: skip
+        for each in groups
+        for kind, value in each["auroc"].items()
+    }
     for row, kind in product(_plain(by_method).to_dict("records"), ("matched", "random")):
         scalars[f"deactivation/{row['method']}/{kind}"] = row[f"{kind}_success"]
     for row, name in product(_plain(best).to_dict("records"), ("strength", *_MEANS)):
@@ -206,10 +241,13 @@ def _scalars(
 
 
 _SUMMARY = {
-    "r": ("r", ".2f"), "n": ("cases", ","), "matched_success": ("switched off", ".1%"),
-    "random_success": ("random control", ".1%"), "times_random": ("times random", ".1f"),
+    "r": ("r", ".2f"),
+    "n": ("cases", ","),
+    "matched_success": ("switched off", ".1%"),
+    "random_success": ("random control", ".1%"),
+    "times_random": ("times random", ".1f"),
     "matched_loss_change": ("change of the loss", ".1%"),
-}  # fmt: skip
+}
 
 
 def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
@@ -221,70 +259,109 @@ def _groups_table(groups: Sequence[Mapping[str, Any]]) -> Table:
         {**each, **each["shares"], **{aurocs[kind]: value for kind, value in each["auroc"].items()}}
         for each in groups
     ]
-    return Table.of("groups", rows, ["layer", *headings],
-                    "Share of activations by the matched predecessors that are active too.",
-                    "AUROC: how well the cosine to a predecessor predicts that it is active.",
-                    True, headings, formats | dict.fromkeys(aurocs.values(), ".2f"))  # fmt: skip
+    return Table.of(
+        "groups",
+        rows,
+        ["layer", *headings],
+        "Share of activations by the matched predecessors that are active too.",
+        "AUROC: how well the cosine to a predecessor predicts that it is active.",
+        True,
+        headings,
+        formats | dict.fromkeys(aurocs.values(), ".2f"),
+    )
 
 
 def _summary_table(name: str, by: Sequence[str], features: str, effects: DataFrame) -> Table:
-    return Table(f"deactivation_{name}", effects[[*by, *_SUMMARY]],
-                 f"{features} switched off when their predecessors are rescaled by r.",
-                 headline=len(by) == 1, headings={key: head for key, (head, _) in _SUMMARY.items()},
-                 formats={key: form for key, (_, form) in _SUMMARY.items()})  # fmt: skip
+    return Table(
+        f"deactivation_{name}",
+        effects[[*by, *_SUMMARY]],
+        f"{features} switched off when their predecessors are rescaled by r.",
+        headline=len(by) == 1,
+        headings={key: head for key, (head, _) in _SUMMARY.items()},
+        formats={key: form for key, (_, form) in _SUMMARY.items()},
+    )
 
 
 def _relation_tables(flow: RelationFlow) -> Iterable[Table]:
     source, target = flow.relation.source.texts, flow.relation.target.texts
-    yield Table.of("relation_cuts", flow.cuts, RelationCut,
-                   f"Correlation of {flow.relation.name} with features of its answers removed.",
-                   "Control: other features of the same hook points, as many and about as often "
-                   "active, a row for each draw.", headline=True)  # fmt: skip
+    yield Table.of(
+        "relation_cuts",
+        flow.cuts,
+        RelationCut,
+        f"Correlation of {flow.relation.name} with features of its answers removed.",
+        "Control: other features of the same hook points, as many and about as often "
+        "active, a row for each draw.",
+        headline=True,
+    )
     features = [
         (side, texts[label], at.id, best.feature.id, best.auroc)
         for side, texts in (("source", source), ("target", target))
         for at, answers in flow.features[side].items()
         for label, best in answers.items()
     ]
-    yield Table.of("answer_features", features, ["side", "label", "hook_point", "feature", "auroc"],
-                   "Feature of each hook point that best predicts an answer, judged on other "
-                   "subjects.", headings={"auroc": "AUROC"}, formats={"auroc": ".3f"})  # fmt: skip
+    yield Table.of(
+        "answer_features",
+        features,
+        ["side", "label", "hook_point", "feature", "auroc"],
+        "Feature of each hook point that best predicts an answer, judged on other subjects.",
+        headings={"auroc": "AUROC"},
+        formats={"auroc": ".3f"},
+    )
     pairs = [
-        (source[pair.source], target[pair.target],
-         *(" ".join(f.id for f in features) for features in (pair.carriers, pair.shared)))
+        (
+            source[pair.source],
+            target[pair.target],
+            *(" ".join(f.id for f in features) for features in (pair.carriers, pair.shared)),
+        )
         for pair in flow.pairs
         if pair.is_reference
-    ]  # fmt: skip
-    yield Table.of("answer_pairs", pairs, ["source", "target", "same_carrier", "shared_flow"],
-                   "Features that carry both answers of a pair, and features in the flow of both.",
-                   )  # fmt: skip
+    ]
+    yield Table.of(
+        "answer_pairs",
+        pairs,
+        ["source", "target", "same_carrier", "shared_flow"],
+        "Features that carry both answers of a pair, and features in the flow of both.",
+    )
 
 
 # -- figures, after those of Laptev et al., 2025 (arXiv 2502.03032) ------------------------------
 
-_KIND_COLOURS: dict[HookKind, str] = {
-    "residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN
-}  # fmt: skip
+_KIND_COLOURS: dict[HookKind, str] = {"residual": BLUE, "mlp_out": ORANGE, "attention_out": GREEN}
 _GROUP_COLOURS = ("#BBBBBB", BLUE, ORANGE, "#CC79A7", GREEN, "#56B4E9", "#E69F00", "#444444")
 _CUT_COLOURS: dict[Any, Any] = {
-    ("none", False): INK, ("carriers", False): BLUE, ("carriers", True): "#9CCBE6",
-    ("flow", False): ORANGE, ("flow", True): "#F0BC96",
-}  # fmt: skip
+    ("none", False): INK,
+    ("carriers", False): BLUE,
+    ("carriers", True): "#9CCBE6",
+    ("flow", False): ORANGE,
+    ("flow", True): "#F0BC96",
+}
 
 
 def _figures(
     frames: Mapping[str, DataFrame], n_tokens: int, relation: RelationFlow | None, lm: str
 ) -> Iterable[Figure]:
     drawn: dict[str, tuple[str, str, Any]] = {
-        "groups": ("groups", "Share of activations by the predecessors that are active, too.",
-                   partial(groups_figure, n_tokens=n_tokens)),
-        "deactivation": ("deactivation", "Features switched off with their predecessors.",
-                         deactivation_figure),
-        "rescaling": ("deactivation", "Activations and losses as predecessors are rescaled.",
-                      rescaling_figure),
-        "steering": ("steering", "Behaviour, coherence and their product by steering strength.",
-                     steering_figure),
-    }  # fmt: skip
+        "groups": (
+            "groups",
+            "Share of activations by the predecessors that are active, too.",
+            partial(groups_figure, n_tokens=n_tokens),
+        ),
+        "deactivation": (
+            "deactivation",
+            "Features switched off with their predecessors.",
+            deactivation_figure,
+        ),
+        "rescaling": (
+            "deactivation",
+            "Activations and losses as predecessors are rescaled.",
+            rescaling_figure,
+        ),
+        "steering": (
+            "steering",
+            "Behaviour, coherence and their product by steering strength.",
+            steering_figure,
+        ),
+    }
     if relation is not None:
         name, n_subjects = relation.relation.name, len(relation.subjects) - relation.n_fit
         draw = partial(relation_figure, name=name, n_subjects=n_subjects)
@@ -306,13 +383,18 @@ def groups_figure(groups: DataFrame, lm: str, n_tokens: int) -> MatplotlibFigure
     """Draw the share of each group by layer (figures 5, 12, 18)."""
     shares = groups.rename(columns=GROUP_NAMES).melt("layer", list(GROUP_NAMES.values()), "group")
     return plots.curves(
-        shares[shares.groupby("group")["value"].transform("any")], "layer", "value", "group",
+        shares[shares.groupby("group")["value"].transform("any")],
+        "layer",
+        "value",
+        "group",
         title=f"Where features of {short_name(lm)} come from",
         subtitle=f"share of all activations on {n_tokens:,} tokens, by the hook points at which "
         "the most similar feature is active at the same token",
-        colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)), percent=True,
-        labels=("layer of the residual stream", "share of activations"), size=(7.0, 3.2),
-    )  # fmt: skip
+        colours=dict(zip(GROUP_NAMES.values(), _GROUP_COLOURS, strict=True)),
+        percent=True,
+        labels=("layer of the residual stream", "share of activations"),
+        size=(7.0, 3.2),
+    )
 
 
 def deactivation_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
@@ -326,12 +408,16 @@ def deactivation_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
     r = rows["r"].min()
     cut = f"predecessors {'rescaled' if r else 'removed'} (r = {r:g}) at one token"
     figure = plots.bars(
-        rows, "group", "matched_success", "method",
+        rows,
+        "group",
+        "matched_success",
+        "method",
         title=f"Features switched off: {short_name(lm)}",
         subtitle=f"{cut}; all layers, by the hook points at which predecessors are active; "
         "random: as many other features active there",
-        marks={"random_success": "random control"}, label="switched off",
-    )  # fmt: skip
+        marks={"random_success": "random control"},
+        label="switched off",
+    )
     labels = [f"{name}\n{count:,} cases" for name, count in zip(names, n, strict=True)]
     figure.axes[0].set_xticks(range(len(n)), labels)
     return figure
@@ -346,22 +432,29 @@ def rescaling_figure(cuts: DataFrame, lm: str) -> MatplotlibFigure:
     means = means.assign(random=means["cut"] == "random")
     points = means.melt(["r", "method", "random"], list(effects.values()), "effect", "share")
     return plots.curves(
-        points, "r", "share", "method", "effect", "random",
+        points,
+        "r",
+        "share",
+        "method",
+        "effect",
+        "random",
         title=f"Rescaled predecessors: {short_name(lm)}",
         subtitle="mean over all cases; solid: matched predecessors, dotted: as many random active "
         "features of the same hook points",
-        labels=("r: factor of their activations", ""), percent=True,
+        labels=("r: factor of their activations", ""),
+        percent=True,
         each=lambda axes, *_: axes.axhline(0, color=PALE, linewidth=0.8, zorder=0),
-    )  # fmt: skip
+    )
 
 
 def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
     """Draw behaviour, coherence and their product by strength (figures 9 to 11, 16, 17)."""
     titles = {
         "behaviour": "probability of the answer",
-        "coherence": "perplexity of other texts, before / after", "score": "their product",
+        "coherence": "perplexity of other texts, before / after",
+        "score": "their product",
         "named": "share of written texts that name the answer",
-    }  # fmt: skip
+    }
     labels = list(dict.fromkeys(points["label"]))
     means = mean_steering(points).rename(columns=titles)
     rows = means.melt(["strategy", "control", "strength"], [*titles.values()], "measure", "value")
@@ -373,21 +466,31 @@ def steering_figure(points: DataFrame, lm: str) -> MatplotlibFigure:
         axes.set_ylim(-0.02, 1.04)
 
     return plots.curves(
-        rows, "strength", "value", "strategy", "measure", "control",
+        rows,
+        "strength",
+        "value",
+        "strategy",
+        "measure",
+        "control",
         title=f"Steering {short_name(lm)} along the flow",
         subtitle=f"towards {listed(labels, most=6)}; mean over {len(labels)} answers; dashed "
         "line: without steering; dotted: as much of other features",
-        colours={"single": GREY}, labels=("strength (in typical activations)", ""),
-        each=unsteered, per_row=2,
-    )  # fmt: skip
+        colours={"single": GREY},
+        labels=("strength (in typical activations)", ""),
+        each=unsteered,
+        per_row=2,
+    )
 
 
 def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> MatplotlibFigure:
     """Draw the scores of a relation with and without the features that its answers share."""
     _, headings, _ = columns_of(RelationCut)
     scores = {name: headings[name] for name in ("fixed", "target_only", "refitted", "recall")}
-    titles = {"none": "nothing removed", "carriers": "carriers of both answers",
-              "flow": "where both flows meet"}  # fmt: skip
+    titles = {
+        "none": "nothing removed",
+        "carriers": "carriers of both answers",
+        "flow": "where both flows meet",
+    }
     title = (cuts := mean_cuts(cuts))["cut"].map(titles)
     number = cuts["n_features"].map(lambda n: f" ({n})" if n else "")
     removed = (title + number).where(~cuts["control"], "control of " + title)
@@ -396,12 +499,17 @@ def relation_figure(cuts: DataFrame, lm: str, name: str, n_subjects: int) -> Mat
     rows = cuts.assign(removed=removed).rename(columns=scores)
     points = rows.melt(["removed"], list(scores.values()), "score", "value").dropna()
     return plots.bars(
-        points, "score", "value", "removed",
+        points,
+        "score",
+        "value",
+        "removed",
         title=f"{name} with features removed: {short_name(lm)}",
         subtitle=f"{n_subjects:,} held-out subjects; control: other features of the same hook "
         f"points, as many and about as often active, means of {N_CONTROLS} draws",
-        colours=colours, percent=False, label="r, or share of answers",
-    )  # fmt: skip
+        colours=colours,
+        percent=False,
+        label="r, or share of answers",
+    )
 
 
 _MAX_PER_HOOK_POINT = 3
@@ -442,19 +550,36 @@ def flow_figure(
     for edge in drawn:
         colour = _KIND_COLOURS[edge.source.hook_point.kind]
         (x, y), (far_x, far_y) = positions[edge.source], positions[edge.target]
-        axes.plot((x, far_x), (y, far_y), color=colour, alpha=0.7, zorder=1,
-                  linewidth=0.6 + 3 * max(edge.cosine, 0) ** 2)  # fmt: skip
+        axes.plot(
+            (x, far_x),
+            (y, far_y),
+            color=colour,
+            alpha=0.7,
+            zorder=1,
+            linewidth=0.6 + 3 * max(edge.cosine, 0) ** 2,
+        )
         # Near its source, where lines are apart.
-        axes.text(x + 0.45 * (far_x - x), y + 0.45 * (far_y - y), f"{edge.cosine:.2f}",
-                  fontsize=6.5, color=colour, ha="center", va="center", zorder=2,
-                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5})  # fmt: skip
+        axes.text(
+            x + 0.45 * (far_x - x),
+            y + 0.45 * (far_y - y),
+            f"{edge.cosine:.2f}",
+            fontsize=6.5,
+            color=colour,
+            ha="center",
+            va="center",
+            zorder=2,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5},
+        )
     for feature, (x, y) in positions.items():
         text = f"{SHORT[feature.hook_point.kind]} {feature.index}"
         if feature.id in names:
             text += "\n" + " → ".join(plots.legible(names[feature.id].split(" → "), 11))
-        box = {"boxstyle": "round,pad=0.35", "linewidth": 2.6 if feature in starts else 1.0,
-               "facecolor": "#F3EBC8" if feature in shared else "white",
-               "edgecolor": _KIND_COLOURS[feature.hook_point.kind]}  # fmt: skip
+        box = {
+            "boxstyle": "round,pad=0.35",
+            "linewidth": 2.6 if feature in starts else 1.0,
+            "facecolor": "#F3EBC8" if feature in shared else "white",
+            "edgecolor": _KIND_COLOURS[feature.hook_point.kind],
+        }
         axes.text(x, y, text, ha="center", va="center", fontsize=7, color=INK, bbox=box, zorder=3)
     return figure
 
@@ -465,8 +590,9 @@ def _positions(
     """Centre of each box: attention to the left of the streams, MLP to the right of them."""
     hook_points = {feature.hook_point for feature in features}
     heights = sorted({_height(at) for at in hook_points})
-    n_streams = max(Counter(f.hook_point for f in features if _height(f.hook_point)[1]).values(),
-                    default=1)  # fmt: skip
+    n_streams = max(
+        Counter(f.hook_point for f in features if _height(f.hook_point)[1]).values(), default=1
+    )
     positions: dict[Feature, tuple[float, float]] = {}
 
     def order(feature: Feature) -> tuple[float, Feature]:
@@ -476,8 +602,11 @@ def _positions(
     for at in sorted(hook_points, key=_height, reverse=True):
         row = sorted((f for f in features if f.hook_point == at), key=order)
         # Lines from stream to stream pass between attention and MLP.
-        first = {"residual": (1 - len(row)) / 2, "mlp_out": (n_streams + 1) / 2,
-                 "attention_out": (1 - n_streams) / 2 - len(row)}[at.kind]  # fmt: skip
+        first = {
+            "residual": (1 - len(row)) / 2,
+            "mlp_out": (n_streams + 1) / 2,
+            "attention_out": (1 - n_streams) / 2 - len(row),
+        }[at.kind]
         y = (heights.index(_height(at)) + 0.5) * _ROW
         positions |= {feature: ((first + i) * _STEP, y) for i, feature in enumerate(row)}
     return positions
@@ -499,8 +628,14 @@ def _strongest(graphs: Sequence[FlowGraph]) -> set[Feature]:
     order = sorted(outward, key=lambda ends: (-outward[ends], ends[::-1]))
     while True:
         n_kept = Counter(feature.hook_point for feature in kept)
-        new = next((far for near, far in order if near in kept and far not in kept
-                    and n_kept[far.hook_point] < _MAX_PER_HOOK_POINT), None)  # fmt: skip
+        new = next(
+            (
+                far
+                for near, far in order
+                if near in kept and far not in kept and n_kept[far.hook_point] < _MAX_PER_HOOK_POINT
+            ),
+            None,
+        )
         if new is None:
             return kept
         kept.add(new)

@@ -173,10 +173,14 @@ class SteeringPoint:
 
 
 def measure_steering(
-    lm: LanguageModel, saes: SAEs, activity: Mapping[HookPoint, FeatureActivity],
-    answers: Sequence[SteeredAnswer], texts: Rows, settings: SteeringSettings,
+    lm: LanguageModel,
+    saes: SAEs,
+    activity: Mapping[HookPoint, FeatureActivity],
+    answers: Sequence[SteeredAnswer],
+    texts: Rows,
+    settings: SteeringSettings,
     generator: torch.Generator,
-) -> list[SteeringPoint]:  # fmt: skip
+) -> list[SteeringPoint]:
     """Steer towards each answer that has prompts, at every strength by every strategy."""
     answers, points = [answer for answer in answers if answer.prompts], []
     n_active = {at: each.n_active for at, each in activity.items()}

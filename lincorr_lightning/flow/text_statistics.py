@@ -187,19 +187,22 @@ class FeatureGroups:
         both = (1 - not_in[:, :, None] - not_in[:, None] + in_neither).sum(0)
         for a, b in permutations(counts.sum(0).nonzero()[:, 0].tolist(), 2):
             yield {
-                "group": GROUPS[a], "other": GROUPS[b], "n": int(is_in[:, a].sum()),
+                "group": GROUPS[a],
+                "other": GROUPS[b],
+                "n": int(is_in[:, a].sum()),
                 "share": float(is_in[:, a] @ is_in[:, b] / is_in[:, a].sum()),
                 "expected": float(both[a, b] / (1 - not_in[:, a]).sum()),
-            }  # fmt: skip
+            }
 
     def summarize(self) -> dict[str, Any]:
         """Return the counts of this layer as plain data."""
         return {
-            "layer": self.hook_point.layer, "n_activations": int(self.counts.sum()),
+            "layer": self.hook_point.layer,
+            "n_activations": int(self.counts.sum()),
             "shares": self.shares(),
             "auroc": {source.kind: number(self.auroc(source)) for source in self.matches},
             "pairs": list(self.pairs()),
-        }  # fmt: skip
+        }
 
 
 def compare_cosines(groups: Iterable[FeatureGroups]) -> list[dict[str, Any]]:

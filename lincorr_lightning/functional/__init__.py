@@ -2,22 +2,51 @@
 
 from lincorr_lightning.functional.auroc import auroc, auroc_within, class_auroc, counted_auroc
 from lincorr_lightning.functional.correlation import (
-    CorrelationSummary, labelwise_pearson, labelwise_pearson_from_moments, segmented_pearson,
+    CorrelationSummary,
+    labelwise_pearson,
+    labelwise_pearson_from_moments,
+    segmented_pearson,
     summarize,
-)  # fmt: skip
+)
 from lincorr_lightning.functional.least_squares import HALF_DECADES, LeastSquares, strongest_within
 from lincorr_lightning.functional.moments import Moments, merge_moments, moments_of, no_moments
 from lincorr_lightning.functional.outcomes import (
-    Cause, Outcome, attribute_causes, macro_mean, outcome_codes, outcome_shares, reference_scores,
+    Cause,
+    Outcome,
+    attribute_causes,
+    macro_mean,
+    outcome_codes,
+    outcome_shares,
+    reference_scores,
     risk,
-)  # fmt: skip
+)
 from lincorr_lightning.functional.precision import hit_rates, random_hit_rates
 
 __all__ = [
-    "HALF_DECADES", "Cause", "CorrelationSummary", "LeastSquares", "Moments",
-    "Outcome", "attribute_causes", "auroc", "auroc_within", "class_auroc", "counted_auroc",
-    "hit_rates", "labelwise_pearson", "labelwise_pearson_from_moments",
-    "macro_mean", "merge_moments", "moments_of", "no_moments",
-    "outcome_codes", "outcome_shares", "random_hit_rates", "reference_scores", "risk",
-    "segmented_pearson", "strongest_within", "summarize",
-]  # fmt: skip
+    "HALF_DECADES",
+    "Cause",
+    "CorrelationSummary",
+    "LeastSquares",
+    "Moments",
+    "Outcome",
+    "attribute_causes",
+    "auroc",
+    "auroc_within",
+    "class_auroc",
+    "counted_auroc",
+    "hit_rates",
+    "labelwise_pearson",
+    "labelwise_pearson_from_moments",
+    "macro_mean",
+    "merge_moments",
+    "moments_of",
+    "no_moments",
+    "outcome_codes",
+    "outcome_shares",
+    "random_hit_rates",
+    "reference_scores",
+    "risk",
+    "segmented_pearson",
+    "strongest_within",
+    "summarize",
+]

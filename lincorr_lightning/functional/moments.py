@@ -86,9 +86,14 @@ def no_moments(
     kept = tuple(blocks) or ((slice(0, n_columns), slice(0, n_columns)),)
     *_, all_products = _places(kept)
     return Moments(
-        n=zeros(), mean=zeros(n_columns), square=zeros(n_columns), low=zeros(n_columns) + torch.inf,
-        high=zeros(n_columns) - torch.inf, products=zeros(1).expand(all_products.stop), blocks=kept,
-    )  # fmt: skip
+        n=zeros(),
+        mean=zeros(n_columns),
+        square=zeros(n_columns),
+        low=zeros(n_columns) + torch.inf,
+        high=zeros(n_columns) - torch.inf,
+        products=zeros(1).expand(all_products.stop),
+        blocks=kept,
+    )
 
 
 def moments_of(rows: Tensor, blocks: Sequence[Block] = ()) -> Moments:
@@ -110,10 +115,14 @@ def add_rows(total: Moments, rows: Tensor) -> Moments:
     mean = rows.mean(0)
     centred = rows - mean
     batch = Moments(
-        n=torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device), mean=mean,
-        square=centred.square().sum(0), low=rows.amin(0), high=rows.amax(0),
-        products=rows.new_empty(0), blocks=total.blocks,
-    )  # fmt: skip
+        n=torch.tensor(float(len(rows)), dtype=torch.float64, device=rows.device),
+        mean=mean,
+        square=centred.square().sum(0),
+        low=rows.amin(0),
+        high=rows.amax(0),
+        products=rows.new_empty(0),
+        blocks=total.blocks,
+    )
     exact = total._replace(products=total.products.double().contiguous())  # after a cast, too
     return _add(exact, batch, (centred[:, x].T @ centred[:, y] for x, y in total.blocks))
 
@@ -139,7 +148,11 @@ def _add(a: Moments, b: Moments, scatters: Iterable[Tensor]) -> Moments:
         moved = torch.outer(step[x], step[y]).mul_(a.n * share)
         a.products[place].add_(new.reshape(-1)).add_(moved.reshape(-1))
     return Moments(
-        n=n, mean=a.mean + share * step, square=a.square + b.square + a.n * share * step.square(),
-        low=torch.minimum(a.low, b.low), high=torch.maximum(a.high, b.high),
-        products=a.products, blocks=a.blocks,
-    )  # fmt: skip
+        n=n,
+        mean=a.mean + share * step,
+        square=a.square + b.square + a.n * share * step.square(),
+        low=torch.minimum(a.low, b.low),
+        high=torch.maximum(a.high, b.high),
+        products=a.products,
+        blocks=a.blocks,
+    )

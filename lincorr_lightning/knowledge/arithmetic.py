@@ -12,9 +12,11 @@ NUMBERS = range(11)  #: Answers (paper, table 12: a domain of eleven).
 
 # Operation and inverse by symbol.
 _OPERATIONS: dict[str, tuple[Callable[[Fraction, int], Fraction], ...]] = {
-    "+": (operator.add, operator.sub), "-": (operator.sub, operator.add),
-    "*": (operator.mul, operator.truediv), "/": (operator.truediv, operator.mul),
-}  # fmt: skip
+    "+": (operator.add, operator.sub),
+    "-": (operator.sub, operator.add),
+    "*": (operator.mul, operator.truediv),
+    "/": (operator.truediv, operator.mul),
+}
 
 
 def arithmetic_knowledge() -> tuple[Knowledge, ...]:

@@ -23,10 +23,12 @@ _CAPTION = "answers = labels + merged + dropped; paper: size of the domain in th
 
 
 def audit(
-    lm: str = "tiny-world", knowledge: list[str] | str = "all",
-    knowledge_files: list[str] = [], revision: str | None = None,  # noqa: B006
+    lm: str = "tiny-world",
+    knowledge: list[str] | str = "all",
+    knowledge_files: list[str] = [],  # noqa: B006
+    revision: str | None = None,
     details: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """Show which answers are labels under an LM's tokenizer, without loading the LM's weights.
 
     Args:
@@ -76,10 +78,16 @@ def audit_table(domains: Iterable[Domain], title: str) -> Table:
     for domain in domains:
         knowledge, n_labels = domain.knowledge, Counter(domain.completeness)
         row = (
-            knowledge.name, knowledge.language, len(knowledge.answers), knowledge.paper_size or "",
-            len(domain.labels), n_labels[Completeness.WHOLE], n_labels[Completeness.PHRASE],
-            domain.n_merged, domain.drop_reasons,
-        )  # fmt: skip
+            knowledge.name,
+            knowledge.language,
+            len(knowledge.answers),
+            knowledge.paper_size or "",
+            len(domain.labels),
+            n_labels[Completeness.WHOLE],
+            n_labels[Completeness.PHRASE],
+            domain.n_merged,
+            domain.drop_reasons,
+        )
         table.add_row(*map(escape, map(str, row)), style=None if domain.labels else "red")
     return table
 

@@ -101,9 +101,10 @@ class Domain:
 
 
 def build_domain(
-    knowledge: Knowledge, tokenizer: "PreTrainedTokenizerBase",
+    knowledge: Knowledge,
+    tokenizer: "PreTrainedTokenizerBase",
     keep: Collection[Completeness] = WHOLE_WORDS,
-) -> Domain:  # fmt: skip
+) -> Domain:
     """Return the domain of a kind of knowledge; a `DomainError` if it has no label."""
     domain = label_answers(knowledge, TokenReader(tokenizer), keep)
     if domain.labels:
@@ -153,8 +154,11 @@ def label_answers(
         Label(token_id, text, *answers_and_grade)
         for text, (token_id, answers_and_grade) in zip(texts, labels.items(), strict=True)
     ]
-    dropped = [Dropped(answer, reasons[answer], tuple(map(reader.piece, ids or ())))
-               for answer, ids in tokens.items() if answer in reasons]  # fmt: skip
+    dropped = [
+        Dropped(answer, reasons[answer], tuple(map(reader.piece, ids or ())))
+        for answer, ids in tokens.items()
+        if answer in reasons
+    ]
     return Domain(knowledge, tuple(labelled), tuple(dropped))
 
 
@@ -192,9 +196,11 @@ def ambiguous_matrix(
 
 
 def _label_matrix(
-    source: Domain, target: Domain, facts: Mapping[str, Iterable[str]],
+    source: Domain,
+    target: Domain,
+    facts: Mapping[str, Iterable[str]],
     rows: Mapping[str, list[int]],
-) -> npt.NDArray[np.bool_]:  # fmt: skip
+) -> npt.NDArray[np.bool_]:
     """Return a matrix like W: True at the rows of the facts about each source identity."""
     matrix = np.zeros((len(target.labels), len(source.labels)), dtype=np.bool_)
     for column, label in enumerate(source.labels):
@@ -216,9 +222,12 @@ class TokenizedRelation:
 
     @classmethod
     def of(
-        cls, name: str, catalogue: Catalogue, tokenizer: "PreTrainedTokenizerBase",
+        cls,
+        name: str,
+        catalogue: Catalogue,
+        tokenizer: "PreTrainedTokenizerBase",
         subwords: bool = False,
-    ) -> "TokenizedRelation":  # fmt: skip
+    ) -> "TokenizedRelation":
         """Look up a relation, such as ``city->country``, and tokenize its answers.
 
         With `subwords`, beginnings of words are labels of the target, too.

@@ -121,10 +121,11 @@ def read_knowledge_file(path: str | Path) -> KnowledgeFile:
     kinds = parts.get("entities", nothing).mapping("must map kinds to entities", names=True)
     entries = parts.get("knowledge", nothing).mapping("must map names to prompts", names=True)
     return KnowledgeFile(
-        origin=origin, source=parts["source"].text() if "source" in parts else "",
+        origin=origin,
+        source=parts["source"].text() if "source" in parts else "",
         entities={kind: _entities(kind, value) for kind, value in kinds.items()},
         knowledge={name: _entry(name, value) for name, value in entries.items()},
-    )  # fmt: skip
+    )
 
 
 class _Value(NamedTuple):
@@ -251,15 +252,20 @@ def _entry(name: str, value: "_Value") -> Knowledge:
     if not re.fullmatch(r"\d{1,9}", paper_size):
         parts["paper_size"].fail("must be a whole number")
     return Knowledge(
-        name=name, family=parts["family"].choice(FAMILIES), language=language, template=template,
-        more_templates=tuple(more), paraphrases=paraphrases,
+        name=name,
+        family=parts["family"].choice(FAMILIES),
+        language=language,
+        template=template,
+        more_templates=tuple(more),
+        paraphrases=paraphrases,
         # Listed answers share no entity with any kind: a kind's name contains no space.
         kind=f"answers of {name}" if listed else answers.text(),
-        answers=tuple(Answer(text, text) for text in listed), leading_space=spaced,
+        answers=tuple(Answer(text, text) for text in listed),
+        leading_space=spaced,
         printed_template=parts["printed"].text() if "printed" in parts else None,
         alike=parts["alike"].text() if "alike" in parts else None,
         paper_size=int(paper_size) or None,
-    )  # fmt: skip
+    )
 
 
 def _relation(root: "_Value") -> KnowledgeFile:

@@ -94,14 +94,15 @@ class LinearMap:
             labels={name: domain.texts for name, domain in domains.items()},
             templates={n: lm.lead_in + domain.knowledge.template for n, domain in domains.items()},
             ridge={name: fitted.ridges[pair] for pair, name in pairs.items()},
-            lm=lm.config.name_or_path, fingerprint=lm.fingerprint,
+            lm=lm.config.name_or_path,
+            fingerprint=lm.fingerprint,
             answers={name: domain.answer_texts for name, domain in domains.items()},
             references={
                 name: [column.nonzero()[0].tolist() for column in mask.T]
                 for pair, name in pairs.items()
                 if (mask := layout.references.get(pair)) is not None
             },
-        )  # fmt: skip
+        )
 
     def __repr__(self) -> str:
         return f"LinearMap({', '.join(self.pairs)}; fitted on {self.lm})"
@@ -245,17 +246,21 @@ class LinearMap:
         config = {
             "format_version": stored.FORMAT_VERSION,
             "lm": {"name_or_path": self.lm, "fingerprint": self.fingerprint},
-            "pairs": {pair: {"ridge": self.ridge[pair], "reference": self._references.get(pair, ())}
-                      for pair in self.pairs},
+            "pairs": {
+                pair: {"ridge": self.ridge[pair], "reference": self._references.get(pair, ())}
+                for pair in self.pairs
+            },
             "knowledge": {
                 name: {
-                    "template": self.templates[name], "labels": texts,
-                    "token_ids": self._token_ids[name], "answers": self._answers.get(name, ()),
+                    "template": self.templates[name],
+                    "labels": texts,
+                    "token_ids": self._token_ids[name],
+                    "answers": self._answers.get(name, ()),
                 }
                 for name, texts in self._labels.items()
             },
             "versions": {"lincorr_lightning": __version__, **versions},
-        }  # fmt: skip
+        }
         with atomic_folder(folder, {_CONFIG, _TENSORS}) as new:
             with atomic_write(new / _TENSORS) as part:
                 save_file(tensors, part)
@@ -284,10 +289,11 @@ class LinearMap:
                 labels={name: entry["labels"] for name, entry in kinds.items()},
                 templates={name: entry["template"] for name, entry in kinds.items()},
                 ridge={pair: entry["ridge"] for pair, entry in pairs.items()},
-                lm=config["lm"]["name_or_path"], fingerprint=config["lm"]["fingerprint"],
+                lm=config["lm"]["name_or_path"],
+                fingerprint=config["lm"]["fingerprint"],
                 answers={name: entry.get("answers", ()) for name, entry in kinds.items()},
                 references={pair: entry.get("reference", ()) for pair, entry in pairs.items()},
-            )  # fmt: skip
+            )
             if config[_CHECKSUM] != _checksum(folder / _TENSORS):
                 raise LinearMapError(f"the SHA-256 of {_TENSORS} is not that of {_CONFIG}.")
         except _READING as error:

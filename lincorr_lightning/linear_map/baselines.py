@@ -29,8 +29,11 @@ _FLOATS = npt.NDArray[np.floating[Any]]
 _COUNTS = (5, 10, 20, 50, 100, 200)  # of source labels, compared with as many random words
 _DRAWS = 10
 R_BASELINES = (
-    "random_label_mean", "random_target_label_mean", "same_prompt_label_mean", "excess_over_random"
-)  # fmt: skip
+    "random_label_mean",
+    "random_target_label_mean",
+    "same_prompt_label_mean",
+    "excess_over_random",
+)
 """Numbers of a pair that `random_words` gives."""
 # Some values of r, ``(n_values, ...)``, and the influence of subjects on their mean.
 _Sample = tuple[_FLOATS, _FLOATS]
@@ -48,9 +51,12 @@ class LabelCount(NamedTuple):
 
 
 def random_words(
-    fitted: FittedMaps, test: Moments, n_compared: int, counts: Sequence[int] = _COUNTS,
+    fitted: FittedMaps,
+    test: Moments,
+    n_compared: int,
+    counts: Sequence[int] = _COUNTS,
     rows: Tensor | None = None,
-) -> tuple[Numbers, list[LabelCount]]:  # fmt: skip
+) -> tuple[Numbers, list[LabelCount]]:
     """Fit maps from and to random words after the same prompts, with the pairs' ridges or none.
 
     Stored maps have no moments, and so no numbers. `test` has the moments of all held-out subjects;
@@ -86,17 +92,21 @@ def random_words(
             to_words = _range(_means(at_target[1][0], layout.sizes[target], rng))
             numbers[pair] = {
                 "baselines": {
-                    "random_source_labels": from_words, "random_target_labels": to_words,
+                    "random_source_labels": from_words,
+                    "random_target_labels": to_words,
                     "same_prompt_map": of_map,
                 },
                 "excess_over_random_labels": {
-                    **excess, "n_source_labels": compared, "draws": len(words[0]),
+                    **excess,
+                    "n_source_labels": compared,
+                    "draws": len(words[0]),
                     "target": _difference(at_target[0], at_target[1], test.n),
                 },
                 "random_label_mean": from_words["mean"],
                 "random_target_label_mean": to_words["mean"],
-                "same_prompt_label_mean": of_map, "excess_over_random": excess["mean"],
-            }  # fmt: skip
+                "same_prompt_label_mean": of_map,
+                "excess_over_random": excess["mean"],
+            }
     return numbers, curve
 
 
@@ -253,18 +263,30 @@ def _hits(
     by_rank = zip(precision.HIT_RANKS, own.tolist(), strict=True)
     macro = {str(n): macro_mean(each, groups) for n, each in by_rank}
     return {
-        "precision": {**rates, "macro": {**macro, "n_references": len(set(groups))},
-                      "baselines": baselines},
-        "excess_over_unembedding": {"mean": float(difference.mean()), "low": low, "high": high,
-                                    "baseline": best},
+        "precision": {
+            **rates,
+            "macro": {**macro, "n_references": len(set(groups))},
+            "baselines": baselines,
+        },
+        "excess_over_unembedding": {
+            "mean": float(difference.mean()),
+            "low": low,
+            "high": high,
+            "baseline": best,
+        },
         "best_baseline_1": baselines[best]["1"],
-    }  # fmt: skip
+    }
 
 
 def beside_baselines(
-    scores: Sequence[PairScore], fitted: FittedMaps, test: Moments, lm: LanguageModel,
-    n_compared: int, counts: Sequence[int] = _COUNTS, rows: Tensor | None = None,
-) -> tuple[list[PairScore], list[LabelCount]]:  # fmt: skip
+    scores: Sequence[PairScore],
+    fitted: FittedMaps,
+    test: Moments,
+    lm: LanguageModel,
+    n_compared: int,
+    counts: Sequence[int] = _COUNTS,
+    rows: Tensor | None = None,
+) -> tuple[list[PairScore], list[LabelCount]]:
     """Return the scores with what `random_words` and `vocabulary_baselines` give, and the curve."""
     words, curve = random_words(fitted, test, n_compared, counts, rows)
     labels = [token for domain in fitted.layout.domains.values() for token in domain.token_ids]

@@ -299,11 +299,18 @@ class RowReader:
 
 
 def build_layout(
-    tokenizer: PreTrainedTokenizerBase, catalogue: Catalogue, knowledge: Sequence[str],
-    pairs: Sequence[str] | None = None, require_reference: Sequence[str] = (),
-    control: str | None = None, partial_out: Sequence[str] = (), subwords: bool = False,
-    permuted: bool = False, n_random: int = 0, paraphrases: bool | None = None,
-) -> JointLayout:  # fmt: skip
+    tokenizer: PreTrainedTokenizerBase,
+    catalogue: Catalogue,
+    knowledge: Sequence[str],
+    pairs: Sequence[str] | None = None,
+    require_reference: Sequence[str] = (),
+    control: str | None = None,
+    partial_out: Sequence[str] = (),
+    subwords: bool = False,
+    permuted: bool = False,
+    n_random: int = 0,
+    paraphrases: bool | None = None,
+) -> JointLayout:
     """Turn names from a config into domains, ordered pairs and references.
 
     If no `pairs` such as ``city->country`` are named, they are all ordered ones of `knowledge`,
@@ -380,9 +387,13 @@ def _with_wordings(
             references[one] = layout.references.get(pair)
     words = {other: own for name, own in layout.words.items() for other in names[name]}
     return replace(
-        layout, domains=domains, pairs=tuple(references), references=references, words=words,
+        layout,
+        domains=domains,
+        pairs=tuple(references),
+        references=references,
+        words=words,
         left_out=left_out,
-    )  # fmt: skip
+    )
 
 
 def stem(name: str) -> str:
@@ -421,9 +432,12 @@ def random_word_tokens(
 
 
 def _domains(
-    selected: Iterable[Knowledge], tokenizer: PreTrainedTokenizerBase, by_name: Collection[str],
-    subwords: bool, left_out: dict[str, str],
-) -> dict[str, Domain]:  # fmt: skip
+    selected: Iterable[Knowledge],
+    tokenizer: PreTrainedTokenizerBase,
+    by_name: Collection[str],
+    subwords: bool,
+    left_out: dict[str, str],
+) -> dict[str, Domain]:
     """Return the domain of each kind of knowledge; note in `left_out` which have none, and why."""
     domains = {}
     keep = tuple(kinds.Completeness) if subwords else kinds.WHOLE_WORDS

@@ -20,9 +20,14 @@ from lincorr_lightning.linear_map.solver import FittedMaps, mean_r
 from lincorr_lightning.progress import progress
 
 _NESTED = (
-    "precision", "completeness", "baselines", "excess_over_random_labels",
-    "excess_over_unembedding", "decomposition", "templates",
-)  # fmt: skip
+    "precision",
+    "completeness",
+    "baselines",
+    "excess_over_random_labels",
+    "excess_over_unembedding",
+    "decomposition",
+    "templates",
+)
 _BASELINES = ("constant", "unembedding", "same_prompt", "gaussian_states")
 # Columns of tables, and where they lie in an entry of ``results.json``.
 _COLUMNS = {
@@ -40,18 +45,28 @@ _COLUMNS = {
 }
 # Numbers of a row whose spread over wordings is reported.
 _SPREAD = (
-    "label_mean", "excess", "excess_over_random", "influenced_1", "macro_1", "best_baseline_1",
+    "label_mean",
+    "excess",
+    "excess_over_random",
+    "influenced_1",
+    "macro_1",
+    "best_baseline_1",
     "excess_over_unembedding",
-)  # fmt: skip
+)
 _WAYS, _RANKS = ("influenced", "influencing"), ("1", "3", "5", "n")
 
 Numbers = Mapping[Pair, Mapping[str, Any]]  #: Fields of `PairScore` by pair.
 
 
 def pair_number(
-    heading: str = "", format: str = "", matrix: str = "", shows: str = "",
-    unit: str = "Pearson r", is_signed: bool = True, logged: bool = False,
-) -> Any:  # fmt: skip
+    heading: str = "",
+    format: str = "",
+    matrix: str = "",
+    shows: str = "",
+    unit: str = "Pearson r",
+    is_signed: bool = True,
+    logged: bool = False,
+) -> Any:
     """Declare a number of a pair, None by default: a field of a record, in all of its forms.
 
     Heading and format are those of `table.column`; a field with a format is a column of the
@@ -60,9 +75,14 @@ def pair_number(
     if it `is_signed`, else from 0 to the highest value. Loggers get a number that is `logged`.
     """
     metadata = {
-        "heading": heading, "format": format, "matrix": matrix, "caption": shows, "unit": unit,
-        "is_signed": is_signed, "logged": logged,
-    }  # fmt: skip
+        "heading": heading,
+        "format": format,
+        "matrix": matrix,
+        "caption": shows,
+        "unit": unit,
+        "is_signed": is_signed,
+        "logged": logged,
+    }
     return field(default=None, metadata=metadata)
 
 
@@ -80,20 +100,26 @@ class PairScore:
         "r", ".2f", matrix="correlation", shows="Label-wise correlation", logged=True
     )
     label_std: float | None = pair_number(
-        matrix="std", shows="Standard deviation of label-wise r over labels",
-        unit="standard deviation of r", is_signed=False,
-    )  # fmt: skip
+        matrix="std",
+        shows="Standard deviation of label-wise r over labels",
+        unit="standard deviation of r",
+        is_signed=False,
+    )
     instance_mean: float | None = pair_number(
         matrix="instance", shows="Instance-wise correlation", logged=True
     )
     permuted_label_mean: float | None = pair_number(
-        matrix="permuted", shows="Label-wise correlation, permuted targets",
+        matrix="permuted",
+        shows="Label-wise correlation, permuted targets",
         logged=True,
-    )  # fmt: skip
+    )
     control_label_mean: float | None = pair_number(
-        "r, control prompt", ".2f", matrix="control",
-        shows="Label-wise correlation, control prompt", logged=True,
-    )  # fmt: skip
+        "r, control prompt",
+        ".2f",
+        matrix="control",
+        shows="Label-wise correlation, control prompt",
+        logged=True,
+    )
     excess: float | None = pair_number("r above the control", ".2f", logged=True)
     """`label_mean` minus `control_label_mean`."""
     random_label_mean: float | None = pair_number("r, random words", ".2f", logged=True)
@@ -101,10 +127,13 @@ class PairScore:
     random_target_label_mean: float | None = None  #: R of maps to as many random words.
     same_prompt_label_mean: float | None = None  #: R of W₀, the map of the vocabulary.
     excess_over_random: float | None = pair_number(
-        "r above random words", ".2f", matrix="random_words",
-        shows="Label-wise correlation above that of random words", unit="difference of r",
+        "r above random words",
+        ".2f",
+        matrix="random_words",
+        shows="Label-wise correlation above that of random words",
+        unit="difference of r",
         logged=True,
-    )  # fmt: skip
+    )
     """The mean of `excess_over_random_labels`."""
     best_baseline_1: float | None = pair_number(logged=True)  #: Hit@1 of the best baseline.
     label_error: float | None = None  #: Standard error of `label_mean` over subjects.
@@ -247,23 +276,30 @@ def score_maps(
         completeness = layout.domains[pair[1]].completeness
         scores.append(
             PairScore(
-                *pair, label_mean=mean, label_std=number(summary.std),
+                *pair,
+                label_mean=mean,
+                label_std=number(summary.std),
                 instance_mean=number((instance or {}).get(pair)),
-                permuted_label_mean=mean_r(permuted.get(pair)), control_label_mean=r_control,
+                permuted_label_mean=mean_r(permuted.get(pair)),
+                control_label_mean=r_control,
                 excess=None if mean is None or r_control is None else mean - r_control,
-                ridge=number(fitted.ridges[pair]), n_labels=layout.sizes[pair[1]],
-                n_constant_labels=summary.n_constant, precision=hits,
+                ridge=number(fitted.ridges[pair]),
+                n_labels=layout.sizes[pair[1]],
+                n_constant_labels=summary.n_constant,
+                precision=hits,
                 completeness=by_completeness(r[pair], weight, reference, completeness),
                 label_r=r[pair].numpy(),
             )
-        )  # fmt: skip
+        )
     return scores
 
 
 def by_completeness(
-    r: Tensor, weight: Tensor, reference: npt.NDArray[np.bool_] | None,
+    r: Tensor,
+    weight: Tensor,
+    reference: npt.NDArray[np.bool_] | None,
     completeness: Sequence[Completeness],
-) -> dict[str, dict[str, Any]]:  # fmt: skip
+) -> dict[str, dict[str, Any]]:
     """Return the scores by completeness of the target labels (paper, appendix K, table 18).
 
     By completeness, ``n_labels``, ``label_mean`` and ``influenced``: Hit@N of influenced targets.
@@ -283,9 +319,10 @@ def by_completeness(
             elsewhere = weight.masked_fill(right & ~chosen[:, None], -torch.inf)
             influenced = hit_rates(elsewhere, right & chosen[:, None])[0].by_rank()
         scores[str(kind)] = {
-            "n_labels": int(chosen.sum()), "label_mean": mean_r(r[chosen]),
+            "n_labels": int(chosen.sum()),
+            "label_mean": mean_r(r[chosen]),
             "influenced": influenced,
-        }  # fmt: skip
+        }
     return scores
 
 

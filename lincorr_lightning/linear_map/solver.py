@@ -104,9 +104,12 @@ def label_r(moments: Moments, weight: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """
     y = y.to(moments.mean.device)
     return labelwise_pearson_from_moments(
-        weight, xx=moments.between(x, x), xy=moments.between(x, y), yy=moments.square[y],
+        weight,
+        xx=moments.between(x, x),
+        xy=moments.between(x, y),
+        yy=moments.square[y],
         constant=moments.constant[y],
-    )  # fmt: skip
+    )
 
 
 def r_influences(solution: Solution, x: Tensor, y: Tensor, test: Moments, rows: Tensor) -> Tensor:

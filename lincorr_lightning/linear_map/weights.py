@@ -59,9 +59,12 @@ class LabelWeight(NamedTuple):
 
 
 def weights_of(
-    weight: npt.NDArray[Any], source: Labels, target: Labels, label: str,
+    weight: npt.NDArray[Any],
+    source: Labels,
+    target: Labels,
+    label: str,
     reference: Sequence[Collection[int]] = (),
-) -> list[LabelWeight]:  # fmt: skip
+) -> list[LabelWeight]:
     """Return the weights of a source label in W, ``(n_target_labels, n_source_labels)``, in rows.
 
     The reference has the places of the right target labels for each source label.

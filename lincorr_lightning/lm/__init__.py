@@ -10,14 +10,26 @@ if TYPE_CHECKING:
     from lincorr_lightning.lm.modes import evaluating
     from lincorr_lightning.lm.vocabulary import sample_subjects, sample_up_to, usable_strings
 
-__all__ = ["LMConfig", "LanguageModel", "causal_lm_of", "evaluating", "sample_subjects",
-           "sample_up_to", "usable_strings"]  # fmt: skip
+__all__ = [
+    "LMConfig",
+    "LanguageModel",
+    "causal_lm_of",
+    "evaluating",
+    "sample_subjects",
+    "sample_up_to",
+    "usable_strings",
+]
 
 # Imported on first use, so that a tokenizer can be read without torch.
 _MODULES = {
-    "LMConfig": "config", "LanguageModel": "language_model", "causal_lm_of": "finder",
-    "evaluating": "modes", "sample_subjects": "vocabulary", "sample_up_to": "vocabulary",
-    "usable_strings": "vocabulary"}  # fmt: skip
+    "LMConfig": "config",
+    "LanguageModel": "language_model",
+    "causal_lm_of": "finder",
+    "evaluating": "modes",
+    "sample_subjects": "vocabulary",
+    "sample_up_to": "vocabulary",
+    "usable_strings": "vocabulary",
+}
 __dir__ = __all__.copy  # for completion
 
 

@@ -56,9 +56,12 @@ class MicroBatches:
         return int(largest)
 
     def run(
-        self, lengths: Sequence[int], device_type: str, forward: Callable[[list[int]], None],
+        self,
+        lengths: Sequence[int],
+        device_type: str,
+        forward: Callable[[list[int]], None],
         equal_lengths: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """See `LanguageModel.in_batches`; the longest rows come first, to fail early."""
         rows = sorted(range(len(lengths)), key=lambda i: -lengths[i])
 

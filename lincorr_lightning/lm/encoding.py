@@ -39,10 +39,14 @@ class PromptEncoder:
     """
 
     def __init__(
-        self, tokenizer: "PreTrainedTokenizerBase", vocab_size: int | None = None,
-        max_length: int | None = None, add_bos: bool | None = None, lead_in: str = "",
+        self,
+        tokenizer: "PreTrainedTokenizerBase",
+        vocab_size: int | None = None,
+        max_length: int | None = None,
+        add_bos: bool | None = None,
+        lead_in: str = "",
         is_chat: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.tokenizer = tokenizer
         self.lead_in, self.is_chat = lead_in, is_chat
         self.vocab_size = vocab_size

@@ -20,9 +20,10 @@ _IGNORED_KEYS = re.compile(
     "initializer_range|.*dropout|.*pdrop"
 )
 _TEXTS = (
-    "The city of Paris lies in South-West  Europe, isn't it?", " x = 12345.678\n\tprint(x)",
+    "The city of Paris lies in South-West  Europe, isn't it?",
+    " x = 12345.678\n\tprint(x)",
     "L'été à Zürich: «¿Qué?» 東京は日本の首都。 Москва القاهرة 🙂",
-)  # fmt: skip
+)
 _LANES = 4093  # a prime, so that no row is a whole number of lanes and swapped rows change the sums
 
 

@@ -58,9 +58,13 @@ def head_of(model: PreTrainedModel) -> nn.Module | None:
 
 
 def read_logits(
-    model: PreTrainedModel, input_ids: Tensor, attention_mask: Tensor | None, last: Tensor,
-    token_ids: Tensor, by_rows: bool,
-) -> Tensor:  # fmt: skip
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    attention_mask: Tensor | None,
+    last: Tensor,
+    token_ids: Tensor,
+    by_rows: bool,
+) -> Tensor:
     """Return the logits of some tokens at the position `last` of each row.
 
     They are ``(n_rows, n_tokens)``, float64. Read `by_rows`, the product with the head is computed
@@ -87,9 +91,11 @@ def read_logits(
 
 
 def _with_head(
-    model: PreTrainedModel, read: Callable[[nn.Linear, Tensor], Tensor], input_ids: Tensor,
+    model: PreTrainedModel,
+    read: Callable[[nn.Linear, Tensor], Tensor],
+    input_ids: Tensor,
     **more: Tensor | None,
-) -> Tensor:  # fmt: skip
+) -> Tensor:
     """Run an LM whose head returns what `read` makes of the head and of the flattened states.
 
     That is ``(1, 1, n)``; what the LM makes of it is returned, ``(n,)``.
@@ -261,9 +267,11 @@ def takes_argument(model: PreTrainedModel, name: str) -> bool:
 
 
 def call_model(
-    model: PreTrainedModel, input_ids: Tensor, optional: Mapping[str, Any] | None = None,
+    model: PreTrainedModel,
+    input_ids: Tensor,
+    optional: Mapping[str, Any] | None = None,
     **more: Tensor | None,
-) -> Any:  # fmt: skip
+) -> Any:
     """Run an LM's own forward, without the `optional` arguments that it does not take."""
     options = {"use_cache": False, "return_dict": True, **(optional or {})}
     accepted = {name: value for name, value in options.items() if takes_argument(model, name)}

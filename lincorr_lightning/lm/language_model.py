@@ -104,9 +104,12 @@ class LanguageModel(nn.Module):
 
     @classmethod
     def from_module(
-        cls, model: hf.PreTrainedModel, tokenizer: hf.PreTrainedTokenizerBase,
-        prefix: str = "", **options: Any,
-    ) -> LanguageModel:  # fmt: skip
+        cls,
+        model: hf.PreTrainedModel,
+        tokenizer: hf.PreTrainedTokenizerBase,
+        prefix: str = "",
+        **options: Any,
+    ) -> LanguageModel:
         """Wrap an LM that is in memory, such as one in training; it is not copied or changed.
 
         `options` are fields of `LMConfig` for reading: `add_bos`, `chat_template`,
@@ -218,9 +221,11 @@ class LanguageModel(nn.Module):
         return self._encoder.max_length
 
     def in_batches(
-        self, lengths: Sequence[int], forward: Callable[[list[int]], None],
+        self,
+        lengths: Sequence[int],
+        forward: Callable[[list[int]], None],
         equal_lengths: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Call `forward` with the indices of rows, as many at a time as fit the memory.
 
         It is called again with a part of the batch if memory ran out. `lengths` are the tokens of
@@ -261,9 +266,11 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def logits_of_rows(
-        self, rows: Sequence[Sequence[int]], token_ids: Sequence[int] | Tensor,
+        self,
+        rows: Sequence[Sequence[int]],
+        token_ids: Sequence[int] | Tensor,
         context: RowsContext | None = None,
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         """Return the logits of some tokens after each prompt, like `domain_logits`, from token ids.
 
         `rows` are those that the method `rows` returns; a forward pass runs in the `context` of its
@@ -309,9 +316,12 @@ class LanguageModel(nn.Module):
         return probabilities
 
     def logits_of_groups(
-        self, rows: Sequence[Sequence[int]], token_ids: Sequence[int] | Tensor,
-        groups: Sequence[Hashable], context: RowsContext | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        rows: Sequence[Sequence[int]],
+        token_ids: Sequence[int] | Tensor,
+        groups: Sequence[Hashable],
+        context: RowsContext | None = None,
+    ) -> Tensor:
         """Return `logits_of_rows` in float32, with the common prefix of a group computed once.
 
         Prefixes are shared if `LMConfig.share_prefixes` allows, in LMs of float32 on one device.
@@ -379,9 +389,12 @@ class LanguageModel(nn.Module):
         return self._logits(rows, domains, token_ids, self._last_states(rows, domains, subjects))
 
     def _logits(
-        self, rows: Sequence[Sequence[int]], domains: Sequence[range],
-        token_ids: Sequence[Sequence[int] | Tensor], states: Tensor,
-    ) -> Tensor:  # fmt: skip
+        self,
+        rows: Sequence[Sequence[int]],
+        domains: Sequence[range],
+        token_ids: Sequence[Sequence[int] | Tensor],
+        states: Tensor,
+    ) -> Tensor:
         head: Any = heads.head_of(self.model)
         alone = self._test().is_product and not (self.is_sharded or head._forward_hooks)
         tokens = [heads.to_device(self._checked(ids), self.model.device) for ids in token_ids]
@@ -395,9 +408,12 @@ class LanguageModel(nn.Module):
         return logits
 
     def _last_states(
-        self, rows: Sequence[Sequence[int]], domains: Sequence[range],
-        groups: Collection[Sequence[int]], context: RowsContext | None = None,
-    ) -> Tensor:  # fmt: skip
+        self,
+        rows: Sequence[Sequence[int]],
+        domains: Sequence[range],
+        groups: Collection[Sequence[int]],
+        context: RowsContext | None = None,
+    ) -> Tensor:
         """Return the states that the head reads after each row, ``(n_rows, hidden_size)``.
 
         Rows of a domain are read together, those of a group with shared prefixes where it pays.
@@ -421,18 +437,25 @@ class LanguageModel(nn.Module):
         self, rows: Sequence[Sequence[int]], groups: Sequence[Sequence[int]]
     ) -> tuple[list[PromptTree], str]:
         trees, why = shared_prefixes.plan_reading(
-            self.model, [{i: rows[i] for i in group} for group in groups],
-            self.config.share_prefixes, self._batches.fixed, self._test().sharing_error,
-        )  # fmt: skip
+            self.model,
+            [{i: rows[i] for i in group} for group in groups],
+            self.config.share_prefixes,
+            self._batches.fixed,
+            self._test().sharing_error,
+        )
         if self._batches.max_over_ranks(not trees) and trees:
             return [], "one by one, as another rank must"
         return trees, why
 
     def _read(
-        self, rows: Sequence[Sequence[int]], domains: Sequence[Sequence[int]],
-        trees: Sequence[PromptTree], states: heads.States, context: RowsContext | None,
+        self,
+        rows: Sequence[Sequence[int]],
+        domains: Sequence[Sequence[int]],
+        trees: Sequence[PromptTree],
+        states: heads.States,
+        context: RowsContext | None,
         tokens: Tensor | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """Read the states after the rows of domains, which are those of the trees, if any.
 
         With `tokens`, it is their logits, from those of the whole vocabulary.
@@ -546,9 +569,11 @@ class LanguageModel(nn.Module):
         An LM with an adapter has also the name of the adapter and that of the base.
         """
         return {
-            "name_or_path": self.config.name_or_path, "dtype": modes.dtype_name(self.model.dtype),
-            "fingerprint": self.fingerprint, "n_parameters": self.model.num_parameters(),
-        } | (self.checkpoint.merged if self.checkpoint else {})  # fmt: skip
+            "name_or_path": self.config.name_or_path,
+            "dtype": modes.dtype_name(self.model.dtype),
+            "fingerprint": self.fingerprint,
+            "n_parameters": self.model.num_parameters(),
+        } | (self.checkpoint.merged if self.checkpoint else {})
 
     @property
     def fingerprint(self) -> dict[str, str]:
@@ -565,5 +590,6 @@ class LanguageModel(nn.Module):
         return {
             "tokenizer": prints.fingerprint_tokenizer(self.tokenizer, self.prefix, self.lead_in),
             "config": prints.fingerprint_config(self.model.config),
-            "dtype": modes.dtype_name(self.model.dtype), "weights": cached[1],
-        }  # fmt: skip
+            "dtype": modes.dtype_name(self.model.dtype),
+            "weights": cached[1],
+        }

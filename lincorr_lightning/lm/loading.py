@@ -64,9 +64,10 @@ class Checkpoint:
             # Files that a folder lacks are not downloaded.
             return options | {"local_files_only": True}
         return options | {
-            "revision": self.config.revision, "cache_dir": self.config.cache_dir,
+            "revision": self.config.revision,
+            "cache_dir": self.config.cache_dir,
             "local_files_only": not self.is_online,
-        }  # fmt: skip
+        }
 
     @property
     def merged(self) -> dict[str, str]:

@@ -44,9 +44,11 @@ class QueryCache:
     """
 
     def __init__(
-        self, lm: LanguageModel, adapter_context: AdapterContext | None = None,
+        self,
+        lm: LanguageModel,
+        adapter_context: AdapterContext | None = None,
         holder: nn.Module | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.lm, self._adapter_context, self._holder = lm, adapter_context, holder
         self._columns: dict[int, int] = {}
         self._rows: dict[str, list[int]] = {}
@@ -59,9 +61,11 @@ class QueryCache:
 
     @classmethod
     def of(
-        cls, module: nn.Module, model: PreTrainedModel,
+        cls,
+        module: nn.Module,
+        model: PreTrainedModel,
         tokenizer: PreTrainedTokenizerBase | str | None = None,
-    ) -> QueryCache:  # fmt: skip
+    ) -> QueryCache:
         """Return a cache for an LM that a module holds at any depth.
 
         If the module has a `LanguageModel` of this LM as ``language_model``, and a method
@@ -116,9 +120,12 @@ class QueryCache:
         if model is not self.lm.model:
             own = self.lm.config
             self.lm = LanguageModel.from_module(
-                model, self.lm.tokenizer, self.lm.prompt_prefix,
-                add_bos=own.add_bos, chat_template=own.chat_template,
-            )  # fmt: skip
+                model,
+                self.lm.tokenizer,
+                self.lm.prompt_prefix,
+                add_bos=own.add_bos,
+                chat_template=own.chat_template,
+            )
             self._forget()
 
     def prefetch(self, queries: Sequence[Query]) -> None:

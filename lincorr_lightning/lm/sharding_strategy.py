@@ -19,9 +19,11 @@ class ShardedStrategy(ModelParallelStrategy):
     """
 
     def __init__(
-        self, data_parallel_size: Literal["auto"] | int = "auto",
-        tensor_parallel_size: Literal["auto"] | int = 1, save_distributed_checkpoint: bool = False,
-    ) -> None:  # fmt: skip
+        self,
+        data_parallel_size: Literal["auto"] | int = "auto",
+        tensor_parallel_size: Literal["auto"] | int = 1,
+        save_distributed_checkpoint: bool = False,
+    ) -> None:
         super().__init__(data_parallel_size, tensor_parallel_size, save_distributed_checkpoint)
 
     def setup_environment(self) -> None:

@@ -114,9 +114,12 @@ def pack_trees(
 
 
 def plan_reading(
-    model: PreTrainedModel, groups: Sequence[Mapping[int, Sequence[int]]],
-    wanted: bool | Literal["auto"], max_tokens: int | None, sharing_error: str | None,
-) -> tuple[list[PromptTree], str]:  # fmt: skip
+    model: PreTrainedModel,
+    groups: Sequence[Mapping[int, Sequence[int]]],
+    wanted: bool | Literal["auto"],
+    max_tokens: int | None,
+    sharing_error: str | None,
+) -> tuple[list[PromptTree], str]:
     """Return trees of prompts, none if each prompt is read separately; and the reason, for the log.
 
     `groups` are prompts that may share a tree, such as those of a subject: token ids by the
@@ -145,10 +148,13 @@ def plan_reading(
 
 
 def read_trees(
-    model: PreTrainedModel, trees: Sequence[PromptTree], batches: MicroBatches,
-    keep: Callable[[Sequence[int], Tensor], None], context: RowsContext | None = None,
+    model: PreTrainedModel,
+    trees: Sequence[PromptTree],
+    batches: MicroBatches,
+    keep: Callable[[Sequence[int], Tensor], None],
+    context: RowsContext | None = None,
     dtype: torch.dtype | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Call `keep` with indices of prompts and the states after them, ``(n_prompts, hidden_size)``.
 
     The forward pass of some trees is in the `context` of their first prompts; `dtype` is that of
@@ -170,9 +176,12 @@ def read_trees(
 
 
 def prefix_sharing_error(
-    model: PreTrainedModel, reads_rows: bool, probe: Sequence[int], vocab_size: int,
+    model: PreTrainedModel,
+    reads_rows: bool,
+    probe: Sequence[int],
+    vocab_size: int,
     dtype: torch.dtype,
-) -> str | None:  # fmt: skip
+) -> str | None:
     """Return why an LM does not support prefix sharing, or None if it does.
 
     `dtype` is that of the states in its forward pass.

@@ -228,8 +228,9 @@ def state_key(
         "attention": getattr(model.config.get_text_config(), "_attn_implementation", None),
         "batches": [config.share_prefixes, config.compile, config.tokens_per_forward],
         "device": torch.cuda.get_device_name(device) if is_cuda else device.type,
-        "cpu": torch.backends.cpu.get_cpu_capability(), "format": _FORMAT,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "format": _FORMAT,
         "threads": None if is_cuda else torch.get_num_threads(),  # which divide sums
         "products": [products.name(), *(name.replace("none", "ieee") for name in rounding)],
         "versions": [__version__, torch.__version__, sys.modules["transformers"].__version__],
-    }  # fmt: skip
+    }

@@ -74,9 +74,12 @@ def count_subjects(
 
 
 def sample_subjects(
-    tokenizer: PreTrainedTokenizerBase, n: int, words_per_subject: int = 1, seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase,
+    n: int,
+    words_per_subject: int = 1,
+    seed: int = 0,
     kind: SubjectKind = "any",
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Sample subjects without replacement, reproducibly on every machine.
 
     The sample of a smaller `n` is a prefix of the sample of a larger one. A subject has
@@ -136,9 +139,12 @@ def _parts(
 
 
 def sample_up_to(
-    tokenizer: PreTrainedTokenizerBase, n: int, excluding: Collection[str] = (), seed: int = 0,
+    tokenizer: PreTrainedTokenizerBase,
+    n: int,
+    excluding: Collection[str] = (),
+    seed: int = 0,
     kind: SubjectKind = "any",
-) -> list[str]:  # fmt: skip
+) -> list[str]:
     """Sample up to n subjects as `sample_subjects` does, without those of `excluding`."""
     excluded = set(excluding)
     parts = _parts(tokenizer, 1, kind)

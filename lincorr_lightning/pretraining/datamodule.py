@@ -216,10 +216,14 @@ class CorpusDataModule(StudyData):
         self.knowledge, self.repeats = knowledge or ["attribute", "math"], repeats or {}
         self.row_length = row_length
         self._statements = partial(
-            PackedStatements, batch_size=batch_size, row_length=row_length, seed=seed,
-            full_loss_fraction=full_loss_fraction, mixup_fraction=mixup_fraction,
+            PackedStatements,
+            batch_size=batch_size,
+            row_length=row_length,
+            seed=seed,
+            full_loss_fraction=full_loss_fraction,
+            mixup_fraction=mixup_fraction,
             second_home_repeats=second_home_repeats,
-        )  # fmt: skip
+        )
         self._catalogue = Catalogue.load(*(knowledge_files or ()))
         self.corpus: Corpus | None = None
 

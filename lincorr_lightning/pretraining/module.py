@@ -29,9 +29,14 @@ if TYPE_CHECKING:
 
 StoredDtype = Literal["float32", "bfloat16", "float16"]
 _FILES = (
-    "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
-    "tokenizer_config.json", "special_tokens_map.json", WORLD_FILE,
-)  # fmt: skip
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    WORLD_FILE,
+)
 
 
 @dataclass(frozen=True)
@@ -99,10 +104,16 @@ class Pretraining(Study):
     batch_type = PackedBatch
 
     def __init__(
-        self, size: LlamaSize | None = None, learning_rate: float = 3e-3, weight_decay: float = 0.3,
-        off_target_penalty: float = 0.1, mixing_epochs: int = 2, mixing_learning_rate: float = 1e-3,
-        warmup: float = 0.1, save_dtype: StoredDtype = "float16",
-    ) -> None:  # fmt: skip
+        self,
+        size: LlamaSize | None = None,
+        learning_rate: float = 3e-3,
+        weight_decay: float = 0.3,
+        off_target_penalty: float = 0.1,
+        mixing_epochs: int = 2,
+        mixing_learning_rate: float = 1e-3,
+        warmup: float = 0.1,
+        save_dtype: StoredDtype = "float16",
+    ) -> None:
         super().__init__()
         self.size = as_settings(LlamaSize, size or LlamaSize())
         require_one_of("model.save_dtype", save_dtype, get_args(StoredDtype))
@@ -246,19 +257,24 @@ class Pretraining(Study):
             [(name, value, n_prompts[name]) for name, value in self._recall.items()],
             ["knowledge", "recall", "n_prompts"],
             "Share of the stated facts that the LM recalls, over the whole vocabulary",
-            headline=True, headings={"n_prompts": "prompts"},
+            headline=True,
+            headings={"n_prompts": "prompts"},
             formats={"recall": ".1%", "n_prompts": ","},
-        )  # fmt: skip
+        )
         results = Results(
             self.study,
             values={
-                "loss": float(self._loss.compute()), "recall": dict(self._recall),
-                "n_people": len(corpus.world.people), "n_tokens": len(corpus.tokenizer),
+                "loss": float(self._loss.compute()),
+                "recall": dict(self._recall),
+                "n_people": len(corpus.world.people),
+                "n_tokens": len(corpus.tokenizer),
                 "n_parameters": sum(p.numel() for p in lm.parameters()),
-                "n_steps": self.trainer.global_step, "seconds": self.seconds, "model": str(folder),
+                "n_steps": self.trainer.global_step,
+                "seconds": self.seconds,
+                "model": str(folder),
             },
             tables=[recall] if len(recall) else [],
-        )  # fmt: skip
+        )
         if not self.trainer.is_global_zero or is_dry_run(self.trainer):
             return results
         save_llama(lm, corpus, self.save_dtype, folder)
@@ -293,14 +309,21 @@ def build_llama(size: LlamaSize, tokenizer: "PreTrainedTokenizerBase") -> "Llama
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=size.hidden_size, num_hidden_layers=size.n_layers,
-        intermediate_size=size.intermediate_size, num_attention_heads=size.n_heads,
-        num_key_value_heads=size.n_heads, max_position_embeddings=size.context,
-        initializer_range=size.init_std, tie_word_embeddings=True,
-        pad_token_id=tokenizer.pad_token_id, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        vocab_size=len(tokenizer),
+        hidden_size=size.hidden_size,
+        num_hidden_layers=size.n_layers,
+        intermediate_size=size.intermediate_size,
+        num_attention_heads=size.n_heads,
+        num_key_value_heads=size.n_heads,
+        max_position_embeddings=size.context,
+        initializer_range=size.init_std,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
         # Fused attention takes twice as long at medium precision on a CPU.
         attn_implementation="eager",  # type: ignore[call-arg]
-    )  # fmt: skip
+    )
     lm = LlamaForCausalLM(config)
     with torch.no_grad():
         lm.model.norm.weight.fill_(size.logit_gain)

@@ -37,9 +37,11 @@ class ReadingCost(NamedTuple):
 
 
 def estimate_reading(
-    lm: LanguageModel, read: Callable[[LanguageModel, Sequence[str]], object],
-    subjects: Sequence[str], device: torch.device,
-) -> ReadingCost:  # fmt: skip
+    lm: LanguageModel,
+    read: Callable[[LanguageModel, Sequence[str]], object],
+    subjects: Sequence[str],
+    device: torch.device,
+) -> ReadingCost:
     """Return what reading takes on a device; on a CPU, in seconds of cores that do nothing else.
 
     `read` reads the prompts of some subjects with an LM, as the run will; `subjects` are a batch.
@@ -90,15 +92,22 @@ def _build(lm: LanguageModel, n_layers: int) -> Any:
         text.tie_word_embeddings = True  # takes less memory, and no other time
     vars(config).pop("quantization_config", None)
     return AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-        config, dtype=lm.dtype, attn_implementation=lm.config.attn_implementation,
+        config,
+        dtype=lm.dtype,
+        attn_implementation=lm.config.attn_implementation,
         trust_remote_code=lm.config.trust_remote_code,
-    )  # fmt: skip
+    )
 
 
 def describe_cost(
-    lm: LanguageModel, layout: JointLayout, moments: Sequence[torch.Tensor],
-    subjects: Sequence[str], n_read: int, device: torch.device, n_processes: int,
-) -> str:  # fmt: skip
+    lm: LanguageModel,
+    layout: JointLayout,
+    moments: Sequence[torch.Tensor],
+    subjects: Sequence[str],
+    n_read: int,
+    device: torch.device,
+    n_processes: int,
+) -> str:
     """Return in lines what a probe takes, from a batch of subjects and scatters of its moments."""
     seconds = {"start-up": time.process_time()}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes, or elsewhere in KiB

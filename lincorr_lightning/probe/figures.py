@@ -24,11 +24,38 @@ _MIN_SHOWN = 0.1
 _MAX_ROWS = 40
 _Z95 = 1.959964
 KNOWN_LABELS = (
-    "Paris", "Tokyo", "Berlin", "Rome", "Madrid", "London", "Beijing", "Moscow", "Cairo", "Warsaw",
-    "Athens", "Toronto", "Chicago", "Sydney", "Mumbai", "France", "Japan", "Germany", "Italy",
-    "Spain", "UK", "China", "Russia", "Egypt", "Poland", "Greece", "Canada", "USA", "Australia",
-    "India", "South Korea",
-)  # fmt: skip
+    "Paris",
+    "Tokyo",
+    "Berlin",
+    "Rome",
+    "Madrid",
+    "London",
+    "Beijing",
+    "Moscow",
+    "Cairo",
+    "Warsaw",
+    "Athens",
+    "Toronto",
+    "Chicago",
+    "Sydney",
+    "Mumbai",
+    "France",
+    "Japan",
+    "Germany",
+    "Italy",
+    "Spain",
+    "UK",
+    "China",
+    "Russia",
+    "Egypt",
+    "Poland",
+    "Greece",
+    "Canada",
+    "USA",
+    "Australia",
+    "India",
+    "South Korea",
+)
 """English names of the labels that figures of W show, where they are labels."""
 
 
@@ -58,14 +85,18 @@ def cluster_heatmap(matrix: DataFrame, lm: str, note: str) -> Figure:
 def label_names(domain: Domain) -> list[str]:
     """Return the labels as `Labels.shown`, in English if no installed font has their script."""
     names = Labels("", domain.texts, domain.answer_texts).shown()
-    return [name if plots.has_glyphs(name) else label.answers[0].identity
-            for name, label in zip(names, domain.labels, strict=True)]  # fmt: skip
+    return [
+        name if plots.has_glyphs(name) else label.answers[0].identity
+        for name, label in zip(names, domain.labels, strict=True)
+    ]
 
 
 def interesting_part(
-    weight: _FLOATS, n: int = 25, known: tuple[Sequence[int], Sequence[int]] = ((), ()),
+    weight: _FLOATS,
+    n: int = 25,
+    known: tuple[Sequence[int], Sequence[int]] = ((), ()),
     reference: npt.NDArray[np.bool_] | None = None,
-) -> tuple[list[int], list[int]]:  # fmt: skip
+) -> tuple[list[int], list[int]]:
     """Choose at most n rows and columns of W, ``(n_target, n_source)``.
 
     With `known` sources, the first of two lists, these, and as targets those of their reference, in
@@ -88,10 +119,14 @@ def interesting_part(
 
 
 def top_weights_figure(
-    weight: _FLOATS, source_labels: Sequence[str], target_labels: Sequence[str], title: str,
-    subtitle: str, reference: npt.NDArray[np.bool_] | None = None,
+    weight: _FLOATS,
+    source_labels: Sequence[str],
+    target_labels: Sequence[str],
+    title: str,
+    subtitle: str,
+    reference: npt.NDArray[np.bool_] | None = None,
     known: tuple[Sequence[int], Sequence[int]] = ((), ()),
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw an `interesting_part` of W, ``(n_target_labels, n_source_labels)``.
 
     Label pairs of the `reference`, a mask shaped like W, get a frame.
@@ -111,9 +146,14 @@ def top_weights_figure(
     ]
     rows, columns = [target_labels[i] for i in targets], [source_labels[i] for i in sources]
     figure = plots.correlation_heatmap(
-        DataFrame(shown, rows, columns), title, "; ".join(notes), "weight W", (-limit, limit),
-        axis_labels=("target label", "source label"), least=_MIN_SHOWN * limit,
-    )  # fmt: skip
+        DataFrame(shown, rows, columns),
+        title,
+        "; ".join(notes),
+        "weight W",
+        (-limit, limit),
+        axis_labels=("target label", "source label"),
+        least=_MIN_SHOWN * limit,
+    )
     for row, column in framed:
         frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=INK, zorder=3)
         frame.set(linewidth=1.8, clip_on=False)
@@ -123,16 +163,18 @@ def top_weights_figure(
 
 # Columns of a table, what they are in the legend, and their colours.
 _PATHS = {
-    "label_mean": ("label-wise r", BLUE), "influenced_1": ("top-1 target of a source", ORANGE),
+    "label_mean": ("label-wise r", BLUE),
+    "influenced_1": ("top-1 target of a source", ORANGE),
     "influencing_1": ("top-1 source of a target", GREEN),
-}  # fmt: skip
+}
 _WORDS = {"label_mean": ("labels of the source", BLUE), "random_mean": ("random words", GREY)}
 _WORDS_STD = {key.replace("mean", "std"): shown for key, shown in _WORDS.items()}
 _BY_LAYER = {
-    "label_mean": ("label-wise r", BLUE), "random_label_mean": ("r, random words", GREY),
+    "label_mean": ("label-wise r", BLUE),
+    "random_label_mean": ("r, random words", GREY),
     "influenced_1": ("top-1 target of a source", ORANGE),
     "best_baseline_1": ("its strongest baseline", GREEN),
-}  # fmt: skip
+}
 
 
 def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:
@@ -152,11 +194,18 @@ def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
         if 0 in strengths:
             axes.axvline(0, label="ridge 0: the paper’s map", color=GREY, linestyle=":")
         ridge, baseline = scores[pair].ridge or 0.0, scores[pair].best_baseline_1
-        axes.axvline(ridge, label="ridge of this run", color=INK, linestyle="--",
-                     linewidth=1, zorder=0)  # fmt: skip
+        axes.axvline(
+            ridge, label="ridge of this run", color=INK, linestyle="--", linewidth=1, zorder=0
+        )
         if baseline is not None:
-            axes.axhline(baseline, label="strongest baseline of the top-1 target", color=ORANGE,
-                         linestyle="--", linewidth=1.2, zorder=0)  # fmt: skip
+            axes.axhline(
+                baseline,
+                label="strongest baseline of the top-1 target",
+                color=ORANGE,
+                linestyle="--",
+                linewidth=1.2,
+                zorder=0,
+            )
         _add_chance(axes, scores[pair])
         # Linear below the smallest strength, so that it has a 0.
         axes.set_xscale("symlog", linthresh=10.0**first)
@@ -166,10 +215,18 @@ def ridge_path_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
 
     points, note = _points(frame, chosen, "ridge", _PATHS, "ridge_path")
     return plots.curves(
-        points, "ridge", "value", "score", "pair", share_y=True, each=add_lines,
-        title=f"Correlation and precision along the ridge in {lm}", subtitle=note,
-        colours=dict(_PATHS.values()), labels=("ridge", "r, or share of labels"),
-    )  # fmt: skip
+        points,
+        "ridge",
+        "value",
+        "score",
+        "pair",
+        share_y=True,
+        each=add_lines,
+        title=f"Correlation and precision along the ridge in {lm}",
+        subtitle=note,
+        colours=dict(_PATHS.values()),
+        labels=("ridge", "r, or share of labels"),
+    )
 
 
 def _add_chance(axes: Axes, score: PairScore, *ways: str) -> None:
@@ -177,8 +234,14 @@ def _add_chance(axes: Axes, score: PairScore, *ways: str) -> None:
     chance = (score.precision or {}).get("chance", {})
     for way in ways or chance:
         name, colour = _PATHS[f"{way}_1"]
-        axes.axhline(chance[way]["1"], label=f"{name}, by chance", color=colour, linestyle=":",
-                     linewidth=1.2, zorder=0)  # fmt: skip
+        axes.axhline(
+            chance[way]["1"],
+            label=f"{name}, by chance",
+            color=colour,
+            linestyle=":",
+            linewidth=1.2,
+            zorder=0,
+        )
 
 
 def random_words_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:
@@ -198,11 +261,18 @@ def random_words_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) 
 
     return plots.curves(
         points.assign(low=points["value"] - std, high=points["value"] + std),
-        "n_source_labels", "value", "score", "pair", band=("low", "high"),
+        "n_source_labels",
+        "value",
+        "score",
+        "pair",
+        band=("low", "high"),
         title=f"Correlation of labels and of random words in {lm}",
-        subtitle="; ".join(filter(None, [subtitle, note])), share_y=True, each=scale_x,
-        colours=dict(_WORDS.values()), labels=("words that the map reads", "label-wise r"),
-    )  # fmt: skip
+        subtitle="; ".join(filter(None, [subtitle, note])),
+        share_y=True,
+        each=scale_x,
+        colours=dict(_WORDS.values()),
+        labels=("words that the map reads", "label-wise r"),
+    )
 
 
 def logit_lens_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) -> Figure:
@@ -213,17 +283,27 @@ def logit_lens_figure(frame: DataFrame, chosen: Sequence[PairScore], lm: str) ->
     scores = {score.name: score for score in chosen}
     points, note = _points(frame, chosen, "layer", _BY_LAYER, "logit_lens")
     return plots.curves(
-        points, "layer", "value", "score", "pair", share_y=True,
-        title=f"Correlation and precision by layer in {lm}", subtitle=note,
-        colours=dict(_BY_LAYER.values()), labels=("layer", "r, or share of labels"),
+        points,
+        "layer",
+        "value",
+        "score",
+        "pair",
+        share_y=True,
+        title=f"Correlation and precision by layer in {lm}",
+        subtitle=note,
+        colours=dict(_BY_LAYER.values()),
+        labels=("layer", "r, or share of labels"),
         each=lambda axes, pair, _: _add_chance(axes, scores[pair], "influenced"),
-    )  # fmt: skip
+    )
 
 
 def _points(
-    frame: DataFrame, chosen: Sequence[PairScore], x: str, columns: Mapping[str, tuple[str, str]],
+    frame: DataFrame,
+    chosen: Sequence[PairScore],
+    x: str,
+    columns: Mapping[str, tuple[str, str]],
     table: str,
-) -> tuple[DataFrame, str]:  # fmt: skip
+) -> tuple[DataFrame, str]:
     """Return numbers of the chosen pairs, a row each, with their name in the legend, and a note."""
     order = {score.name: i for i, score in enumerate(chosen)}
     rows = frame[frame["pair"].isin(order)]
@@ -244,9 +324,14 @@ class _Dots(NamedTuple):
 
 
 def _dot_plot(
-    frame: DataFrame, dots: Sequence[_Dots], span: tuple[str, str], span_colour: str, title: str,
-    note: tuple[str, str], shows: str = "label-wise Pearson r",
-) -> Figure:  # fmt: skip
+    frame: DataFrame,
+    dots: Sequence[_Dots],
+    span: tuple[str, str],
+    span_colour: str,
+    title: str,
+    note: tuple[str, str],
+    shows: str = "label-wise Pearson r",
+) -> Figure:
     """Draw dots by row on one scale of r, and a line from one column to another in each row.
 
     Rows beyond the first are left out, with a `note` of what is shown and of the table with all.
@@ -261,8 +346,15 @@ def _dot_plot(
     axes.hlines(rows, values[span[0]], values[span[1]], color=span_colour, linewidth=2, zorder=1)
     for column, label, marker, colour, face in dots:
         if values[column].notna().any():
-            axes.plot(values[column], rows, marker, color=colour, label=label,
-                      markerfacecolor=face or colour, markersize=5.5)  # fmt: skip
+            axes.plot(
+                values[column],
+                rows,
+                marker,
+                color=colour,
+                label=label,
+                markerfacecolor=face or colour,
+                markersize=5.5,
+            )
     low, high = np.nanmin([0, *values.min()]), np.nanmax([0, *values.max()])
     axes.set_xlim(min(-0.1, low) - 0.05, max(1.0, high) + 0.04)
     axes.set_ylim(len(rows) - 0.4, -0.6)
@@ -289,10 +381,13 @@ def nulls_figure(frame: DataFrame, lm: str) -> Figure:
     ]
     known = frame.dropna(subset="label_mean")
     return _dot_plot(
-        known.sort_values("label_mean", ascending=False, kind="stable"), dots,
-        ("control_label_mean", "label_mean"), PALE, f"Correlation beside its nulls in {lm}",
+        known.sort_values("label_mean", ascending=False, kind="stable"),
+        dots,
+        ("control_label_mean", "label_mean"),
+        PALE,
+        f"Correlation beside its nulls in {lm}",
         ("pairs, those with the highest r", "pairs"),
-    )  # fmt: skip
+    )
 
 
 def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Figure:
@@ -313,9 +408,11 @@ def ranking_figure(frame: DataFrame, partial_out: Sequence[str], lm: str) -> Fig
         _Dots("clear", label, "o", BLUE),
     ]
     frame = frame.assign(
-        clear=evidence.where(is_finding), unclear=evidence.where(~is_finding),
-        low=evidence - error, high=evidence + error,
-    )  # fmt: skip
+        clear=evidence.where(is_finding),
+        unclear=evidence.where(~is_finding),
+        low=evidence - error,
+        high=evidence + error,
+    )
     title = f"Correlation{' above its control' if above else ''} in {lm}"
     note = ("pairs, the highest", "ranking")
     return _dot_plot(frame, dots, ("low", "high"), BLUE, title, note, f"r{minus}")
@@ -329,9 +426,13 @@ def transitivity_figure(frame: DataFrame, lm: str) -> Figure:
         _Dots("direct", "the pair’s own map", "o", BLUE),
     ]
     return _dot_plot(
-        frame.sort_values("direct", ascending=False, kind="stable"), dots, ("composed", "direct"),
-        PALE, f"Composed maps in {lm}", ("composed maps", "transitivity"),
-    )  # fmt: skip
+        frame.sort_values("direct", ascending=False, kind="stable"),
+        dots,
+        ("composed", "direct"),
+        PALE,
+        f"Composed maps in {lm}",
+        ("composed maps", "transitivity"),
+    )
 
 
 def _cut_note(n_shown: int, n: int, what: str, table: str) -> str:

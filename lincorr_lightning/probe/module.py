@@ -107,18 +107,29 @@ class LinearProbe(LMStudy):
     free_settings = frozenset({"figure_labels"})
 
     def __init__(
-        self, lm: LMConfig = LMConfig(),
+        self,
+        lm: LMConfig = LMConfig(),
         knowledge: list[str] | str = ["city", "country"],  # noqa: B006
-        pairs: list[str] | str | None = None, knowledge_files: list[str] = [],  # noqa: B006
-        paraphrases: bool = False, ridge: Ridge = "auto",
-        ridge_grid: list[float] | None = None, ridge_tolerance: float = 0.02,
-        require_reference: list[str] = [], control: str | None = "One day, {} saw a",  # noqa: B006
-        partial_out: list[str] = [], subwords: bool = False, permuted: bool = True,  # noqa: B006
-        random_labels: int = 20, layers: list[int] = [],  # noqa: B006
-        solver: Literal["closed_form", "sgd"] = "closed_form", learning_rate: float = 0.5,
-        momentum: float = 0.9, prefix: str = "", figure_labels: list[str] = [],  # noqa: B006
+        pairs: list[str] | str | None = None,
+        knowledge_files: list[str] = [],  # noqa: B006
+        paraphrases: bool = False,
+        ridge: Ridge = "auto",
+        ridge_grid: list[float] | None = None,
+        ridge_tolerance: float = 0.02,
+        require_reference: list[str] = [],  # noqa: B006
+        control: str | None = "One day, {} saw a",
+        partial_out: list[str] = [],  # noqa: B006
+        subwords: bool = False,
+        permuted: bool = True,
+        random_labels: int = 20,
+        layers: list[int] = [],  # noqa: B006
+        solver: Literal["closed_form", "sgd"] = "closed_form",
+        learning_rate: float = 0.5,
+        momentum: float = 0.9,
+        prefix: str = "",
+        figure_labels: list[str] = [],  # noqa: B006
         dry_run: bool = False,
-    ) -> None:  # fmt: skip
+    ) -> None:
         request = RidgeRequest(ridge, ridge_grid, ridge_tolerance)
         if request.is_auto and solver == "sgd":
             raise ConfigError("model.ridge auto needs model.solver closed_form; give sgd a number.")
@@ -138,10 +149,18 @@ class LinearProbe(LMStudy):
         self.random_labels, self.layers = random_labels, list(dict.fromkeys(layers))
         self.automatic_optimization = False
         self.layout = build_layout(
-            self.lm.tokenizer, Catalogue.load(*knowledge_files), split_names(knowledge),
-            None if pairs is None else split_names(pairs), require_reference, control, partial_out,
-            subwords, permuted, random_labels, paraphrases,
-        )  # fmt: skip
+            self.lm.tokenizer,
+            Catalogue.load(*knowledge_files),
+            split_names(knowledge),
+            None if pairs is None else split_names(pairs),
+            require_reference,
+            control,
+            partial_out,
+            subwords,
+            permuted,
+            random_labels,
+            paraphrases,
+        )
         for label in figure_labels:
             if not any(domain.places([label]) for domain in self.layout.domains.values()):
                 names = ", ".join(self.layout.domains)
@@ -217,9 +236,14 @@ class LinearProbe(LMStudy):
         n_read = sum(map(len, data.halves.values())) * (1 + len(self.layers)) * epochs
         scatters = [one.products for one in self.modules() if isinstance(one, JointMoments)]
         return describe_cost(
-            self.lm, self.layout, scatters, data.halves["fit"][: data.batch_size], n_read,
-            trainer.strategy.root_device, trainer.world_size,
-        )  # fmt: skip
+            self.lm,
+            self.layout,
+            scatters,
+            data.halves["fit"][: data.batch_size],
+            n_read,
+            trainer.strategy.root_device,
+            trainer.world_size,
+        )
 
     def joint_rows(self, subjects: Sequence[str]) -> Tensor:
         """Return the joint rows of `layout` as they are read, ``(n_subjects, n_read)``."""
@@ -416,15 +440,20 @@ class LinearProbe(LMStudy):
         phase = "test" if self.trainer.testing else "val"
         self.log(f"{phase}/label_mean", mean, prog_bar=True)
         self._findings = ProbeFindings(
-            phase=phase, scores=scores, wordings=wordings,
+            phase=phase,
+            scores=scores,
+            wordings=wordings,
             weights={pair: w.cpu().clone().numpy() for pair, w in fitted.weights().items()},
-            layout=self.layout, paths=over_wordings(paths),
+            layout=self.layout,
+            paths=over_wordings(paths),
             compositions=significance.compose_maps(wordings, fitted, test),
             label_counts=[one for one in label_counts if one.pair == stem(one.pair)],
             layers=self._score_layers(),
             subjects={"fit": self.fit_subjects, "test": self._gather_subjects("test")},
-            n_fit=self.n_fit, n_test=int(test.n), figure_labels=self.figure_labels,
-        )  # fmt: skip
+            n_fit=self.n_fit,
+            n_test=int(test.n),
+            figure_labels=self.figure_labels,
+        )
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -473,10 +502,11 @@ class LinearProbe(LMStudy):
         logits = self(self.joint_rows(batch.subjects))
         logits = {pair: logits[pair] for pair in wordings_of(logits)}
         return {
-            "subjects": subjects, "first": batch.first,
+            "subjects": subjects,
+            "first": batch.first,
             "logits": {f"{s}->{t}": y[: len(subjects)].cpu() for (s, t), y in logits.items()},
             "labels": {f"{s}->{t}": self.layout.domains[t].texts for s, t in logits},
-        }  # fmt: skip
+        }
 
     def linear_map(self) -> LinearMap:
         """Return the fitted maps as an artifact of their own."""
@@ -502,11 +532,12 @@ class LinearProbe(LMStudy):
     def checkpoint_state(self) -> dict[str, Any]:
         """Return what the maps were fitted on."""
         return {
-            "fitted_on": self._fitted_on(), "ridge": self.fitted_with,
+            "fitted_on": self._fitted_on(),
+            "ridge": self.fitted_with,
             "fit_subjects": self.fit_subjects,
             "ridges": {f"{s}->{t}": ridge for (s, t), ridge in self.ridges.items()},
             "n_fit": self.n_fit,
-        }  # fmt: skip
+        }
 
     def _fitted_on(self) -> dict[str, tuple[str | None, list[int]]]:
         """Return each prompt, the control included, and the labels that are read after it."""

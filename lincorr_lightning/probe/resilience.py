@@ -64,9 +64,12 @@ class PairResilience:
     )
     refitted: float | None = pair_number("", ".2f", "refitted", "A map fitted on the new LM itself")
     kept: float | None = pair_number(
-        "", ".2f", "kept", "Fraction of the refitted map's r that the old map keeps",
+        "",
+        ".2f",
+        "kept",
+        "Fraction of the refitted map's r that the old map keeps",
         f"fraction of r, where the refitted r is {_MIN_R:g} or more",
-    )  # fmt: skip
+    )
     """None where `refitted` is close to zero."""
     random_label_mean: float | None = pair_number(
         "after, random words", ".2f", "random", "Old maps of random source words on the new LM"
@@ -81,9 +84,13 @@ class PairResilience:
     random_kept: float | None = pair_number("kept, random words", ".2f")
     """`random_label_mean` as a fraction of `random_refitted`."""
     after_std: float | None = pair_number(
-        "", "", "after_std", "The old map on the new LM, standard deviation of r over labels",
-        "standard deviation of r", is_signed=False,
-    )  # fmt: skip
+        "",
+        "",
+        "after_std",
+        "The old map on the new LM, standard deviation of r over labels",
+        "standard deviation of r",
+        is_signed=False,
+    )
     cosine: float | None = None  #: Of the old W and the refitted one.
     same_prompt_cosine: float | None = None  #: Of W₀ of both LMs.
     rest_cosine: float | None = None  #: Of W - W₀ of both LMs: what they add to the vocabulary.
@@ -128,12 +135,18 @@ class MapResilience(LMStudy):
     shards_lm = True
 
     def __init__(
-        self, lm: LMConfig = LMConfig(), linear_map: str | None = None,
-        before: LMConfig | None = None, same_dtype: bool = True,
+        self,
+        lm: LMConfig = LMConfig(),
+        linear_map: str | None = None,
+        before: LMConfig | None = None,
+        same_dtype: bool = True,
         knowledge: list[str] | str = ["city", "country"],  # noqa: B006
-        pairs: list[str] | str | None = None, knowledge_files: list[str] = [],  # noqa: B006
-        ridge: Ridge = "auto", random_labels: int = 20, prefix: str = "",
-    ) -> None:  # fmt: skip
+        pairs: list[str] | str | None = None,
+        knowledge_files: list[str] = [],  # noqa: B006
+        ridge: Ridge = "auto",
+        random_labels: int = 20,
+        prefix: str = "",
+    ) -> None:
         if linear_map is None and before is None:
             raise ConfigError(
                 "there is no map to test: set model.linear_map to the linear_map/ folder of a "
@@ -316,9 +329,11 @@ class MapResilience(LMStudy):
             )
             rank_zero_warn(warning)
         return {
-            "lm_before": lm, "dtypes": {"before": old, "after": new}, "warning": warning,
+            "lm_before": lm,
+            "dtypes": {"before": old, "after": new},
+            "warning": warning,
             "without_random_words": None if self.layout.words else _WITHOUT_WORDS,
-        }  # fmt: skip
+        }
 
 
 def _cosines(weights: Sequence[Sequence[dict[Pair, Tensor]]], pair: Pair) -> dict[str, Any]:
@@ -337,14 +352,19 @@ def _compare(
     numbers = {key: row[key] for key in (*R_BASELINES, *_HITS)} | cosines
     numbers |= {f"refitted_{key}": new[key] for key in _HITS[:2]}
     return PairResilience(
-        *old.pair, before, after,
+        *old.pair,
+        before,
+        after,
         difference=None if after is None or before is None else after - before,
-        refitted=refitted.label_mean, kept=_kept(after, refitted.label_mean),
+        refitted=refitted.label_mean,
+        kept=_kept(after, refitted.label_mean),
         same_prompt_refitted=refitted.same_prompt_label_mean,
         random_refitted=refitted.random_label_mean,
         random_kept=_kept(old.random_label_mean, refitted.random_label_mean),
-        after_std=old.label_std, n_labels=old.n_labels, **numbers,
-    )  # fmt: skip
+        after_std=old.label_std,
+        n_labels=old.n_labels,
+        **numbers,
+    )
 
 
 def _kept(after: float | None, refitted: float | None) -> float | None:
@@ -377,12 +397,16 @@ def resilience_results(
         for pair in sorted(pairs, key=lambda p: math.inf if p.kept is None else p.kept)
     ]
     summary = Table.of(
-        "summary", rows, ["pair", *shown],
+        "summary",
+        rows,
+        ["pair", *shown],
         f"Label-wise r of the old maps on {about['n_test']:,} held-out subjects",
         "By the fraction of the refitted map's r that the old map keeps. "
         + " ".join(filter(None, (about["warning"], about["without_random_words"]))),
-        headline=True, headings=headings, formats=shown,
-    )  # fmt: skip
+        headline=True,
+        headings=headings,
+        formats=shown,
+    )
     every = Table.of("pairs", pairs, PairResilience, "Scores of every pair")
     note = (
         f"map of {short_name(about['lm_before'])}, on {short_name(lm)}; {about['n_test']:,} "

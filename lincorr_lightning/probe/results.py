@@ -30,10 +30,21 @@ _MIN_KNOWN = 12  # pairs, of four kinds of knowledge: a tree of fewer is no more
 _HIT1 = {"influenced_1": "Hit@1 of W", "best_baseline_1": "Hit@1, best baseline"}
 _SPREAD = {"label_mean": "r", "excess_over_random": "r above random words", **_HIT1}
 _RANKING = (
-    "rank", "source", "target", "label_mean", "label_error", "control_label_mean", "excess",
-    "excess_error", "p", "q", "random_label_mean", "excess_over_random", "partial_label_mean",
+    "rank",
+    "source",
+    "target",
+    "label_mean",
+    "label_error",
+    "control_label_mean",
+    "excess",
+    "excess_error",
+    "p",
+    "q",
+    "random_label_mean",
+    "excess_over_random",
+    "partial_label_mean",
     "through_given",
-)  # fmt: skip
+)
 
 
 @dataclass(frozen=True)
@@ -79,9 +90,11 @@ def probe_results(
     `partial_out` the knowledge that was partialled out.
     """
     values: dict[str, Any] = {
-        "n_fit": int(findings.n_fit), "n_test": int(findings.n_test),
-        "control": findings.layout.control, "pairs": [score.to_json() for score in findings.scores],
-    }  # fmt: skip
+        "n_fit": int(findings.n_fit),
+        "n_test": int(findings.n_test),
+        "control": findings.layout.control,
+        "pairs": [score.to_json() for score in findings.scores],
+    }
     known_for_some = {
         "ridge_path": [
             {"source": source, "target": target, "path": path}
@@ -108,10 +121,12 @@ def probe_results(
     # The first picture is of what no other words have.
     heatmaps.sort(key=lambda figure: figure.name != "random_words_matrix")
     return Results(
-        study="linear_probe", values=values,
-        scalars=dict(_scalars(findings.scores, findings.phase)), tables=list(tables.values()),
+        study="linear_probe",
+        values=values,
+        scalars=dict(_scalars(findings.scores, findings.phase)),
+        tables=list(tables.values()),
         figures=[*heatmaps, *_figures(findings, tables, lm, note, partial_out)],
-    )  # fmt: skip
+    )
 
 
 def subjects_table(subjects: Mapping[str, Sequence[str]]) -> Table:
@@ -190,9 +205,12 @@ def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Tabl
         )
     )
     yield Table.of(
-        "label_wise", labels, ("pair", "label", "r"), "Label-wise r of every target label",
+        "label_wise",
+        labels,
+        ("pair", "label", "r"),
+        "Label-wise r of every target label",
         "Empty where the label never changes.",
-    ).sampled("label", label_mean="r")  # fmt: skip
+    ).sampled("label", label_mean="r")
     yield from matrices
     points = [
         {"pair": f"{source}->{target}", **point, **hit_columns(point)}
@@ -221,10 +239,12 @@ def _tables(findings: ProbeFindings, matrices: Sequence[Table]) -> Iterator[Tabl
         yield Table.of("transitivity", findings.compositions, caption=caption)
     if findings.label_counts:
         yield Table.of(
-            "random_words", findings.label_counts, LabelCount._fields,
+            "random_words",
+            findings.label_counts,
+            LabelCount._fields,
             "Label-wise r of maps from some source labels, and from as many random words",
             "Means and standard deviations over draws, for the targets' held-out logits.",
-        )  # fmt: skip
+        )
     if findings.layers:
         rows = [
             {"pair": score.name, "layer": layer, **score.row()}
@@ -241,15 +261,19 @@ def _summary(rows: Sequence[Mapping[str, Any]], findings: ProbeFindings) -> Tabl
     """Return the headline table: numbers of `PairScore` that have a heading, and Hit@1."""
     _, headings, formats = columns_of(PairScore)
     return Table.of(
-        "summary", rows, ["pair", *headings, *_HIT1],
+        "summary",
+        rows,
+        ["pair", *headings, *_HIT1],
         f"Label-wise r on {findings.n_test:,} held-out subjects",
         f"{_cautions(findings)}Sorted by r above the control prompt, which names no source. "
         "Random words: as many in place of the source labels. r above random words: of a few of "
         "either (model.random_labels), not the difference of the columns before. Hit@1: share of "
         "source labels whose highest weight in W leads to a right target label; its best baseline "
         "knows the vocabulary alone. See docs/concepts.md.",
-        headline=True, headings=headings | _HIT1, formats=formats | dict.fromkeys(_HIT1, ".2f"),
-    )  # fmt: skip
+        headline=True,
+        headings=headings | _HIT1,
+        formats=formats | dict.fromkeys(_HIT1, ".2f"),
+    )
 
 
 def _cautions(findings: ProbeFindings) -> str:
@@ -263,8 +287,10 @@ def _cautions(findings: ProbeFindings) -> str:
     if any(row["ridge"] for row in rows):
         said.append("A ridge lowers r of the control prompt, too: set model.ridge 0 to compare.")
     if alike := [row["pair"] for row in rows if row[low] is not None and row[low] <= 0]:
-        said.append("W pairs no more labels right than the vocabulary alone (95 % over source "
-                    f"labels): {listed(alike)}.")  # fmt: skip
+        said.append(
+            "W pairs no more labels right than the vocabulary alone (95 % over source "
+            f"labels): {listed(alike)}."
+        )
     return "".join(f"{sentence}\n" for sentence in said)
 
 
@@ -277,10 +303,13 @@ def _wordings(findings: ProbeFindings) -> Iterator[Table]:
         if score.templates
     ]
     yield Table.of(
-        "spread", spread, ["pair", "wordings", *_SPREAD],
+        "spread",
+        spread,
+        ["pair", "wordings", *_SPREAD],
         "Spread over wordings: mean ± standard deviation (lowest to highest)",
-        headline=True, headings=_SPREAD,
-    )  # fmt: skip
+        headline=True,
+        headings=_SPREAD,
+    )
     prompt = {name: one.knowledge.template for name, one in findings.layout.domains.items()}
     scores = {score.pair: score for score in findings.wordings}
     rows = [
@@ -321,9 +350,12 @@ class Influence(NamedTuple):
 
 
 def top_influences(
-    weight: _FLOATS, source_labels: Sequence[str], target_labels: Sequence[str], n: int = 5,
+    weight: _FLOATS,
+    source_labels: Sequence[str],
+    target_labels: Sequence[str],
+    n: int = 5,
     reference: npt.NDArray[np.bool_] | None = None,
-) -> list[Influence]:  # fmt: skip
+) -> list[Influence]:
     """Return the `n` highest weights of every label, in both directions.
 
     The weights are W, ``(n_target_labels, n_source_labels)``; `reference` says which label pairs
@@ -355,9 +387,12 @@ def top_influences(
 
 
 def _figures(
-    findings: ProbeFindings, tables: Mapping[str, Table], lm: str, note: str,
+    findings: ProbeFindings,
+    tables: Mapping[str, Table],
+    lm: str,
+    note: str,
     partial_out: Sequence[str],
-) -> Iterator[Figure]:  # fmt: skip
+) -> Iterator[Figure]:
     # matplotlib takes long to import, and not every run draws.
     from lincorr_lightning.probe import figures
 
@@ -382,12 +417,18 @@ def _figures(
         frame = tables["transitivity"].frame
         yield Figure("transitivity", caption, partial(figures.transitivity_figure, frame, lm))
     for name, caption, draw_curves in (
-        ("random_words", "Label-wise r by the number of source labels, beside as many random "
-         "words.", figures.random_words_figure),
-        ("logit_lens", "Label-wise r and Hit@1 of the logit lens by layer, beside their "
-         "baselines.", figures.logit_lens_figure),
+        (
+            "random_words",
+            "Label-wise r by the number of source labels, beside as many random words.",
+            figures.random_words_figure,
+        ),
+        (
+            "logit_lens",
+            "Label-wise r and Hit@1 of the logit lens by layer, beside their baselines.",
+            figures.logit_lens_figure,
+        ),
         ("ridge_path", "Label-wise r and Hit@1 along the ridge.", figures.ridge_path_figure),
-    ):  # fmt: skip
+    ):
         if name in tables and shown:
             yield Figure(name, caption, partial(draw_curves, tables[name].frame, shown, lm))
     safe = safe_names(score.name for score in shown)
@@ -396,8 +437,13 @@ def _figures(
         wanted = findings.figure_labels or figures.KNOWN_LABELS
         known = source.places(wanted), target.places(wanted)
         draw = partial(
-            figures.top_weights_figure, findings.weights[score.pair],
-            figures.label_names(source), figures.label_names(target), f"W of {score.name} in {lm}",
-            f"ridge {score.ridge:g}", findings.layout.references.get(score.pair), known,
-        )  # fmt: skip
+            figures.top_weights_figure,
+            findings.weights[score.pair],
+            figures.label_names(source),
+            figures.label_names(target),
+            f"W of {score.name} in {lm}",
+            f"ridge {score.ridge:g}",
+            findings.layout.references.get(score.pair),
+            known,
+        )
         yield Figure(f"weights_{safe[score.name]}", f"Part of W of {score.name}.", draw)

@@ -77,10 +77,13 @@ def partial_correlations(scores: Sequence[PairScore], fitted: FittedMaps, test: 
         if source in partial_out:
             continue
         partial = significance.partial_correlation(
-            fit, test, layout.columns(source), layout.target_columns(source),
+            fit,
+            test,
+            layout.columns(source),
+            layout.target_columns(source),
             torch.cat([layout.columns(name) for name in partial_out]),
             solver.per_target_ridge(layout, source, fitted.ridges),
-        )  # fmt: skip
+        )
         unique = dict(split_targets(layout, source, partial.unique.cpu()))
         for target, r in split_targets(layout, source, partial.r.cpu()):
             if target not in partial_out:
@@ -137,12 +140,16 @@ def compose_maps(
             direct, indirect = score.label_mean, r[via]
             compositions.append(
                 Composition(
-                    source, via, target, direct, indirect,
+                    source,
+                    via,
+                    target,
+                    direct,
+                    indirect,
                     number(significance.weight_cosine(composed[via], weights[score.pair])),
                     median(others) if others else None,
                     number(indirect / direct) if direct and indirect is not None else None,
                 )
-            )  # fmt: skip
+            )
         if len(compositions) >= _MAX_COMPOSED:
             break
     return compositions

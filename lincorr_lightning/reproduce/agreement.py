@@ -47,11 +47,16 @@ def agreements(numbers: Iterable[PaperNumber], lms: Sequence[LMRuns]) -> Iterato
         rho, p = rank_correlation(measured, paper)
         quantity, difference = printed[0].quantity, float((measured - paper).mean())
         yield {
-            "table": printed[0].place, "quantity": quantity.heading,
-            "LM of the paper": printed[0].lm, "LM here": lm.name, "rows": len(rows), "p of ρ": p,
-            "ρ": rho, "mean difference": quantity.difference(difference),
+            "table": printed[0].place,
+            "quantity": quantity.heading,
+            "LM of the paper": printed[0].lm,
+            "LM here": lm.name,
+            "rows": len(rows),
+            "p of ρ": p,
+            "ρ": rho,
+            "mean difference": quantity.difference(difference),
             "above null": f"{sum(above)} of {len(above)}" if above else "",
-        }  # fmt: skip
+        }
 
 
 def rank_correlation(x: _FLOATS, y: _FLOATS) -> tuple[float | None, float | None]:
@@ -113,10 +118,16 @@ def shared_labels(
         drawn = [shared[range(n), rng.permutation(n)].mean() for _ in range(_N_PERMUTATIONS)]
         p = (1 + sum(value >= mean for value in drawn)) / (1 + _N_PERMUTATIONS)
     return {
-        "table": printed.place, "pair": f"{printed.relation}, of {printed.n}",
-        "LM of the paper": printed.lm, "LM here": lm, "lists": n, "p of shared": p,
-        "shared": mean, "with other lists": others, "by chance": chance,
-    }  # fmt: skip
+        "table": printed.place,
+        "pair": f"{printed.relation}, of {printed.n}",
+        "LM of the paper": printed.lm,
+        "LM here": lm,
+        "lists": n,
+        "p of shared": p,
+        "shared": mean,
+        "with other lists": others,
+        "by chance": chance,
+    }
 
 
 def synthetic_note(rows: Iterable[Row]) -> str:
@@ -133,8 +144,9 @@ def agreement_tables(places: Sequence[str], lms: Sequence[LMRuns], size: str) ->
     shared = [
         shared_labels(printed, lm.name, here, known)
         for printed, lm in product(of_places, lms)
-        for here, known in [lists_here(lm, printed)] if here
-    ]  # fmt: skip
+        for here, known in [lists_here(lm, printed)]
+        if here
+    ]
     tested = [row["p of ρ"] for row in agreement if row["p of ρ"] is not None]
     n_same = sum(p < _SIGNIFICANT for p in tested)
     tables = []

@@ -139,14 +139,18 @@ def runs_table(lms: Sequence[LMRuns]) -> Table:
     """Return all runs: what they measured, how long they took, and where they are."""
     rows = [
         {
-            "LM": lm.name, "run": name,
-            "subjects to fit": run.values.get("n_fit"), "to test": run.values.get("n_test"),
-            "edits": run.values.get("n_edits"), "dtype": run.lm.get("dtype"),
-            "seconds": lm.seconds.get(name), "folder": str(run.folder),
+            "LM": lm.name,
+            "run": name,
+            "subjects to fit": run.values.get("n_fit"),
+            "to test": run.values.get("n_test"),
+            "edits": run.values.get("n_edits"),
+            "dtype": run.lm.get("dtype"),
+            "seconds": lm.seconds.get(name),
+            "folder": str(run.folder),
         }
         for lm in lms
         for name, run in lm.finished.items()
-    ]  # fmt: skip
+    ]
     total = sum(seconds for lm in lms for seconds in lm.seconds.values())
     note = f"{total / 60:,.0f} minutes in all. `lincorr report` makes a page of each run."
     formats = dict.fromkeys(("subjects to fit", "to test", "edits", "seconds"), ",.0f")
@@ -183,10 +187,15 @@ def compare_influences(lm: LMRuns, printed: PaperInfluences) -> Table | None:
     ]
     note = f"{len(rows)} of the paper's {len(printed.labels)} labels are labels of {lm.name}."
     return Table.of(
-        "influences", rows, [label, f"paper, {printed.lm}", lm.name, "shared"],
+        "influences",
+        rows,
+        [label, f"paper, {printed.lm}", lm.name, "shared"],
         f"{printed.relation} in {lm.name}: the {printed.n} labels of {token} with the highest "
-        "weights", note, headline=True, formats={"shared": "d"},
-    )  # fmt: skip
+        "weights",
+        note,
+        headline=True,
+        formats={"shared": "d"},
+    )
 
 
 def influence_rows(weights: LinearMap, n: int) -> Iterator[list[str]]:

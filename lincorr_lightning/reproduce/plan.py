@@ -361,10 +361,11 @@ def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> Plan
         # Texts: of a list of n, jsonargparse makes n copies whenever it looks at it.
         "pairs": ",".join(pairs),
         "knowledge": ",".join(dict.fromkeys(name for pair in pairs for name in pair.split("->"))),
-        "relation": relation, "controls": [_CONTROL] if has_control else [],
+        "relation": relation,
+        "controls": [_CONTROL] if has_control else [],
         "n_subjects": min(_wanted_subjects(settings, study), plan.n_subjects),
         "maps": str(maps / LINEAR_MAP) if probe else None,
-    }  # fmt: skip
+    }
     answers: list[str] = []
     if entry.get("printed"):
         printed = dict.fromkeys(n.answer for n in paper_numbers() if n.place == entry["table"])
@@ -376,10 +377,13 @@ def _plan_run(name: str, folder: Path, plan: LMRuns, settings: Settings) -> Plan
     for file in (config, *settings.overlays):
         arguments += ["--config", find_config(file)]
     options = {
-        **_filled(entry["options"], values), **settings.options,
-        **settings.studies[study]["options"], "trainer.default_root_dir": str(folder.parent),
-        "name": folder.name, **_filled(entry.get("fixed", {}), values),
-    }  # fmt: skip
+        **_filled(entry["options"], values),
+        **settings.options,
+        **settings.studies[study]["options"],
+        "trainer.default_root_dir": str(folder.parent),
+        "name": folder.name,
+        **_filled(entry.get("fixed", {}), values),
+    }
     for key, value in options.items():
         text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
         arguments.append(f"--{key}={text}")

@@ -259,8 +259,10 @@ def _shown(table: Table, n: int = _MAX_PAGE_ROWS) -> Table:
     both = both[(both["difference"] != 0) | ~both["format"].str.endswith("d")]  # equal counts
     first = both.groupby(["table", "number"], sort=False).head(n)
     forms = {sign: [f"{sign}{form.lstrip('+')}" for form in first["format"]] for sign in ("", "+")}
-    texts = {key: list(map(show, first[key], forms["+" if key == "difference" else ""]))
-             for key in _NUMBERS}  # fmt: skip
+    texts = {
+        key: list(map(show, first[key], forms["+" if key == "difference" else ""]))
+        for key in _NUMBERS
+    }
     frame = first.assign(number=first["heading"], **texts)[["row", "number", *_NUMBERS[:3]]]
     low, high, units = texts["low"], texts["high"], first[[*_UNITS]].to_numpy()
     frame["95 %"] = [f"{a} to {b}" if a else "" for a, b in zip(low, high, strict=True)]
@@ -279,9 +281,11 @@ def _draw(frame: DataFrame, title: str) -> Any:  # a figure of matplotlib, which
     groups = [rows for _, rows in by_number[:_MAX_PANELS]]
     heights = [min(len(rows), _MAX_FIGURE_ROWS) for rows in groups]
     figure = new_figure(
-        7, 0.22 * sum(heights) + 0.5 * len(heights) + 0.3, clean(title),
+        7,
+        0.22 * sum(heights) + 0.5 * len(heights) + 0.3,
+        clean(title),
         "second minus first, with 95 % interval; filled: it excludes 0; right: first → second",
-    )  # fmt: skip
+    )
     panels = figure.subplots(len(groups), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, n, rows in zip(panels, heights, groups, strict=True):
         bare_axes(axes)

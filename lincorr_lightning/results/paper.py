@@ -74,12 +74,18 @@ def paper_numbers() -> tuple[PaperNumber, ...]:
     """Return all numbers of ``paper.yaml``."""
     known = quantities()
     return tuple(
-        PaperNumber(block["place"], block["lm"], block.get("relation") or row, known[name],
-                    float(value), row if "answers" in block else "")
+        PaperNumber(
+            block["place"],
+            block["lm"],
+            block.get("relation") or row,
+            known[name],
+            float(value),
+            row if "answers" in block else "",
+        )
         for block in _data()["numbers"]
         for row, values in (block.get("answers") or block["relations"]).items()
         for name, value in zip(block["quantities"], values, strict=True)
-    )  # fmt: skip
+    )
 
 
 def differing_settings(run: SavedRun) -> list[str]:

@@ -34,12 +34,29 @@ _PALETTE = (BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00", "#56B4E9", GREY)
 DPI = 150
 # Where matplotlib looks for a character: its own font, then Chinese, Japanese, and the rest.
 _FONTS = (
-    "DejaVu Sans", "Noto Sans CJK SC", "Noto Sans CJK JP", "Noto Sans SC", "Noto Sans JP",
-    "Source Han Sans SC", "WenQuanYi Zen Hei", "WenQuanYi Micro Hei", "Microsoft YaHei",
-    "PingFang SC", "Hiragino Sans GB", "Hiragino Sans", "Yu Gothic", "IPAGothic", "SimHei",
-    "Arial Unicode MS", "Droid Sans Fallback", "Noto Sans", "Noto Sans Arabic",
-    "Noto Sans Hebrew", "Noto Sans Devanagari", "Unifont",
-)  # fmt: skip
+    "DejaVu Sans",
+    "Noto Sans CJK SC",
+    "Noto Sans CJK JP",
+    "Noto Sans SC",
+    "Noto Sans JP",
+    "Source Han Sans SC",
+    "WenQuanYi Zen Hei",
+    "WenQuanYi Micro Hei",
+    "Microsoft YaHei",
+    "PingFang SC",
+    "Hiragino Sans GB",
+    "Hiragino Sans",
+    "Yu Gothic",
+    "IPAGothic",
+    "SimHei",
+    "Arial Unicode MS",
+    "Droid Sans Fallback",
+    "Noto Sans",
+    "Noto Sans Arabic",
+    "Noto Sans Hebrew",
+    "Noto Sans Devanagari",
+    "Unifont",
+)
 _MAX_MARKERS = 30
 _DASHES = "--", ":", "-", (0, (3, 1, 1, 1))
 _LONGEST = 40  # characters of a name in a legend
@@ -60,9 +77,17 @@ def new_figure(width: float, height: float, title: str, subtitle: str = "") -> F
     layout.set(rect=(0, 0, 1, height / (height + room)))
     top = height + room - 0.08
     for lines, size, weight, colour in ((head, 12, "bold", INK), (below, 9, "normal", GREY)):
-        figure.text(0.08 / width, top / (height + room), "\n".join(lines), fontsize=size,
-                    fontweight=weight, color=colour, va="top", linespacing=1.2,
-                    in_layout=False)  # fmt: skip
+        figure.text(
+            0.08 / width,
+            top / (height + room),
+            "\n".join(lines),
+            fontsize=size,
+            fontweight=weight,
+            color=colour,
+            va="top",
+            linespacing=1.2,
+            in_layout=False,
+        )
         top -= size * len(lines) * 1.35 / 72
     return figure
 
@@ -177,14 +202,24 @@ def _colours_of(names: Sequence[Any], colours: Mapping[Any, str] | None) -> dict
 
 
 def curves(
-    frame: DataFrame, x: str, y: str, hue: str | None = None, panel: str | None = None,
-    dashed: str | None = None, *, title: str, subtitle: str = "",
+    frame: DataFrame,
+    x: str,
+    y: str,
+    hue: str | None = None,
+    panel: str | None = None,
+    dashed: str | None = None,
+    *,
+    title: str,
+    subtitle: str = "",
     band: tuple[str, str] | None = None,
-    colours: Mapping[Any, str] | None = None, labels: tuple[str, str] = ("", ""),
-    percent: bool = False, share_y: bool = False, per_row: int = 3,
+    colours: Mapping[Any, str] | None = None,
+    labels: tuple[str, str] = ("", ""),
+    percent: bool = False,
+    share_y: bool = False,
+    per_row: int = 3,
     size: tuple[float, float] = (3.5, 2.5),
     each: Callable[[Axes, Any, DataFrame], object] | None = None,
-) -> Figure:  # fmt: skip
+) -> Figure:
     """Draw y over x: a line per value of `hue`, a panel per value of `panel`.
 
     A row of `frame` is a point, in any order; rows without x or y are left out. x are numbers, of
@@ -237,8 +272,16 @@ def _draw_line(
     dotted = rows[dashed].astype(bool) if dashed else np.zeros(len(rows), dtype=bool)
     for part, dash, width, size in ((rows[~dotted], "-", 1.6, 4.0), (rows[dotted], ":", 1.0, 2.5)):
         if len(part):
-            axes.plot(part[x], part[y], dash, label=label, color=colour, linewidth=width,
-                      marker=marker, markersize=size)  # fmt: skip
+            axes.plot(
+                part[x],
+                part[y],
+                dash,
+                label=label,
+                color=colour,
+                linewidth=width,
+                marker=marker,
+                markersize=size,
+            )
             label = None
     if band:
         edge = 4 if len(rows) == 1 else 0  # a band of one point has no width
@@ -247,10 +290,19 @@ def _draw_line(
 
 
 def bars(
-    frame: DataFrame, x: str, y: str, hue: str | None = None, *, title: str, subtitle: str = "",
-    error: str | None = None, marks: Mapping[str, str] | None = None,
-    colours: Mapping[Any, str] | None = None, label: str = "", percent: bool = True,
-) -> Figure:  # fmt: skip
+    frame: DataFrame,
+    x: str,
+    y: str,
+    hue: str | None = None,
+    *,
+    title: str,
+    subtitle: str = "",
+    error: str | None = None,
+    marks: Mapping[str, str] | None = None,
+    colours: Mapping[Any, str] | None = None,
+    label: str = "",
+    percent: bool = True,
+) -> Figure:
     """Draw a group of bars for each value of x, with their numbers above.
 
     A row of `frame` is a bar of height `y`, or none if that is missing; each value of `hue` has a
@@ -269,15 +321,32 @@ def bars(
         at = np.array([groups.index(value) for value in rows[x]], dtype=float)
         at += (i - (len(colour_of) - 1) / 2) * width
         drawn = axes.bar(
-            at, rows[y].to_numpy(float), 0.92 * width, color=colour, label=name,
+            at,
+            rows[y].to_numpy(float),
+            0.92 * width,
+            color=colour,
+            label=name,
             yerr=None if error is None else rows[error].to_numpy(float),
             error_kw={"ecolor": INK, "capsize": 3, "elinewidth": 1},
-        )  # fmt: skip
-        axes.bar_label(drawn, fmt="{:.0%}" if percent else "{:.2f}", padding=3, fontsize=8,
-                       color=INK, bbox=_HALO)  # fmt: skip
+        )
+        axes.bar_label(
+            drawn,
+            fmt="{:.0%}" if percent else "{:.2f}",
+            padding=3,
+            fontsize=8,
+            color=INK,
+            bbox=_HALO,
+        )
         for (mark, named), dash in zip((marks or {}).items(), _DASHES, strict=False):
-            axes.hlines(rows[mark], at - 0.46 * width, at + 0.46 * width, color=INK, linewidth=1.6,
-                        linestyle=dash, label="" if i else named)  # fmt: skip
+            axes.hlines(
+                rows[mark],
+                at - 0.46 * width,
+                at + 0.46 * width,
+                color=INK,
+                linewidth=1.6,
+                linestyle=dash,
+                label="" if i else named,
+            )
     plain_axes(axes, "", "", label)
     ticks = ["\n".join(textwrap.wrap(one, 20)) for one in legible(map(str, groups), 60)]
     axes.set_xticks(range(len(groups)), ticks, fontsize=8.5)
@@ -295,9 +364,17 @@ def legend_below(figure: Figure, panels: Sequence[Axes]) -> None:
         for handle, name in zip(*axes.get_legend_handles_labels(), strict=True):
             handles.setdefault(name, handle)
     if names := list(handles):
-        figure.legend([*handles.values()], names, loc="outside lower left", frameon=False,
-                      ncols=_legend_columns(names, figure.get_figwidth()), fontsize=8,
-                      handlelength=1.6, columnspacing=1.2, labelcolor=INK)  # fmt: skip
+        figure.legend(
+            [*handles.values()],
+            names,
+            loc="outside lower left",
+            frameon=False,
+            ncols=_legend_columns(names, figure.get_figwidth()),
+            fontsize=8,
+            handlelength=1.6,
+            columnspacing=1.2,
+            labelcolor=INK,
+        )
 
 
 def _legend_columns(names: Sequence[Any], width: float) -> int:
@@ -327,8 +404,10 @@ def training_curves(
 
     points = [
         (key.partition("/")[0], key.partition("/")[2] or key, step, value)
-        for key, curve in history.items() for step, value in sorted(curve) if math.isfinite(value)
-    ]  # fmt: skip
+        for key, curve in history.items()
+        for step, value in sorted(curve)
+        if math.isfinite(value)
+    ]
     frame, panels = DataFrame(points, columns=["group", "name", "step", "value"]), []
     for group, rows in frame.groupby("group", sort=False):
         names = list(rows["name"].unique())
@@ -357,10 +436,15 @@ _SIDES = 1.6  # colour bar and margins, in inches
 
 
 def correlation_heatmap(
-    matrix: DataFrame, title: str, subtitle: str = "", value_label: str = "label-wise Pearson r",
-    limits: tuple[float, float] = (-1.0, 1.0), links: _FLOATS | None = None,
-    axis_labels: tuple[str, str] = ("source", "target"), least: float = 0.0,
-) -> Figure:  # fmt: skip
+    matrix: DataFrame,
+    title: str,
+    subtitle: str = "",
+    value_label: str = "label-wise Pearson r",
+    limits: tuple[float, float] = (-1.0, 1.0),
+    links: _FLOATS | None = None,
+    axis_labels: tuple[str, str] = ("source", "target"),
+    least: float = 0.0,
+) -> Figure:
     """Draw a matrix as square cells with their values, as in the paper's figures 3 and 7.
 
     `matrix` has a row per source and a column per target, or what `axis_labels` says; NaN is shown
@@ -382,8 +466,14 @@ def correlation_heatmap(
     # Shows where a value is missing.
     axes.patch.set(facecolor="#F2F2F2", edgecolor="#BBBBBB", hatch="////", linewidth=0)
     edges = (np.arange(n + 1) - 0.5 for n in (n_columns, n_rows))
-    mesh = axes.pcolormesh(*edges, np.ma.masked_invalid(cells), cmap=colours, clim=limits,
-                           edgecolors="white", linewidth=min(0.7, 2 * cell))  # fmt: skip
+    mesh = axes.pcolormesh(
+        *edges,
+        np.ma.masked_invalid(cells),
+        cmap=colours,
+        clim=limits,
+        edgecolors="white",
+        linewidth=min(0.7, 2 * cell),
+    )
     axes.set(aspect="equal", ylim=(n_rows - 0.5, -0.5))
     axes.set_xticks(range(n_columns), column_labels, rotation=90, fontsize=label_size)
     axes.set_yticks(range(n_rows), row_labels, fontsize=label_size)
@@ -393,9 +483,16 @@ def correlation_heatmap(
         for (row, column), value in np.ndenumerate(cells):
             if not math.isnan(value) and abs(value) >= least:
                 # Outside of the layout, which would measure each of them and take long.
-                axes.text(column, row, short(float(value)), ha="center", va="center",
-                          color="white" if abs(value) > 0.6 * limits[1] else INK,
-                          fontsize=min(cell * 22, 10.0), in_layout=False)  # fmt: skip
+                axes.text(
+                    column,
+                    row,
+                    short(float(value)),
+                    ha="center",
+                    va="center",
+                    color="white" if abs(value) > 0.6 * limits[1] else INK,
+                    fontsize=min(cell * 22, 10.0),
+                    in_layout=False,
+                )
     if links is not None:
         _draw_tree(figure, axes, links, cell)
     axes.set_ylabel(axis_labels[0], color=INK)

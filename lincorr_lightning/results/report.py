@@ -36,13 +36,34 @@ MAX_ROWS = 30
 _MAX_PANELS = 6
 _CSS_PIXELS_PER_METER = 96 / 0.0254
 _MAX_LATEX_ROWS = 45  # on a page
-_LATEX = str.maketrans({
-    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#",
-    "%": r"\%", "_": r"\_", "^": r"\textasciicircum{}", "~": r"\textasciitilde{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': r"\textquotedbl{}",
-    "[": "{[}", "→": r"$\rightarrow$", "−": r"$-$", "×": r"$\times$", "·": r"$\cdot$",
-    "±": r"$\pm$", "Δ": r"$\Delta$", "≥": r"$\geq$", "✓": r"$\checkmark$", "✗": r"$\times$",
-})  # fmt: skip
+_LATEX = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        "{": r"\{",
+        "}": r"\}",
+        "$": r"\$",
+        "&": r"\&",
+        "#": r"\#",
+        "%": r"\%",
+        "_": r"\_",
+        "^": r"\textasciicircum{}",
+        "~": r"\textasciitilde{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+        '"': r"\textquotedbl{}",
+        "[": "{[}",
+        "→": r"$\rightarrow$",
+        "−": r"$-$",
+        "×": r"$\times$",
+        "·": r"$\cdot$",
+        "±": r"$\pm$",
+        "Δ": r"$\Delta$",
+        "≥": r"$\geq$",
+        "✓": r"$\checkmark$",
+        "✗": r"$\times$",
+    }
+)
 # Where pyarrow is installed, pandas hands it all texts, and it refuses paths that are not UTF-8.
 any_text: Callable[[], ContextDecorator] = partial(option_context, "mode.string_storage", "python")
 
@@ -81,10 +102,16 @@ def write_report(runs: Sequence[str | Path], output: str | Path = "report") -> P
     saved.sort(key=lambda run: (order.index(run.study), run.n_parameters or math.inf, run.lm_name))
     numbered = list(enumerate(saved, start=1))
     rows = [
-        {"run": number, "study": run.study, "LM": short_name(run.lm_name), "parameters": run.size,
-         "version": run.version, "folder": str(run.folder)}
+        {
+            "run": number,
+            "study": run.study,
+            "LM": short_name(run.lm_name),
+            "parameters": run.size,
+            "version": run.version,
+            "folder": str(run.folder),
+        }
         for number, run in numbered
-    ]  # fmt: skip
+    ]
     overview = Table.of("runs", rows, (), "Runs", formats={"run": "d", "parameters": ".3g"})
     of_study = groupby(numbered, key=lambda pair: pair[1].study)
     sections = [_section(study, *zip(*runs, strict=True)) for study, runs in of_study]
@@ -167,26 +194,36 @@ def _section(study: str, numbers: Sequence[int], runs: Sequence[SavedRun]) -> Pa
 
 @any_text()
 def write_page(
-    output: str | Path, title: str, overview: Sequence[Table], sections: Sequence[PageSection],
+    output: str | Path,
+    title: str,
+    overview: Sequence[Table],
+    sections: Sequence[PageSection],
     n_runs: int,
-) -> Path:  # fmt: skip
+) -> Path:
     """Write a page, and the headline tables of each section as Markdown and LaTeX; return its path.
 
     It begins with the tables of the `overview`; in sections, tables that are no headlines are
     folded. `n_runs` is the number of runs that it is made of.
     """
     environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
-    )  # fmt: skip
+    )
     environment.filters |= {
-        "prose": _prose, "short_name": short_name,
+        "prose": _prose,
+        "short_name": short_name,
         "yaml": partial(yaml.safe_dump, allow_unicode=True),
         "base64": lambda png: base64.b64encode(png).decode("ascii"),
         # A PNG has its width at byte 16, and in a chunk its pixels per meter, if it says them.
-        "css_width": lambda png: round(int.from_bytes(png[16:20]) * _CSS_PIXELS_PER_METER / (
-            int.from_bytes(png.partition(b"pHYs")[2][:4]) or _CSS_PIXELS_PER_METER)),
-    }  # fmt: skip
+        "css_width": lambda png: round(
+            int.from_bytes(png[16:20])
+            * _CSS_PIXELS_PER_METER
+            / (int.from_bytes(png.partition(b"pHYs")[2][:4]) or _CSS_PIXELS_PER_METER)
+        ),
+    }
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     parts = {"title": title, "overview": overview, "sections": sections, "n_runs": n_runs}
     html = environment.from_string(template).render(parts, version=__version__)
@@ -315,8 +352,9 @@ def _differences(runs: Sequence[SavedRun]) -> str:
     """Name the settings besides the LM in which runs differ, which also change their numbers."""
     differ = [
         f"{key} ({' / '.join(texts)})"
-        for key, *texts in differing([run.settings for run in runs]) if key[:3] != "lm."
-    ]  # fmt: skip
+        for key, *texts in differing([run.settings for run in runs])
+        if key[:3] != "lm."
+    ]
     return f"The runs differ also in {listed(differ, most=6)}." if differ else ""
 
 
@@ -363,18 +401,30 @@ def over_sizes(runs: Sequence[SavedRun]) -> list[Figure]:
     named = list(zip(runs, map(add, run_names(runs), sizes), strict=True))
     paths = ".precision.", ".precision.chance."
     rows = [
-        (clean(pair), name, line.heading, path is paths[1],
-         line._replace(path=line.path.replace(paths[0], path)).of(run, pair))
+        (
+            clean(pair),
+            name,
+            line.heading,
+            path is paths[1],
+            line._replace(path=line.path.replace(paths[0], path)).of(run, pair),
+        )
         for pair, line, (run, name), path in product(pairs[:_MAX_PANELS], lines, named, paths)
-    ]  # fmt: skip
+    ]
     frame = DataFrame(rows, columns=["pair", "LM", "line", "chance", "value"])
     from lincorr_lightning.results.plots import curves  # late: most pages draw nothing
 
     draw = partial(
-        curves, frame.astype({"value": float}), "LM", "value", "line", "pair", "chance",
+        curves,
+        frame.astype({"value": float}),
+        "LM",
+        "value",
+        "line",
+        "pair",
+        "chance",
         title="Precision of W by LM",
-        subtitle="LMs in their order; dotted: weights in random order", labels=("LM", "Hit@N"),
+        subtitle="LMs in their order; dotted: weights in random order",
+        labels=("LM", "Hit@N"),
         each=lambda axes, *_: axes.set_ylim(-0.03, 1.03),
-    )  # fmt: skip
+    )
     left_out = f"; {_MAX_PANELS} of {len(pairs)} pairs" if len(pairs) > _MAX_PANELS else ""
     return [Figure("sizes", f"Hit@N of W by LM (paper, {place}){left_out}.", draw)]

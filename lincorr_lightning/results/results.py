@@ -140,13 +140,16 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         """Return the content of ``results.json``."""
         return {
-            "study": self.study, "schema": SCHEMA, "lm": dict(self.lm) or None,
-            "versions": versions(), **self.values,
+            "study": self.study,
+            "schema": SCHEMA,
+            "lm": dict(self.lm) or None,
+            "versions": versions(),
+            **self.values,
             **{one.study: dict(one.values) for one in self.included if one.values},
             "settings": dict(self.settings),
             "tables": [table.to_json() for table in self.all_tables],
             "figures": [{"name": one.name, "caption": one.caption} for one in self.all_figures],
-        }  # fmt: skip
+        }
 
     def write(self, folder: Path) -> None:
         """Write tables, figures and, last, ``results.json``, with which a folder is complete."""

@@ -167,9 +167,11 @@ def write_parts(trainer: L.Trainer, results: Results) -> None:
 
 
 def log_scalars(
-    trainer: L.Trainer, scalars: Mapping[str, float | None], step: int | None = None,
+    trainer: L.Trainer,
+    scalars: Mapping[str, float | None],
+    step: int | None = None,
     at_most: int | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Send scalars to `Trainer.callback_metrics`, and the first of them to every logger.
 
     The latter makes them available to `EarlyStopping` and `ModelCheckpoint`, also without a logger;

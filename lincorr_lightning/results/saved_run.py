@@ -26,8 +26,14 @@ PACKAGE = "lincorr-lightning"
 MAX_CONSOLE_ROWS = 20
 
 # Keys of all studies, and their types.
-_KEYS: dict[str, Any] = {"study": str, "lm": (dict, NoneType), "versions": dict, "settings": dict,
-                         "tables": list, "figures": list}  # fmt: skip
+_KEYS: dict[str, Any] = {
+    "study": str,
+    "lm": (dict, NoneType),
+    "versions": dict,
+    "settings": dict,
+    "tables": list,
+    "figures": list,
+}
 # In files of unknown origin: names stay in the folder, and formats are short and never fail.
 _NAME = re.compile(r"[^/\\\0]{1,100}")
 _FORMAT = re.compile(r"\+?,?(\.\d{1,2}[efg%]|d)?")

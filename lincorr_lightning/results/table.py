@@ -88,10 +88,16 @@ class Table:
 
     @classmethod
     def of(
-        cls, name: str, rows: Iterable[Any], columns: type[Any] | Sequence[str] = (),
-        caption: str = "", note: str = "", headline: bool = False,
-        headings: Mapping[str, str] | None = None, formats: Mapping[str, str] | None = None,
-    ) -> Table:  # fmt: skip
+        cls,
+        name: str,
+        rows: Iterable[Any],
+        columns: type[Any] | Sequence[str] = (),
+        caption: str = "",
+        note: str = "",
+        headline: bool = False,
+        headings: Mapping[str, str] | None = None,
+        formats: Mapping[str, str] | None = None,
+    ) -> Table:
         """Make a table of records, mappings or sequences; other arguments are those of `Table`.
 
         `columns` are the records' class or the columns' names, by default those of the first row;
@@ -185,10 +191,15 @@ class Table:
             for key, title, kind in zip(self.keys, self.titles, kinds, strict=True)
         ]
         means = {number: dataclasses.asdict(mean) for number, mean in self.means.items()}
-        return {"name": self.name, "caption": self.caption, "note": self.note,
-                "headline": self.headline, "columns": columns,
-                **({"unit": list(self.unit), "means": means} if means else {}),
-                **({"words": dict(self.words)} if self.words else {})}  # fmt: skip
+        return {
+            "name": self.name,
+            "caption": self.caption,
+            "note": self.note,
+            "headline": self.headline,
+            "columns": columns,
+            **({"unit": list(self.unit), "means": means} if means else {}),
+            **({"words": dict(self.words)} if self.words else {}),
+        }
 
 
 def make_frame(rows: Sequence[Any], names: Sequence[str]) -> DataFrame:

@@ -22,12 +22,21 @@ SAE_FOLDER = "sparse_autoencoders"  #: Folder of a run that holds a folder per S
 # Names of TransformerLens, whose stream before a layer is the one after the previous layer, and of
 # modules, by their path below the layer. Heads are converted to the attention's output.
 _HOOK_KINDS: dict[str, HookKind] = {
-    "hook_resid_post": "residual", "hook_resid_pre": "residual", "": "residual",
-    "hook_mlp_out": "mlp_out", "hook_attn_out": "attention_out", "attn.hook_z": "attention_out",
-    "mlp": "mlp_out", "feed_forward": "mlp_out", "post_feedforward_layernorm": "mlp_out",
-    "attn": "attention_out", "self_attn": "attention_out", "attention": "attention_out",
-    "self_attention": "attention_out", "self_attn.o_proj.input": "attention_out",
-}  # fmt: skip
+    "hook_resid_post": "residual",
+    "hook_resid_pre": "residual",
+    "": "residual",
+    "hook_mlp_out": "mlp_out",
+    "hook_attn_out": "attention_out",
+    "attn.hook_z": "attention_out",
+    "mlp": "mlp_out",
+    "feed_forward": "mlp_out",
+    "post_feedforward_layernorm": "mlp_out",
+    "attn": "attention_out",
+    "self_attn": "attention_out",
+    "attention": "attention_out",
+    "self_attention": "attention_out",
+    "self_attn.o_proj.input": "attention_out",
+}
 _IN_LAYER = re.compile(r"(?:\w+\.)*(?:blocks|layers?|h)\.(\d+)\.?(.*)")
 # Names in folders: Gemma Scope's, and such as resid_post_layer_8 or attn_out_all/layer_3_width_16k.
 _SITES = (
@@ -147,9 +156,12 @@ class SAEFormat(NamedTuple):
 
 
 def load_sae(
-    folder: str | Path, *, hook_point: HookPoint | None = None, input_scale: float | None = None,
+    folder: str | Path,
+    *,
+    hook_point: HookPoint | None = None,
+    input_scale: float | None = None,
     lm: LanguageModel | None = None,
-) -> SparseAutoencoder:  # fmt: skip
+) -> SparseAutoencoder:
     """Load an SAE from a local folder of any known format; no code in its files is run.
 
     It is in float32 and in evaluation mode. The norms of the decoder stay as they are in the file;
@@ -248,9 +260,13 @@ def save_saes(saes: Mapping[HookPoint, SparseAutoencoder], folder: str | Path) -
 _KEYS = ("W_enc", "W_dec", "b_enc", "b_dec")
 # SAELens' architectures; nested losses (Matryoshka) only matter for training.
 _ARCHITECTURES: dict[str, Activation] = {
-    "standard": "relu", "jumprelu": "jumprelu", "gated": "jumprelu", "topk": "topk",
-    "batchtopk": "batchtopk", "matryoshka_batchtopk": "batchtopk",
-}  # fmt: skip
+    "standard": "relu",
+    "jumprelu": "jumprelu",
+    "gated": "jumprelu",
+    "topk": "topk",
+    "batchtopk": "batchtopk",
+    "matryoshka_batchtopk": "batchtopk",
+}
 _THRESHOLDS = {"jumprelu": "threshold", "batchtopk": "topk_threshold"}
 _SCALED = "expected_average_only_in"
 
@@ -269,10 +285,12 @@ def _read_gemma_scope(source: SAESource) -> SparseAutoencoder:
     source.require("affine_connection", bool(skips), [False])
     keys = _KEYS if "W_enc" in source.tensors else [key.lower() for key in _KEYS]
     sae = SparseAutoencoder(
-        hook_point=source.find_hook_point(hook), activation="jumprelu",
-        threshold=source.tensor("threshold"), lm=source.config.get("model_name"),
+        hook_point=source.find_hook_point(hook),
+        activation="jumprelu",
+        threshold=source.tensor("threshold"),
+        lm=source.config.get("model_name"),
         **source.weights(keys, "encoder"),
-    )  # fmt: skip
+    )
     return _from_heads(sae, source) if sae.hook_point.kind == "attention_out" else sae
 
 
@@ -299,9 +317,12 @@ def _read_sparsify(source: SAESource) -> SparseAutoencoder:
     names = source.folder.absolute().parts[::-1]
     hook = next((name for name in names if _IN_LAYER.fullmatch(name)), names[0])
     return SparseAutoencoder(
-        hook_point=source.find_hook_point(hook), activation="topk", k=int(config["k"]),
-        subtract_decoder_bias=True, **parts,
-    )  # fmt: skip
+        hook_point=source.find_hook_point(hook),
+        activation="topk",
+        k=int(config["k"]),
+        subtract_decoder_bias=True,
+        **parts,
+    )
 
 
 # dictionary_learning: tensors of a class, activation, and whether the encoder reads x - b_dec.
@@ -310,10 +331,11 @@ _DICTIONARIES: dict[str, tuple[Sequence[str], Activation, bool]] = {
     "AutoEncoder": ((*_LINEAR[:3], "bias"), "relu", True),
     "AutoEncoderNew": ((*_LINEAR[:3], "decoder.bias"), "relu", False),
     "GatedAutoEncoder": ((*_LINEAR[:2], "mag_bias", "decoder_bias"), "jumprelu", True),
-    "JumpReluAutoEncoder": (_KEYS, "jumprelu", False), "AutoEncoderTopK": (_LINEAR, "topk", True),
+    "JumpReluAutoEncoder": (_KEYS, "jumprelu", False),
+    "AutoEncoderTopK": (_LINEAR, "topk", True),
     "BatchTopKSAE": (_LINEAR, "batchtopk", True),
     "MatryoshkaBatchTopKSAE": (_KEYS, "batchtopk", True),
-}  # fmt: skip
+}
 
 
 def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
@@ -334,9 +356,12 @@ def _read_dictionary_learning(source: SAESource) -> SparseAutoencoder:
         parts["threshold"] = source.tensor("threshold")
     return SparseAutoencoder(
         hook_point=source.find_hook_point(str(trainer.get("submodule_name") or "")),
-        activation=activation, k=None if k is None else int(k), subtract_decoder_bias=subtract,
-        lm=trainer.get("lm_name"), **parts,
-    )  # fmt: skip
+        activation=activation,
+        k=None if k is None else int(k),
+        subtract_decoder_bias=subtract,
+        lm=trainer.get("lm_name"),
+        **parts,
+    )
 
 
 def _read_saelens(source: SAESource) -> SparseAutoencoder:
@@ -369,12 +394,14 @@ def _read_saelens(source: SAESource) -> SparseAutoencoder:
         parts["decoder"] = parts["decoder"] / torch.where(norm == 0, 1.0, norm)[:, None]
     hook = str(config.get("hook_name") or config.get("hook_point") or "")
     sae = SparseAutoencoder(
-        hook_point=source.find_hook_point(hook), activation=activation,
+        hook_point=source.find_hook_point(hook),
+        activation=activation,
         k=None if k is None else int(k),
         input_scale=_saelens_scale(source, config.get("normalize_activations"), hook),
         subtract_decoder_bias=config.get("apply_b_dec_to_input", True),
-        lm=config.get("model_name"), **parts,
-    )  # fmt: skip
+        lm=config.get("model_name"),
+        **parts,
+    )
     # Which processing steps of TransformerLens were chosen.
     chosen = config.get("model_from_pretrained_kwargs") or {}
     steps = {name for name, value in chosen.items() if value is True}
@@ -435,11 +462,15 @@ def _read_llama_scope(source: SAESource) -> SparseAutoencoder:
         if norm is not None:  # a feature of zero norm adds nothing, whatever its threshold
             threshold = threshold / torch.where(norm == 0, 1.0, norm)
     return SparseAutoencoder(
-        hook_point=source.find_hook_point(hook), activation=activation, threshold=threshold,
+        hook_point=source.find_hook_point(hook),
+        activation=activation,
+        threshold=threshold,
         k=config.get("top_k") if activation == "topk" else None,
-        score_scale=norm if activation == "topk" else None, input_scale=scale,
-        subtract_decoder_bias=config.get("apply_decoder_bias_to_pre_encoder", False), **parts,
-    )  # fmt: skip
+        score_scale=norm if activation == "topk" else None,
+        input_scale=scale,
+        subtract_decoder_bias=config.get("apply_decoder_bias_to_pre_encoder", False),
+        **parts,
+    )
 
 
 # -- conversion ----------------------------------------------------------------------------------
@@ -526,23 +557,28 @@ def at_output(sae: SparseAutoencoder, weight: Tensor, bias: Tensor) -> SparseAut
     if not sae.subtract_decoder_bias:  # otherwise the decoder bias, with b, is subtracted already
         encoder_bias = encoder_bias - sae.input_scale * (encoder @ bias)
     return sae.replaced(
-        encoder=encoder.float(), decoder=(sae.decoder.double() @ weight.T).float(),
-        encoder_bias=encoder_bias.float(), decoder_bias=decoder_bias.float(),
-    )  # fmt: skip
+        encoder=encoder.float(),
+        decoder=(sae.decoder.double() @ weight.T).float(),
+        encoder_bias=encoder_bias.float(),
+        decoder_bias=decoder_bias.float(),
+    )
 
 
 FORMATS = {
-    "lincorr": SAEFormat([stored.CONFIG_FILE, stored.TENSORS_FILE],
-                         lambda source: SparseAutoencoder.from_pretrained(source.folder)),
+    "lincorr": SAEFormat(
+        [stored.CONFIG_FILE, stored.TENSORS_FILE],
+        lambda source: SparseAutoencoder.from_pretrained(source.folder),
+    ),
     "saelens": SAEFormat(["cfg.json", "sae_weights.safetensors"], _read_saelens),
     "gemma_scope": SAEFormat(["params.npz"], _read_gemma_scope),
     "gemma_scope_2, without settings": SAEFormat(["params.safetensors"], _read_gemma_scope),
     "gemma_scope_2": SAEFormat(["config.json", "params.safetensors"], _read_gemma_scope),
-    "llama_scope": SAEFormat(["hyperparams.json", "checkpoints/final.safetensors"],
-                             _read_llama_scope),
+    "llama_scope": SAEFormat(
+        ["hyperparams.json", "checkpoints/final.safetensors"], _read_llama_scope
+    ),
     "sparsify": SAEFormat(["cfg.json", "sae.safetensors"], _read_sparsify),
     "dictionary_learning": SAEFormat(["config.json", "ae.pt"], _read_dictionary_learning),
-}  # fmt: skip
+}
 """Formats that `load_sae` reads, the last that fits; `register_format` adds others."""
 
 

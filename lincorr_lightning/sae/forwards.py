@@ -66,11 +66,15 @@ def rows_of(texts: TokenRows) -> list[list[int]]:
 
 
 def run_with_hooks(
-    lm: LanguageModel, rows: Rows, callback: Callable[[Forward], None], *,
-    hook_points: Sequence[HookPoint] = (), logits: bool = True,
+    lm: LanguageModel,
+    rows: Rows,
+    callback: Callable[[Forward], None],
+    *,
+    hook_points: Sequence[HookPoint] = (),
+    logits: bool = True,
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
     batches: MicroBatches | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """Run the LM over texts, in batches of similar length that fit the memory.
 
     The LM, loaded, runs in eval mode and its own precision, for logits to its end; its mode is
@@ -97,9 +101,11 @@ def run_with_hooks(
 
 
 def run_layer(
-    lm: LanguageModel, rows: Rows, layer: int,
+    lm: LanguageModel,
+    rows: Rows,
+    layer: int,
     callback: Callable[[list[int], Callable[[Intervention | None], Tensor]], None],
-) -> None:  # fmt: skip
+) -> None:
     """Run the LM over texts up to a layer, which `callback` can then run as often as it wants.
 
     It takes the indices of the texts of each forward pass, and what `stop_before` returns.
@@ -114,22 +120,27 @@ def run_layer(
 
 @torch.no_grad()
 def _run_batches(
-    lm: LanguageModel, rows: Rows, run: Callable[[list[int], Tensor, Tensor], None],
+    lm: LanguageModel,
+    rows: Rows,
+    run: Callable[[list[int], Tensor, Tensor], None],
     batches: MicroBatches | None = None,
-) -> None:  # fmt: skip
+) -> None:
     device = lm.model.device.type
     batches = batches or MicroBatches(lm.config.tokens_per_forward)
     with reading(lm.model, device, compiled=lm.config.compile):
         batches.run(
-            [len(row) for row in rows], device,
+            [len(row) for row in rows],
+            device,
             lambda cases: run(cases, *lm.pad([rows[case] for case in cases])),
-        )  # fmt: skip
+        )
 
 
 def last_activations(
-    lm: LanguageModel, rows: Rows, hook_points: Sequence[HookPoint],
+    lm: LanguageModel,
+    rows: Rows,
+    hook_points: Sequence[HookPoint],
     context: Callable[[list[int]], AbstractContextManager[object]] | None = None,
-) -> dict[HookPoint, Tensor]:  # fmt: skip
+) -> dict[HookPoint, Tensor]:
     """Return the activations at each text's last position, ``(n_texts, width)`` on the CPU."""
     activations: dict[HookPoint, Tensor] = {}
 
@@ -177,9 +188,13 @@ class BlockActivations:
                 out[i, slot] = forward.at[hook_point][mask.to(out.device)].to(out)
 
         run_with_hooks(
-            self._lm, rows_of(texts), write, hook_points=hook_points, logits=False,
+            self._lm,
+            rows_of(texts),
+            write,
+            hook_points=hook_points,
+            logits=False,
             batches=self._batches,
-        )  # fmt: skip
+        )
         return out
 
 

@@ -10,8 +10,10 @@ from lincorr_lightning.errors import SparseAutoencoderError
 HookKind = Literal["residual", "mlp_out", "attention_out"]
 KINDS: tuple[HookKind, ...] = get_args(HookKind)
 KIND_NAMES: dict[HookKind, str] = {
-    "residual": "residual stream", "mlp_out": "MLP", "attention_out": "attention"
-}  # fmt: skip
+    "residual": "residual stream",
+    "mlp_out": "MLP",
+    "attention_out": "attention",
+}
 """Names of the kinds on figures and screens."""
 T = TypeVar("T")
 

@@ -139,9 +139,13 @@ def stop_before(
 
 
 def _replace_output(
-    hook_point: HookPoint, function: Callable[[Tensor], Tensor | None], shape: list[int],
-    module: nn.Module, args: Any, output: Any,
-) -> Any:  # fmt: skip
+    hook_point: HookPoint,
+    function: Callable[[Tensor], Tensor | None],
+    shape: list[int],
+    module: nn.Module,
+    args: Any,
+    output: Any,
+) -> Any:
     tensor = _tensor_in(output)
     whole = tensor if tensor.dim() == 3 else tensor.view(shape)
     if (new := function(whole)) is None:

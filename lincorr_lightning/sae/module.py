@@ -57,11 +57,17 @@ class SparseAutoencoders(studies.LMStudy):
     refused_callbacks = (WeightAveraging,)
 
     def __init__(
-        self, lm: LMConfig = LMConfig(), kinds: list[HookKind] = list(KINDS),  # noqa: B006
-        layers: list[int] | None = None, sae: SAESettings = SAESettings(),
-        learning_rate: float = stacked.LEARNING_RATE, warmup: float = stacked.WARMUP,
-        decay: float = stacked.DECAY, saes: str | list[str] | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        lm: LMConfig = LMConfig(),
+        kinds: list[HookKind] = list(KINDS),  # noqa: B006
+        layers: list[int] | None = None,
+        sae: SAESettings = SAESettings(),
+        learning_rate: float = stacked.LEARNING_RATE,
+        warmup: float = stacked.WARMUP,
+        decay: float = stacked.DECAY,
+        saes: str | list[str] | None = None,
+        seed: int = 0,
+    ) -> None:
         if not kinds or not set(kinds) <= set(KINDS):
             raise ConfigError(f"model.kinds is {kinds}; it must be some of {', '.join(KINDS)}.")
         require("model.learning_rate", learning_rate, above=0)
@@ -213,11 +219,14 @@ class SparseAutoencoders(studies.LMStudy):
     def build_results(self) -> Results:
         n_tokens = torch.tensor(self.n_tokens, device=self.device)
         return sae_results(
-            self._sizes, self._reconstruction, self.history,
-            lm_name=self.lm.config.name_or_path, n_steps=self.trainer.global_step,
+            self._sizes,
+            self._reconstruction,
+            self.history,
+            lm_name=self.lm.config.name_or_path,
+            n_steps=self.trainer.global_step,
             n_tokens=int(self.trainer.strategy.reduce(n_tokens, reduce_op="sum")),
             seconds=self.seconds,
-        )  # fmt: skip
+        )
 
     def write_artifacts(self, folder: Path) -> None:
         if self.trainer.state.fn == "fit":

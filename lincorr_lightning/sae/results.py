@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 _COLOURS = dict(zip(KIND_NAMES.values(), (BLUE, ORANGE, GREEN), strict=True))
 _TITLES = {
     "explained_variance": "explained variance",
-    "loss_recovered": "loss recovered (0: zeros, 1: unchanged)", "l0": "active features per token",
+    "loss_recovered": "loss recovered (0: zeros, 1: unchanged)",
+    "l0": "active features per token",
     "dead": "dead features (active at no token)",
-}  # fmt: skip
+}
 SCORES = tuple(_TITLES)
 
 
@@ -53,18 +54,31 @@ def score_hook_points(sizes: Mapping[HookPoint, int], scored: Reconstruction) ->
     recovered = scored.loss_recovered
     return [
         SAEScore(
-            at.id, at.kind, at.layer, size, number(float(scored.explained_variance[i])),
-            float(scored.l0[i]), float((scored.frequency[i, :size] == 0).double().mean()),
-            number(float(recovered[i])), float(scored.spliced[i]), float(scored.ablated[i]),
+            at.id,
+            at.kind,
+            at.layer,
+            size,
+            number(float(scored.explained_variance[i])),
+            float(scored.l0[i]),
+            float((scored.frequency[i, :size] == 0).double().mean()),
+            number(float(recovered[i])),
+            float(scored.spliced[i]),
+            float(scored.ablated[i]),
         )
         for i, (at, size) in enumerate(sizes.items())
-    ]  # fmt: skip
+    ]
 
 
 def sae_results(
-    sizes: Mapping[HookPoint, int], scored: Reconstruction | None, history: History, *,
-    lm_name: str, n_steps: int, n_tokens: int, seconds: float | None,
-) -> Results:  # fmt: skip
+    sizes: Mapping[HookPoint, int],
+    scored: Reconstruction | None,
+    history: History,
+    *,
+    lm_name: str,
+    n_steps: int,
+    n_tokens: int,
+    seconds: float | None,
+) -> Results:
     """Return the results of a run, whose SAEs have these numbers of features.
 
     Without held-out texts `scored` is None; without training, the history, (step, value) pairs by
@@ -75,18 +89,23 @@ def sae_results(
     if scored is not None:
         scores = score_hook_points(sizes, scored)
         table = Table.of(
-            "hook_points", scores, SAEScore,
+            "hook_points",
+            scores,
+            SAEScore,
             f"Scores of each SAE on {scored.n_tokens:,} held-out tokens.",
             f"The LM's loss is {scored.clean:.3f} nats per token; spliced and ablated are its loss "
             "with the activations replaced by their reconstruction and by zeros, and loss "
-            "recovered is (ablated - spliced) / (ablated - clean).", True)  # fmt: skip
+            "recovered is (ablated - spliced) / (ablated - clean).",
+            True,
+        )
         tables = [table]
         means = table.frame[list(SCORES)].astype(float).mean()
         values = {
-            "n_held_out_tokens": scored.n_tokens, "loss_clean": scored.clean,
+            "n_held_out_tokens": scored.n_tokens,
+            "loss_clean": scored.clean,
             "mean": {what: number(means[what]) for what in SCORES},
             "hook_points": [asdict(score) for score in scores],
-        }  # fmt: skip
+        }
         n, *others = set(sizes.values())
         size = "of several sizes" if others else f"{n:,} features each"
         subtitle = f"{name}; {len(scores)} SAEs, {size}; {scored.n_tokens:,} held-out tokens"
@@ -102,9 +121,10 @@ def quality_figure(scores: "DataFrame", subtitle: str) -> Drawing:
     """Draw the scores of SAEs by layer, a panel per score; the rows are `SAEScore`."""
     points = scores.melt(["kind", "layer"], list(_TITLES), "score")
     points = points.assign(
-        value=points["value"].astype(float), kind=points["kind"].map(KIND_NAMES),
+        value=points["value"].astype(float),
+        kind=points["kind"].map(KIND_NAMES),
         score=points["score"].map(_TITLES),
-    )  # fmt: skip
+    )
 
     def limit(axes: Axes, score: str, rows: "DataFrame") -> None:
         low, high = rows["value"].min(), rows["value"].max()
@@ -112,9 +132,18 @@ def quality_figure(scores: "DataFrame", subtitle: str) -> Drawing:
         axes.set_ylim(min(0.0, low) - 0.02, max(1.02, 1.02 * high) if whole else 1.15 * high)
 
     return curves(
-        points, "layer", "value", "kind", "score", title="Sparse autoencoders by layer",
-        subtitle=subtitle, colours=_COLOURS, labels=("layer", ""), per_row=2, each=limit,
-    )  # fmt: skip
+        points,
+        "layer",
+        "value",
+        "kind",
+        "score",
+        title="Sparse autoencoders by layer",
+        subtitle=subtitle,
+        colours=_COLOURS,
+        labels=("layer", ""),
+        per_row=2,
+        each=limit,
+    )
 
 
 def training_figure(history: History, lm: str) -> Drawing:
@@ -128,6 +157,11 @@ def training_figure(history: History, lm: str) -> Drawing:
         rows += [(panel, f"layer {hook_point.layer}", step, value) for step, value in points]
     frame = make_frame(rows, ["panel", "layer", "step", "value"])
     return curves(
-        frame.sort_values("panel", kind="stable"), "step", "value", "layer", "panel",
-        title=f"Training of {lm}'s SAEs", labels=("step", ""),
-    )  # fmt: skip
+        frame.sort_values("panel", kind="stable"),
+        "step",
+        "value",
+        "layer",
+        "panel",
+        title=f"Training of {lm}'s SAEs",
+        labels=("step", ""),
+    )

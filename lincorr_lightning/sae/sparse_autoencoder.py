@@ -30,9 +30,15 @@ TENSORS_FILE = "sparse_autoencoder.safetensors"
 _THRESHOLDED = ("jumprelu", "batchtopk")
 _SETTINGS = ("activation", "k", "input_scale", "subtract_decoder_bias", "lm")
 _ARGUMENTS = (
-    "hook_point", "encoder", "decoder", "encoder_bias", "decoder_bias", "threshold", "score_scale",
+    "hook_point",
+    "encoder",
+    "decoder",
+    "encoder_bias",
+    "decoder_bias",
+    "threshold",
+    "score_scale",
     *_SETTINGS,
-)  # fmt: skip
+)
 _WAY_OUT = "Copy or download the SAE again, or pass another folder."
 _MAX_COMPRESSION = 1032  # of zip's deflate
 
@@ -80,11 +86,21 @@ class SparseAutoencoder(nn.Module):
     score_scale: Tensor | None
 
     def __init__(
-        self, *, hook_point: HookPoint, encoder: Tensor, decoder: Tensor, encoder_bias: Tensor,
-        decoder_bias: Tensor, activation: Activation = "relu", threshold: Tensor | None = None,
-        k: int | None = None, score_scale: Tensor | None = None, input_scale: float = 1.0,
-        subtract_decoder_bias: bool = False, lm: str | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        hook_point: HookPoint,
+        encoder: Tensor,
+        decoder: Tensor,
+        encoder_bias: Tensor,
+        decoder_bias: Tensor,
+        activation: Activation = "relu",
+        threshold: Tensor | None = None,
+        k: int | None = None,
+        score_scale: Tensor | None = None,
+        input_scale: float = 1.0,
+        subtract_decoder_bias: bool = False,
+        lm: str | None = None,
+    ) -> None:
         super().__init__()
         self.hook_point, self.activation, self.k, self.lm = hook_point, activation, k, lm
         self.input_scale = float(input_scale)
@@ -107,9 +123,13 @@ class SparseAutoencoder(nn.Module):
             fail(f"unknown activation {self.activation!r}; there are {', '.join(ACTIVATIONS)}")
         n, width = self.decoder.shape
         shapes = {
-            "decoder": (n, width), "encoder": (n, width), "encoder_bias": (n,),
-            "decoder_bias": (width,), "threshold": (n,), "score_scale": (n,),
-        }  # fmt: skip
+            "decoder": (n, width),
+            "encoder": (n, width),
+            "encoder_bias": (n,),
+            "decoder_bias": (width,),
+            "threshold": (n,),
+            "score_scale": (n,),
+        }
         for name, shape in shapes.items():
             tensor = getattr(self, name)
             if tensor is not None and (found := tuple(tensor.shape)) != shape:
@@ -194,9 +214,11 @@ class SparseAutoencoder(nn.Module):
             decoder=(decoder / norm[:, None]).to(self.decoder),
             encoder_bias=(encoder_bias * norm).to(self.encoder_bias),
             decoder_bias=decoder_bias.to(self.decoder_bias),
-            threshold=threshold, score_scale=score_scale,
-            input_scale=1.0, subtract_decoder_bias=False,
-        ).eval()  # fmt: skip
+            threshold=threshold,
+            score_scale=score_scale,
+            input_scale=1.0,
+            subtract_decoder_bias=False,
+        ).eval()
 
     def replaced(self, **changes: Any) -> "SparseAutoencoder":
         """Return a new SAE with some arguments of the constructor changed."""
@@ -210,11 +232,12 @@ class SparseAutoencoder(nn.Module):
         tensors = {name: one.detach().cpu().contiguous() for name, one in self.state_dict().items()}
         torch_version = importlib.metadata.version("torch")
         config = {
-            "format": FORMAT, "format_version": FORMAT_VERSION,
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
             "hook_point": {"layer": self.hook_point.layer, "kind": self.hook_point.kind},
             **{name: getattr(self, name) for name in _SETTINGS},
             "versions": {"lincorr_lightning": __version__, "torch": torch_version},
-        }  # fmt: skip
+        }
         with atomic_folder(folder, {CONFIG_FILE, TENSORS_FILE}) as new:
             with atomic_write(new / TENSORS_FILE) as part:
                 save_file(tensors, part)
@@ -266,9 +289,17 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         with np.load(path, allow_pickle=False) as arrays:
             return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
     except (
-        SafetensorError, OSError, ValueError, EOFError, BadZipFile, TypeError, KeyError,
-        MemoryError, RuntimeError, UnpicklingError,
-    ) as error:  # fmt: skip
+        SafetensorError,
+        OSError,
+        ValueError,
+        EOFError,
+        BadZipFile,
+        TypeError,
+        KeyError,
+        MemoryError,
+        RuntimeError,
+        UnpicklingError,
+    ) as error:
         reason = str(error).split("\n")[0]
         if isinstance(error, UnpicklingError):  # torch's message explains how to run them
             reason = "of other things than tensors"

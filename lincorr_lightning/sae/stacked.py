@@ -121,9 +121,10 @@ class StackedAutoencoders(nn.Module):
         # Of the other activations, only the chosen features have gradients.
         with torch.set_grad_enabled(is_relu and torch.is_grad_enabled()):
             before = torch.baddbmm(
-                self.encoder_bias[:, None], inputs - self.decoder_bias[:, None],
+                self.encoder_bias[:, None],
+                inputs - self.decoder_bias[:, None],
                 self.encoder.transpose(1, 2),
-            )  # fmt: skip
+            )
         if is_relu:
             features = before.relu()
             rebuilt = torch.baddbmm(self.decoder_bias[:, None], features, self.decoder)
@@ -229,10 +230,12 @@ class StackedAutoencoders(nn.Module):
                 activation=activation,
                 threshold=self.threshold[i].clone() if is_batchtopk else None,
                 k=None if activation == "relu" else settings.k,
-                input_scale=float(self.input_scale[i]), subtract_decoder_bias=True, lm=lm,
+                input_scale=float(self.input_scale[i]),
+                subtract_decoder_bias=True,
+                lm=lm,
             ).eval()
             for i, hook_point in enumerate(self.hook_points)
-        }  # fmt: skip
+        }
 
 
 LEARNING_RATE, WARMUP, DECAY = 4e-3, 0.05, 0.4
@@ -301,9 +304,14 @@ class _KnownPreActivations(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, encoder: Tensor, bias: Tensor, center: Tensor, values: Tensor,
+        ctx: Any,
+        inputs: Tensor,
+        encoder: Tensor,
+        bias: Tensor,
+        center: Tensor,
+        values: Tensor,
         entries: "_Entries",
-    ) -> Tensor:  # fmt: skip
+    ) -> Tensor:
         del bias
         ctx.save_for_backward(inputs, encoder, center, *entries)
         return values.clone()
@@ -318,23 +326,31 @@ class _KnownPreActivations(torch.autograd.Function):
         counts = torch.bincount(features, minlength=n_hook_points * n_features)
         read = (inputs - center[:, None]).flatten(0, 1)
         to_encoder = embedding_bag(
-            rows[order], read, counts.cumsum(0) - counts, mode="sum",
+            rows[order],
+            read,
+            counts.cumsum(0) - counts,
+            mode="sum",
             per_sample_weights=gradient[order],
-        ).view(n_hook_points, n_features, width)  # fmt: skip
+        ).view(n_hook_points, n_features, width)
         # Not index_add, whose atomic additions would make runs differ on a GPU.
         sums = embedding_bag(
-            torch.arange(len(order), device=order.device), gradient[order, None],
-            counts.cumsum(0) - counts, mode="sum",
-        ).view(n_hook_points, 1, n_features)  # fmt: skip
+            torch.arange(len(order), device=order.device),
+            gradient[order, None],
+            counts.cumsum(0) - counts,
+            mode="sum",
+        ).view(n_hook_points, 1, n_features)
         return None, to_encoder, sums[:, 0], -torch.bmm(sums, encoder)[:, 0], None, None
 
 
 def _decode(features: Tensor, decoder: Tensor, entries: "_Entries") -> Tensor:
     n_hook_points, _, width = decoder.shape
     rows = embedding_bag(
-        entries.features, decoder.flatten(0, 1), entries.starts, mode="sum",
+        entries.features,
+        decoder.flatten(0, 1),
+        entries.starts,
+        mode="sum",
         per_sample_weights=features,
-    )  # fmt: skip
+    )
     return rows.view(n_hook_points, -1, width)
 
 

@@ -27,9 +27,11 @@ def ablate(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
     """Run an ablation, and return module, data, trainer, results and folder."""
 
     def run(
-        data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None,
-        lm: str = small_lm, **model: Any,
-    ) -> SimpleNamespace:  # fmt: skip
+        data: dict[str, Any] | None = None,
+        trainer: dict[str, Any] | None = None,
+        lm: str = small_lm,
+        **model: Any,
+    ) -> SimpleNamespace:
         settings = {"compose": COMPOSE, "learn": LEARN, "mapping": ["reference", "permuted"]}
         module = VocabularyAblation(LMConfig(lm), **settings | model)
         texts = PairedTextsDataModule(module.plan, **{"n_paired": 40, "n_new": 12} | (data or {}))

@@ -94,8 +94,10 @@ def test_the_nearest_label_is_a_baseline():
     weight, shares, macro = embedding.weight.float().numpy(), [], []
     for texts, row in zip(corpus.texts, corpus.mapped, strict=True):
         for labels in row:
-            source, target = (weight[list(one)] - weight[list(one)].mean(0)
-                              for one in (labels.source_tokens, labels.domain_tokens))  # fmt: skip
+            source, target = (
+                weight[list(one)] - weight[list(one)].mean(0)
+                for one in (labels.source_tokens, labels.domain_tokens)
+            )
             search = NearestNeighbors(n_neighbors=1, metric="cosine").fit(target)
             best = search.kneighbors(source, return_distance=False)[:, 0]
             said = [labels.domain_tokens[best[i]] for i in texts.answers[7:]]

@@ -62,8 +62,9 @@ def plainly(run, lm, index):
     new_tokens = sorted({token for ids in new_rows for token in ids} - set(of_prompts))
     own = torch.nn.Parameter(vocabulary[new_tokens].clone())
     train = module.plan.phases["learn"].train
-    answers = [tokens[i] for tokens in (mapped.source_tokens, mapped.target_tokens)
-               for i in paired.answers]  # fmt: skip
+    answers = [
+        tokens[i] for tokens in (mapped.source_tokens, mapped.target_tokens) for i in paired.answers
+    ]
     d = vocabulary.shape[1]
     drawn = StackedNetworks(1, d, module.network)
     drawn.reset([seed])
@@ -102,8 +103,9 @@ def plainly(run, lm, index):
             of_network = [] if way == "embeddings" else [*network.parameters()]
             optimizer = torch.optim.AdamW(
                 of_network + ([] if way == "network" else [own]),
-                lr=settings.learning_rate, weight_decay=settings.weight_decay,
-            )  # fmt: skip
+                lr=settings.learning_rate,
+                weight_decay=settings.weight_decay,
+            )
         which = batch.rows[s]
         targets = torch.tensor([column[answers[i]] for i in which])
         loss = torch.nn.functional.cross_entropy(logits(which), targets)
@@ -140,8 +142,11 @@ def test_side_by_side_is_one_by_one(kind, train, ablate, small_lm):
     run = ablate(seeds=[0, 7], learn=learn, network=NetworkSettings(kind=kind))
     composed = [one for one in run.results["runs"] if one["composed"]]
     assert [(one["mapping"], one["seed"]) for one in composed] == [
-        ("reference", 0), ("permuted", 0), ("reference", 7), ("permuted", 7)
-    ]  # fmt: skip
+        ("reference", 0),
+        ("permuted", 0),
+        ("reference", 7),
+        ("permuted", 7),
+    ]
     for index, found in enumerate(composed):
         wanted, weights = plainly(run, small_lm, index)
         assert {name: found[name] for name in SHARES} == pytest.approx(wanted)
@@ -293,11 +298,20 @@ def test_a_checkpoint_of_other_settings_is_refused(ablate, tmp_path, make_lm):
 def test_two_processes_train_what_one_does(small_lm, tmp_path):
     def run(folder, *more):
         command = [
-            "fit", "--config", "vocabulary_ablation.yaml", f"--model.lm.name_or_path={small_lm}",
-            "--model.mapping=[reference, permuted]", "--data.n_paired=40", "--data.n_new=13",
-            "--data.max_source_labels=null", "--model.compose.epochs=5", "--model.learn.epochs=9",
-            "--model.learn.train=all", f"--trainer.default_root_dir={tmp_path / folder}", *more,
-        ]  # fmt: skip
+            "fit",
+            "--config",
+            "vocabulary_ablation.yaml",
+            f"--model.lm.name_or_path={small_lm}",
+            "--model.mapping=[reference, permuted]",
+            "--data.n_paired=40",
+            "--data.n_new=13",
+            "--data.max_source_labels=null",
+            "--model.compose.epochs=5",
+            "--model.learn.epochs=9",
+            "--model.learn.train=all",
+            f"--trainer.default_root_dir={tmp_path / folder}",
+            *more,
+        ]
         if more:
             done = run_in_two(*command)
             assert done.returncode == 0, done.stderr
@@ -318,13 +332,16 @@ def test_a_loss_that_is_not_finite_stops(ablate):
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [({"mapping": "scrambled"}, "scrambled.*reference, permuted, permuted_targets, letters"),
-     ({"mapping": ["reference", "reference"]}, "each once"), ({"seeds": [-1]}, "seeds"),
-     ({"network": {"input_rms": 0.0}}, "input_rms"),
-     ({"network": {"kind": "llama"}}, "network.kind is 'llama'; it must be plain or gated"),
-     ({"learn": {"train": "lm"}}, "learn.train is 'lm'; it must be network, all or embeddings"),
-     ({"learn": {"learning_rate": -1.0}}, "learning_rate")],
-)  # fmt: skip
+    [
+        ({"mapping": "scrambled"}, "scrambled.*reference, permuted, permuted_targets, letters"),
+        ({"mapping": ["reference", "reference"]}, "each once"),
+        ({"seeds": [-1]}, "seeds"),
+        ({"network": {"input_rms": 0.0}}, "input_rms"),
+        ({"network": {"kind": "llama"}}, "network.kind is 'llama'; it must be plain or gated"),
+        ({"learn": {"train": "lm"}}, "learn.train is 'lm'; it must be network, all or embeddings"),
+        ({"learn": {"learning_rate": -1.0}}, "learning_rate"),
+    ],
+)
 def test_unusable_settings_are_refused(bad, message):
     with pytest.raises(ConfigError, match=message):
         VocabularyAblation(**bad)

@@ -9,7 +9,7 @@ from lincorr_lightning.ablation.datamodule import (
     read_paired_texts,
     resolve_texts,
     sample_texts,
-)  # fmt: skip
+)
 from lincorr_lightning.ablation.mappings import map_labels, pair_labels
 from lincorr_lightning.errors import SubjectsError
 from lincorr_lightning.io import write_csv
@@ -72,9 +72,12 @@ def test_bad_files_are_refused(case, tmp_path):
 
 @pytest.mark.parametrize(
     ("subject", "source", "message"),
-    [("Paris", "Rome", "has an answer in it"), ("§§", "Rome", "cannot spell"),
-     ("name2", "Gotham", "'Gotham' is not one of the source labels")],
-)  # fmt: skip
+    [
+        ("Paris", "Rome", "has an answer in it"),
+        ("§§", "Rome", "cannot spell"),
+        ("name2", "Gotham", "'Gotham' is not one of the source labels"),
+    ],
+)
 def test_written_texts_must_fit_the_vocabulary(subject, source, message, tokenizer, tmp_path):
     file = tmp_path / "texts.csv"
     file.write_text(f"phase,subject,source\ncompose,name1,Paris\nlearn,{subject},{source}\n")

@@ -22,12 +22,21 @@ from tests.toys import save_toy_gguf
 
 VOCAB = 33
 _ENCODER: dict[str, Any] = {
-    "vocab_size": VOCAB, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1,
-    "intermediate_size": 8, "max_position_embeddings": 16,
-}  # fmt: skip
+    "vocab_size": VOCAB,
+    "hidden_size": 8,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 1,
+    "intermediate_size": 8,
+    "max_position_embeddings": 16,
+}
 _T5: dict[str, Any] = {
-    "vocab_size": VOCAB, "d_model": 8, "d_kv": 8, "d_ff": 8, "num_layers": 1, "num_heads": 1,
-}  # fmt: skip
+    "vocab_size": VOCAB,
+    "d_model": 8,
+    "d_kv": 8,
+    "d_ff": 8,
+    "num_layers": 1,
+    "num_heads": 1,
+}
 
 MODELS: dict[str, Callable[[], hf.PreTrainedModel]] = {
     "bert": lambda: hf.BertForMaskedLM(hf.BertConfig(**_ENCODER)),
@@ -228,9 +237,11 @@ def test_damaged_weights(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [(lambda w: w[:-2], f"has {VOCAB - 2} rows, but the tokenizer's largest id is {VOCAB - 1}"),
-     (lambda w: (10 * w).to(torch.int8), "torch.int8, not a matrix of floating-point numbers")],
-)  # fmt: skip
+    [
+        (lambda w: w[:-2], f"has {VOCAB - 2} rows, but the tokenizer's largest id is {VOCAB - 1}"),
+        (lambda w: (10 * w).to(torch.int8), "torch.int8, not a matrix of floating-point numbers"),
+    ],
+)
 def test_tensor_that_is_no_vocabulary(change, reason, folder):
     tensors = load_file(folder / "model.safetensors")
     changed = change(tensors["model.embed_tokens.weight"]).clone()

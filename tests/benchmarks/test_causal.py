@@ -22,8 +22,9 @@ def test_pairs_have_the_same_reference_and_the_nearest_covariates() -> None:
 
 def test_differences_within_references() -> None:
     rng = np.random.default_rng(0)
-    head, before, after = (torch.from_numpy(rng.normal(size=size))
-                           for size in ((3, 4), (6, 3), (6, 3)))  # fmt: skip
+    head, before, after = (
+        torch.from_numpy(rng.normal(size=size)) for size in ((3, 4), (6, 3), (6, 3))
+    )
     right = [0, 0, 1, 1, 2, 2]
     mask = torch.eye(3).bool()[torch.tensor(right)]
     weights = {"W": torch.from_numpy(rng.normal(size=(1, 6, 3)))}
@@ -38,11 +39,16 @@ def test_differences_within_references() -> None:
     for i, j in ((0, 1), (2, 3), (4, 5)):
         w = [float(weights["W"][0, k, right[k]]) for k in (i, j)]
         high, low = (i, j) if w[0] > w[1] else (j, i)
-        expected.append([float(x[high] - x[low]) for x in (
-            [float(p[k, right[k]]) for k in range(6)],
-            (after.argmax(1) == torch.tensor(right)).double(),
-            popularity / popularity.numpy().std(),
-        )])  # fmt: skip
+        expected.append(
+            [
+                float(x[high] - x[low])
+                for x in (
+                    [float(p[k, right[k]]) for k in range(6)],
+                    (after.argmax(1) == torch.tensor(right)).double(),
+                    popularity / popularity.numpy().std(),
+                )
+            ]
+        )
     for mean, key in zip(np.mean(expected, 0), ("p reference", "generalized"), strict=False):
         assert found[key][0] == pytest.approx(mean)
     assert found["popularity"] == pytest.approx(np.mean(expected, 0)[2])
@@ -99,8 +105,11 @@ def test_tables_of_a_run(tmp_path: Path) -> None:
     mean, half = 100 * (effect["effect"] - 0.05), 12.706 * 5
     assert f"| {mean:.0f} ± {half:.0f} |".replace("-", "−") in of_seeds
     pairs = next(x for x in found["matched"] if x["score"] == "random")["generalized"][0]
-    of_other = next(x for x in found["effects"] if x["part"] == "change"
-                    and (x["arm"], x["response"]) == ("other answer", "generalized"))  # fmt: skip
+    of_other = next(
+        x
+        for x in found["effects"]
+        if x["part"] == "change" and (x["arm"], x["response"]) == ("other answer", "generalized")
+    )
     more = effect["effect"] - of_other["effect"]
     constant = [f"{100 * x:.0f} ± 0".replace("-0 ", "0 ") for x in (effect["w_minus"], more, pairs)]
     assert of_seeds.endswith(f"| {' | '.join(constant)} |".replace("-", "−"))

@@ -39,8 +39,17 @@ def test_groups_of_features_are_compared_with_chance_and_with_nowhere(rows: Rows
     other = {"group": "From RES & MLP", "other": "From MLP", "n": 8, "share": 1, "expected": 1}
     results = {"groups": [{"layer": 3, "pairs": [pair, other]}]}
     assert rows(feature_flow.shared(results)) == [["3", "From nowhere", "", "", "50%, 75%", ""]]
-    test = {"layer": 3, "source": "mlp_out", "group": "From nowhere", "other": "From MLP", "n": 90,
-            "n_other": 7, "auroc": 0.8, "p": 0.001, "q": 0.0123}  # fmt: skip
+    test = {
+        "layer": 3,
+        "source": "mlp_out",
+        "group": "From nowhere",
+        "other": "From MLP",
+        "n": 90,
+        "n_other": 7,
+        "auroc": 0.8,
+        "p": 0.001,
+        "q": 0.0123,
+    }
     # The cosines to another kind of predecessors say nothing of where these features come from.
     tests = {"cosine_tests": [test, {**test, "source": "residual"}]}
     assert rows(feature_flow.cosines(tests)) == [["3", "mlp out", "7", "90", "0.80", "0.01"]]

@@ -30,9 +30,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_questions_are_those_whose_answer_is_right(small_lm: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(small_lm)
     prompts = {
-        "36_sciq_tf": f"Q: {QUESTION}\nA: {ANSWER}", "90_glue_qnli": f"{QUESTION} | {ANSWER}",
+        "36_sciq_tf": f"Q: {QUESTION}\nA: {ANSWER}",
+        "90_glue_qnli": f"{QUESTION} | {ANSWER}",
         "41_truthqa_tf": f"Q. {QUESTION}\nA. {ANSWER}\nA: no",
-    }  # fmt: skip
+    }
 
     def rows(name: str) -> list[dict[str, str]]:
         return [{"prompt": prompts[name], "target": x} for x in ("0", "1", "correct", "incorrect")]
@@ -57,8 +58,10 @@ def test_held_out_loss_and_maps_of_before(tmp_path: Path) -> None:
     losses = pd.read_csv(own / "losses.csv", index_col=0).loss
     for step, folder in ((0, TINY_WORLD), (1, own / "1"), (2, own / "2")):
         logits = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)(held_out).logits
-        each = [cross_entropy(logits[i][:, :-1].flatten(0, 1), held_out[i][:, 1:].flatten())
-                for i in (slice(0, 2), slice(2, 3))]  # fmt: skip
+        each = [
+            cross_entropy(logits[i][:, :-1].flatten(0, 1), held_out[i][:, 1:].flatten())
+            for i in (slice(0, 2), slice(2, 3))
+        ]
         assert losses[step] == pytest.approx((sum(each) / 2).item(), rel=1e-4)
     assert losses[2] < losses[1] < losses[0]
 
@@ -87,8 +90,9 @@ def test_held_out_loss_and_maps_of_before(tmp_path: Path) -> None:
     rows = [x for x in found if x["steps"] == 2 and x["target"] == "company"]
     after = [x["after"] - low for x in rows for low in (0, 0.1)]
     shown = "| tiny | questions | 2 | 2 | ceo→company | {:.2f} ({:.2f}–{:.2f}) "
-    line = next(x for x in lines if x.startswith(
-        shown.format(np.mean(after), min(after), max(after))))  # fmt: skip
+    line = next(
+        x for x in lines if x.startswith(shown.format(np.mean(after), min(after), max(after)))
+    )
     leads = [x["after"] - x["same_prompt_label_mean"] for x in rows]
     assert line.split("|")[
         8

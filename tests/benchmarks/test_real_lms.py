@@ -92,8 +92,13 @@ def test_what_is_there_is_not_run_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def pair(source: str, target: str, r: float, control: float, q: float) -> dict[str, Any]:
-    return {"source": source, "target": target, "label_mean": r, "control_label_mean": control,
-            "q": q}  # fmt: skip
+    return {
+        "source": source,
+        "target": target,
+        "label_mean": r,
+        "control_label_mean": control,
+        "q": q,
+    }
 
 
 def _write(folder: Path, name: str, results: dict[str, Any]) -> None:
@@ -103,16 +108,21 @@ def _write(folder: Path, name: str, results: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("r", "q", "cell"),
-    [(0.9, 0.01, "holds: 0.90, control 0.30"), (0.9, 0.2, "FAILS: 0.90, control 0.30"),
-     (0.2, 1e-9, "FAILS: 0.20, control 0.30")],
-)  # fmt: skip
+    [
+        (0.9, 0.01, "holds: 0.90, control 0.30"),
+        (0.9, 0.2, "FAILS: 0.90, control 0.30"),
+        (0.2, 1e-9, "FAILS: 0.20, control 0.30"),
+    ],
+)
 def test_a_finding_can_fail(tmp_path: Path, r: float, q: float, cell: str) -> None:
     lm = findings.LMS[0]
     _write(tmp_path / lm, "probe", {"pairs": [pair("city", "country", r, 0.3, q)]})
     head, _, *rows = findings.findings_table(findings.read_lms(tmp_path)).splitlines()
     assert head.split("|")[2].strip() == lm
-    cells = {claim.strip(): [c.strip() for c in more] for _, claim, *more in
-             (row.split("|") for row in rows)}  # fmt: skip
+    cells = {
+        claim.strip(): [c.strip() for c in more]
+        for _, claim, *more in (row.split("|") for row in rows)
+    }
     assert cells[findings.R][:2] == [cell, "not run"]
     assert cells[findings.RIDGE][0] == cells[findings.PRECISE][0] == "not run"
 
@@ -124,10 +134,11 @@ def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
             "excess_over_unembedding": {"low": low},
             "excess_over_random_labels": {"low": -low, "target": {"low": 0.1}},
             "precision": {
-                "influenced": {"1": 0.4}, "baselines": {"a": {"1": 0.1}, "b": {"1": 0.35}},
+                "influenced": {"1": 0.4},
+                "baselines": {"a": {"1": 0.1}, "b": {"1": 0.35}},
             },
             "baselines": {"random_source_labels": {"mean": 0.79}},
-        }  # fmt: skip
+        }
 
     for lows, holds in (([0.1, 0.2, -0.1], True), ([0.1, -0.1, -0.2], False)):
         runs = {"probe": {"pairs": [scored(low) for low in lows]}}
@@ -135,9 +146,13 @@ def test_w_is_precise_if_its_intervals_lie_above_the_vocabulary_s() -> None:
         numbers = f"{above} of 3 relations; city→country 0.40, baseline 0.35"
         assert findings.precise(runs) == (holds, numbers)
         runs["probe"]["pairs"].append(
-            {"source": "pet", "target": "color", "precision": None,
-             "excess_over_random_labels": {"low": 0.1, "target": {"low": -0.1}}}
-        )  # fmt: skip
+            {
+                "source": "pet",
+                "target": "color",
+                "precision": None,
+                "excess_over_random_labels": {"low": 0.1, "target": {"low": -0.1}},
+            }
+        )
         numbers = f"{3 - above} of 3, others 0 of 1; city→country 0.80"
         found = findings.above_random_words(runs)
         assert found == (not holds, f"{numbers}, words 0.79")
@@ -149,9 +164,15 @@ def test_edits_are_compared_with_what_needs_no_edit(tmp_path: Path) -> None:
     The vocabulary alone is right for the two of Peru.
     """
     file = tmp_path / "outcomes.csv"
-    rows = ["US|USA,generalized,.1", "US|USA,hallucinated,.1", "US,hallucinated,.2",
-            "US,hallucinated,.2", "NA,generalized,0", "Peru,generalized,-.1",
-            "Peru,unchanged,-.1"]  # fmt: skip
+    rows = [
+        "US|USA,generalized,.1",
+        "US|USA,hallucinated,.1",
+        "US,hallucinated,.2",
+        "US,hallucinated,.2",
+        "NA,generalized,0",
+        "Peru,generalized,-.1",
+        "Peru,unchanged,-.1",
+    ]
     head = "subject,source_answer,reference,outcome,vocabulary_risk\n"
     file.write_text(head + "\n".join(f"x,y,{row}" for row in rows))
     found = findings.against_baselines(file)
@@ -185,18 +206,41 @@ def test_edits_stand_beside_their_baselines() -> None:
 
 def test_the_ablation_stands_beside_the_most_frequent_answer(tmp_path: Path, rows: Rows) -> None:
     for seed, (share, majority, skipped) in enumerate([(0.5, 0.4, 0.2), (0.7, 0.5, None)]):
-        runs = [{"mapping": name, "composed": composed, "generalized": share - 0.1 * i + composed,
-                 "unrestricted": 0.25, "seed": seed}
-                for i, name in enumerate(("reference", "permuted", "letters"))
-                for composed in (False, True)]  # fmt: skip
-        content = {"n_source_labels": 9, "n_target_labels": 8, "embedding": {"shape": [99, 4]},
-                   "runs": runs,
-                   "mappings": [{"majority": majority, "uncomposed": skipped}]}  # fmt: skip
+        runs = [
+            {
+                "mapping": name,
+                "composed": composed,
+                "generalized": share - 0.1 * i + composed,
+                "unrestricted": 0.25,
+                "seed": seed,
+            }
+            for i, name in enumerate(("reference", "permuted", "letters"))
+            for composed in (False, True)
+        ]
+        content = {
+            "n_source_labels": 9,
+            "n_target_labels": 8,
+            "embedding": {"shape": [99, 4]},
+            "runs": runs,
+            "mappings": [{"majority": majority, "uncomposed": skipped}],
+        }
         _write(tmp_path / "a", f"ablation_paper_{seed}", content)
     row, paper = rows(tables.ablation_table(["a", "b"], tmp_path))
     # Student's t of two seeds is 12.71, the standard error .1.
-    assert row == ["paper", "a", "4", "9 / 8", "2", "160 ± 127", "150 ± 127", "140 ± 127",
-                   "25 ± 0", "20%", "", "45%"]  # fmt: skip
+    assert row == [
+        "paper",
+        "a",
+        "4",
+        "9 / 8",
+        "2",
+        "160 ± 127",
+        "150 ± 127",
+        "140 ± 127",
+        "25 ± 0",
+        "20%",
+        "",
+        "45%",
+    ]
     assert paper[-4:] == [""] * 4 and paper[5:8] == ["98", "23", "37"]
 
 
@@ -204,11 +248,12 @@ def test_balanced_edits_are_judged_by_each_seed(rows: Rows) -> None:
     def runs(*constants: float) -> dict[str, Any]:
         return {
             f"balanced{seed}_lora_city_to_country": {
-                "beside": {"edits": (0.5 + seed / 10, one, 0.2, 0, 0)}, "n_edits": 60,
+                "beside": {"edits": (0.5 + seed / 10, one, 0.2, 0, 0)},
+                "n_edits": 60,
                 "macro": {"generalized": 0.7},
             }
             for seed, one in enumerate(constants, 1)
-        }  # fmt: skip
+        }
 
     judged = findings.balanced_generalize
     # Student's t of three seeds is 4.303, the standard error .1/√3.
@@ -247,9 +292,10 @@ def test_edits_of_all_seeds_are_one_run(tmp_path: Path) -> None:
     assert (run.lm, run.method, run.relation) == ("a", "lora", "city->country")
     assert run.failed.tolist() == [False, True, True] and run.group.tolist() == [0, 1, 0]
     assert {name: risk.tolist() for name, risk in run.risks.items()} == {
-        nearest_word.NEAREST: [-0.5, 0.125, 0.25], nearest_word.WEIGHT: [-0.25, 1.0, 0.0],
+        nearest_word.NEAREST: [-0.5, 0.125, 0.25],
+        nearest_word.WEIGHT: [-0.25, 1.0, 0.0],
         nearest_word.COUNT: [2.0, 1.0, 2.0],
-    }  # fmt: skip
+    }
     assert not run.is_judged() and not run.is_judged(within=True)
 
 
@@ -314,8 +360,10 @@ def test_a_forecast_leads_over_all_edits_and_within_references() -> None:
     group = np.repeat(np.arange(20), 10)
     failed = rng.random(200) > np.where(group < 10, 0.1, 0.9)
     run = edit_run(group, failed, noise=rng.normal(size=200), truth=failed, by_reference=group < 10)
-    judge = {name: findings.leads(name, "noise")({"lora_edits": [run]})
-             for name in ("truth", "by_reference", "noise")}  # fmt: skip
+    judge = {
+        name: findings.leads(name, "noise")({"lora_edits": [run]})
+        for name in ("truth", "by_reference", "noise")
+    }
     assert [holds for holds, _ in judge.values()] == [True, False, False]
     assert judge["truth"][1].startswith("1.00, ") and "; within 1.00, " in judge["truth"][1]
     assert "; within 0.50, " in judge["by_reference"][1]
@@ -357,8 +405,9 @@ def test_a_composition_exceeds_the_best_of_its_baselines_with_each_seed() -> Non
     found = run([0.9, 0.7], [0.5, 0.3], 0.1)
     assert judge({"ablation": found}) == (True, "80%, permuted 40% (2)")
     assert judge({"ablation": run([0.9, 0.7], [0.5, 0.3], 0.75)}) == (
-        False, "80%, most frequent 75% (2)",
-    )  # fmt: skip
+        False,
+        "80%, most frequent 75% (2)",
+    )
     assert judge({"ablation": found, "other": run([0.2], [0.3], 0.1)})[1].endswith("(3)")
     with pytest.raises(KeyError):
         judge({})
@@ -387,14 +436,23 @@ def test_cuts_and_steering_stand_beside_their_controls(tmp_path: Path, rows: Row
     (tmp_path / "lm" / "feature_flow.json").write_text(json.dumps({"results": found}))
     assert rows(tables.flow_cut_table(["lm"], tmp_path)) == [
         ["lm", "city→country", "none", "0", "0.70", "0.25", "0.70", ""],
-        ["lm", "city→country", "flow, 2 controls", "27", "0.38 (0.25–0.50)", "0.25 (0.25–0.25)",
-         "0.25 (0.25–0.25)", ""],
-    ]  # fmt: skip
+        [
+            "lm",
+            "city→country",
+            "flow, 2 controls",
+            "27",
+            "0.38 (0.25–0.50)",
+            "0.25 (0.25–0.25)",
+            "0.25 (0.25–0.25)",
+            "",
+        ],
+    ]
     points = [
         (label, strategy, control, 2.0, 0.5 * n, 0.25, 0.125 * (not control), 10.0 ** (2 * n))
-        for n, label in enumerate(("Peru", "Iran")) for strategy in ("single", "constant")
+        for n, label in enumerate(("Peru", "Iran"))
+        for strategy in ("single", "constant")
         for control in (False, True)
-    ]  # fmt: skip
+    ]
     columns = ["label", "strategy", "control", "strength", "behaviour", "coherence", "named"]
     frame = DataFrame(points, columns=[*columns, "perplexity"]).assign(score=0.5)
     frame.to_csv(tmp_path / "lm" / "feature_flow.csv", index=False)
@@ -407,26 +465,34 @@ def test_cuts_and_steering_stand_beside_their_controls(tmp_path: Path, rows: Row
 def test_geometry_peaks_by_range_scaling_with_the_loss_there() -> None:
     test = {"shuffle": 0, "pearson": 0.5, "low": 0.25, "high": 0.7, "pearson_p": 0.001}
     found = {
-        "n_prompts": 9, "layers": [1, 2, 3],
+        "n_prompts": 9,
+        "layers": [1, 2, 3],
         "shuffles": [
-            {"shuffle": level, "loss": 3.0 + level, "cosine_mean": [0.1, 0.2 + level, 0.3],
-             "dimension": {"2": [2.0, 5.0 + level, 4.0], "8": [6.0, 5.0 - level, 1.0]},
-             "overlap": {"2": [0.7, 0.6 - level / 100]}}
+            {
+                "shuffle": level,
+                "loss": 3.0 + level,
+                "cosine_mean": [0.1, 0.2 + level, 0.3],
+                "dimension": {"2": [2.0, 5.0 + level, 4.0], "8": [6.0, 5.0 - level, 1.0]},
+                "overlap": {"2": [0.7, 0.6 - level / 100]},
+            }
             for level in (0, 5)
         ],
         "dimension_loss": [
-            {**test, "layer": 2, "n2": 2}, {**test, "layer": 1, "n2": 8, "pearson": -0.5},
-            {**test, "layer": 1, "n2": 2, "pearson_p": 0.2}, {**test, "layer": 3, "n2": 8},
+            {**test, "layer": 2, "n2": 2},
+            {**test, "layer": 1, "n2": 8, "pearson": -0.5},
+            {**test, "layer": 1, "n2": 2, "pearson_p": 0.2},
+            {**test, "layer": 3, "n2": 8},
             {**test, "layer": 2, "n2": 2, "shuffle": 5, "pearson": 0.9},
         ],
-    }  # fmt: skip
+    }
     assert [" ".join(map(str, row)) for row in tables.geometry_rows(found)] == [
         "9 2 1 2.00 2 5.00 / 10.00 3 4.00 0.50 (0.25 to 0.70) 1",
         "9 8 1 6.00 1 6.00 / 6.00 3 1.00 -0.50 (0.25 to 0.70) 2",
     ]
     assert [" ".join(map(str, row)) for row in tables.shuffling_rows(found)] == [
-        "0 3.00 2 5.00 0.60 0.20 0.30 0 / 0 0", "5 8.00 2 10.00 0.55 5.20 0.30 1 / 0 1",
-    ]  # fmt: skip
+        "0 3.00 2 5.00 0.60 0.20 0.30 0 / 0 0",
+        "5 8.00 2 10.00 0.55 5.20 0.30 1 / 0 1",
+    ]
 
 
 @pytest.mark.nightly
@@ -447,12 +513,20 @@ def test_ablation_grid_composes_once_for_all_ways_to_learn(tmp_path: Path) -> No
     assert len(found) == 3 * 2 * 2
     for way in ("network", "all", "embeddings"):
         options = [
-            "fit", "--config", "configs/vocabulary_ablation_paper.yaml", "--model.seeds=[0, 3]",
-            "--model.mapping=[reference, permuted]", f"--model.learn.train={way}",
-            "--data.max_sources_per_target=1", "--model.network.kind=gated",
-            "--model.compose.epochs=1", "--model.compose.batch_size=256",
-            "--model.learn.epochs=2", f"--trainer.default_root_dir={tmp_path}", common.QUIET,
-        ]  # fmt: skip
+            "fit",
+            "--config",
+            "configs/vocabulary_ablation_paper.yaml",
+            "--model.seeds=[0, 3]",
+            "--model.mapping=[reference, permuted]",
+            f"--model.learn.train={way}",
+            "--data.max_sources_per_target=1",
+            "--model.network.kind=gated",
+            "--model.compose.epochs=1",
+            "--model.compose.batch_size=256",
+            "--model.learn.epochs=2",
+            f"--trainer.default_root_dir={tmp_path}",
+            common.QUIET,
+        ]
         whole = DataFrame(common.results_of(*options)["runs"])
         own = found[found["train"] == way]
         for share in ("generalized", "source_learned", "macro_generalized"):
@@ -478,12 +552,27 @@ def test_ablation_grid_goes_on_with_its_file(
         done.append(cell)
         trained.append(mappings)
         return [
-            {**asdict(cell), "dimensions": 4, "labels": "3 / 3", "train": way, "mapping": mapping,
-             "seed": seed, "source_learned": 0.9, "generalized": next(shares),
-             "macro_generalized": 0.5, "upper_bound": 0.3, "majority": 0.1, "nearest": 0.2,
-             "macro_nearest": 0.4, "unrestricted": 0.35, "says_source": 0.15}
-            for way in ablation_grid.WAYS for mapping in mappings for seed in seeds
-        ]  # fmt: skip
+            {
+                **asdict(cell),
+                "dimensions": 4,
+                "labels": "3 / 3",
+                "train": way,
+                "mapping": mapping,
+                "seed": seed,
+                "source_learned": 0.9,
+                "generalized": next(shares),
+                "macro_generalized": 0.5,
+                "upper_bound": 0.3,
+                "majority": 0.1,
+                "nearest": 0.2,
+                "macro_nearest": 0.4,
+                "unrestricted": 0.35,
+                "says_source": 0.15,
+            }
+            for way in ablation_grid.WAYS
+            for mapping in mappings
+            for seed in seeds
+        ]
 
     monkeypatch.setattr(ablation_grid, "measure", measure)
     monkeypatch.setattr(ablation_grid.common, "place_tables", placed.append)
@@ -502,8 +591,10 @@ def test_ablation_grid_goes_on_with_its_file(
     table[~lacks].to_csv(output, index=False)
     done.clear()
     ablation_grid.main(("x/a",), output, 2)
-    assert (done, trained[-1]) == ([ablation_grid.Cell("a", 0, 0, "gated", True)],
-                                   ("letters", "permuted_targets"))  # fmt: skip
+    assert (done, trained[-1]) == (
+        [ablation_grid.Cell("a", 0, 0, "gated", True)],
+        ("letters", "permuted_targets"),
+    )
     names = ["width", "per_target", "kind", "center", "mapping", "train", "seed", "epochs_factor"]
     again = read_csv(output)
     assert not again.duplicated(names).any() and len(again) == len(table)
@@ -519,11 +610,24 @@ def test_ablation_grid_goes_on_with_its_file(
 
 def test_leads_are_compared_seed_by_seed(rows: Rows) -> None:
     """Of two seeds: the standard error of .1 and .3 is .1, times 12.7 of Student's t."""
-    shares = {("plain", "reference"): (0.7, 0.5), ("plain", "permuted"): (0.2, 0.2),
-              ("gated", "reference"): (0.9, 0.8), ("gated", "permuted"): (0.3, 0.2)}  # fmt: skip
+    shares = {
+        ("plain", "reference"): (0.7, 0.5),
+        ("plain", "permuted"): (0.2, 0.2),
+        ("gated", "reference"): (0.9, 0.8),
+        ("gated", "permuted"): (0.3, 0.2),
+    }
     cell = {"lm": "a", "width": 0, "per_target": 1, "epochs_factor": 1, "train": "all"}
-    table = [{**cell, "kind": kind, "center": False, "mapping": mapping, "seed": seed,
-              "generalized": share} for (kind, mapping), own in shares.items()
-             for seed, share in enumerate(own)]  # fmt: skip
+    table = [
+        {
+            **cell,
+            "kind": kind,
+            "center": False,
+            "mapping": mapping,
+            "seed": seed,
+            "generalized": share,
+        }
+        for (kind, mapping), own in shares.items()
+        for seed, share in enumerate(own)
+    ]
     table += [{**row, "width": 256, "generalized": 0.0} for row in table]
     assert rows(ablation_grid.leads(DataFrame(table))) == [["a", "all", "40 ± 127", "20 ± 127"]]

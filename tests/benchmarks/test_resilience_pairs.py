@@ -52,8 +52,11 @@ def test_means_are_those_of_a_group(found: pd.DataFrame) -> None:
     lines = [line.split(" | ") for line in resilience_pairs.table(found).splitlines()]
     rows = [dict(zip(lines[0], line, strict=True)) for line in lines[2:]]
     assert {row["pairs"]: int(row["n"]) for row in rows} == {
-        "with references": 1, "other": 17, "numbers (figure 9)": 2, "similes (table 9)": 1,
-    }  # fmt: skip
+        "with references": 1,
+        "other": 17,
+        "numbers (figure 9)": 2,
+        "similes (table 9)": 1,
+    }
     for row in rows:
         if row["pairs"] == "similes (table 9)":
             own = found[found.study == "similes"]
@@ -64,8 +67,11 @@ def test_means_are_those_of_a_group(found: pd.DataFrame) -> None:
         else:
             continue
         more = [100 * (kept - 0.52) for kept in own.kept]
-        mean = float(row["kept: W − random words, points (10th to 90th percentile)"]
-                     .split(" (")[0].replace("−", "-"))  # fmt: skip
+        mean = float(
+            row["kept: W − random words, points (10th to 90th percentile)"]
+            .split(" (")[0]
+            .replace("−", "-")
+        )
         assert mean == pytest.approx(sum(more) / len(more), abs=0.51)
         assert row["W keeps more"] == f"{sum(x > 0 for x in more)} of {len(more)}"
         assert row["r: before / after / refitted"].split(" / ")[1] == f"{own.after.mean():.2f}"

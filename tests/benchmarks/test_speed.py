@@ -23,9 +23,16 @@ def test_stacked_edits(capsys: pytest.CaptureFixture[str], rows: Rows) -> None:
 
 def test_growth(rows: Rows, tmp_path: Path) -> None:
     """Exponents of known laws, and what the runs of a sweep are given."""
-    sizes = {str(n): {"size": n, "seconds": 5 + 3 * n**2, "estimated seconds": 7,
-                      "MiB": 400 + 90 * n, "estimated MiB": 8}
-             for n in (1.0, 2.0, 5.0, 10.0)}  # fmt: skip
+    sizes = {
+        str(n): {
+            "size": n,
+            "seconds": 5 + 3 * n**2,
+            "estimated seconds": 7,
+            "MiB": 400 + 90 * n,
+            "estimated MiB": 8,
+        }
+        for n in (1.0, 2.0, 5.0, 10.0)
+    }
     table = rows(growth.growth_table({"labels": sizes}))
     assert [row[:3] for row in table[:2]] == [["labels", "1.0", "8"], ["labels", "2.0", "17"]]
     assert (table[0][4], table[0][7], table[1][4]) == ("2.00", "1.00", "")
@@ -45,9 +52,15 @@ def test_commands_that_need_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(startup, "RESULT", tmp_path / "startup.json")
     placed: dict[str, str] = {}
     monkeypatch.setattr(startup.common, "place_tables", placed.update)
-    monkeypatch.setitem(startup.COMMANDS, "main job", (
-        *startup.COMMANDS["main job"], "--model.knowledge=[city,country]", "--data.n_subjects=60",
-    ))  # fmt: skip
+    monkeypatch.setitem(
+        startup.COMMANDS,
+        "main job",
+        (
+            *startup.COMMANDS["main job"],
+            "--model.knowledge=[city,country]",
+            "--data.n_subjects=60",
+        ),
+    )
     names = ("lincorr --version", "lincorr weights", "lincorr compare")
     startup.main(n=1, warm_up=False, only=names)
     found = json.loads((tmp_path / "startup.json").read_text())
@@ -116,8 +129,11 @@ def test_reading(capsys: pytest.CaptureFixture[str], rows: Rows, small_lm: str, 
     reading.main(**lm, knowledge=knowledge, n_subjects=40, n_published=6, threads=1)
     table = rows(capsys.readouterr().out)
     assert [row[0] for row in table] == [
-        "published", "transformers, batches", "ours, prompts one by one", "ours, shared prefixes",
-    ]  # fmt: skip
+        "published",
+        "transformers, batches",
+        "ours, prompts one by one",
+        "ours, shared prefixes",
+    ]
     assert [int(row[1]) for row in table] == [12, 80, 80, 80]
     for row in table:
         assert float(row[7]) < (0.1 if shape else 1e-4) and float(row[8]) > 0.999
@@ -126,9 +142,11 @@ def test_reading(capsys: pytest.CaptureFixture[str], rows: Rows, small_lm: str, 
 
 
 def test_reading_finds_wrong_logits(
-    small_lm: str, capsys: pytest.CaptureFixture[str], rows: Rows,
+    small_lm: str,
+    capsys: pytest.CaptureFixture[str],
+    rows: Rows,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     right = reading.plain_batches
     monkeypatch.setattr(reading, "plain_batches", lambda lm, prompts: right(lm, prompts).flip(0))
     reading.main(small_lm, knowledge=("city", "country"), n_subjects=40, threads=1)

@@ -22,10 +22,19 @@ from tests.toys import NO_FILES, quiet_trainer, save_toy_lm
 
 # Of the small LM's words; none of this is looked up in the package.
 PLACES = {
-    "Beijing": "China", "Berlin": "Germany", "Cairo": "Egypt", "Lima": "Peru", "London": None,
-    "Madrid": "Spain", "Moscow": "Russia", "Oslo": "Norway", "Paris": "France", "Rome": "Italy",
-    "Tokyo": "Japan", "Vienna": "Austria",
-}  # fmt: skip
+    "Beijing": "China",
+    "Berlin": "Germany",
+    "Cairo": "Egypt",
+    "Lima": "Peru",
+    "London": None,
+    "Madrid": "Spain",
+    "Moscow": "Russia",
+    "Oslo": "Norway",
+    "Paris": "France",
+    "Rome": "Italy",
+    "Tokyo": "Japan",
+    "Vienna": "Austria",
+}
 CITIES = list(PLACES)
 COUNTRIES = sorted(country for country in PLACES.values() if country)
 COLORS = "red blue green yellow black white".split()
@@ -156,10 +165,21 @@ class Loop:
 def naive() -> SimpleNamespace:
     """The helpers of this file, which test files cannot import."""
     return SimpleNamespace(
-        logits=naive_logits, r=naive_r, map=naive_map, loop=Loop, module=Theirs, places=PLACES,
-        on_edits=OnEdits, stacked=Stacked, data=edits_of,
-        sentences=sentences, cities=CITIES, countries=COUNTRIES, colors=COLORS, edits=EDITS,
-    )  # fmt: skip
+        logits=naive_logits,
+        r=naive_r,
+        map=naive_map,
+        loop=Loop,
+        module=Theirs,
+        places=PLACES,
+        on_edits=OnEdits,
+        stacked=Stacked,
+        data=edits_of,
+        sentences=sentences,
+        cities=CITIES,
+        countries=COUNTRIES,
+        colors=COLORS,
+        edits=EDITS,
+    )
 
 
 @pytest.fixture
@@ -205,9 +225,13 @@ def own_map(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> SimpleNa
         LinearMap(
             weights={"city->country": torch.from_numpy(weight)},
             biases={"city->country": torch.from_numpy(bias)},
-            token_ids=ids, labels=labels, templates={k: TEMPLATES[k] for k in ids},
-            ridge={"city->country": 0.0}, lm="made by hand", fingerprint={},
-        ).save(folder)  # fmt: skip
+            token_ids=ids,
+            labels=labels,
+            templates={k: TEMPLATES[k] for k in ids},
+            ridge={"city->country": 0.0},
+            lm="made by hand",
+            fingerprint={},
+        ).save(folder)
         return str(folder)
 
     other = save("other_map", ids | {"city": [i + 1 for i in ids["city"]]})

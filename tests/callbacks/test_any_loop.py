@@ -195,14 +195,19 @@ LOOPS = {
     "lightning": (Recorded, {}, None),
     "accumulating": (Recorded, {"accumulate_grad_batches": 3}, None),
     "bf16-mixed": (Recorded, {"precision": "bf16-mixed"}, None),
-    "lora": (low_rank, {}, None), "raw": (Raw, {}, None), "editor": (Editor, {}, None),
-    "loading": (Loading, {}, None), "two": (Two, {}, None), "skipping": (Skipping, {}, None),
+    "lora": (low_rank, {}, None),
+    "raw": (Raw, {}, None),
+    "editor": (Editor, {}, None),
+    "loading": (Loading, {}, None),
+    "two": (Two, {}, None),
+    "skipping": (Skipping, {}, None),
     "closing": (Closing, {}, None),
     "ema": (Recorded, {}, lambda: EMAWeightAveraging(decay=0.5)),
     "swa": (Recorded, {}, lambda: StochasticWeightAveraging(0.02, swa_epoch_start=1)),
-    "meddling": (Recorded, {}, Meddling), "replacing": (Replacing, {}, None),
+    "meddling": (Recorded, {}, Meddling),
+    "replacing": (Replacing, {}, None),
     "halved": (low_rank, {}, HalvesAdapters),
-}  # fmt: skip
+}
 
 
 # -- the oracle ------------------------------------------------------------------------------------
@@ -283,9 +288,10 @@ def check(module, trainer, three, own_map):
         sides[f"curve of {key}"] = history.get(key, []), drawn
         sides[f"metric {key}"] = float(trainer.callback_metrics[key]), metric_of(key, points[-1][1])
     wrong = {
-        key: f"{found}, to be {expected}" for key, (found, expected) in sides.items()
+        key: f"{found}, to be {expected}"
+        for key, (found, expected) in sides.items()
         if np.shape(found) != np.shape(expected) or not np.allclose(found, expected, 0, 3e-4)
-    }  # fmt: skip
+    }
     assert not wrong, wrong
     assert own["n_edits"] == len(EDITS)
 
@@ -305,9 +311,10 @@ def run(small_lm, make_trainer):
     return train
 
 
-@pytest.mark.parametrize(("loop", "first"), [
-    (loop, first) for loop in LOOPS for first in (True, False) if LOOPS[loop][-1] or first
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loop", "first"),
+    [(loop, first) for loop in LOOPS for first in (True, False) if LOOPS[loop][-1] or first],
+)
 def test_numbers_in_any_loop(run, own_map, tmp_path, loop, first):
     """In results, metrics and loggers; and training is the same without the callbacks."""
     (kind, options, other), three = LOOPS[loop], three_callbacks(own_map)
@@ -349,10 +356,19 @@ def test_two_processes(small_lm, own_map, tmp_path):
 # -- the steps that are measured -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "options", "most"), [
-    (Recorded, {}, 3), (Recorded, {"accumulate_grad_batches": 3}, 2), (Two, {}, 3), (Two, {}, 5),
-    (Skipping, {}, 2), (Skipping, {}, 3), (Skipping, {}, 4), (Raw, {}, 3),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "options", "most"),
+    [
+        (Recorded, {}, 3),
+        (Recorded, {"accumulate_grad_batches": 3}, 2),
+        (Two, {}, 3),
+        (Two, {}, 5),
+        (Skipping, {}, 2),
+        (Skipping, {}, 3),
+        (Skipping, {}, 4),
+        (Raw, {}, 3),
+    ],
+)
 def test_steps_between_measurements(run, own_map, kind, options, most):
     """At most as many as are asked for, and no more measurements than that takes."""
     three = three_callbacks(own_map, every_n_steps=most)
@@ -412,13 +428,21 @@ def test_every_key_can_be_monitored(run, own_map, tmp_path, independent):
 
 
 def test_the_fine_tune_as_shipped_stops_early(small_lm, tmp_path):
-    cli = main([
-        "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.steps_per_edit=2", "--data.n_edits=4",
-        f"--trainer.default_root_dir={tmp_path}", "--trainer.enable_progress_bar=false",
-        "--trainer.callbacks+=EarlyStopping", "--trainer.callbacks.patience=5",
-        "--trainer.callbacks.monitor=generalization/hallucinated",
-    ])  # fmt: skip
+    cli = main(
+        [
+            "fit",
+            "--config",
+            "source_finetune.yaml",
+            f"--model.lm.name_or_path={small_lm}",
+            "--model.steps_per_edit=2",
+            "--data.n_edits=4",
+            f"--trainer.default_root_dir={tmp_path}",
+            "--trainer.enable_progress_bar=false",
+            "--trainer.callbacks+=EarlyStopping",
+            "--trainer.callbacks.patience=5",
+            "--trainer.callbacks.monitor=generalization/hallucinated",
+        ]
+    )
     assert "generalization/hallucinated" in cli.trainer.callback_metrics
 
 

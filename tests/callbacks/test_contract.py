@@ -48,9 +48,12 @@ def three_callbacks(naive, **options):
 
 def save_sae(folder, **changes):
     sae = {
-        "hook_point": HookPoint(0, "residual"), "encoder": torch.eye(16), "decoder": torch.eye(16),
-        "encoder_bias": torch.zeros(16), "decoder_bias": torch.zeros(16),
-    }  # fmt: skip
+        "hook_point": HookPoint(0, "residual"),
+        "encoder": torch.eye(16),
+        "decoder": torch.eye(16),
+        "encoder_bias": torch.zeros(16),
+        "decoder_bias": torch.zeros(16),
+    }
     SparseAutoencoder(**sae | changes).save(folder / "sae")
     return str(folder)
 
@@ -158,10 +161,14 @@ def counting(module, inner):
     return seen
 
 
-@pytest.mark.parametrize(("order", "every", "steps"), [
-    ([0, 1, 2], 1, [1, 2, 3, 4, 5, 6, 7, 8]), ([2, 1, 0], 2, [1, 2, 3, 4, 5, 6, 7, 8]),
-    ([0, 1, 2], 4, [1, 4, 5, 8]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("order", "every", "steps"),
+    [
+        ([0, 1, 2], 1, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ([2, 1, 0], 2, [1, 2, 3, 4, 5, 6, 7, 8]),
+        ([0, 1, 2], 4, [1, 4, 5, 8]),
+    ],
+)
 def test_three_callbacks_cost_one_forward(naive, small_lm, own_map, fit, order, every, steps):
     """And none between the steps that are due."""
     module = naive.module(small_lm)
@@ -186,8 +193,10 @@ def test_a_rank_without_an_edit_at_a_step(naive, small_lm, own_map, fit):
     prompts = lm.rows(relation.source_prompts([edit.subject for edit in edits]))
     training = EditTraining(edits_per_step=2, n_steps=2)
     dataset = EditDataset(edits, relation, prompts, training, rank=1, n_shards=2)
-    three = [kind(linear_map=own_map.folder, every_n_steps=1) for kind in
-             (GradientCorrelation, Generalization, Resilience)]  # fmt: skip
+    three = [
+        kind(linear_map=own_map.folder, every_n_steps=1)
+        for kind in (GradientCorrelation, Generalization, Resilience)
+    ]
     fit(*three, module=module, data=DataLoader(dataset, batch_size=None))
     assert [case.subject for case in three[1].cases] == ["name2", "name3"]
     assert three[0].results["n_updates"] == 4
@@ -201,9 +210,10 @@ def test_independent_edits_of_another_dataset(naive, small_lm, own_map, fit, kin
     batches = [data.train_dataloader().dataset[i] for i in range(2)]
     with pytest.raises(ConfigError, match=f"{kind.__name__} needs all edits .* EditDataset"):
         fit(
-            kind(linear_map=own_map.folder), module=module,
+            kind(linear_map=own_map.folder),
+            module=module,
             data=DataLoader(batches, batch_size=None),
-        )  # fmt: skip
+        )
 
 
 def test_a_resumed_run_equals_an_uninterrupted_one(naive, small_lm, tmp_path, fit, every_callback):
@@ -214,9 +224,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(naive, small_lm, tmp_path, fi
         callbacks = [*every_callback(), other]
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
         trainer = fit(
-            *callbacks, keep, max_epochs=2, enable_checkpointing=True, ckpt_path=ckpt_path,
+            *callbacks,
+            keep,
+            max_epochs=2,
+            enable_checkpointing=True,
+            ckpt_path=ckpt_path,
             module=naive.module(small_lm, 0.01),
-        )  # fmt: skip
+        )
         assert trainer.global_step == 8
         return callbacks
 
@@ -300,18 +314,21 @@ def test_two_of_a_kind_log_under_names_of_their_own(naive, own_map, tmp_path, fi
 # -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("kind", "setting", "message"), [
-    (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
-    (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
-    (Generalization, {"controls": "color"}, "controls is 'color'; it must be list[str]"),
-    (Generalization, {"n_watch": 0}, "n_watch is 0"),
-    (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
-    (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
-    (FeatureMovement, {"saes": "a", "least": 0.0}, "least is 0.0"),
-    (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
-    (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2; it must be at least 4"),
-    (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings is 64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "setting", "message"),
+    [
+        (Resilience, {"every_n_steps": 0}, "every_n_steps is 0"),
+        (Generalization, {"ridge": -1.0}, "ridge is -1.0"),
+        (Generalization, {"controls": "color"}, "controls is 'color'; it must be list[str]"),
+        (Generalization, {"n_watch": 0}, "n_watch is 0"),
+        (GradientCorrelation, {"n_watch": 2}, "n_watch is 2"),
+        (Resilience, {"subjects": ["a", "b", "a"]}, "subjects names 2"),
+        (FeatureMovement, {"saes": "a", "least": 0.0}, "least is 0.0"),
+        (FeatureMovement, {"saes": "a", "subjects": []}, "subjects is empty"),
+        (TokenGeometryMonitor, {"n_tokens": 2}, "n_tokens is 2; it must be at least 4"),
+        (TokenGeometryMonitor, {"range_scalings": [64]}, "range_scalings is 64"),
+    ],
+)
 def test_settings_out_of_range(kind, setting, message):
     with pytest.raises(ConfigError, match=re.escape(f"{kind.__name__}.{message}")) as refusal:
         kind(**setting)
@@ -341,10 +358,14 @@ def test_a_map_of_another_prompt_is_refused(kind, own_map, tmp_path, fit):
         fit(watch)
 
 
-@pytest.mark.parametrize(("relation", "folder", "message"), [
-    (None, "other", "labels of city are other tokens"), (None, None, "gone"),
-    ("city->color", "folder", "no knowledge 'color'; it has city, country"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("relation", "folder", "message"),
+    [
+        (None, "other", "labels of city are other tokens"),
+        (None, None, "gone"),
+        ("city->color", "folder", "no knowledge 'color'; it has city, country"),
+    ],
+)
 def test_a_map_that_does_not_fit_is_refused(own_map, relation, folder, message, fit):
     watch = GradientCorrelation(relation, "gone" if folder is None else getattr(own_map, folder))
     with pytest.raises(LinearMapError, match=message):
@@ -380,8 +401,9 @@ def test_of_two_lms_one_is_named(naive, small_lm, own_map, fit):
     assert named[1].results["after"] != named[1].results["before"]
     # They watch the same relation, and still have curves of their own.
     assert [list(each.history) for each in named] == [
-        ["resilience/city->country"], ["resilience/city->country (2)"]
-    ]  # fmt: skip
+        ["resilience/city->country"],
+        ["resilience/city->country (2)"],
+    ]
 
 
 def test_a_tokenizer_must_be_named_if_none_is_found(naive, small_lm, own_map, fit):

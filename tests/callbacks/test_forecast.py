@@ -59,9 +59,13 @@ def test_a_resumed_run_has_the_forecast_of_its_start(naive, small_lm, fit, tmp_p
         forecast = Forecast("city->country", naive.edits)
         keep = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)
         fit(
-            forecast, keep, max_epochs=2, enable_checkpointing=True, ckpt_path=ckpt_path,
+            forecast,
+            keep,
+            max_epochs=2,
+            enable_checkpointing=True,
+            ckpt_path=ckpt_path,
             module=naive.module(small_lm, 0.02),
-        )  # fmt: skip
+        )
         return forecast
 
     first, again = run(), run(tmp_path / "epoch=0.ckpt")

@@ -84,17 +84,23 @@ def check(trainer, subjects, folder):
 
 def test_by_python(theirs, small_lm, tmp_path, fit):
     trainer = fit(
-        GradientCorrelation("city->country"), Generalization("city->country"),
-        Resilience(every_n_steps=2), module=theirs.Chat(small_lm), data=theirs.Talk(),
-    )  # fmt: skip
+        GradientCorrelation("city->country"),
+        Generalization("city->country"),
+        Resilience(every_n_steps=2),
+        module=theirs.Chat(small_lm),
+        data=theirs.Talk(),
+    )
     check(trainer, None, tmp_path)
 
 
 def config(given, own_map):
     return {
         "trainer": {
-            "accelerator": "cpu", "max_epochs": 1, "enable_progress_bar": False,
-            "enable_model_summary": False, "enable_checkpointing": False,
+            "accelerator": "cpu",
+            "max_epochs": 1,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "enable_checkpointing": False,
             "callbacks": [
                 {"class_path": "GradientCorrelation", "init_args": {"every_n_steps": 1}},
                 {"class_path": "Generalization", "init_args": {"edits": given}},
@@ -104,7 +110,7 @@ def config(given, own_map):
                 },
             ],
         },
-    }  # fmt: skip
+    }
 
 
 def test_by_yaml_with_our_program(theirs, naive, small_lm, own_map, tmp_path):
@@ -141,9 +147,13 @@ def test_by_yaml_with_their_program_on_two_processes(naive, small_lm, own_map, t
     command = [sys.executable, "program.py", "fit", "--config", "study.yaml"]
     command += ["--trainer.strategy=ddp", "--trainer.devices=2"]
     done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, timeout=240,
+        command,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=240,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     (cases,) = (tmp_path / "runs").rglob("tables/cases.csv")
     with cases.open() as handle:
@@ -169,9 +179,14 @@ def test_early_stopping_and_checkpoints(
     stop = EarlyStopping(key, mode="min", patience=2)
     keep = ModelCheckpoint(tmp_path, "{epoch}", monitor=key, mode="min", save_top_k=-1)
     trainer = make_trainer(
-        count, stop, keep, logger=False, max_epochs=12, enable_checkpointing=True,
+        count,
+        stop,
+        keep,
+        logger=False,
+        max_epochs=12,
+        enable_checkpointing=True,
         num_sanity_val_steps=0,
-    )  # fmt: skip
+    )
     batches = naive.sentences(small_lm)
     trainer.fit(Module(small_lm, lr=0.02), batches, batches if validated else None)
     n_steps = len(batches)

@@ -57,26 +57,37 @@ def counted(naive, base, model, tokenizer, edits, right):
         if of_learned:
             shares[f"{name}_of_learned"] = of_learned.count(name) / len(of_learned)
     return shares | {
-        "reference": reference / len(edits), "old_answer": old / len(edits),
+        "reference": reference / len(edits),
+        "old_answer": old / len(edits),
         "color": float((colors[0] == colors[1]).mean()),
-    }  # fmt: skip
+    }
 
 
 TAGS = {
     **dict.fromkeys(("constant", "macro_generalized", "macro_hallucinated"), "generalization"),
     **dict.fromkeys(("generalized_of_learned", "hallucinated_of_learned"), "generalization"),
-    "generalized": "generalization", "hallucinated": "generalization",
-    "unchanged": "generalization", "source_learned": "generalization",
-    "reference": "probability", "old_answer": "probability", "color": "control_unchanged",
-}  # fmt: skip
+    "generalized": "generalization",
+    "hallucinated": "generalization",
+    "unchanged": "generalization",
+    "source_learned": "generalization",
+    "reference": "probability",
+    "old_answer": "probability",
+    "color": "control_unchanged",
+}
 
 
 def test_edits_of_a_benchmark_s_file(naive, small_lm, lessons, own_map, fit, tmp_path):
     records = [
-        {"case_id": i, "requested_rewrite": {"prompt": "{} lives in", "subject": edit["subject"],
-                                             "target_new": {"str": edit["answer"]}}}
+        {
+            "case_id": i,
+            "requested_rewrite": {
+                "prompt": "{} lives in",
+                "subject": edit["subject"],
+                "target_new": {"str": edit["answer"]},
+            },
+        }
         for i, edit in enumerate([*naive.edits, {"subject": "name300", "answer": "Atlantis"}])
-    ]  # fmt: skip
+    ]
     (tmp_path / "counterfact.json").write_text(json.dumps(records))
     results = []
     for edits in (naive.edits, str(tmp_path / "counterfact.json")):
@@ -197,17 +208,23 @@ def test_other_wordings_and_neighbours_as_by_hand(naive, small_lm, lessons, own_
     module = naive.module(small_lm, lr=0.02)
     states = naive.loop(module, list(lessons) * 4).states
     count = Generalization(
-        "city->country", naive.edits, linear_map=own_map.folder, paraphrases=WORDINGS,
-        n_neighbours=20, n_watch=3,
-    )  # fmt: skip
+        "city->country",
+        naive.edits,
+        linear_map=own_map.folder,
+        paraphrases=WORDINGS,
+        n_neighbours=20,
+        n_watch=3,
+    )
     trainer = fit(count, max_epochs=4, module=module, data=lessons)
     subjects = [edit["subject"] for edit in naive.edits]
     cities = [
         naive.logits(states[-1], module.tokenizer, "city", subjects, template=wording).argmax(1)
         for wording in WORDINGS
     ]
-    learned = [[naive.cities[i] == edit["answer"] for i, edit in zip(row, naive.edits, strict=True)]
-               for row in cities]  # fmt: skip
+    learned = [
+        [naive.cities[i] == edit["answer"] for i, edit in zip(row, naive.edits, strict=True)]
+        for row in cities
+    ]
     assert count.results["paraphrases"] == {"source_learned": np.mean(learned), "n": 2}
     logged = trainer.callback_metrics["paraphrases/source_learned"]
     assert float(logged) == pytest.approx(np.mean(learned))
@@ -232,16 +249,20 @@ def test_neighbours_of_independent_edits_are_read_in_the_lm_of_each(naive, small
                         last[edit] = self.answers()
 
         def answers(self):
-            return [naive.logits(self.backbone, self.tokenizer, what, count.neighbours).argmax(1)
-                    for what in ("city", "country")]  # fmt: skip
+            return [
+                naive.logits(self.backbone, self.tokenizer, what, count.neighbours).argmax(1)
+                for what in ("city", "country")
+            ]
 
     module = Stacked(small_lm)
     base = naive.module(small_lm)
     data = naive.data(module, n_edits=5, training=EditTraining(edits_per_step=2, n_steps=3))
     count = Generalization(linear_map=own_map.folder, n_neighbours=8, every_n_steps=2)
     fit(count, module=module, data=data)
-    before = [naive.logits(base.backbone, base.tokenizer, what, count.neighbours).argmax(1)
-              for what in ("city", "country")]  # fmt: skip
+    before = [
+        naive.logits(base.backbone, base.tokenizer, what, count.neighbours).argmax(1)
+        for what in ("city", "country")
+    ]
     assert len(last) == 5
     for i, side in enumerate(("source", "target")):
         share = np.mean([last[edit][i] == before[i] for edit in last])
@@ -314,14 +335,17 @@ def test_another_source_is_measured_at_the_taught_subjects(naive, small_lm, pain
 # -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("relation", "edits", "error", "message"), [
-    ("city->color", None, KnowledgeError, "city->color has no reference"),
-    ("city->contry", None, KnowledgeError, "country"),
-    (None, [{"subject": "name1", "answer": "Pariss"}], SubjectsError, "edit 1.*Pariss.*Paris"),
-    (None, [{"subject": "unheard", "answer": "Oslo"}], SubjectsError, "edit 1.*'unheard'"),
-    (None, [], SubjectsError, "no edit"),
-    (None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("relation", "edits", "error", "message"),
+    [
+        ("city->color", None, KnowledgeError, "city->color has no reference"),
+        ("city->contry", None, KnowledgeError, "country"),
+        (None, [{"subject": "name1", "answer": "Pariss"}], SubjectsError, "edit 1.*Pariss.*Paris"),
+        (None, [{"subject": "unheard", "answer": "Oslo"}], SubjectsError, "edit 1.*'unheard'"),
+        (None, [], SubjectsError, "no edit"),
+        (None, "nowhere.jsonl", SubjectsError, "nowhere.jsonl"),
+    ],
+)
 def test_bad_edits_are_refused(naive, small_lm, relation, edits, error, message, fit):
     module = naive.module(small_lm)
     with pytest.raises(error, match=message):

@@ -49,16 +49,24 @@ def train(naive, small_lm, tmp_path):
         module = naive.module(small_lm)
         rows = torch.cat(list(naive.sentences(small_lm)))
         settings = {
-            "per_device_train_batch_size": 2, "num_train_epochs": 2, "learning_rate": 1e-2,
-            "report_to": [], "save_strategy": "no", "use_cpu": True, "seed": 1,
-            "disable_tqdm": True, "logging_strategy": "no",
-        }  # fmt: skip
+            "per_device_train_batch_size": 2,
+            "num_train_epochs": 2,
+            "learning_rate": 1e-2,
+            "report_to": [],
+            "save_strategy": "no",
+            "use_cpu": True,
+            "seed": 1,
+            "disable_tqdm": True,
+            "logging_strategy": "no",
+        }
         trainer = Trainer(
             module.backbone,
             TrainingArguments(str(tmp_path / "out"), **settings | options),
-            train_dataset=Sentences(rows), eval_dataset=Sentences(rows[:2]),
-            processing_class=module.tokenizer, callbacks=list(callbacks),
-        )  # fmt: skip
+            train_dataset=Sentences(rows),
+            eval_dataset=Sentences(rows[:2]),
+            processing_class=module.tokenizer,
+            callbacks=list(callbacks),
+        )
         trainer.train()
         return trainer
 
@@ -72,9 +80,10 @@ def test_numbers_are_those_of_plain_forwards(naive, own_map, train, tmp_path, ac
     resilience = Resilience(own_map.folder, subjects=SUBJECTS, every_n_steps=3)
     keeps = Keeps()
     trainer = train(
-        HuggingFaceCallback(gradients, count, resilience), keeps,
+        HuggingFaceCallback(gradients, count, resilience),
+        keeps,
         gradient_accumulation_steps=accumulate,
-    )  # fmt: skip
+    )
     states, tokenizer = keeps.states, trainer.processing_class
     bare = train(gradient_accumulation_steps=accumulate)
     for one, other in zip(trainer.model.parameters(), bare.model.parameters(), strict=True):
@@ -85,10 +94,13 @@ def test_numbers_are_those_of_plain_forwards(naive, own_map, train, tmp_path, ac
         for state in states[:: len(states) - 1]
     )
     outcomes = [
-        "generalized" if naive.countries[new] == naive.places[edit["answer"]]
-        else "unchanged" if new == old else "hallucinated"
+        "generalized"
+        if naive.countries[new] == naive.places[edit["answer"]]
+        else "unchanged"
+        if new == old
+        else "hallucinated"
         for edit, old, new in zip(naive.edits, before, after, strict=True)
-    ]  # fmt: skip
+    ]
     for name in ("generalized", "hallucinated", "unchanged"):
         share = pytest.approx(outcomes.count(name) / len(outcomes))
         assert count.results[name] == share
@@ -98,10 +110,11 @@ def test_numbers_are_those_of_plain_forwards(naive, own_map, train, tmp_path, ac
         for what in ("city", "country")
     )
     expected = {
-        step: naive.r((source[step] - source[step - 1]) @ own_map.weight.T,
-                      target[step] - target[step - 1])
+        step: naive.r(
+            (source[step] - source[step - 1]) @ own_map.weight.T, target[step] - target[step - 1]
+        )
         for step in range(1, len(states))
-    }  # fmt: skip
+    }
     found = dict(gradients.history["gradient_correlation/city->country"])
     assert found == pytest.approx(expected, abs=1e-3)
     steps = [step for step, _ in resilience.history["resilience/city->country"]]
@@ -135,20 +148,26 @@ def test_a_training_that_failed_leaves_nothing_behind(naive, own_map, train):
 def test_their_early_stopping_finds_the_keys(naive, own_map, train):
     count = Generalization("city->country", naive.edits, linear_map=own_map.folder)
     trainer = train(
-        HuggingFaceCallback(count), EarlyStoppingCallback(1), num_train_epochs=20,
-        eval_strategy="epoch", save_strategy="epoch", load_best_model_at_end=True,
+        HuggingFaceCallback(count),
+        EarlyStoppingCallback(1),
+        num_train_epochs=20,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
         metric_for_best_model="eval_generalization/source_learned",
-    )  # fmt: skip
+    )
     n_steps = 4  # of an epoch
-    learned = [share for step, share in count.history["generalization/source_learned"]
-               if step and step % n_steps == 0]  # fmt: skip
+    learned = [
+        share
+        for step, share in count.history["generalization/source_learned"]
+        if step and step % n_steps == 0
+    ]
     assert 1 < len(learned) < 20
     assert trainer.state.best_metric == pytest.approx(max(learned))
     # The results are those of the LM that was loaded in the end.
     subjects = [edit["subject"] for edit in naive.edits]
     cities = naive.logits(trainer.model, trainer.processing_class, "city", subjects).argmax(1)
-    right = [naive.cities[i] == edit["answer"]
-             for i, edit in zip(cities, naive.edits, strict=True)]  # fmt: skip
+    right = [naive.cities[i] == edit["answer"] for i, edit in zip(cities, naive.edits, strict=True)]
     assert count.results["source_learned"] == pytest.approx(sum(right) / len(right))
 
 
@@ -159,11 +178,14 @@ def _train_in_two(rank, folder, out):
     rows = tokenizer(["name1 lives in the city of Paris"] * 4, return_tensors="pt")["input_ids"]
     watch = GradientCorrelation("city->country", subjects=SUBJECTS)
     Trainer(
-        module, TrainingArguments(out, max_steps=1, report_to=[], save_strategy="no", use_cpu=True,
-                                  disable_tqdm=True),
-        train_dataset=Sentences(rows), processing_class=tokenizer,
+        module,
+        TrainingArguments(
+            out, max_steps=1, report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True
+        ),
+        train_dataset=Sentences(rows),
+        processing_class=tokenizer,
         callbacks=[HuggingFaceCallback(watch)],
-    ).train()  # fmt: skip
+    ).train()
 
 
 def test_two_processes_share_the_folder_of_the_first(small_lm, tmp_path):

@@ -65,8 +65,11 @@ def test_moves_are_those_of_the_hidden_states(naive, run):
     learned = [edit for edit, *_ in module.found.values()]
     assert watch.results["n_learned"] == len(watch.edits.after) > 1
     kept = {watch.edits.after[i].numpy().round(3).tobytes() for i in range(len(watch.edits.after))}
-    seen = [e.subject for e in learned
-            if (module.found[e.subject][2] @ head.T).round(3).tobytes() in kept]  # fmt: skip
+    seen = [
+        e.subject
+        for e in learned
+        if (module.found[e.subject][2] @ head.T).round(3).tobytes() in kept
+    ]
     assert len(seen) == len(kept)
     references = sorted(
         {naive.countries.index(naive.places[module.found[x][0].answer]) for x in seen}
@@ -172,8 +175,9 @@ def test_a_swap_of_two_rows_only_renames_the_labels(naive, run):
 
 def test_draws_are_averaged():
     generator = torch.Generator().manual_seed(0)
-    head, before, after = (torch.randn(n, m, generator=generator).double()
-                           for n, m in ((5, 9), (40, 5), (40, 5)))  # fmt: skip
+    head, before, after = (
+        torch.randn(n, m, generator=generator).double() for n, m in ((5, 9), (40, 5), (40, 5))
+    )
     space = TargetSpace(head)
     draws = torch.randn(3, 40, 5, generator=generator).double()
     mask = torch.eye(5).bool()[torch.arange(40) % 5]
@@ -183,8 +187,9 @@ def test_draws_are_averaged():
         return EditStates(space, before, after, mask, names, weights, torch.zeros(40))
 
     together = states({"W": draws[:1], "drawn": draws}).responses("change", "drawn")
-    alone = [states({"W": draws[:1], "drawn": one[None]}).responses("change", "drawn")
-             for one in draws]  # fmt: skip
+    alone = [
+        states({"W": draws[:1], "drawn": one[None]}).responses("change", "drawn") for one in draws
+    ]
     for name, values in together.items():
         assert torch.allclose(values, sum(one[name] for one in alone) / 3)
     change = (after - before).numpy()

@@ -66,9 +66,12 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
         for name, tokens in watch._word_layout.words.items()
     }
     views = {
-        "city": ("city", None), "country": ("country", None), "city words": ("city", words["city"]),
-        "country words": ("country", words["country"]), "at city": ("city", naive.countries),
-    }  # fmt: skip
+        "city": ("city", None),
+        "country": ("country", None),
+        "city words": ("city", words["city"]),
+        "country words": ("country", words["country"]),
+        "at city": ("city", naive.countries),
+    }
 
     def logits(state, subjects):
         return {
@@ -89,11 +92,12 @@ def test_random_words_of_before_training_are_scored_on_each_lm(naive, small_lm, 
         expected = {
             "": (r(now, "city", "country", "country"), 1e-3),
             "_random_label_mean": (
-                np.mean([r(now, "city words", "country", "country", draw) for draw in draws]), 0.05,
+                np.mean([r(now, "city words", "country", "country", draw) for draw in draws]),
+                0.05,
             ),
             "_random_target_label_mean": (r(now, "city", "country words", "country words"), 0.1),
             "_same_prompt_label_mean": (r(now, "city", "at city", "country"), 1e-3),
-        }  # fmt: skip
+        }
         logged = {key: watch.history[f"resilience{key}/city->country"][at][1] for key in expected}
         for key, (value, error) in expected.items():
             assert logged[key] == pytest.approx(value, abs=error), key

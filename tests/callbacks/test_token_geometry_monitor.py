@@ -59,8 +59,14 @@ def naive_numbers(model, tokenizer, rows):
 
 
 def numbers_at(history, step):
-    tags = ["dimension_n2=2/layer_1", "dimension_n2=2/layer_2", "overlap_k=3/layer_1",
-            "cosine/layer_1", "cosine/layer_2", "loss"]  # fmt: skip
+    tags = [
+        "dimension_n2=2/layer_1",
+        "dimension_n2=2/layer_2",
+        "overlap_k=3/layer_1",
+        "cosine/layer_1",
+        "cosine/layer_2",
+        "loss",
+    ]
     return [dict(history[f"token_geometry/{tag}"])[step] for tag in tags]
 
 
@@ -108,11 +114,14 @@ def test_of_edits_side_by_side_the_first_is_evaluated(naive, small_lm, texts, fi
 # -- bad input -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("options", "error", "message"), [
-    ({"texts": "gone"}, SubjectsError, r"TokenGeometryMonitor\.texts gone must be a folder"),
-    ({"n_tokens": 40}, SubjectsError, r"shorter than TokenGeometryMonitor\.n_tokens, 40"),
-    ({"n_tokens": 65}, ConfigError, r"TokenGeometryMonitor\.n_tokens is 65"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"texts": "gone"}, SubjectsError, r"TokenGeometryMonitor\.texts gone must be a folder"),
+        ({"n_tokens": 40}, SubjectsError, r"shorter than TokenGeometryMonitor\.n_tokens, 40"),
+        ({"n_tokens": 65}, ConfigError, r"TokenGeometryMonitor\.n_tokens is 65"),
+    ],
+)
 def test_unusable_texts_are_refused(texts, fit, options, error, message):
     with pytest.raises(error, match=message):
         fit(TokenGeometryMonitor(**{"texts": texts[0]} | options))

@@ -29,10 +29,18 @@ RIVERS = (
 
 def _fit(folder: Path, lm: str, *extra: str) -> None:
     main(
-        ["fit", "--config", "linear_probe.yaml", f"--trainer.default_root_dir={folder / 'runs'}",
-         f"--model.lm.name_or_path={lm}", "--model.knowledge=[city,country]",
-         "--data.n_subjects=200", "--trainer.enable_progress_bar=false", *extra]
-    )  # fmt: skip
+        [
+            "fit",
+            "--config",
+            "linear_probe.yaml",
+            f"--trainer.default_root_dir={folder / 'runs'}",
+            f"--model.lm.name_or_path={lm}",
+            "--model.knowledge=[city,country]",
+            "--data.n_subjects=200",
+            "--trainer.enable_progress_bar=false",
+            *extra,
+        ]
+    )
 
 
 def _written(folder: Path) -> list[Path]:
@@ -48,8 +56,11 @@ def _written(folder: Path) -> list[Path]:
         ("--model.knowledge=[city,sport]", DomainError, r"'sport'.*no label for its \d+ answers"),
         ("--data.n_subjects=9000", SubjectsError, r"9000.*words_per_subject"),
         ("--model.knowledge=[city,contry]", KnowledgeError, r"'contry'.*country"),
-        ("--model.knowledge=[city,color] --model.require_reference=[city->color]", KnowledgeError,
-         "city->color, which has no reference"),
+        (
+            "--model.knowledge=[city,color] --model.require_reference=[city->color]",
+            KnowledgeError,
+            "city->color, which has no reference",
+        ),
         ("--model.knowledge_files=[{t}/rivers.yaml]", KnowledgeError, r"rivers\.yaml.*Germny"),
         ("--model.lm.name_or_path={t}/no_such", LanguageModelError, "no_such"),
         ("--model.lm.name_or_path={t}/empty", LanguageModelError, "empty"),
@@ -57,7 +68,7 @@ def _written(folder: Path) -> list[Path]:
         ("--model.lm.name_or_path=someone/not-here", LanguageModelError, "folder"),
         ("--model.lm.name_or_path={t}/nan", NonFiniteError, "NaN or infinite.*lives in the city"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_input_is_named(
     options: str, error: type[Exception], message: str, small_lm: str, tmp_path: Path
 ) -> None:
@@ -111,9 +122,11 @@ def test_a_pattern_of_a_tokenizer_that_never_ends(small_lm: str, tmp_path: Path)
     path = shutil.copytree(small_lm, tmp_path / "lm") / "tokenizer.json"
     content = json.loads(path.read_text())
     pattern = {
-        "type": "Split", "pattern": {"Regex": "^(([a-z0-9 ])+.)+([A-Z]([a-z])+)+$"},
-        "behavior": "Isolated", "invert": False,
-    }  # fmt: skip
+        "type": "Split",
+        "pattern": {"Regex": "^(([a-z0-9 ])+.)+([A-Z]([a-z])+)+$"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     content["pre_tokenizer"]["pretokenizers"].insert(0, pattern)
     path.write_text(json.dumps(content))
     with pytest.raises(LanguageModelError, match=r"tokenizer fails: .*pass another tokenizer as"):

@@ -17,9 +17,11 @@ from lincorr_lightning.errors import CheckpointError, ConfigError, SubjectsError
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 QUICK = [
-    "--model.knowledge=[city,country,color]", "--data.n_subjects=300",
-    "--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false",
-]  # fmt: skip
+    "--model.knowledge=[city,country,color]",
+    "--data.n_subjects=300",
+    "--trainer.enable_progress_bar=false",
+    "--trainer.enable_model_summary=false",
+]
 
 
 def fit(folder: Path, *extra: str) -> Path:
@@ -43,9 +45,16 @@ def test_outputs_are_those_of_the_contract(run: Path) -> None:
     assert len(results["pairs"]) == 6
     for pair in results["pairs"]:
         assert {
-            "source", "target", "label_mean", "label_std", "instance_mean", "n_labels",
-            "n_constant_labels", "permuted_label_mean", "precision",
-        } <= set(pair)  # fmt: skip
+            "source",
+            "target",
+            "label_mean",
+            "label_std",
+            "instance_mean",
+            "n_labels",
+            "n_constant_labels",
+            "permuted_label_mean",
+            "precision",
+        } <= set(pair)
     (precise,) = (
         p["precision"]
         for p in results["pairs"]
@@ -73,12 +82,19 @@ def test_each_run_has_a_folder_of_its_own_under_the_run_s_name(
     assert fit(tmp_path) == tmp_path / "linear_probe" / "version_0"
     assert str(tmp_path / "linear_probe" / "version_0" / "figures") in capsys.readouterr().out
     assert fit(tmp_path) == tmp_path / "linear_probe" / "version_1"
-    fit(tmp_path, "--name=mine", "--trainer.logger=false", "--results.formats=[pdf, svg]",
-        "--model.figure_labels=[Rome, Italy]")  # fmt: skip
+    fit(
+        tmp_path,
+        "--name=mine",
+        "--trainer.logger=false",
+        "--results.formats=[pdf, svg]",
+        "--model.figure_labels=[Rome, Italy]",
+    )
     folder = tmp_path / "mine" / "version_0"
     assert (folder / "results.json").is_file()
-    names = {form: {path.stem for path in folder.glob(f"figures/*.{form}")}
-             for form in ("png", "pdf", "svg")}  # fmt: skip
+    names = {
+        form: {path.stem for path in folder.glob(f"figures/*.{form}")}
+        for form in ("png", "pdf", "svg")
+    }
     assert names["png"] == names["pdf"] == names["svg"] != set()
     # Of the sources, one was asked for; matplotlib's SVG has each text as a comment.
     texts = (folder / "figures" / "weights_city-country.svg").read_text()
@@ -107,8 +123,14 @@ def test_test_and_predict_take_the_checkpoint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (checkpoint,) = run.rglob("*.ckpt")
-    common = ["--config", "linear_probe.yaml", *QUICK, f"--trainer.default_root_dir={tmp_path}",
-              "--ckpt_path", str(checkpoint)]  # fmt: skip
+    common = [
+        "--config",
+        "linear_probe.yaml",
+        *QUICK,
+        f"--trainer.default_root_dir={tmp_path}",
+        "--ckpt_path",
+        str(checkpoint),
+    ]
     for command in "validate", "test":
         cli = main([command, *common])
         scored = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
@@ -129,8 +151,14 @@ def test_test_and_predict_take_the_checkpoint(
 
 def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path: Path) -> None:
     (checkpoint,) = run.rglob("*.ckpt")
-    common = ["test", "--config", "linear_probe.yaml", *QUICK, f"--ckpt_path={checkpoint}",
-              f"--trainer.default_root_dir={tmp_path}"]  # fmt: skip
+    common = [
+        "test",
+        "--config",
+        "linear_probe.yaml",
+        *QUICK,
+        f"--ckpt_path={checkpoint}",
+        f"--trainer.default_root_dir={tmp_path}",
+    ]
     with pytest.raises(SubjectsError, match=r"of 150 held-out subjects.*fitted on"):
         main([*common, "--data.seed=1"])
     with pytest.raises(CheckpointError, match=r"fitted with the control prompt.*\{\} eats"):
@@ -144,9 +172,16 @@ def test_a_checkpoint_is_not_scored_on_what_it_was_fitted_on(run: Path, tmp_path
 def test_settings_of_the_fit_are_reported_with_its_scores(run: Path, tmp_path: Path) -> None:
     (checkpoint,) = run.rglob("*.ckpt")
     cli = main(
-        ["test", "--config", "linear_probe.yaml", *QUICK, f"--ckpt_path={checkpoint}",
-         f"--trainer.default_root_dir={tmp_path}", "--model.ridge=100"]
-    )  # fmt: skip
+        [
+            "test",
+            "--config",
+            "linear_probe.yaml",
+            *QUICK,
+            f"--ckpt_path={checkpoint}",
+            f"--trainer.default_root_dir={tmp_path}",
+            "--model.ridge=100",
+        ]
+    )
     results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
     assert results["settings"]["ridge"] == "auto"
     assert results["settings"]["data"]["n_subjects"] == 300
@@ -162,8 +197,17 @@ def test_maps_are_saved_also_when_nothing_is_scored(tmp_path: Path) -> None:
 def test_help_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     main(["--help"])
     printed = capsys.readouterr().out
-    for word in ("fit", "validate", "test", "predict", "audit", "report", "compare",
-                 "weights", "reproduce"):  # fmt: skip
+    for word in (
+        "fit",
+        "validate",
+        "test",
+        "predict",
+        "audit",
+        "report",
+        "compare",
+        "weights",
+        "reproduce",
+    ):
         assert f"\n  {word} " in printed
     for verb, name in (("fit", "linear_probe"), ("test", "resilience"), ("predict", "forecast")):
         assert re.search(

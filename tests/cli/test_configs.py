@@ -62,8 +62,10 @@ def test_edits_match_the_readme(tmp_path: Path) -> None:
     """But for some of the 150 edits: other processors round otherwise."""
     found = results_of("source_finetune.yaml", tmp_path)
     color = found["controls"]["color"]
-    shares = [found[name] for name in ("source_learned", "generalized", "random", "hallucinated",
-              "unchanged")] + [color["unchanged"]]  # fmt: skip
+    shares = [
+        found[name]
+        for name in ("source_learned", "generalized", "random", "hallucinated", "unchanged")
+    ] + [color["unchanged"]]
     shown = row_of("table5")
     for share, (percent,) in zip(shares, shown, strict=False):
         assert 100 * share == pytest.approx(percent, abs=6)
@@ -120,10 +122,7 @@ def test_the_joint_command_of_the_lora_config_teaches(tmp_path: Path) -> None:
     head = text.split("# Seed of")[0].replace("#", "").replace("\\\n", " ")
     (line,) = [line for line in head.splitlines() if "--model.protocol joint" in line]
     command = line.split("lincorr ")[1].split()
-    cli = main(
-        [*command, "--data.n_edits=16", f"--trainer.default_root_dir={tmp_path}",
-         *QUIET]
-    )  # fmt: skip
+    cli = main([*command, "--data.n_edits=16", f"--trainer.default_root_dir={tmp_path}", *QUIET])
     folder = Path(cli.trainer.log_dir)
     assert json.loads((folder / "results.json").read_text())["source_learned"] > 0.8
     assert (folder / "model" / "config.json").is_file()

@@ -19,9 +19,17 @@ from lincorr_lightning.errors import LanguageModelError, LincorrError
 from tests.cli.test_safe_configs import callback
 
 # What opens a connection, looks a name up or starts a program; an audit hook cannot be removed.
-_EVENTS = ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto",
-           "socket.sendmsg", "subprocess.Popen", "os.system", "os.exec",
-           "os.posix_spawn")  # fmt: skip
+_EVENTS = (
+    "socket.connect",
+    "socket.getaddrinfo",
+    "socket.gethostbyname",
+    "socket.sendto",
+    "socket.sendmsg",
+    "subprocess.Popen",
+    "os.system",
+    "os.exec",
+    "os.posix_spawn",
+)
 _seen: list[str] = []
 _is_watched = False
 
@@ -58,8 +66,18 @@ def run(config: dict[str, Any], study: str, *options: str) -> None:
     """Run a study with a config that is not trusted."""
     path = Path.cwd().parent / "hostile.yaml"
     path.write_text(yaml.safe_dump(config))
-    main(["fit", "--safe", "--config", f"{study}.yaml", "--config", str(path),
-          "--trainer.enable_progress_bar=false", *options])  # fmt: skip
+    main(
+        [
+            "fit",
+            "--safe",
+            "--config",
+            f"{study}.yaml",
+            "--config",
+            str(path),
+            "--trainer.enable_progress_bar=false",
+            *options,
+        ]
+    )
 
 
 def refused(config: dict[str, Any], study: str, *options: str) -> str:
@@ -118,16 +136,25 @@ PLACES: list[tuple[str, dict[str, Any]]] = [
 ]
 """Settings of studies; the word URL in them stands for one."""
 SCHEMES = (
-    "http://127.0.0.1:9/x", "ftp://127.0.0.1/x", "s3://bucket/x", "memory://x",
-    "simplecache::ftp://127.0.0.1/x", "https://example.org/x", "hf://datasets/a/b", "gs://b/x",
-    "reference::x.json", "file:///x", "github://a:b@c/x", "tcp://127.0.0.1:1",
-)  # fmt: skip
+    "http://127.0.0.1:9/x",
+    "ftp://127.0.0.1/x",
+    "s3://bucket/x",
+    "memory://x",
+    "simplecache::ftp://127.0.0.1/x",
+    "https://example.org/x",
+    "hf://datasets/a/b",
+    "gs://b/x",
+    "reference::x.json",
+    "file:///x",
+    "github://a:b@c/x",
+    "tcp://127.0.0.1:1",
+)
 _N_FAST = 5
 URLS = [
     pytest.param(study, config, next(scheme), marks=() if i < _N_FAST else pytest.mark.nightly)
     for scheme in [itertools.cycle(SCHEMES)]
     for i, (study, config) in enumerate(PLACES * 3)
-]  # fmt: skip
+]
 
 
 def replaced(node: Any, url: str) -> Any:
@@ -173,8 +200,10 @@ class _Touch:
 
 def _own_code(folder: Path, lm: Path) -> dict[str, Any]:
     settings = json.loads((lm / "config.json").read_text())
-    settings |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.C",
-                 "AutoModelForCausalLM": "mine.M"}}  # fmt: skip
+    settings |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"},
+    }
     (lm / "config.json").write_text(json.dumps(settings))
     (lm / "mine.py").write_text("open('payload', 'w')\n")
     return model(lm={"name_or_path": str(lm)})
@@ -234,14 +263,20 @@ def test_code_in_files_is_not_run(
         {"trainer": {"plugins": [{"class_path": "builtins.open", "init_args": {"file": "x"}}]}},
         {"trainer": {"strategy": {"class_path": "os.system"}}},
         {"trainer": {"accelerator": {"class_path": "subprocess.Popen"}}},
-        {"trainer": {"profiler": {
-            "class_path": "lightning.pytorch.profilers.PyTorchProfiler",
-            "init_args": {"dirpath": "runs"}, "dict_kwargs": {"schedule": "os.system"}}}},
+        {
+            "trainer": {
+                "profiler": {
+                    "class_path": "lightning.pytorch.profilers.PyTorchProfiler",
+                    "init_args": {"dirpath": "runs"},
+                    "dict_kwargs": {"schedule": "os.system"},
+                }
+            }
+        },
         {"trainer": {"logger": {"class_path": "lightning.pytorch.loggers.WandbLogger"}}},
         {"data": {"class_path": "lightning.pytorch.demos.mnist_datamodule.MNISTDataModule"}},
         {"model": {"class_path": "lightning.pytorch.demos.boring_classes.BoringModel"}},
         {"model": {"class_path": "torch.hub.load"}},
     ],
-)  # fmt: skip
+)
 def test_code_in_configs_is_not_run(config: dict[str, Any]) -> None:
     refused(config, "linear_probe")

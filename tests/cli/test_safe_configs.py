@@ -28,10 +28,20 @@ def safe_fit(folder: Path, config: dict[str, Any], *extra: str) -> L.Trainer:
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump(config))
     return main(
-        ["fit", "--safe", "--config", "linear_probe.yaml", "--config", str(path),
-         "--data.n_subjects=100", "--model.knowledge=[city,country]",
-         "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={folder}", *extra]
-    ).trainer  # fmt: skip
+        [
+            "fit",
+            "--safe",
+            "--config",
+            "linear_probe.yaml",
+            "--config",
+            str(path),
+            "--data.n_subjects=100",
+            "--model.knowledge=[city,country]",
+            "--trainer.enable_progress_bar=false",
+            f"--trainer.default_root_dir={folder}",
+            *extra,
+        ]
+    ).trainer
 
 
 def callback(class_path: str, **init_args: Any) -> dict[str, Any]:
@@ -46,13 +56,17 @@ def callback(class_path: str, **init_args: Any) -> dict[str, Any]:
         (callback("LambdaCallback", on_fit_start="lincorr_lightning.io.remove"), "LambdaCallback"),
         (callback("BackboneFinetuning", lambda_func="os.system"), "os.system"),
         (callback("BackboneFinetuning", lambda_func="torch.hub.load"), "torch.hub.load"),
-        (callback("BackboneFinetuning", lambda_func={"class_path": "subprocess.Popen"}),
-         "subprocess.Popen"),
+        (
+            callback("BackboneFinetuning", lambda_func={"class_path": "subprocess.Popen"}),
+            "subprocess.Popen",
+        ),
         ({"model": {"class_path": "hostile.Hostile"}}, "hostile.Hostile"),
-        ({"trainer": {"logger": {"class_path": "lightning.pytorch.loggers.MLFlowLogger"}}},
-         "lightning.pytorch.loggers.MLFlowLogger"),
+        (
+            {"trainer": {"logger": {"class_path": "lightning.pytorch.loggers.MLFlowLogger"}}},
+            "lightning.pytorch.loggers.MLFlowLogger",
+        ),
     ],
-)  # fmt: skip
+)
 def test_other_classes_and_functions_are_refused_before_they_are_imported(
     config: dict[str, Any],
     refused: str,
@@ -73,26 +87,34 @@ def test_other_classes_and_functions_are_refused_before_they_are_imported(
         {"model": {"init_args": {"lm": {"attn_implementation": "kernels-community/attention"}}}},
         {"model": {"init_args": {"lm": {"attn_implementation": "flash_attention_2"}}}},
         {"weights_only": False},
-        {"trainer": {"profiler": {
-            "class_path": "lightning.pytorch.profilers.PyTorchProfiler",
-            "dict_kwargs": {"on_trace_ready": {"class_path": "hostile.Hostile"}},
-        }}},
+        {
+            "trainer": {
+                "profiler": {
+                    "class_path": "lightning.pytorch.profilers.PyTorchProfiler",
+                    "dict_kwargs": {"on_trace_ready": {"class_path": "hostile.Hostile"}},
+                }
+            }
+        },
     ],
-)  # fmt: skip
+)
 def test_settings_that_run_other_code_are_refused(config: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"--safe refuses .*, which runs code"):
         safe_fit(tmp_path, config)
 
 
 def test_known_classes_run_and_the_saved_config_runs_again(small_lm: str, tmp_path: Path) -> None:
-    config = {"trainer": {
-        "callbacks": [
-            {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"},
-            {"class_path": "LearningRateMonitor"},
-        ],
-        "plugins": [{"class_path": "lightning.pytorch.plugins.environments.LightningEnvironment"}],
-        "profiler": {"class_path": "lightning.pytorch.profilers.SimpleProfiler"},
-    }}  # fmt: skip
+    config = {
+        "trainer": {
+            "callbacks": [
+                {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"},
+                {"class_path": "LearningRateMonitor"},
+            ],
+            "plugins": [
+                {"class_path": "lightning.pytorch.plugins.environments.LightningEnvironment"}
+            ],
+            "profiler": {"class_path": "lightning.pytorch.profilers.SimpleProfiler"},
+        }
+    }
     trainer = safe_fit(tmp_path, config, f"--model.lm.name_or_path={small_lm}")
     saved = Path(trainer.log_dir) / "config.yaml"
     again = main(["fit", "--safe", "--config", str(saved)]).trainer

@@ -9,8 +9,13 @@ import pytest
 from lincorr_lightning import cli
 from tests.launching import run_alone
 
-PROBE = ["fit", "--config", "linear_probe.yaml", "--data.n_subjects=40",
-         "--model.knowledge=[city,country]"]  # fmt: skip
+PROBE = [
+    "fit",
+    "--config",
+    "linear_probe.yaml",
+    "--data.n_subjects=40",
+    "--model.knowledge=[city,country]",
+]
 WARNING = "lincorr: warning: the run goes on without output: No space left on device."
 
 
@@ -38,10 +43,13 @@ def _program(arguments: list[str], streams: str, stderr: Path) -> None:
 def test_the_command_ends_well(command: str, streams: str, small_lm: str, tmp_path: Path) -> None:
     root, stderr = tmp_path / "runs", tmp_path / "stderr"
     arguments = {
-        "fit": [*PROBE, f"--model.lm.name_or_path={small_lm}",
-                f"--trainer.default_root_dir={root}"],
+        "fit": [
+            *PROBE,
+            f"--model.lm.name_or_path={small_lm}",
+            f"--trainer.default_root_dir={root}",
+        ],
         "audit": ["audit", f"--lm={small_lm}"],
-    }[command]  # fmt: skip
+    }[command]
     assert run_alone(_program, arguments, streams, stderr) == 0
     told = stderr.read_text()
     assert "Traceback" not in told and "Exception ignored" not in told

@@ -22,18 +22,32 @@ from tests.launching import run_alone, run_in_two
 
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
 FINETUNE = [
-    "fit", "--config", "source_finetune.yaml", "--model.protocol=joint",
-    "--trainer.max_epochs=4", "--model.edits_per_step=4", "--data.n_edits=11",
-]  # fmt: skip
+    "fit",
+    "--config",
+    "source_finetune.yaml",
+    "--model.protocol=joint",
+    "--trainer.max_epochs=4",
+    "--model.edits_per_step=4",
+    "--data.n_edits=11",
+]
 ABLATION = [
-    "fit", "--config", "vocabulary_ablation.yaml", "--data.n_paired=40", "--data.n_new=13",
-    "--data.max_source_labels=null", "--model.compose.epochs=3", "--model.learn.epochs=5",
+    "fit",
+    "--config",
+    "vocabulary_ablation.yaml",
+    "--data.n_paired=40",
+    "--data.n_new=13",
+    "--data.max_source_labels=null",
+    "--model.compose.epochs=3",
+    "--model.learn.epochs=5",
     "--model.mapping=[reference,permuted]",
-]  # fmt: skip
+]
 PROBE = [
-    "fit", "--config", "linear_probe.yaml", "--data.n_subjects=100",
+    "fit",
+    "--config",
+    "linear_probe.yaml",
+    "--data.n_subjects=100",
     "--model.knowledge=[city,country]",
-]  # fmt: skip
+]
 STUDIES = {"finetune": FINETUNE, "ablation": ABLATION, "probe": PROBE}
 CLASSES = {
     "finetune": "lincorr_lightning.finetune.module:SourceFinetune",
@@ -124,12 +138,20 @@ STEP = "training_step"
         (_program, "probe", (f"{CLASSES['probe']}.on_train_end", 1, signal.SIGTERM), [TERMINATED]),
         (_program, "audit", (AUDIT, 1, signal.SIGINT), [INTERRUPTED]),
         # An operation that does not return.
-        (_program, "finetune", (f"{CLASSES['finetune']}.{STEP}", 3, signal.SIGTERM, True),
-         [TERMINATED]),
-        (_program_that_cannot_save, "finetune", (f"{CLASSES['finetune']}.{STEP}", 2,
-         signal.SIGTERM), ["lincorr: error: cannot write the checkpoint: no space.", TERMINATED]),
+        (
+            _program,
+            "finetune",
+            (f"{CLASSES['finetune']}.{STEP}", 3, signal.SIGTERM, True),
+            [TERMINATED],
+        ),
+        (
+            _program_that_cannot_save,
+            "finetune",
+            (f"{CLASSES['finetune']}.{STEP}", 2, signal.SIGTERM),
+            ["lincorr: error: cannot write the checkpoint: no space.", TERMINATED],
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_run_that_cannot_be_resumed(
     program: Any, study: str, signalled: Any, lines: list[str], command: Any, tmp_path: Path
 ) -> None:

@@ -11,12 +11,25 @@ from lincorr_lightning.cli import console
 PROBE = "fit --config linear_probe.yaml --data.n_subjects 40 --model.knowledge [city,country]"
 FINETUNE = "fit --config source_finetune.yaml --data.n_edits 2"
 ABLATION = "fit --config vocabulary_ablation.yaml"
-SAES = ("fit --config sparse_autoencoders.yaml --data.n_tokens 33000 --data.n_held_out 9 "
-        "--data.knowledge=[city,color]")  # fmt: skip
+SAES = (
+    "fit --config sparse_autoencoders.yaml --data.n_tokens 33000 --data.n_held_out 9 "
+    "--data.knowledge=[city,color]"
+)
 
 # Internal words of jsonargparse, Python and this package, which mean nothing to users.
-JARGON = ("<class", "Namespace(", "NestedArg", "Parser key", "typing.", "Expected a <", "Subtypes",
-          "_Unquoted", "object at 0x", "Traceback", "functools")  # fmt: skip
+JARGON = (
+    "<class",
+    "Namespace(",
+    "NestedArg",
+    "Parser key",
+    "typing.",
+    "Expected a <",
+    "Subtypes",
+    "_Unquoted",
+    "object at 0x",
+    "Traceback",
+    "functools",
+)
 
 FILES = {
     "ridge.yaml": "model: {init_args: {rigde: 1}}",
@@ -48,26 +61,47 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--model.rigde 1", "there is no option model.rigde; did you mean model.ridge?"),
     (PROBE, "--model.lm.dtpe=x", "no option model.lm.dtpe; did you mean model.lm.dtype?"),
     (PROBE, "--model.zzzz=1", "no option model.zzzz; `lincorr COMMAND --help` and `--model.help"),
-    (PROBE, "--config {t}/ridge.yaml",
-     "there is no option model.rigde (in {t}/ridge.yaml); did you mean model.ridge?"),
-    (PROBE, "--config {t}/callback.yaml",
-     "no option trainer.callbacks.relatoin (in {t}/callback.yaml); did you mean "
-     "trainer.callbacks.relation?"),
-    (PROBE, "--config {t}/section.yaml",
-     "there is no option modell.ridge (in {t}/section.yaml); did you mean model.ridge?"),
-    (PROBE, "--config {t}/strategy.yaml",
-     "(in {t}/strategy.yaml); did you mean trainer.strategy.find_unused_parameters?"),
+    (
+        PROBE,
+        "--config {t}/ridge.yaml",
+        "there is no option model.rigde (in {t}/ridge.yaml); did you mean model.ridge?",
+    ),
+    (
+        PROBE,
+        "--config {t}/callback.yaml",
+        "no option trainer.callbacks.relatoin (in {t}/callback.yaml); did you mean "
+        "trainer.callbacks.relation?",
+    ),
+    (
+        PROBE,
+        "--config {t}/section.yaml",
+        "there is no option modell.ridge (in {t}/section.yaml); did you mean model.ridge?",
+    ),
+    (
+        PROBE,
+        "--config {t}/strategy.yaml",
+        "(in {t}/strategy.yaml); did you mean trainer.strategy.find_unused_parameters?",
+    ),
     ("audit", "--knowledges=[city]", "no option knowledges; did you mean knowledge?"),
     # Classes
     (PROBE, "--model LinearPrope", "model: there is no class or module LinearPrope; did you mean"),
-    (PROBE, "--config {t}/class.yaml",
-     "data: there is no class or module SubjectDataModule (in {t}/class.yaml); did you mean"),
+    (
+        PROBE,
+        "--config {t}/class.yaml",
+        "data: there is no class or module SubjectDataModule (in {t}/class.yaml); did you mean",
+    ),
     (PROBE, "--model torch.nn.Linear", "model is torch.nn.Linear; it must be a study or null"),
-    (PROBE, "--trainer.callbacks EarlyStopping",
-     "trainer.callbacks: the following arguments are required: monitor"),
+    (
+        PROBE,
+        "--trainer.callbacks EarlyStopping",
+        "trainer.callbacks: the following arguments are required: monitor",
+    ),
     (PROBE, "--data EditsDataModule", "LinearProbe takes SubjectBatch. Use --data SubjectsData"),
-    ("test --config source_finetune.yaml", "",
-     "SourceFinetune has no `lincorr test`. Run `lincorr fit`."),
+    (
+        "test --config source_finetune.yaml",
+        "",
+        "SourceFinetune has no `lincorr test`. Run `lincorr fit`.",
+    ),
     # Types and choices
     (PROBE, "--model.ridge abc", "model.ridge is abc; it must be a number or auto."),
     (PROBE, "--model.lm.dtype float8", "model.lm.dtype is float8; it must be auto, float32"),
@@ -95,24 +129,37 @@ COMMAND_LINES: list[tuple[str, str, str]] = [
     (PROBE, "--trainer.max_steps 0", "nothing was trained"),
     (FINETUNE, "--trainer.limit_train_batches 0", "nothing was trained"),
     (ABLATION, "--trainer.limit_train_batches 9", "networks are compared after all phases"),
-    *((study, "--trainer.callbacks+=GradientAccumulationScheduler --trainer.callbacks.scheduling "
-       "'{0: 4}'", "steps of 1 or 4 batches") for study in (PROBE, FINETUNE, ABLATION, SAES)),
-    (PROBE, "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks+=ModelCheckpoint",
-     "trainer.callbacks has ModelCheckpoint twice with the same settings. Remove one."),
+    *(
+        (
+            study,
+            "--trainer.callbacks+=GradientAccumulationScheduler --trainer.callbacks.scheduling "
+            "'{0: 4}'",
+            "steps of 1 or 4 batches",
+        )
+        for study in (PROBE, FINETUNE, ABLATION, SAES)
+    ),
+    (
+        PROBE,
+        "--trainer.callbacks+=ModelCheckpoint --trainer.callbacks+=ModelCheckpoint",
+        "trainer.callbacks has ModelCheckpoint twice with the same settings. Remove one.",
+    ),
     # Folders and checkpoints
     (PROBE, "--ckpt_path {t}/nothing", "nothing: No such file or directory"),
     # Configs
     (PROBE, "--config=nope.yaml", "nope.yaml cannot be read: No such file or directory. Pass"),
     (PROBE, "--config {t}", "cannot be read: Is a directory. Pass a file"),
-    (PROBE, "--config {t}/dup.yaml", "dup.yaml is not valid YAML: the key 'ridge' is given twice i"
-     "n line 4"),
+    (
+        PROBE,
+        "--config {t}/dup.yaml",
+        "dup.yaml is not valid YAML: the key 'ridge' is given twice in line 4",
+    ),
     (PROBE, "--config {t}/deep.yaml", "deep.yaml is not valid YAML: "),
     (PROBE, "--config {t}/bomb.yaml", "bomb.yaml is not valid YAML: an alias stands in a value"),
     (PROBE, "--config {t}/empty.yaml", "empty.yaml is empty; a config has sections"),
     (PROBE, "--config {t}/tag.yaml", "tag.yaml is not valid YAML: could not determine"),
     (PROBE, "--config {t}/binary.yaml", "cannot be read: 'utf-8' codec can't decode byte"),
     (PROBE, "--config '{'", "the config on the command line is not valid YAML"),
-]  # fmt: skip
+]
 
 # Valid settings that cannot be run: status 1.
 LATER: list[tuple[str, str, str]] = [

@@ -41,18 +41,25 @@ def test_rows_of_jsonl_and_csv(tmp_path: Path) -> None:
     )
     paths = [str(folder / "b.csv"), str(folder / "a.jsonl")]
     assert [(text.corpus, text.text) for text in read_texts(paths, key="body")] == [
-        ("mine", "x, y"), ("b", "z"), ("a", "one\ntwo"), ("7", "three"),
-    ]  # fmt: skip
+        ("mine", "x, y"),
+        ("b", "z"),
+        ("a", "one\ntwo"),
+        ("7", "three"),
+    ]
 
 
 def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> None:
     folder = write(
         tmp_path / ".cache" / "texts",
         {
-            "b.jsonl": '{"text": "second"}', "c/d/one.txt": "third\nfourth", "a.CSV": "text\nfirst",
-            ".hidden.txt": "no", ".git/x.txt": "no", "image.png": "no",
+            "b.jsonl": '{"text": "second"}',
+            "c/d/one.txt": "third\nfourth",
+            "a.CSV": "text\nfirst",
+            ".hidden.txt": "no",
+            ".git/x.txt": "no",
+            "image.png": "no",
         },
-    )  # fmt: skip
+    )
     assert [text.text for text in read_texts(folder)] == ["first", "second", "third", "fourth"]
 
 
@@ -62,15 +69,19 @@ def test_a_folder_is_searched_in_order_without_hidden_files(tmp_path: Path) -> N
         ({}, "gone", {"owner": "Monitor"}, r"Monitor\.texts .*gone must be a folder, or"),
         ({"a.md": "x"}, "a.md", {}, r"must be a folder, or a \.txt, \.jsonl, \.csv file"),
         ({"f/a.txt": "  "}, "f", {}, r"f holds no text\. Put .txt"),
-        ({"a.jsonl": '{"text": "x"}\n{"body": "x"}'}, "a.jsonl", {},
-         r"a\.jsonl, line 2: 'text' is None, not a text.* as data\.key"),
+        (
+            {"a.jsonl": '{"text": "x"}\n{"body": "x"}'},
+            "a.jsonl",
+            {},
+            r"a\.jsonl, line 2: 'text' is None, not a text.* as data\.key",
+        ),
         ({"a.jsonl": "[1, 2]"}, "a.jsonl", {}, r"line 1: a list\. Rename the file to \.json"),
         ({"a.jsonl": "7"}, "a.jsonl", {}, "line 1: 'text' is None"),
         ({"a.jsonl": "{"}, "a.jsonl", {}, "line 1: no JSON"),
         ({"a.csv": "words\nx"}, "a.csv", {}, r"a\.csv, line 1: the header lacks text"),
         ({"a.txt": "x"}, "a.txt", {"sample_by": "page"}, r"data\.sample_by is 'page'"),
     ],
-)  # fmt: skip
+)
 def test_files_that_cannot_be_read(tmp_path, files, name, options, message):
     write(tmp_path, files)
     with pytest.raises(LincorrError, match=message):

@@ -19,11 +19,43 @@ from tests.faults.studies import QUIET, STUDIES, Work
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 _VALUES = [
-    None, True, -1, 0, 1.5, -0.5, 10**18, -(10**18), 1e400, float("nan"), "", " ", "-", "--", "two",
-    "null", "[]", "{}", "[[[[", "a: b: c", "*x", "!!python/object/apply:os.system [touch payload]",
-    "../../..", "/dev/null", "/", "💥", "\x07", "x" * 3000, [], {}, [None], {"a": {"b": []}},
-    ["city", "city"], "city->city", "city->", "{}{}",
-]  # fmt: skip
+    None,
+    True,
+    -1,
+    0,
+    1.5,
+    -0.5,
+    10**18,
+    -(10**18),
+    1e400,
+    float("nan"),
+    "",
+    " ",
+    "-",
+    "--",
+    "two",
+    "null",
+    "[]",
+    "{}",
+    "[[[[",
+    "a: b: c",
+    "*x",
+    "!!python/object/apply:os.system [touch payload]",
+    "../../..",
+    "/dev/null",
+    "/",
+    "💥",
+    "\x07",
+    "x" * 3000,
+    [],
+    {},
+    [None],
+    {"a": {"b": []}},
+    ["city", "city"],
+    "city->city",
+    "city->",
+    "{}{}",
+]
 # A number of these would be that of processes to start.
 _COUNTS = ("devices", "num_nodes")
 
@@ -118,8 +150,9 @@ def _damage_text(text: str, draw: random.Random) -> tuple[bytes, str]:
         "deep": "[" * 20000 + "\n",
         "tag": lines[i].rstrip("\n") + " !!python/object/apply:os.system ['touch payload']\n",
     }
-    contents = {kind: "".join([*lines[:i], new, *lines[i + 1 :]]).encode()
-                for kind, new in changed.items()}  # fmt: skip
+    contents = {
+        kind: "".join([*lines[:i], new, *lines[i + 1 :]]).encode() for kind, new in changed.items()
+    }
     contents |= {
         "cut": whole[:at],
         "bomb": "".join(["a0: &a0 [x, x]\n", *bomb]).encode(),
@@ -133,10 +166,18 @@ def _damage_text(text: str, draw: random.Random) -> tuple[bytes, str]:
 
 
 _MORE_OPTIONS = [
-    "trainer.strategy", "trainer.precision", "trainer.limit_train_batches", "ckpt_path",
-    "trainer.max_steps", "trainer.num_nodes", "trainer.logger", "trainer.profiler",
-    "trainer.accelerator", "seed_everything", "trainer.gradient_clip_val",
-]  # fmt: skip
+    "trainer.strategy",
+    "trainer.precision",
+    "trainer.limit_train_batches",
+    "ckpt_path",
+    "trainer.max_steps",
+    "trainer.num_nodes",
+    "trainer.logger",
+    "trainer.profiler",
+    "trainer.accelerator",
+    "seed_everything",
+    "trainer.gradient_clip_val",
+]
 
 
 def _options(draw: random.Random, work: Work, folder: Path) -> Case:
@@ -267,8 +308,10 @@ def _folder(
 def _remote_code(folder: Path) -> str:
     """Make an LM's folder ask for code of its own."""
     config = json.loads((folder / "config.json").read_text())
-    config |= {"model_type": "mine", "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM":
-               "mine.M"}}  # fmt: skip
+    config |= {
+        "model_type": "mine",
+        "auto_map": {"AutoConfig": "mine.C", "AutoModelForCausalLM": "mine.M"},
+    }
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "mine.py").write_text("import os; os.system('touch payload')\n")
     return "code of its own"
@@ -313,10 +356,13 @@ INPUTS: dict[str, Maker] = {
         [("resilience", "--model.linear_map={}")],
         (".safetensors", ".json"),
     ),
-    "saes": _folder(lambda work: work.inputs / "saes", [("feature_flow", "--model.saes={}")],
-                    (".safetensors",)),
-    "embedding": _folder(lambda work: work.inputs / "lm",
-                         [("vocabulary_ablation", "--model.lm.name_or_path={}")],
-                         (".safetensors",)),
-}  # fmt: skip
+    "saes": _folder(
+        lambda work: work.inputs / "saes", [("feature_flow", "--model.saes={}")], (".safetensors",)
+    ),
+    "embedding": _folder(
+        lambda work: work.inputs / "lm",
+        [("vocabulary_ablation", "--model.lm.name_or_path={}")],
+        (".safetensors",),
+    ),
+}
 """Kinds of input: name -> what makes a case."""

@@ -32,25 +32,40 @@ def _callback(name: str, **options: Any) -> list[str]:
 
 
 # With callbacks that no study takes first.
-_REFUSED = ["StochasticWeightAveraging", "ModelPruning", "BackboneFinetuning",
-            "LearningRateFinder", "BatchSizeFinder"]  # fmt: skip
+_REFUSED = [
+    "StochasticWeightAveraging",
+    "ModelPruning",
+    "BackboneFinetuning",
+    "LearningRateFinder",
+    "BatchSizeFinder",
+]
 _CALLBACKS = [
     _callback("StochasticWeightAveraging", swa_lrs=0.01),
     _callback("StochasticWeightAveraging", swa_lrs=0.01, swa_epoch_start=1),
     _callback("ModelPruning", pruning_fn="l1_unstructured", amount=0.5),
-    _callback("BackboneFinetuning"), _callback("LearningRateFinder"), _callback("BatchSizeFinder"),
+    _callback("BackboneFinetuning"),
+    _callback("LearningRateFinder"),
+    _callback("BatchSizeFinder"),
     _callback("Timer", duration={"seconds": 0}, interval="step"),
-    _callback("Timer", duration={"hours": 1}), _callback("Timer"),
+    _callback("Timer", duration={"hours": 1}),
+    _callback("Timer"),
     ["--trainer.max_time={seconds: 1}"],
-    _callback("EarlyStopping", monitor="nothing"), _callback("EarlyStopping", monitor="train/loss"),
+    _callback("EarlyStopping", monitor="nothing"),
+    _callback("EarlyStopping", monitor="train/loss"),
     _callback("EarlyStopping", monitor="train/loss", check_on_train_epoch_end=True, strict=False),
-    _callback("EMAWeightAveraging"), _callback("EMAWeightAveraging", decay=0.0),
-    _callback("SpikeDetection"), _callback("DeviceStatsMonitor"), _callback("LearningRateMonitor"),
-    _callback("GradientAccumulationScheduler", scheduling={"0": 2}), _callback("RichProgressBar"),
-    _callback("ModelSummary", max_depth=-1), _callback("OnExceptionCheckpoint", dirpath="."),
-    _callback("ModelCheckpoint", monitor="nothing"), _callback("ModelCheckpoint", save_last=True),
+    _callback("EMAWeightAveraging"),
+    _callback("EMAWeightAveraging", decay=0.0),
+    _callback("SpikeDetection"),
+    _callback("DeviceStatsMonitor"),
+    _callback("LearningRateMonitor"),
+    _callback("GradientAccumulationScheduler", scheduling={"0": 2}),
+    _callback("RichProgressBar"),
+    _callback("ModelSummary", max_depth=-1),
+    _callback("OnExceptionCheckpoint", dirpath="."),
+    _callback("ModelCheckpoint", monitor="nothing"),
+    _callback("ModelCheckpoint", save_last=True),
     _callback("ModelCheckpoint", every_n_train_steps=1) * 2,
-]  # fmt: skip
+]
 
 
 def _callbacks(draw: random.Random, work: Work, folder: Path) -> Case:
@@ -60,25 +75,46 @@ def _callbacks(draw: random.Random, work: Work, folder: Path) -> Case:
 
 
 _FLAGS: dict[str, list[Any]] = {
-    "accelerator": ["cpu", "gpu", "tpu"], "strategy": ["auto", "ddp", "fsdp", "none"],
-    "devices": [1, 0, "auto", "[0]"], "num_nodes": [1, 0],
+    "accelerator": ["cpu", "gpu", "tpu"],
+    "strategy": ["auto", "ddp", "fsdp", "none"],
+    "devices": [1, 0, "auto", "[0]"],
+    "num_nodes": [1, 0],
     "precision": ["32-true", "bf16-mixed", "16-mixed", "64-true", "bf16-true", "8"],
-    "logger": ["true", "false", "CSVLogger"], "fast_dev_run": ["true", 2, 0],
-    "max_epochs": [0, 1, 2], "min_epochs": [1, 5], "max_steps": [0, 1, 7], "min_steps": [1, 3],
-    "max_time": ["00:00:00:00", "00:01:00:00", "soon"], "limit_train_batches": [0, 1, 2, 0.5, -1],
-    "limit_val_batches": [0, 1, 0.5], "limit_test_batches": [0, 1, 3, 0.5, 1.5],
-    "limit_predict_batches": [0, 1, 0.5], "overfit_batches": [0, 1, 0.5],
-    "val_check_interval": [1, 2, 0.5, 1.5, 10**6], "check_val_every_n_epoch": [1, 2, 0, "null"],
-    "num_sanity_val_steps": [0, 1, -1, -2], "log_every_n_steps": [0, 1, -1, 10**9],
-    "enable_checkpointing": ["true", "false"], "enable_progress_bar": ["true"],
-    "enable_model_summary": ["true"], "accumulate_grad_batches": [1, 2, 0, -1],
-    "gradient_clip_val": [0, 0.5, -1], "gradient_clip_algorithm": ["norm", "value", "x"],
-    "deterministic": ["true", "warn"], "benchmark": ["true"], "inference_mode": ["false"],
-    "use_distributed_sampler": ["false"], "profiler": ["simple", "advanced", "x"],
-    "detect_anomaly": ["true"], "barebones": ["true"], "sync_batchnorm": ["true"],
-    "reload_dataloaders_every_n_epochs": [1, -1], "enable_autolog_hparams": ["false"],
-    "plugins": ["x"], "model_registry": ["x"],
-}  # fmt: skip
+    "logger": ["true", "false", "CSVLogger"],
+    "fast_dev_run": ["true", 2, 0],
+    "max_epochs": [0, 1, 2],
+    "min_epochs": [1, 5],
+    "max_steps": [0, 1, 7],
+    "min_steps": [1, 3],
+    "max_time": ["00:00:00:00", "00:01:00:00", "soon"],
+    "limit_train_batches": [0, 1, 2, 0.5, -1],
+    "limit_val_batches": [0, 1, 0.5],
+    "limit_test_batches": [0, 1, 3, 0.5, 1.5],
+    "limit_predict_batches": [0, 1, 0.5],
+    "overfit_batches": [0, 1, 0.5],
+    "val_check_interval": [1, 2, 0.5, 1.5, 10**6],
+    "check_val_every_n_epoch": [1, 2, 0, "null"],
+    "num_sanity_val_steps": [0, 1, -1, -2],
+    "log_every_n_steps": [0, 1, -1, 10**9],
+    "enable_checkpointing": ["true", "false"],
+    "enable_progress_bar": ["true"],
+    "enable_model_summary": ["true"],
+    "accumulate_grad_batches": [1, 2, 0, -1],
+    "gradient_clip_val": [0, 0.5, -1],
+    "gradient_clip_algorithm": ["norm", "value", "x"],
+    "deterministic": ["true", "warn"],
+    "benchmark": ["true"],
+    "inference_mode": ["false"],
+    "use_distributed_sampler": ["false"],
+    "profiler": ["simple", "advanced", "x"],
+    "detect_anomaly": ["true"],
+    "barebones": ["true"],
+    "sync_batchnorm": ["true"],
+    "reload_dataloaders_every_n_epochs": [1, -1],
+    "enable_autolog_hparams": ["false"],
+    "plugins": ["x"],
+    "model_registry": ["x"],
+}
 
 
 def _flags(draw: random.Random, work: Work, folder: Path) -> Case:
@@ -159,9 +195,17 @@ def _weights(draw: random.Random, work: Work, folder: Path) -> Case:
 
 
 _PATTERNS = [
-    r"^(([a-z0-9 ])+.)+([A-Z]([a-z])+)+$", r"([a-z ]*)*\d{30}", r"(x+x+)+y", r"(", r"", r".*",
-    r"(a|aa)+$", r"\p{Nope}", r"(?<=a+)b", r"(\w*\s*)*#",
-]  # fmt: skip
+    r"^(([a-z0-9 ])+.)+([A-Z]([a-z])+)+$",
+    r"([a-z ]*)*\d{30}",
+    r"(x+x+)+y",
+    r"(",
+    r"",
+    r".*",
+    r"(a|aa)+$",
+    r"\p{Nope}",
+    r"(?<=a+)b",
+    r"(\w*\s*)*#",
+]
 
 
 def _tokenizer(draw: random.Random, work: Work, folder: Path) -> Case:
@@ -208,23 +252,43 @@ def _output(draw: random.Random, work: Work, folder: Path) -> Case:
     return Case(command(study, work), what, must_end=True, stdout=output)
 
 
-_SCHEMES = ["http://127.0.0.1:9/x", "https://example.invalid/x", "ftp://127.0.0.1/x", "s3://b/x",
-            "gs://b/x", "hf://b/x", "memory://x", "abfs://b/x", "webdav://x/y"]  # fmt: skip
+_SCHEMES = [
+    "http://127.0.0.1:9/x",
+    "https://example.invalid/x",
+    "ftp://127.0.0.1/x",
+    "s3://b/x",
+    "gs://b/x",
+    "hf://b/x",
+    "memory://x",
+    "abfs://b/x",
+    "webdav://x/y",
+]
 _PLACES = [
-    ("linear_probe", "--model.lm.name_or_path={}"), ("linear_probe", "--model.lm.tokenizer={}"),
-    ("linear_probe", "--data.subjects_file={}"), ("linear_probe", "--model.knowledge_files=[{}]"),
-    ("linear_probe", "--ckpt_path={}"), ("linear_probe", "--trainer.default_root_dir={}"),
-    ("token_geometry", "--data.texts=[{}]"), ("feature_flow", "--model.saes={}"),
-    ("resilience", "--model.linear_map={}"), ("source_finetune", "--data.edits_file={}"),
+    ("linear_probe", "--model.lm.name_or_path={}"),
+    ("linear_probe", "--model.lm.tokenizer={}"),
+    ("linear_probe", "--data.subjects_file={}"),
+    ("linear_probe", "--model.knowledge_files=[{}]"),
+    ("linear_probe", "--ckpt_path={}"),
+    ("linear_probe", "--trainer.default_root_dir={}"),
+    ("token_geometry", "--data.texts=[{}]"),
+    ("feature_flow", "--model.saes={}"),
+    ("resilience", "--model.linear_map={}"),
+    ("source_finetune", "--data.edits_file={}"),
     ("resilience", "--model.before.name_or_path={}"),
-    ("linear_probe",
-     '--trainer.logger={{"class_path":"CSVLogger","init_args":{{"save_dir":"{}"}}}}'),
-    ("linear_probe",
-     '--trainer.logger={{"class_path":"TensorBoardLogger","init_args":{{"save_dir":"{}"}}}}'),
-    ("linear_probe",
-     '--trainer.callbacks+={{"class_path":"ModelCheckpoint","init_args":{{"dirpath":"{}"}}}}'),
+    (
+        "linear_probe",
+        '--trainer.logger={{"class_path":"CSVLogger","init_args":{{"save_dir":"{}"}}}}',
+    ),
+    (
+        "linear_probe",
+        '--trainer.logger={{"class_path":"TensorBoardLogger","init_args":{{"save_dir":"{}"}}}}',
+    ),
+    (
+        "linear_probe",
+        '--trainer.callbacks+={{"class_path":"ModelCheckpoint","init_args":{{"dirpath":"{}"}}}}',
+    ),
     ("linear_probe", "--config={}"),
-]  # fmt: skip
+]
 
 
 def _urls(draw: random.Random, work: Work, folder: Path) -> Case:
@@ -266,9 +330,11 @@ def _reproduced(draw: random.Random, work: Work, folder: Path) -> Case:
     shutil.copytree(_reproduction(work.inputs), folder, dirs_exist_ok=True)
     subject, word = draw.choice(NAMES[:90]), draw.choice(["Oslo", "saw"])
     texts = {
-        "subjects.txt": (subject, f"{subject}x"), "towns.yaml": (word, f"{word}s"),
-        "mine.yaml": ("ridge: 1", "ridge: 2"), "settings.yaml": (": 80", ": 90"),
-    }  # fmt: skip
+        "subjects.txt": (subject, f"{subject}x"),
+        "towns.yaml": (word, f"{word}s"),
+        "mine.yaml": ("ridge: 1", "ridge: 2"),
+        "settings.yaml": (": 80", ": 90"),
+    }
     name = draw.choice([*texts, "lm/config.json", "lm/model.safetensors", "nothing"])
     path = folder / name
     if name in texts:
@@ -286,8 +352,15 @@ def _reproduced(draw: random.Random, work: Work, folder: Path) -> Case:
 
 
 SETTINGS: dict[str, Maker] = {
-    "callbacks": _callbacks, "flags": _flags, "resume": _resume, "sizes": _sizes,
-    "weights": _weights, "tokenizer": _tokenizer, "memory": _memory, "output": _output,
-    "urls": _urls, "reproduced": _reproduced,
-}  # fmt: skip
+    "callbacks": _callbacks,
+    "flags": _flags,
+    "resume": _resume,
+    "sizes": _sizes,
+    "weights": _weights,
+    "tokenizer": _tokenizer,
+    "memory": _memory,
+    "output": _output,
+    "urls": _urls,
+    "reproduced": _reproduced,
+}
 """Kinds of settings: name -> what makes a case."""

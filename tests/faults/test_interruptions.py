@@ -63,9 +63,14 @@ def own_checkpoint(study: str, root: Path, whole: Path) -> list[str]:
 @pytest.mark.parametrize("again", range(3))
 @pytest.mark.parametrize("study", STUDIES)
 def test_a_killed_run_goes_on(
-    study: str, again: int, number: int, work: Work, draw: random.Random, run_study: Start,
+    study: str,
+    again: int,
+    number: int,
+    work: Work,
+    draw: random.Random,
+    run_study: Start,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     del again
     root, (whole, seconds) = tmp_path / "runs", work.reference(study)
     run = run_study(study, "killed")

@@ -23,8 +23,12 @@ from tests.faults.studies import STUDIES, make_inputs
 pytestmark = pytest.mark.nightly
 
 PROBE, EDITS, ABLATION, WORLD, SAES = (
-    "linear_probe", "source_finetune", "vocabulary_ablation", "pretraining", "sparse_autoencoders",
-)  # fmt: skip
+    "linear_probe",
+    "source_finetune",
+    "vocabulary_ablation",
+    "pretraining",
+    "sparse_autoencoders",
+)
 # Keys of results.json that depend on how a run was made, or on its folder.
 _NOT_COMPARED = {"seconds", "settings", "versions", "lm", "model"}
 
@@ -78,7 +82,9 @@ NO_CHANGE: dict[str, list[str]] = {
 _NOTHING = "no results"
 CHANGE: dict[str, dict[str, Any]] = {
     "max_steps=4": {
-        EDITS: {"n_steps": 4, "n_edits": 1}, WORLD: {"n_steps": 4}, SAES: {"n_steps": 4},
+        EDITS: {"n_steps": 4, "n_edits": 1},
+        WORLD: {"n_steps": 4},
+        SAES: {"n_steps": 4},
     },
     "max_steps=0": {},
     "max_epochs=0": {},
@@ -87,16 +93,22 @@ CHANGE: dict[str, dict[str, Any]] = {
     "max_time=00:00:00:00": {},
     "limit_train_batches=0": {},
     "limit_train_batches=2": {
-        PROBE: {"n_fit": 40}, EDITS: {"n_steps": 2, "n_edits": 0}, WORLD: {"n_steps": 3 * 2},
+        PROBE: {"n_fit": 40},
+        EDITS: {"n_steps": 2, "n_edits": 0},
+        WORLD: {"n_steps": 3 * 2},
         SAES: {"n_steps": 2},
     },
     "overfit_batches=2": {
-        PROBE: {"n_fit": 40}, EDITS: {"n_steps": 2, "n_edits": 0}, WORLD: {"n_steps": 3 * 2},
+        PROBE: {"n_fit": 40},
+        EDITS: {"n_steps": 2, "n_edits": 0},
+        WORLD: {"n_steps": 3 * 2},
         SAES: {"n_steps": 2},
     },
     "accumulate_grad_batches=2": {WORLD: {"n_steps": 3 * 19}},
     "gradient_clip_val=0.001": {
-        EDITS: {"n_steps": 15}, WORLD: {"n_steps": 3 * 38}, SAES: {"n_steps": 48},
+        EDITS: {"n_steps": 15},
+        WORLD: {"n_steps": 3 * 38},
+        SAES: {"n_steps": 48},
     },
     # The config of the pre-training clips.
     "gradient_clip_val=null": {WORLD: {"n_steps": 3 * 38}},
@@ -107,10 +119,14 @@ CHANGE: dict[str, dict[str, Any]] = {
     "precision=16-true": {},
     # A probe keeps its maps, with a warning, and SAEs theirs.
     "limit_val_batches=0": {
-        PROBE: _NOTHING, WORLD: {"n_steps": 3 * 38, "recall": {}}, SAES: {"n_steps": 48},
+        PROBE: _NOTHING,
+        WORLD: {"n_steps": 3 * 38, "recall": {}},
+        SAES: {"n_steps": 48},
     },
     "check_val_every_n_epoch=2": {
-        PROBE: _NOTHING, WORLD: {"n_steps": 3 * 38}, SAES: {"n_steps": 48},
+        PROBE: _NOTHING,
+        WORLD: {"n_steps": 3 * 38},
+        SAES: {"n_steps": 48},
     },
     "val_check_interval=1000": {},
     "callbacks=null": {EDITS: {"n_steps": 15}},
@@ -121,7 +137,7 @@ CHANGE: dict[str, dict[str, Any]] = {
     "plugins=x": {},
     "model_registry=x": {},
     "fast_dev_run=true": dict.fromkeys((PROBE, EDITS, ABLATION, WORLD, SAES), _NOTHING),
-}  # fmt: skip
+}
 
 
 def _numbers(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:

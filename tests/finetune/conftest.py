@@ -61,9 +61,13 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
     """Fine-tune the small LM, measured by the callbacks of the config; return the run."""
 
     def run(
-        data: dict[str, Any] | None = None, trainer: dict[str, Any] | None = None,
-        lm: str = small_lm, dtype: Any = "float32", measured: bool = True, **model: Any,
-    ) -> SimpleNamespace:  # fmt: skip
+        data: dict[str, Any] | None = None,
+        trainer: dict[str, Any] | None = None,
+        lm: str = small_lm,
+        dtype: Any = "float32",
+        measured: bool = True,
+        **model: Any,
+    ) -> SimpleNamespace:
         options = dict(trainer or {})
         ckpt_path = options.pop("ckpt_path", None)
         recorder = Recorder()
@@ -80,10 +84,15 @@ def finetune(small_lm: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
         results = json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail)
         logits = [logits for _, logits in sorted(recorder.logits.items())]
         return SimpleNamespace(
-            module=module, trainer=made, results=results, folder=folder,
-            edits=recorder.dataset.edits, relation=recorder.dataset.relation,
-            logits=torch.stack(logits or [torch.empty(0)]), losses=recorder.losses,
-        )  # fmt: skip
+            module=module,
+            trainer=made,
+            results=results,
+            folder=folder,
+            edits=recorder.dataset.edits,
+            relation=recorder.dataset.relation,
+            logits=torch.stack(logits or [torch.empty(0)]),
+            losses=recorder.losses,
+        )
 
     return run
 

@@ -10,9 +10,15 @@ from lincorr_lightning.finetune.adapters import AdapterSettings, add_adapter, sa
 from lincorr_lightning.lm.language_model import LanguageModel
 
 NUMBERS = (
-    "source_learned", "generalized", "hallucinated", "unchanged", "random",
-    "gradient_correlation", "logit_correlation", "probability_reference",
-)  # fmt: skip
+    "source_learned",
+    "generalized",
+    "hallucinated",
+    "unchanged",
+    "random",
+    "gradient_correlation",
+    "logit_correlation",
+    "probability_reference",
+)
 
 
 def near(value):
@@ -27,8 +33,10 @@ def near(value):
 def test_a_checkpoint_holds_the_adapter_alone(finetune, tmp_path, protocol):
     run = finetune(
         trainer={"enable_checkpointing": True, "callbacks": [ModelCheckpoint(tmp_path, "end")]},
-        protocol=protocol, method="lora", adapter=AdapterSettings(rank=2),
-    )  # fmt: skip
+        protocol=protocol,
+        method="lora",
+        adapter=AdapterSettings(rank=2),
+    )
     stored = torch.load(tmp_path / "end.ckpt", weights_only=True)
     assert stored["state_dict"]
     assert all("lora_" in name for name in stored["state_dict"])
@@ -64,9 +72,12 @@ def test_independent_edits_on_several_ranks_are_not_resumed(finetune):
 
 def test_the_merged_lm_is_the_trained_one(finetune, small_lm):
     run = finetune(
-        trainer={"max_epochs": 4}, protocol="joint", method="lora", save_model=True,
+        trainer={"max_epochs": 4},
+        protocol="joint",
+        method="lora",
+        save_model=True,
         learning_rate=1e-2,
-    )  # fmt: skip
+    )
     merged = AutoModelForCausalLM.from_pretrained(run.folder / "model")
     tokenizer = AutoTokenizer.from_pretrained(run.folder / "model")
     base = AutoModelForCausalLM.from_pretrained(small_lm)
@@ -114,10 +125,13 @@ def test_edits_side_by_side_are_edits_one_at_a_time(finetune, clip):
 
     def run(together, clip=clip):
         return finetune(
-            {"n_edits": 11}, {"precision": "64-true", "gradient_clip_val": clip},
-            method="lora", adapter=AdapterSettings(rank=2), edits_per_step=together,
+            {"n_edits": 11},
+            {"precision": "64-true", "gradient_clip_val": clip},
+            method="lora",
+            adapter=AdapterSettings(rank=2),
+            edits_per_step=together,
             learning_rate=1e-2,
-        )  # fmt: skip
+        )
 
     eight, one = run(8), run(1)
     assert len(eight.logits) == 11

@@ -77,8 +77,10 @@ def test_independent_edits_stay_together_for_all_their_steps(n, n_ranks):
         for at in range(0, len(rank), 3):
             group = rank[at : at + 3]
             assert [(batch.step, batch.first, batch.last) for batch in group] == [
-                (0, True, False), (1, False, False), (2, False, True),
-            ]  # fmt: skip
+                (0, True, False),
+                (1, False, False),
+                (2, False, True),
+            ]
             assert all(batch.n_steps == 3 for batch in group)
             assert group[0].ids == group[1].ids == group[2].ids
             if group[0].ids:

@@ -46,15 +46,23 @@ def worked_example(**changes: Any) -> list[EditCase]:
         "labels": [0, 1, 0, 2, 0],
         "reference_mask": [[1, 0, 1, 0], [0, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 1], [1, 0, 1, 0]],
         "target_before": [
-            [0, 3, 1, 2], [4, -1, 0, 0], [0, 9, -5, 2], [1, 2, 3, 0.5], [0, 0, 0, 9.0],
+            [0, 3, 1, 2],
+            [4, -1, 0, 0],
+            [0, 9, -5, 2],
+            [1, 2, 3, 0.5],
+            [0, 0, 0, 9.0],
         ],
         "target_after": [
-            [0, 3, 7, 2], [4, 3, 5, 0], [0, 9, 2, 2], [5, 2, 3, 0.5], [0, 8, 0, 7.0],
+            [0, 3, 7, 2],
+            [4, 3, 5, 0],
+            [0, 9, 2, 2],
+            [5, 2, 3, 0.5],
+            [0, 8, 0, 7.0],
         ],
         "learned": [True, True, False, True, True],
         #          Paris Zürich $x_1$
         "weight": [[0.1, 0.2, 0.3], [0.4, 0.3, 0.1], [0.7, 0.5, 0.0], [0.0, 0.0, 0.25]],
-    }  # fmt: skip
+    }
     values |= changes
     types = {"labels": torch.long, "reference_mask": torch.bool, "learned": torch.bool}
     for name in ("labels", "reference_mask", "learned", "target_before", "target_after", "weight"):
@@ -74,9 +82,12 @@ def random_cases(n: int = 60) -> tuple[list[EditCase], dict[str, torch.Tensor]]:
     before, after = 3 * normal(n, 5), 3 * normal(n, 5)
     after[::3] = before[::3]
     given = {
-        "reference_mask": mask, "target_before": before, "target_after": after,
-        "labels": torch.randint(9, (n,), generator=generator), "weight": normal(5, 9),
-    }  # fmt: skip
+        "reference_mask": mask,
+        "target_before": before,
+        "target_after": after,
+        "labels": torch.randint(9, (n,), generator=generator),
+        "weight": normal(5, 9),
+    }
     named = relation([f"city{i}" for i in range(9)], [f"land{i}" for i in range(5)])
     subjects = [f"x{i}" for i in range(n)]
     learned = torch.ones(n, dtype=torch.bool)
@@ -107,14 +118,21 @@ def test_outcomes_by_completeness():
 def test_w_explains_nothing_that_was_not_learned():
     cases = worked_example(learned=[True, False, False, True, False])
     assert [case.cause for case in cases] == [
-        "", "source not learned", "", "imprecise W", "source not learned",
-    ]  # fmt: skip
+        "",
+        "source not learned",
+        "",
+        "imprecise W",
+        "source not learned",
+    ]
     numbers = case_statistics(cases)
     assert numbers["causes"] == {"imprecise W": 1, "low prior": 0, "source not learned": 2}
     assert numbers["weight_reference"]["hallucinated"]["n"] == 1
     assert numbers["given_learned"] == {
-        "n": 2, "generalized": 0.5, "hallucinated": 0.5, "unchanged": 0.0,
-    }  # fmt: skip
+        "n": 2,
+        "generalized": 0.5,
+        "hallucinated": 0.5,
+        "unchanged": 0.0,
+    }
 
 
 def test_the_vocabulary_alone():

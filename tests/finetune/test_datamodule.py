@@ -157,25 +157,34 @@ def test_subjects_may_be_given(lm):
         EditsDataModule(lm, subjects=subjects).prepare_edits()
 
 
-@pytest.mark.parametrize(("options", "error", "message"), [
-    ({"relation": "city->color"}, KnowledgeError, "city->color has no reference"),
-    ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
-    ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "data.subjects: 'Zzyzx' has no token"),
-    ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
-    ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
-    ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
-    ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
-    ({"max_edits_per_reference": 0}, ConfigError, "data.max_edits_per_reference is 0"),
-    ({"n_edits": 12, "max_edits_per_reference": 1}, SubjectsError,
-     "only 11 can be taught .* raise data.max_edits_per_reference"),
-    ({"n_edits": 9, "max_edits_per_reference": 1, "subjects": ["name1", "name2"]},
-     SubjectsError, "only 2 can be taught .* raise data.max_edits_per_reference"),
-    ({"n_edits": None}, ConfigError, r"data\.n_edits and data\.edits_file are null"),
-    ({"subject_kind": "dogs"}, ConfigError, "'dogs'; it must be any, words or names"),
-    ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
-    # There are no names in this vocabulary.
-    ({"n_edits": 4, "subject_kind": "names"}, SubjectsError, "only 0 can be taught"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"relation": "city->color"}, KnowledgeError, "city->color has no reference"),
+        ({"relation": "city->contry"}, KnowledgeError, "Did you mean 'country'"),
+        ({"subjects": ["name1", "Zzyzx"]}, SubjectsError, "data.subjects: 'Zzyzx' has no token"),
+        ({"subjects": ["name1", "name1"]}, SubjectsError, "names 'name1' twice"),
+        ({"subjects": ["a"], "edits_file": "b.csv"}, ConfigError, "Leave one of them null"),
+        ({"edits_file": "nowhere.csv"}, SubjectsError, "nowhere.csv cannot be read"),
+        ({"n_edits": 0}, ConfigError, "data.n_edits is 0"),
+        ({"max_edits_per_reference": 0}, ConfigError, "data.max_edits_per_reference is 0"),
+        (
+            {"n_edits": 12, "max_edits_per_reference": 1},
+            SubjectsError,
+            "only 11 can be taught .* raise data.max_edits_per_reference",
+        ),
+        (
+            {"n_edits": 9, "max_edits_per_reference": 1, "subjects": ["name1", "name2"]},
+            SubjectsError,
+            "only 2 can be taught .* raise data.max_edits_per_reference",
+        ),
+        ({"n_edits": None}, ConfigError, r"data\.n_edits and data\.edits_file are null"),
+        ({"subject_kind": "dogs"}, ConfigError, "'dogs'; it must be any, words or names"),
+        ({"n_edits": 5000}, SubjectsError, "asks for 5000 edits"),
+        # There are no names in this vocabulary.
+        ({"n_edits": 4, "subject_kind": "names"}, SubjectsError, "only 0 can be taught"),
+    ],
+)
 def test_unusable_settings_are_refused(lm, options, error, message):
     with pytest.raises(error, match=message):
         EditsDataModule(**{"lm": lm} | options).prepare_edits()

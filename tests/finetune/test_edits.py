@@ -96,21 +96,28 @@ def test_jsonl_and_csv_are_read_alike(file_of):
 GOOD = '{"subject": "a", "answer": "Paris"}\n'
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: no JSON"),
-    ("e.jsonl", '\n"b, Paris"', "line 2: an object is needed"),
-    ("e.jsonl", '{"subject": "b"}', "line 1: no edit can be .* the fields subject. N"),
-    ("e.jsonl", '{"subject": "b", "anser": "c"}', "line 1: there is no .*'answer', but 'anser'"),
-    (
-        "e.jsonl",
-        '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
-        "line 1: there is no field 'reference', but 'refrence'. Rename it.",
-    ),
-    ("e.jsonl", "\n \n", "has no edit"),
-    ("e.csv", "subject,reference\na,b\n", "line 2: no edit .* fields subject, reference. Name"),
-    ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
-    ("e.txt", GOOD, r"e.txt is no file of edits\. .* \.parquet, \.xlsx\."),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("e.jsonl", GOOD + '{"subject": "b", "answer": ', "line 2: no JSON"),
+        ("e.jsonl", '\n"b, Paris"', "line 2: an object is needed"),
+        ("e.jsonl", '{"subject": "b"}', "line 1: no edit can be .* the fields subject. N"),
+        (
+            "e.jsonl",
+            '{"subject": "b", "anser": "c"}',
+            "line 1: there is no .*'answer', but 'anser'",
+        ),
+        (
+            "e.jsonl",
+            '{"subject": "a", "answer": "Paris", "refrence": "Italy"}',
+            "line 1: there is no field 'reference', but 'refrence'. Rename it.",
+        ),
+        ("e.jsonl", "\n \n", "has no edit"),
+        ("e.csv", "subject,reference\na,b\n", "line 2: no edit .* fields subject, reference. Name"),
+        ("e.csv", 'subject,answer\na,Paris\nb,"Os"lo\n', "line 3: this is not CSV"),
+        ("e.txt", GOOD, r"e.txt is no file of edits\. .* \.parquet, \.xlsx\."),
+    ],
+)
 def test_a_bad_line_is_named(file_of, name, text, message):
     with pytest.raises(SubjectsError, match=message) as caught:
         read_edits(file_of(text, name))
@@ -166,8 +173,10 @@ def test_the_reference_is_that_of_the_answer_not_of_its_label(lm, teams):
         edits, _, skipped = resolve_edits(read_edits(written), relation, lm)
     assert [edit.answer for edit in edits] == answers[2:4]
     assert [(one.where, one.answer) for one in skipped] == [
-        ("edit 1", "red blue"), ("edit 2", "red green"), ("edit 5", "black"),
-    ]  # fmt: skip
+        ("edit 1", "red blue"),
+        ("edit 2", "red green"),
+        ("edit 5", "black"),
+    ]
     with pytest.raises(SubjectsError, match=r"names no label; add a field"):
         resolve_edits([RawEdit("edit 1", "name1", "black")], relation, lm)
     # Edits of a run, which have no ids, are kept, all of them: others know them by their position.
@@ -205,15 +214,22 @@ def test_a_reference_of_the_file_replaces_the_relation_s(lm, file_of, relation, 
             resolve_edits([RawEdit("", "name1", "Paris")], tokenized(lm, relation), lm)
 
 
-@pytest.mark.parametrize(("line", "reason", "hint"), [
-    ({"answer": "Pariss"}, "its answer is no label of this LM (not one of city)", "you mean 'Par"),
-    ({"answer": "Chicago"}, "its answer is no label of this LM (unknown word)", ""),
-    ({"answer": "Xyzzyx"}, "its answer is no label of this LM (not one of city)", "x'.( No|$)"),
-    ({"reference": "Frence"}, "its reference is no label of country", "Did you mean 'France'"),
-    ({"subject": "Nobody"}, "the subject has no token of the LM", ""),
-    ({"subject": "name1"}, "an earlier row teaches the subject this answer", ""),
-    ({"answer": "Pari\u0301s"}, "its answer is no label of this LM (not one of city)", ""),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("line", "reason", "hint"),
+    [
+        (
+            {"answer": "Pariss"},
+            "its answer is no label of this LM (not one of city)",
+            "you mean 'Par",
+        ),
+        ({"answer": "Chicago"}, "its answer is no label of this LM (unknown word)", ""),
+        ({"answer": "Xyzzyx"}, "its answer is no label of this LM (not one of city)", "x'.( No|$)"),
+        ({"reference": "Frence"}, "its reference is no label of country", "Did you mean 'France'"),
+        ({"subject": "Nobody"}, "the subject has no token of the LM", ""),
+        ({"subject": "name1"}, "an earlier row teaches the subject this answer", ""),
+        ({"answer": "Pari\u0301s"}, "its answer is no label of this LM (not one of city)", ""),
+    ],
+)
 def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, line, reason, hint):
     entry = {"subject": "name2", "answer": "Paris"} | line
     path = file_of(GOOD.replace('"a"', '"name1"') + json.dumps(entry))
@@ -236,9 +252,15 @@ def test_a_row_that_is_no_edit_of_this_lm_is_skipped(lm, file_of, line, reason, 
 def test_rows_are_edits_or_skipped(lm, relation, file_of):
     """Whatever the limits; checked in the order of the rows."""
     rows = [
-        ("name1", "Paris"), ("name2", "Atlantis"), ("name3", "Paris"), ("name4", "Paris"),
-        ("name1", "Paris"), ("name5", "Rome"), ("name6", "Oslo"), ("name7", "Lima"),
-    ]  # fmt: skip
+        ("name1", "Paris"),
+        ("name2", "Atlantis"),
+        ("name3", "Paris"),
+        ("name4", "Paris"),
+        ("name1", "Paris"),
+        ("name5", "Rome"),
+        ("name6", "Oslo"),
+        ("name7", "Lima"),
+    ]
     path = file_of("subject,answer\n" + "".join(f"{s},{a}\n" for s, a in rows), "edits.csv")
     options = {"edits_file": path, "max_edits_per_reference": 2, "n_edits": 3}
     data = EditsDataModule(lm, **options)
@@ -249,8 +271,9 @@ def test_rows_are_edits_or_skipped(lm, relation, file_of):
         ("line 3", "its answer is no label of this LM (not one of city)"),
         ("line 5", "above data.max_edits_per_reference"),
         ("line 6", "an earlier row teaches the subject this answer"),
-        ("line 8", "beyond data.n_edits"), ("line 9", "beyond data.n_edits"),
-    ]  # fmt: skip
+        ("line 8", "beyond data.n_edits"),
+        ("line 9", "beyond data.n_edits"),
+    ]
     again = EditsDataModule(lm, **options)
     again.setup("fit")
     again.load_state_dict(data.state_dict())

@@ -24,10 +24,22 @@ from lincorr_lightning.lm.language_model import LanguageModel
 from tests.toys import by_reference, read_table, recorded_passes
 
 CONTRACT = {
-    "study", "relation", "n_edits", "source_learned", "generalized", "hallucinated", "unchanged",
-    "random", "constant", "macro", "gradient_correlation", "logit_correlation", "controls",
-    "forecast", "forecast_default",
-}  # fmt: skip
+    "study",
+    "relation",
+    "n_edits",
+    "source_learned",
+    "generalized",
+    "hallucinated",
+    "unchanged",
+    "random",
+    "constant",
+    "macro",
+    "gradient_correlation",
+    "logit_correlation",
+    "controls",
+    "forecast",
+    "forecast_default",
+}
 
 
 def edits_for(module, **options):
@@ -150,9 +162,10 @@ def test_accumulated_gradients_are_those_of_the_larger_batch(finetune):
 @pytest.mark.parametrize("protocol", ["independent", "joint"])
 def test_results_are_those_of_the_contract(finetune, protocol):
     run = finetune(
-        {"n_edits": 6}, {"callbacks": [GradientCorrelation("city->color")]},
+        {"n_edits": 6},
+        {"callbacks": [GradientCorrelation("city->color")]},
         protocol=protocol,
-    )  # fmt: skip
+    )
     results = run.results
     assert set(results) >= CONTRACT
     assert results["settings"]["data"]["n_edits"] == results["n_edits"] == 6
@@ -184,8 +197,10 @@ def test_results_are_those_of_the_contract(finetune, protocol):
         assert edit["reference"] == case["reference"]
         assert edit["target_before"] == case["answer_before"]
     assert {path.name for path in (run.folder / "figures").glob("*.png")} >= {
-        "training.png", "outcomes.png", "reference_weights.png",
-    }  # fmt: skip
+        "training.png",
+        "outcomes.png",
+        "reference_weights.png",
+    }
 
 
 def test_a_run_that_is_cut_short_counts_what_it_trained(finetune):
@@ -246,9 +261,14 @@ class Spoil(L.Callback):
 
 
 @pytest.mark.parametrize("what", ["loss", "update"])
-@pytest.mark.parametrize(("protocol", "method"), [
-    ("joint", "full"), ("independent", "full"), ("independent", "lora"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("protocol", "method"),
+    [
+        ("joint", "full"),
+        ("independent", "full"),
+        ("independent", "lora"),
+    ],
+)
 def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     small_lm, make_trainer, tmp_path, what, protocol, method
 ):
@@ -275,16 +295,23 @@ def test_a_run_with_a_loss_that_is_not_finite_stops_and_says_where(
     assert not list(tmp_path.rglob("results.json"))
 
 
-@pytest.mark.parametrize(("kind", "settings", "message"), [
-    (EditTraining, {"n_steps": 0}, "model.steps_per_edit is 0"),
-    (SourceFinetune, {"edits_per_step": 0}, "model.edits_per_step is 0"),
-    (SourceFinetune, {"learning_rate": math.nan}, "model.learning_rate is nan"),
-    (SourceFinetune, {"protocol": "both"}, "model.protocol is 'both'; it must be joint or indep"),
-    (EditTraining, {"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
-    (SourceFinetune, {"save_model": True}, "independent edits leave the LM as it was"),
-    (AdapterSettings, {"rank": 0}, "model.adapter.rank is 0"),
-    (AdapterSettings, {"target_modules": []}, "target_modules is empty; null takes all"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (EditTraining, {"n_steps": 0}, "model.steps_per_edit is 0"),
+        (SourceFinetune, {"edits_per_step": 0}, "model.edits_per_step is 0"),
+        (SourceFinetune, {"learning_rate": math.nan}, "model.learning_rate is nan"),
+        (
+            SourceFinetune,
+            {"protocol": "both"},
+            "model.protocol is 'both'; it must be joint or indep",
+        ),
+        (EditTraining, {"method": "qlora"}, "model.method is 'qlora'; it must be full or lora"),
+        (SourceFinetune, {"save_model": True}, "independent edits leave the LM as it was"),
+        (AdapterSettings, {"rank": 0}, "model.adapter.rank is 0"),
+        (AdapterSettings, {"target_modules": []}, "target_modules is empty; null takes all"),
+    ],
+)
 def test_unusable_settings_are_refused(kind, settings, message):
     with pytest.raises(ConfigError, match=message):
         kind(**settings)

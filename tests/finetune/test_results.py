@@ -30,12 +30,23 @@ ANSWERS = ["Paris", "Rome", "Bern", "Lyon"]
 
 def case(subject: str, **changes: Any) -> EditCase:
     values: dict[str, Any] = {
-        "subject": subject, "source_answer": "Paris", "reference": "France|法国",
-        "answer_before": "Spain", "answer_after": "France", "outcome": "generalized",
-        "source_learned": True, "weight_reference": 0.5, "weight_answer": 0.25, "weight_max": 0.75,
-        "prior_reference": 1.0, "prior_winner": 2.0, "probability_reference_before": 0.1,
-        "probability_reference_after": 0.9, "vocabulary_risk": -0.1, "cause": "",
-    }  # fmt: skip
+        "subject": subject,
+        "source_answer": "Paris",
+        "reference": "France|法国",
+        "answer_before": "Spain",
+        "answer_after": "France",
+        "outcome": "generalized",
+        "source_learned": True,
+        "weight_reference": 0.5,
+        "weight_answer": 0.25,
+        "weight_max": 0.75,
+        "prior_reference": 1.0,
+        "prior_winner": 2.0,
+        "probability_reference_before": 0.1,
+        "probability_reference_after": 0.9,
+        "vocabulary_risk": -0.1,
+        "cause": "",
+    }
     return EditCase(**values | changes)
 
 
@@ -69,13 +80,20 @@ def generalization(relation: str, name: str = "generalization", **changes: Any) 
         for subject, answer, after, outcome in zip(SUBJECTS, ANSWERS, AFTER, OUTCOMES, strict=True)
     ]
     values = {
-        "relation": relation, "n_edits": 4, "source_learned": 1.0, "generalized": 0.5,
-        "hallucinated": 0.25, "unchanged": 0.25, "random": 0.04, "constant": 0.75,
+        "relation": relation,
+        "n_edits": 4,
+        "source_learned": 1.0,
+        "generalized": 0.5,
+        "hallucinated": 0.25,
+        "unchanged": 0.25,
+        "random": 0.04,
+        "constant": 0.75,
         "macro": {"generalized": 0.625, "hallucinated": 0.125},
         "vocabulary": {"right": 0.35, "macro_right": 0.45},
-        "controls": {"color": {"unchanged": 0.75}}, "causes": {},
+        "controls": {"color": {"unchanged": 0.75}},
+        "causes": {},
         "forecast": {"vocabulary": {"auroc": 0.625, "auroc_within": None}},
-    }  # fmt: skip
+    }
     table, _ = case_results(cases, relation, suffix=name.removeprefix("generalization"))
     return Results(name, values | changes, tables=[table])
 
@@ -102,8 +120,10 @@ def test_the_run_s_own_relation_stands_at_the_top():
     found = build(measured, dataset=dataset)
     results = found.values
     assert (results["relation"], results["n_edits"], results["generalized"]) == (
-        "city->country", 4, 0.5,
-    )  # fmt: skip
+        "city->country",
+        4,
+        0.5,
+    )
     assert (results["gradient_correlation"], results["logit_correlation"]) == (0.9, 0.8)
     assert results["skipped"] == {"no label": 2}
     assert found.table("skipped").frame.values.tolist() == [list(row) for row in skipped]
@@ -115,9 +135,22 @@ def test_the_run_s_own_relation_stands_at_the_top():
     outcomes = found.table("outcomes")
     assert list(outcomes.frame["relation"]) == ["city->country", "X+1->X*2"], "its own first"
     assert outcomes.texts()[0] == [
-        "city->country", "4", "100.0%", "50.0%", "62.5%", "75.0%", "35.0%", "45.0%", "4.0%",
-        "25.0%", "12.5%", "25.0%", "75.0%", "0.62", "",
-    ]  # fmt: skip
+        "city->country",
+        "4",
+        "100.0%",
+        "50.0%",
+        "62.5%",
+        "75.0%",
+        "35.0%",
+        "45.0%",
+        "4.0%",
+        "25.0%",
+        "12.5%",
+        "25.0%",
+        "75.0%",
+        "0.62",
+        "",
+    ]
 
 
 def test_without_callbacks_the_contract_s_keys_are_null():
@@ -193,8 +226,12 @@ def test_every_case_with_a_weight_is_a_point():
     cases = [*cases_of(40), case("y", weight_reference=None)]
     figure = reference_weights_figure(cases, "city->country")
     (axes,) = figure.axes
-    drawn = [x for points in axes.collections if isinstance(points, PathCollection)
-             for x, _ in points.get_offsets().tolist()]  # fmt: skip
+    drawn = [
+        x
+        for points in axes.collections
+        if isinstance(points, PathCollection)
+        for x, _ in points.get_offsets().tolist()
+    ]
     weights = [c.weight_reference for c in cases[:40] if c.outcome != "unchanged"]
     assert sorted(drawn) == pytest.approx(sorted(weights))
     assert to_png(reference_weights_figure([], "city->country")).startswith(b"\x89PNG")

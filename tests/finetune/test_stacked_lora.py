@@ -53,9 +53,13 @@ def randomize(stack: StackedLoRA, seed: int = 1) -> None:
 
 
 def peft_run(
-    model: Any, state: dict[str, torch.Tensor], targets: Any, ids: list[int], answer: int,
+    model: Any,
+    state: dict[str, torch.Tensor],
+    targets: Any,
+    ids: list[int],
+    answer: int,
     max_norm: float,
-) -> tuple[torch.Tensor, torch.Tensor, set[str]]:  # fmt: skip
+) -> tuple[torch.Tensor, torch.Tensor, set[str]]:
     """Logits before and after some steps of peft's own LoRA, from given factors."""
     config = peft.LoraConfig(
         r=RANK, lora_alpha=ALPHA, target_modules=targets, task_type="CAUSAL_LM"
@@ -163,8 +167,11 @@ def test_gradient_of_an_adapter_is_of_its_own_rows_alone(small):
 
     # Adapter 3 has two rows, which are not side by side; 0, 1 and 4 are not there.
     mixed = gradients([3, 5, -1, 3, 2], rows[:5], ANSWERS[:5])
-    others = gradients([3, 6, 7, 3, -1], [rows[0], rows[7], rows[6], rows[3], rows[9]],
-                       [ANSWERS[0], 11, 12, ANSWERS[3], 13])  # fmt: skip
+    others = gradients(
+        [3, 6, 7, 3, -1],
+        [rows[0], rows[7], rows[6], rows[3], rows[9]],
+        [ANSWERS[0], 11, 12, ANSWERS[3], 13],
+    )
     alone = gradients([3, 3], [rows[0], rows[3]], [ANSWERS[0], ANSWERS[3]])
     for name in mixed:
         for gradient in (mixed, others):
@@ -185,9 +192,16 @@ def test_rows_in_any_order_and_number(architecture, small):
             single[i] = last_logits(model, ids)
         assert relative(single[i], base) > 1e-3
     for which in (
-        [2, 0, 1, 0, 2], [0, 1, 2, -1, -1], [-1, 1, -1, -1, 0], torch.tensor([1] * 5), [0, 0, 1, 1],
-        [-1, 0, 0, 1, 1], [0] * 5, [0, 0, 2, 2], [1, 1, 0, 0],
-    ):  # fmt: skip
+        [2, 0, 1, 0, 2],
+        [0, 1, 2, -1, -1],
+        [-1, 1, -1, -1, 0],
+        torch.tensor([1] * 5),
+        [0, 0, 1, 1],
+        [-1, 0, 0, 1, 1],
+        [0] * 5,
+        [0, 0, 2, 2],
+        [1, 1, 0, 0],
+    ):
         with stack.rows(which):
             ours = last_logits(model, ids[: len(which)])
         for row, i in enumerate(torch.as_tensor(which).tolist()):

@@ -63,10 +63,11 @@ def _answers(**indices: list[int]) -> dict[HookPoint, dict[int, AnswerFeature]]:
     return {
         points[name]: {
             label: AnswerFeature(Feature(points[name], index), 1.0)
-            for label, index in enumerate(own) if index >= 0
+            for label, index in enumerate(own)
+            if index >= 0
         }
         for name, own in indices.items()
-    }  # fmt: skip
+    }
 
 
 def test_pairs_share_the_planted_features() -> None:

@@ -177,8 +177,14 @@ def test_cases_are_seeded_and_do_not_depend_on_how_texts_are_batched(passing, sa
     _, other = _cases(passing, saes, n=50, seed=1)
 
     def rows(cases):
-        return list(zip(map(tuple, cases.texts), cases.positions.tolist(), cases.features.tolist(),
-                        strict=True))  # fmt: skip
+        return list(
+            zip(
+                map(tuple, cases.texts),
+                cases.positions.tolist(),
+                cases.features.tolist(),
+                strict=True,
+            )
+        )
 
     assert rows(one) == rows(same) != rows(other)
     assert len(set(rows(one))) == 50
@@ -195,8 +201,10 @@ def test_summary_by_group() -> None:
     chosen = torch.tensor([True, True, False])
     effect = summarize_outcomes(outcomes, 2, chosen)
     assert effect == {
-        "n": 2, "success": 0.5, "activation_change": pytest.approx((-1 - 0.75) / 2),
+        "n": 2,
+        "success": 0.5,
+        "activation_change": pytest.approx((-1 - 0.75) / 2),
         "loss_change": pytest.approx((6 - 4) / 4),
-    }  # fmt: skip
+    }
     last = summarize_outcomes(outcomes, 2, ~chosen)
     assert (last["n"], last["success"], last["loss_change"]) == (1, 1.0, None)

@@ -165,8 +165,11 @@ def test_more_than_one_predecessor_at_a_hook_point() -> None:
     flow = DecoderMatcher({_hook_point(0): eye, _hook_point(1): eye, _hook_point(2): target})
     graph = flow.follow(Feature(_hook_point(2), 0), k=5)
     assert [e.source.id for e in graph.edges] == [
-        "residual.0.0", "residual.0.1", "residual.1.0", "residual.1.1"
-    ]  # fmt: skip
+        "residual.0.0",
+        "residual.0.1",
+        "residual.1.0",
+        "residual.1.1",
+    ]
     assert list(flow.decoders) == [_hook_point(0), _hook_point(1), _hook_point(2)]
     assert flow.match(_hook_point(2), k=2)[_hook_point(1)].indices.tolist() == [[0, 1]]
 

@@ -50,14 +50,26 @@ def texts(tmp_path: Path) -> str:
 
 def _arguments(small_lm: str, saes: str, texts: str, folder: Path) -> list[str]:
     return [
-        "test", "--config", CONFIG, f"--model.saes={saes}", f"--model.lm.name_or_path={small_lm}",
-        f"--data.texts=[{texts}]", "--data.n_texts=50", "--data.n_tokens=64",
-        "--data.batch_tokens=16", "--data.block_steps=2", "--data.knowledge=null",
-        "--model.n_subjects=200", "--model.deactivation.n_cases=60",
-        "--model.deactivation.strengths=[0.0,0.5]", "--model.steering.strengths=[0.0,1.0]",
-        "--model.steering.n_texts=10", "--model.steering.n_prompts=10",
-        f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false",
-    ]  # fmt: skip
+        "test",
+        "--config",
+        CONFIG,
+        f"--model.saes={saes}",
+        f"--model.lm.name_or_path={small_lm}",
+        f"--data.texts=[{texts}]",
+        "--data.n_texts=50",
+        "--data.n_tokens=64",
+        "--data.batch_tokens=16",
+        "--data.block_steps=2",
+        "--data.knowledge=null",
+        "--model.n_subjects=200",
+        "--model.deactivation.n_cases=60",
+        "--model.deactivation.strengths=[0.0,0.5]",
+        "--model.steering.strengths=[0.0,1.0]",
+        "--model.steering.n_texts=10",
+        "--model.steering.n_prompts=10",
+        f"--trainer.default_root_dir={folder}",
+        "--trainer.enable_progress_bar=false",
+    ]
 
 
 def _run(small_lm: str, saes: str, texts: str, tmp_path: Path, *more: str) -> Path:
@@ -101,8 +113,13 @@ def test_a_run_writes_what_it_found(small_lm: str, texts: str, tmp_path: Path) -
         f"{f}.{end}" for f in ("residual.1.3", "mlp_out.0.2") for end in ("json", "graphml")
     }
     figures = {f.stem for f in (run / "figures").iterdir()}
-    assert figures >= {"groups", "deactivation", "rescaling",
-                       "flow_residual.1.3", "flow_mlp_out.0.2"}  # fmt: skip
+    assert figures >= {
+        "groups",
+        "deactivation",
+        "rescaling",
+        "flow_residual.1.3",
+        "flow_mlp_out.0.2",
+    }
     assert len(_rows(run / "tables" / "transitions.csv")) == 5 * 2 * 5
     assert results["settings"]["saes"] == saes and "torch" in results["versions"]
 
@@ -172,8 +189,12 @@ def test_an_lm_without_the_relations_labels_is_refused(
 
 def test_large_flows_are_not_steered_with(small_lm: str, texts: str, tmp_path: Path) -> None:
     saes = _save(tmp_path / "saes", HOOK_POINTS)
-    many = ("--model.features=[residual.1.3,residual.0.3]", "--model.deactivation.n_cases=0",
-            "--model.thresholds=0.0", "--model.steering.min_auroc=0")  # fmt: skip
+    many = (
+        "--model.features=[residual.1.3,residual.0.3]",
+        "--model.deactivation.n_cases=0",
+        "--model.thresholds=0.0",
+        "--model.steering.min_auroc=0",
+    )
     run = _run(small_lm, saes, texts, tmp_path, *many, "--model.k=30")
     graphs = [json.loads(path.read_text()) for path in (run / "graphs").glob("*.json")]
     assert max(len(graph["nodes"]) for graph in graphs) > 20
@@ -187,8 +208,13 @@ def test_a_dry_run_changes_no_lm_and_writes_nothing(
 ) -> None:
     before = LanguageModel.from_pretrained(small_lm).fingerprint
     for saes in ("null", _save(tmp_path / "saes", HOOK_POINTS)):
-        cli = main([*_arguments(small_lm, saes, texts, tmp_path / "dry"),
-                    "--model.training_tokens=64", "--trainer.fast_dev_run=true"])  # fmt: skip
+        cli = main(
+            [
+                *_arguments(small_lm, saes, texts, tmp_path / "dry"),
+                "--model.training_tokens=64",
+                "--trainer.fast_dev_run=true",
+            ]
+        )
         assert cli.model.lm.fingerprint == before
     assert not list((tmp_path / "dry").rglob("results.json"))
 
@@ -198,10 +224,12 @@ def test_any_loader_of_token_rows_works(small_lm: str, texts: str, tmp_path: Pat
     found = []
     for plain in (False, True):
         module = FeatureFlow(
-            LMConfig(name_or_path=small_lm), saes, n_subjects=60,
+            LMConfig(name_or_path=small_lm),
+            saes,
+            n_subjects=60,
             deactivation=DeactivationSettings(n_cases=10, strengths=(0.0,)),
             steering=SteeringSettings(n_answers=1, strengths=(1.0,), n_texts=5, n_prompts=5),
-        )  # fmt: skip
+        )
         data = TextsDataModule(module.lm, texts=[texts], n_texts=20, eval_batch_size=8)
         if plain:
             data.setup("test")
@@ -222,15 +250,28 @@ def test_any_loader_of_token_rows_works(small_lm: str, texts: str, tmp_path: Pat
 
 def test_saes_are_trained_where_none_are_given(small_lm: str, texts: str, tmp_path: Path) -> None:
     """Another run reads them from its folder; parts of the study can be left out."""
-    run = _run(small_lm, "null", texts, tmp_path, "--model.training_tokens=64",
-               "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip
+    run = _run(
+        small_lm,
+        "null",
+        texts,
+        tmp_path,
+        "--model.training_tokens=64",
+        "--model.deactivation.n_cases=0",
+        "--model.relation=null",
+    )
     folders = {folder.name for folder in (run / "sparse_autoencoders").iterdir()}
     assert folders == {hook_point.id for hook_point in HOOK_POINTS}
     first = json.loads((run / "results.json").read_text())
     assert (first["relation"], first["deactivation"], first["steering"]) == (None, {}, {})
     assert not (run / "tables" / "steering.csv").exists()
-    again = _run(small_lm, str(run / "sparse_autoencoders"), texts, tmp_path,
-                 "--model.deactivation.n_cases=0", "--model.relation=null")  # fmt: skip
+    again = _run(
+        small_lm,
+        str(run / "sparse_autoencoders"),
+        texts,
+        tmp_path,
+        "--model.deactivation.n_cases=0",
+        "--model.relation=null",
+    )
     second = json.loads((again / "results.json").read_text())
     assert first["groups"] == second["groups"]
     assert first["saes"] == second["saes"] and set(first["saes"]) == folders

@@ -34,17 +34,22 @@ MLP, STREAM = HookPoint(0, "mlp_out"), HookPoint(0, "residual")
 
 def _cut(layer: int, cut: str, success: float, n: int, r: float = 0.0, **more) -> CutEffect:
     values = {"method": "top-1", "sources": "all", "group": "all", "loss_change": 0.1} | more
-    return CutEffect(layer=layer, cut=cut, success=success, n=n, r=r, activation_change=-success,
-                     **values)  # fmt: skip
+    return CutEffect(
+        layer=layer, cut=cut, success=success, n=n, r=r, activation_change=-success, **values
+    )
 
 
 CUTS = [
-    _cut(0, "matched", 0.5, 30), _cut(0, "random", 0.1, 30),
-    _cut(1, "matched", 0.2, 10, loss_change=None), _cut(1, "random", 0.0, 10),
+    _cut(0, "matched", 0.5, 30),
+    _cut(0, "random", 0.1, 30),
+    _cut(1, "matched", 0.2, 10, loss_change=None),
+    _cut(1, "random", 0.0, 10),
     # None of these counts: of one group, of one hook point, or with a higher r.
-    _cut(0, "matched", 0.9, 30, group="From MLP"), _cut(0, "matched", 0.9, 30, sources="mlp_out"),
-    _cut(0, "matched", 0.3, 30, r=0.5), _cut(0, "random", 0.05, 30, r=0.5),
-]  # fmt: skip
+    _cut(0, "matched", 0.9, 30, group="From MLP"),
+    _cut(0, "matched", 0.9, 30, sources="mlp_out"),
+    _cut(0, "matched", 0.3, 30, r=0.5),
+    _cut(0, "random", 0.05, 30, r=0.5),
+]
 POINTS = [
     SteeringPoint(
         label,
@@ -78,8 +83,9 @@ def _relation() -> RelationFlow:
     shared = Feature(MLP, 5)
     pairs = [
         AnswerPair(s, t, s == t, (shared,) if s == t == 0 else (), (shared,) if s == t == 0 else ())
-        for s in range(2) for t in range(2)
-    ]  # fmt: skip
+        for s in range(2)
+        for t in range(2)
+    ]
     features = {
         side: {
             at: {0: AnswerFeature(Feature(at, 5), 1.0), 1: AnswerFeature(Feature(at, 6), 0.8)}
@@ -99,17 +105,20 @@ def _relation() -> RelationFlow:
 
 def _results(**more) -> Results:
     groups = {
-        "layer": 0, "n_activations": 1000, "shares": dict.fromkeys(GROUPS, 0.125),
+        "layer": 0,
+        "n_activations": 1000,
+        "shares": dict.fromkeys(GROUPS, 0.125),
         "auroc": {"mlp_out": 0.75, "attention_out": None},
         "pairs": [{"group": GROUPS[0], "other": GROUPS[2], "n": 9, "share": 0.5, "expected": 0.7}],
-    }  # fmt: skip
+    }
     transitions = [Transition("a", "b", "mlp_out", "decoder", 1, 0.5, 0.9)]
     found = {"transitions": transitions, "cuts": CUTS, "steering": POINTS, "relation": _relation()}
     statistics: Any = SimpleNamespace(
-        n_texts=20, n_tokens=200,
+        n_texts=20,
+        n_tokens=200,
         groups={STREAM: SimpleNamespace(summarize=lambda: groups, matches={})},
         names=lambda features: {},
-    )  # fmt: skip
+    )
     return feature_flow_results("some/where/my-lm", [MLP, STREAM], statistics, **found | more)
 
 
@@ -139,10 +148,21 @@ def test_steering_is_averaged_over_answers() -> None:
     none, single, linear = found
     # The strength is chosen without the control, whose score is higher.
     assert linear == pytest.approx(
-        {"strength": 1.0, "n_answers": 2, "behaviour": 0.4, "coherence": 0.5, "score": 0.2,
-         "named": 0.4, "perplexity": 21, "control_behaviour": 0.08, "control_coherence": 0.5,
-         "control_score": 4.0, "control_named": 0.04, "control_perplexity": 22}
-    )  # fmt: skip
+        {
+            "strength": 1.0,
+            "n_answers": 2,
+            "behaviour": 0.4,
+            "coherence": 0.5,
+            "score": 0.2,
+            "named": 0.4,
+            "perplexity": 21,
+            "control_behaviour": 0.08,
+            "control_coherence": 0.5,
+            "control_score": 4.0,
+            "control_named": 0.04,
+            "control_perplexity": 22,
+        }
+    )
     assert single["score"] == pytest.approx(0.1)
     assert (none["strength"], none["behaviour"], none["perplexity"]) == (0, 0, 20)
     assert math.isnan(none["control_behaviour"])
@@ -156,16 +176,25 @@ def test_values_of_a_relation_compare_pairs_of_the_reference_with_others() -> No
     assert relation["same_carrier_permuted"] == {"mlp_out.0": 0.0}
     assert (relation["shared_flow"], relation["shared_flow_permuted"]) == (0.5, 0.0)
     assert relation["cuts"][0] == {
-        "cut": "none", "control": False, "n_features": 0, "fixed": 0.9, "target_only": None,
-        "refitted": -0.1, "recall": 0.7, "kept": 0.8,
-    }  # fmt: skip
+        "cut": "none",
+        "control": False,
+        "n_features": 0,
+        "fixed": 0.9,
+        "target_only": None,
+        "refitted": -0.1,
+        "recall": 0.7,
+        "kept": 0.8,
+    }
 
 
 def test_tables_hold_the_measurements() -> None:
     results = _results()
     assert [table.name for table in results.tables if table.headline] == [
-        "groups", "deactivation_summary", "relation_cuts", "steering_summary"
-    ]  # fmt: skip
+        "groups",
+        "deactivation_summary",
+        "relation_cuts",
+        "steering_summary",
+    ]
     (row,) = results.table("groups").frame.to_dict("records")
     assert [row[key] for key in ("layer", "n_activations", *GROUPS)] == [0, 1000, *[0.125] * 8]
     assert list(row)[-2:] == ["auroc_mlp_out", "auroc_attention_out"]
@@ -176,17 +205,31 @@ def test_tables_hold_the_measurements() -> None:
     ]
     assert len(results.table("deactivation_layers")) == 2
     assert list(results.table("deactivation").frame.iloc[0]) == [
-        0, "top-1", "matched", "all", 0.0, "all", 30, 0.5, -0.5, 0.1
-    ]  # fmt: skip
+        0,
+        "top-1",
+        "matched",
+        "all",
+        0.0,
+        "all",
+        30,
+        0.5,
+        -0.5,
+        0.1,
+    ]
     assert len(results.table("steering")) == len(POINTS)
     (pair,) = results.table("group_pairs").texts()
     assert pair == ["0", "From nowhere", "From MLP", "9", "50.0%", "70.0%"]
     assert list(results.table("answer_features").frame.iloc[1]) == [
-        "source", "Rome", "mlp_out.0", "mlp_out.0.6", 0.8
-    ]  # fmt: skip
+        "source",
+        "Rome",
+        "mlp_out.0",
+        "mlp_out.0.6",
+        0.8,
+    ]
     assert results.table("answer_pairs").frame.to_numpy().tolist() == [
-        ["Paris", "France", "mlp_out.0.5", "mlp_out.0.5"], ["Rome", "Italy", "", ""]
-    ]  # fmt: skip
+        ["Paris", "France", "mlp_out.0.5", "mlp_out.0.5"],
+        ["Rome", "Italy", "", ""],
+    ]
 
 
 def test_scalars_leave_out_what_is_not_known() -> None:
@@ -210,8 +253,9 @@ def test_files(tmp_path) -> None:
     assert set(content["groups"][0]) == {"layer", "n_activations", "shares", "auroc", "pairs"}
     assert (tmp_path / "figures" / "flow_Paris-France.png").is_file()
     assert {path.name for path in (tmp_path / "graphs").iterdir()} == {
-        "residual.0.3.json", "residual.0.3.graphml"
-    }  # fmt: skip
+        "residual.0.3.json",
+        "residual.0.3.graphml",
+    }
 
 
 def test_flows_to_draw_and_answers_to_steer_towards() -> None:
@@ -245,9 +289,13 @@ def test_nothing_leaves_a_figure_and_folders_are_named_by_their_last_part() -> N
     results = _results(flows={"residual.2.0": [_wide_graph(0)]})
     drawn = {one.name: one.draw() for one in results.figures}
     assert set(drawn) == {
-        "groups", "deactivation", "rescaling", "steering", "relation",
+        "groups",
+        "deactivation",
+        "rescaling",
+        "steering",
+        "relation",
         "flow_residual.2.0",
-    }  # fmt: skip
+    }
     drawn["wide"] = groups_figure(_groups(26), "some/where/my-lm", 200)
     for name, figure in drawn.items():
         to_png(figure)
@@ -290,9 +338,10 @@ def _graph(start: int) -> FlowGraph:
     top, middle = _feature(2, start), _feature(1, 0)
     edges = [Edge(_feature(2, 10 * start + i, "mlp_out"), top, 0.9 - 0.1 * i) for i in range(6)]
     edges += [
-        Edge(middle, top, 0.8), Edge(_feature(1, 3 + start, "attention_out"), middle, 0.4),
+        Edge(middle, top, 0.8),
+        Edge(_feature(1, 3 + start, "attention_out"), middle, 0.4),
         Edge(_feature(0, 7), middle, 0.7),
-    ]  # fmt: skip
+    ]
     return FlowGraph(top, tuple(sorted(edges)), {}, {})
 
 
@@ -338,8 +387,16 @@ def test_boxes_of_a_flow_mark_starts_and_shared_features() -> None:
     boxes = _boxes(figure)
     # Of the 12 features of the MLP the three most similar, the lower number first.
     assert set(boxes) == {
-        "RES 1", "RES 2", "RES 0", "RES 7", "ATT 4", "ATT 5", "MLP 10", "MLP 20", "MLP 11",
-    }  # fmt: skip
+        "RES 1",
+        "RES 2",
+        "RES 0",
+        "RES 7",
+        "ATT 4",
+        "ATT 5",
+        "MLP 10",
+        "MLP 20",
+        "MLP 11",
+    }
     patches = {name: text.get_bbox_patch() for name, text in boxes.items()}
     shaded = {n for n, patch in patches.items() if patch.get_facecolor()[:3] != (1.0, 1.0, 1.0)}
     thick = {n for n, patch in patches.items() if math.isclose(patch.get_linewidth(), 2.6)}
@@ -361,8 +418,10 @@ def test_boxes_of_a_flow_stand_apart_and_all_lead_to_the_start() -> None:
     number = {text.get_position(): name for name, text in boxes.items()}
     (axes,) = figure.axes
     ends = {tuple(number[tuple(end)] for end in line.get_xydata()) for line in axes.get_lines()}
-    label = {f: f"{dict(zip(KINDS, ('RES', 'MLP', 'ATT'), strict=True))[f.hook_point.kind]} "
-             f"{f.index}" for f in graph.features}  # fmt: skip
+    label = {
+        f: f"{dict(zip(KINDS, ('RES', 'MLP', 'ATT'), strict=True))[f.hook_point.kind]} {f.index}"
+        for f in graph.features
+    }
     assert ends <= {(label[e.source], label[e.target]) for e in graph.edges}
     found = set()
     for near, far in ((1, 0), (0, 1)):  # backward and forward

@@ -30,14 +30,23 @@ def _feature(layer: int, index: int, kind: str = "residual") -> Feature:
 
 
 START, BELOW, BESIDE, FAR, ABOVE = (
-    _feature(2, 0), _feature(1, 5), _feature(2, 3, "mlp_out"), _feature(0, 1), _feature(3, 9)
-)  # fmt: skip
+    _feature(2, 0),
+    _feature(1, 5),
+    _feature(2, 3, "mlp_out"),
+    _feature(0, 1),
+    _feature(3, 9),
+)
 GRAPH = FlowGraph(
     START,
-    (Edge(BELOW, START, 0.9), Edge(BESIDE, START, 0.5), Edge(FAR, BELOW, 0.6),
-     Edge(START, ABOVE, 0.7)),
-    {}, {},
-)  # fmt: skip
+    (
+        Edge(BELOW, START, 0.9),
+        Edge(BESIDE, START, 0.5),
+        Edge(FAR, BELOW, 0.6),
+        Edge(START, ABOVE, 0.7),
+    ),
+    {},
+    {},
+)
 
 
 def test_weights_fall_with_the_steps_from_the_start() -> None:
@@ -80,10 +89,13 @@ def test_points_add_weighted_typical_activations_and_score_them(small_lm: str) -
     saes = {f.hook_point: toy_sae(f.hook_point, torch.eye(16)) for f in (start, below)}
     # Of each hook point, one other feature is as often active.
     n_active = torch.tensor([5, 5, 5, *[0] * 13])
-    activity = {at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer), n_active=n_active)
-                for at in saes}  # fmt: skip
-    settings = SteeringSettings(strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5,
-                                n_prompts=3, n_new_tokens=6)  # fmt: skip
+    activity = {
+        at: SimpleNamespace(mean=torch.full((16,), 3.0 + at.layer), n_active=n_active)
+        for at in saes
+    }
+    settings = SteeringSettings(
+        strengths=(0.0, 2.0), strategies=("exponential",), decay=0.5, n_prompts=3, n_new_tokens=6
+    )
     answer = SteeredAnswer("Paris", 7, graph, prompts)
 
     def measure() -> list:
@@ -122,8 +134,10 @@ def test_texts_are_those_of_whole_forwards_and_judged_by_the_unsteered_lm(small_
             expected.append(text)
     with edited(lm.model, {HookPoint(0, "residual"): change}):
         written = continue_rows(lm, rows, torch.from_numpy(draws))
-    ended = [1 + text.index(lm.tokenizer.eos_token_id) if lm.tokenizer.eos_token_id in text else 8
-             for text in expected]  # fmt: skip
+    ended = [
+        1 + text.index(lm.tokenizer.eos_token_id) if lm.tokenizer.eos_token_id in text else 8
+        for text in expected
+    ]
     assert written == [text[:n] for text, n in zip(expected, ended, strict=True)]
 
     words = [lm.tokenizer.decode(text).split() for text in written]

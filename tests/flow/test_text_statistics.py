@@ -114,9 +114,11 @@ def test_texts_that_are_read_again_after_too_little_memory_count_once(
     }
     mask = torch.ones(2, 3, dtype=torch.bool)
     forward = SimpleNamespace(
-        at={at: features[at].view(2, 3, N) for at in saes}, ids=torch.arange(6).view(2, 3),
-        logits=torch.zeros(2, 3, 4), counted=lambda n_skipped: mask,
-    )  # fmt: skip
+        at={at: features[at].view(2, 3, N) for at in saes},
+        ids=torch.arange(6).view(2, 3),
+        logits=torch.zeros(2, 3, 4),
+        counted=lambda n_skipped: mask,
+    )
 
     def read_twice(lm: object, rows: object, count, hook_points: object) -> None:
         with pytest.raises(torch.OutOfMemoryError):
@@ -146,8 +148,12 @@ def test_groups_share_features_as_sets_do_and_as_often_as_by_chance() -> None:
         HERE, {SOURCES["residual"]: match_features(torch.eye(60), torch.eye(60))}
     )
     # Each feature keeps to one group as far as it can, or to none.
-    counts = np.array([random.multinomial(k, shares if f % 2 else np.eye(8)[2 * (f % 4)])
-                       for f, k in enumerate(n)])  # fmt: skip
+    counts = np.array(
+        [
+            random.multinomial(k, shares if f % 2 else np.eye(8)[2 * (f % 4)])
+            for f, k in enumerate(n)
+        ]
+    )
     groups.counts = torch.from_numpy(counts)
     sets = [{f for f in range(60) if counts[f, code]} for code in range(8)]
     drawn = random.multinomial(n, counts.sum(0) / counts.sum(), (20_000, 60)) > 0

@@ -58,9 +58,12 @@ def test_from_moments_equals_scipy_on_the_rows() -> None:
     weight[0, 1] = 0.0
     m = moments_of(torch.from_numpy(np.hstack([x, y])))
     r = labelwise_pearson_from_moments(
-        torch.from_numpy(weight), m.scatter[:8, :8], m.scatter[:8, 8:],
-        m.scatter.diagonal()[8:], m.constant[8:],
-    )  # fmt: skip
+        torch.from_numpy(weight),
+        m.scatter[:8, :8],
+        m.scatter[:8, 8:],
+        m.scatter.diagonal()[8:],
+        m.constant[8:],
+    )
     for g in range(3):
         for j in range(5):
             if j == 4 or (g, j) == (0, 1):

@@ -84,8 +84,10 @@ def test_risk_equals_the_definition() -> None:
     right[:, 0] = True
     right[:, 1] = False
     for i, value in enumerate(risk(target, right).tolist()):
-        of = {kind: [float(t) for t, r in zip(target[i], right[i], strict=True) if r == kind]
-              for kind in (True, False)}  # fmt: skip
+        of = {
+            kind: [float(t) for t, r in zip(target[i], right[i], strict=True) if r == kind]
+            for kind in (True, False)
+        }
         assert value == max(of[False]) - max(of[True])
         assert (value > 0) == (not right[i, target[i].argmax()])
 

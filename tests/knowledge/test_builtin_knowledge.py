@@ -39,25 +39,57 @@ ATTRIBUTES = {
 
 # Paper, tables 12 and 13.
 TRANSLATED = (
-    "birthplace", "city", "country", "continent", "language", "company", "ceo", "job", "mother",
-    "father", "gender",
-)  # fmt: skip
+    "birthplace",
+    "city",
+    "country",
+    "continent",
+    "language",
+    "company",
+    "ceo",
+    "job",
+    "mother",
+    "father",
+    "gender",
+)
 LANGUAGES = ("es", "fr", "de", "zh", "ja")
 SIMILES = {
-    "object_color": 85, "object_price": 85, "object_heat": 85, "object_genre": 85,
-    "object_size": 85, "simile_color": 15, "simile_price": 2, "simile_heat": 4,
-    "simile_genre": 22, "simile_size": 3, "simile_taste": 3, "name_country": 128,
-    "gem_color": 50, "animal_size": 100, "food_taste": 95, "fruit_color": 99,
-}  # fmt: skip
+    "object_color": 85,
+    "object_price": 85,
+    "object_heat": 85,
+    "object_genre": 85,
+    "object_size": 85,
+    "simile_color": 15,
+    "simile_price": 2,
+    "simile_heat": 4,
+    "simile_genre": 22,
+    "simile_size": 3,
+    "simile_taste": 3,
+    "name_country": 128,
+    "gem_color": 50,
+    "animal_size": 100,
+    "food_taste": 95,
+    "fruit_color": 99,
+}
 RELATIONS = (
-    "city->country", "country->continent", "country->language", "language->continent",
-    "ceo->company", "landmark->country", "fruit_color->simile_color", "food_taste->simile_taste",
-    "gem_color->simile_color", "animal_size->simile_size", "object_color->simile_color",
-    "object_heat->simile_heat", "object_size->simile_size", "object_price->simile_price",
-    "object_genre->simile_genre", "name_country->country",
+    "city->country",
+    "country->continent",
+    "country->language",
+    "language->continent",
+    "ceo->company",
+    "landmark->country",
+    "fruit_color->simile_color",
+    "food_taste->simile_taste",
+    "gem_color->simile_color",
+    "animal_size->simile_size",
+    "object_color->simile_color",
+    "object_heat->simile_heat",
+    "object_size->simile_size",
+    "object_price->simile_price",
+    "object_genre->simile_genre",
+    "name_country->country",
     *(f"{name}->{name}_{code}" for name in TRANSLATED for code in LANGUAGES),
     *(f"city_{language}->country_{language}" for language in LANGUAGES),
-)  # fmt: skip
+)
 
 COMPLETE = ("city->country", "country->continent", "country->language", "ceo->company")
 

@@ -95,22 +95,29 @@ def test_files_build_on_each_other(write):
     ("text", "fragments"),
     {
         "knowledge: {realm: {family: simile, language: en, template: '{} is', answers: realm}}": [
-            "knowledge.realm", "already taken by", "world.yaml",
+            "knowledge.realm",
+            "already taken by",
+            "world.yaml",
         ],
         "knowledge: {X+1: {family: math, language: en, template: '{}+1', answers: [one]}}": [
-            "knowledge.X+1", "math",
+            "knowledge.X+1",
+            "math",
         ],
         "entities: {realm: {Avalon: {region: South}}}": ["realm.Avalon.region", "already given"],
         "entities: {realm: {Avalon: {de: Avalon}}}": ["realm.Avalon.de", "already given"],
         "entities: {realm: {Isle of Apples: {coin: Mark}}}": [
-            "knowledge.realm", "'Isle of Apples' of 'Avalon'", "world.yaml", "mine.yaml",
+            "knowledge.realm",
+            "'Isle of Apples' of 'Avalon'",
+            "world.yaml",
+            "mine.yaml",
         ],
         "entities: {port: {Tintagel: {realm: Isle of Apples}}}": [
-            "port.Tintagel.realm", "Did you mean 'Avalon'",
+            "port.Tintagel.realm",
+            "Did you mean 'Avalon'",
         ],
         "entities: {realm: {Camelot: {coin: Krone}}}": ["realm.Camelot.coin", "'Krone'", "'Crown'"],
     }.items(),
-)  # fmt: skip
+)
 def test_files_must_not_contradict_each_other(write, text, fragments):
     world, mine = write(WORLD, "world.yaml"), write(f"version: 1\n{text}\n")
     with pytest.raises(KnowledgeError) as error:

@@ -33,10 +33,12 @@ def reasons(domain):
 @pytest.mark.parametrize(
     ("make", "spell", "reason"),
     [
-        ("byte_level", "Ġ{}", "subword"), ("unigram", "▁{}", "bare space"),
-        ("word_level", "{}", "unknown word"), ("word_piece", "{}", "subword"),
+        ("byte_level", "Ġ{}", "subword"),
+        ("unigram", "▁{}", "bare space"),
+        ("word_level", "{}", "unknown word"),
+        ("word_piece", "{}", "subword"),
     ],
-)  # fmt: skip
+)
 def test_labels_are_the_first_words_that_are_tokens(request, ask, make, spell, reason):
     words = ["Paris", "South", "Rome", "North"]
     if make == "word_piece":  # it has lower case only
@@ -150,8 +152,9 @@ def test_an_answer_that_merges_with_the_prompt_is_taken_by_itself(ask, mark):
     # SentencePiece would put its space mark before it: that is another token, never said here.
     tokenizer = (
         fast_tokenizer(model, pre_tokenizers.Metaspace(), decoders.Metaspace())
-        if mark else fast_tokenizer(model, decoder=decoders.Fuse())
-    )  # fmt: skip
+        if mark
+        else fast_tokenizer(model, decoder=decoders.Fuse())
+    )
     assert tokenizer.tokenize("X是中国")[-1] == "是中国"
     domain = label_answers(ask("中国", template="{}是", space=False), TokenReader(tokenizer))
     assert domain.texts == ([] if mark else ["中国"])
@@ -174,8 +177,9 @@ def test_texts_stay_unique_where_two_tokens_read_alike(ask):
     vocabulary = {"a": 0, "b": 1, "a</w>": 2, "b</w>": 3, ".": 4, ".</w>": 5}
     tokenizer = fast_tokenizer(
         models.BPE(vocabulary, merges=[], end_of_word_suffix="</w>"),
-        pre_tokenizers.WhitespaceSplit(), decoders.BPEDecoder(suffix="</w>"),
-    )  # fmt: skip
+        pre_tokenizers.WhitespaceSplit(),
+        decoders.BPEDecoder(suffix="</w>"),
+    )
     domain = build_domain(ask("a", "ab", "b", template="{} ."), tokenizer, keep=ALL)
     assert domain.token_ids == [2, 0, 3]
     assert len(set(domain.texts)) == 3

@@ -25,24 +25,37 @@ CAPITAL: dict[str, Any] = {
     "name": "country capital city",
     "prompt_templates": ["The capital city of {} is"],
     "prompt_templates_zs": ["the city of {} is", "{} is the city of"],
-    "properties": {"relation_type": "factual", "domain_name": "country", "range_name": "city",
-                   "symmetric": False},
+    "properties": {
+        "relation_type": "factual",
+        "domain_name": "country",
+        "range_name": "city",
+        "symmetric": False,
+    },
     "samples": [
-        {"subject": "name1", "object": "Paris"}, {"subject": "name2", "object": "Tokyo"},
-        {"subject": "name3", "object": "Berlin"}, {"subject": "name4", "object": "Madrid "},
-        {"subject": "name5", "object": "Paris"}, {"subject": "name9", "object": "Oslo"},
+        {"subject": "name1", "object": "Paris"},
+        {"subject": "name2", "object": "Tokyo"},
+        {"subject": "name3", "object": "Berlin"},
+        {"subject": "name4", "object": "Madrid "},
+        {"subject": "name5", "object": "Paris"},
+        {"subject": "name9", "object": "Oslo"},
     ],
-}  # fmt: skip
+}
 FLAG: dict[str, Any] = {
-    "name": "country color", "prompt_templates": ["{} is the color"], "prompt_templates_zs": [],
-    "properties": {}, "domain": ["name1"],
+    "name": "country color",
+    "prompt_templates": ["{} is the color"],
+    "prompt_templates_zs": [],
+    "properties": {},
+    "domain": ["name1"],
     "samples": [
-        {"subject": "name1", "object": "red"}, {"subject": "name1", "object": "blue"},
-        {"subject": " name4", "object": "green"}, {"subject": "name2", "object": "red"},
-        {"subject": "name3", "object": "black"}, {"subject": "name5", "object": "white"},
+        {"subject": "name1", "object": "red"},
+        {"subject": "name1", "object": "blue"},
+        {"subject": " name4", "object": "green"},
+        {"subject": "name2", "object": "red"},
+        {"subject": "name3", "object": "black"},
+        {"subject": "name5", "object": "white"},
         {"subject": "name7", "object": "white"},
     ],
-}  # fmt: skip
+}
 
 
 def write(folder: Path, **relations: dict[str, Any]) -> list[str]:
@@ -192,8 +205,9 @@ def test_files_say_how_many_subjects_they_share(
     capital, flag = files
     assert f"{capital}: 5 of its 6 subjects are in {flag}" in caplog.messages
     assert f"{flag}: 5 of its 6 subjects are in {capital}" in caplog.messages
-    samples = [{"subject": f"a {one['subject']}", "object": one["object"]}
-               for one in FLAG["samples"]]  # fmt: skip
+    samples = [
+        {"subject": f"a {one['subject']}", "object": one["object"]} for one in FLAG["samples"]
+    ]
     write(tmp_path, flag=FLAG | {"samples": samples})
     tokenizer, names = (
         AutoTokenizer.from_pretrained(small_lm),

@@ -101,9 +101,11 @@ def test_files_are_those_of_the_contract(parts: dict[str, Any], folder: Path) ->
     config = json.loads((folder / "config.json").read_text())
     assert config["format_version"] == 1
     assert config["knowledge"]["country"] == {
-        "template": "{} lives in the country of", "labels": COUNTRIES, "token_ids": [5, 4],
+        "template": "{} lives in the country of",
+        "labels": COUNTRIES,
+        "token_ids": [5, 4],
         "answers": [],
-    }  # fmt: skip
+    }
     assert config["lm"] == {"name_or_path": "tiny-world", "fingerprint": parts["fingerprint"]}
     assert config["pairs"]["country->city"]["ridge"] == 31.6
     assert set(config["versions"]) == {"lincorr_lightning", "torch", "transformers"}

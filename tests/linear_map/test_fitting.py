@@ -86,9 +86,11 @@ def test_equal_a_run_of_the_probe_on_the_same_subjects(
     tmp_path: Path,
 ) -> None:
     probe = LinearProbe(
-        lm=LMConfig(name_or_path=small_lm), knowledge=["city", "country"], ridge=ridge,
+        lm=LMConfig(name_or_path=small_lm),
+        knowledge=["city", "country"],
+        ridge=ridge,
         ridge_tolerance=0.01,
-    )  # fmt: skip
+    )
     data = SubjectsDataModule(probe.lm, n_subjects=250, batch_size=64)
     trainer = quiet_trainer(tmp_path)
     trainer.fit(probe, datamodule=data)

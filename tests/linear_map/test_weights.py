@@ -104,9 +104,11 @@ def lines(capsys: pytest.CaptureFixture[str], *args: object) -> list[str]:
 def test_the_command_shows_the_same_rows(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     expected = [
         "W of city->country in tiny-world, ridge 31.6: highest weights of Seoul",
-        "rank  weight  country", "   1    4.00  Peru", "   2    0.10  France",
+        "rank  weight  country",
+        "   1    4.00  Peru",
+        "   2    0.10  France",
         "South…, the reference: rank 4 of 4, weight -1.00",
-    ]  # fmt: skip
+    ]
     for folder in (run, run / "linear_map"):
         shown = lines(capsys, folder, PAIR, "Seoul", "South Africa", "-n", 2)
         assert shown == expected
@@ -117,8 +119,12 @@ def test_the_command_shows_the_same_rows(run: Path, capsys: pytest.CaptureFixtur
 def test_it_says_how_precise_w_is_beside_its_baseline(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pair = {"source": "city", "target": "country", "best_baseline_1": 0.62,
-            "precision": {"influenced": {"1": 0.39}}}  # fmt: skip
+    pair = {
+        "source": "city",
+        "target": "country",
+        "best_baseline_1": 0.62,
+        "precision": {"influenced": {"1": 0.39}},
+    }
     (run / "results.json").write_text(json.dumps({"pairs": [pair]}))
     assert lines(capsys, run, PAIR, "Rome")[-1] == (
         "W leads from 39% of city labels to their reference; the strongest baseline does for 62%."

@@ -34,9 +34,13 @@ def lm_folder(tmp_path_factory: pytest.TempPathFactory) -> Folder:
 def small() -> SimpleNamespace:
     """What tests of other packages use of `small_lms`."""
     return SimpleNamespace(
-        config=config_of, ids=word_ids, model=random_model, prompts=PROMPTS,
-        tokenizer=small_tokenizer, vocab=VOCAB,
-    )  # fmt: skip
+        config=config_of,
+        ids=word_ids,
+        model=random_model,
+        prompts=PROMPTS,
+        tokenizer=small_tokenizer,
+        vocab=VOCAB,
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -33,9 +33,21 @@ PROMPTS = [
 
 # Every way of adding parts, positions, heads and scales that changes how logits are read.
 ARCHITECTURES = [
-    "llama", "llama-tied", "gpt2", "gpt2-untied", "gpt-neox", "opt", "gemma2", "phi", "cohere",
-    "granite", "gptj", "bloom", "mamba", "bert-decoder",
-]  # fmt: skip
+    "llama",
+    "llama-tied",
+    "gpt2",
+    "gpt2-untied",
+    "gpt-neox",
+    "opt",
+    "gemma2",
+    "phi",
+    "cohere",
+    "granite",
+    "gptj",
+    "bloom",
+    "mamba",
+    "bert-decoder",
+]
 
 
 def config_of(name: str, **changes: Any) -> hf.PreTrainedConfig:

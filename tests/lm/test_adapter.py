@@ -396,9 +396,10 @@ def test_another_base(lm_folder: Folder, made: tuple[Path, Any], tmp_path: Path)
     wide = save_lm(tmp_path / "wide", config_of("llama", hidden_size=32))
     short = save_lm(tmp_path / "short", config_of("llama", num_hidden_layers=1))
     for base, reason in [
-        (wide, "size mismatch"), (short, "has base_model.model.model.layers.1"),
+        (wide, "size mismatch"),
+        (short, "has base_model.model.model.layers.1"),
         (lm_folder("gpt2"), "Target modules"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(LanguageModelError, match=reason) as caught:
             LanguageModel.from_pretrained(str(base), adapter=str(made[0]))
         assert "trained on" in str(caught.value) and "lm.adapter" in str(caught.value)

@@ -69,8 +69,10 @@ def test_order_batch_size_and_duplicates_do_not_matter(lm_folder: Folder) -> Non
     whole = lm.domain_logits(prompts, tokens)
     torch.testing.assert_close(
         lm.domain_logits(prompts[::-1] + prompts[:1], tokens),
-        torch.cat([whole.flip(0), whole[:1]]), atol=1e-5, rtol=0,
-    )  # fmt: skip
+        torch.cat([whole.flip(0), whole[:1]]),
+        atol=1e-5,
+        rtol=0,
+    )
     narrow = LanguageModel.from_pretrained(str(lm_folder("gpt2")), tokens_per_forward=7)
     torch.testing.assert_close(narrow.domain_logits(prompts, tokens), whole, atol=1e-5, rtol=0)
     # Several domains in one call, and as a tensor.

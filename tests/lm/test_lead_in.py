@@ -73,8 +73,9 @@ def test_values_are_those_of_the_text_by_hand(
     prompts = [[f"{city} lives in the city", f"{city} lives in the country"] for city in PROMPTS]
     by_domain = [list(part) for part in zip(*prompts, strict=True)]
     for lm, start, text in [
-        (few_shot, [2], EXAMPLES), (chat, [2, *word_ids("red blue", bos=False), 3], "saw "),
-    ]:  # fmt: skip
+        (few_shot, [2], EXAMPLES),
+        (chat, [2, *word_ids("red blue", bos=False), 3], "saw "),
+    ]:
         for part in by_domain:
             expected = naive(model, start, text, part)
             torch.testing.assert_close(lm.domain_logits(part, TOKEN_IDS), expected, **CLOSE)

@@ -422,9 +422,12 @@ def test_a_folder_that_cannot_be_written(
 
 
 def test_a_folder_that_can_only_be_read(
-    load: Loader, read_tokens: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    load: Loader,
+    read_tokens: list[int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     expected, folder = load().joint_logits(prompts(), DOMAINS), tmp_path / "states"
     before, damaged = contents(folder), next(folder.rglob("*.safetensors"))
 
@@ -475,11 +478,20 @@ def test_the_number_of_cached_prompts_is_logged(
 
     def run(kinds: str) -> str:
         caplog.clear()
-        main(["fit", "--config", "configs/linear_probe.yaml", f"--model.knowledge={kinds}",
-              "--model.control=null", "--model.random_labels=0", "--data.n_subjects=20",
-              "--model.require_reference=[]",
-              f"--model.lm.state_cache={tmp_path / 'states'}",
-              f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+        main(
+            [
+                "fit",
+                "--config",
+                "configs/linear_probe.yaml",
+                f"--model.knowledge={kinds}",
+                "--model.control=null",
+                "--model.random_labels=0",
+                "--data.n_subjects=20",
+                "--model.require_reference=[]",
+                f"--model.lm.state_cache={tmp_path / 'states'}",
+                f"--trainer.default_root_dir={tmp_path}",
+            ]
+        )
         return caplog.text
 
     assert " 0 of 40 prompts of" in run("[city,color]")

@@ -127,9 +127,18 @@ def test_the_main_job_runs_where_it_is_installed(
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     (distribution,) = folder.glob(pattern)
     run(
-        sys.executable, "-m", "pip", "--python", bin_folder / "python", "install", "--no-deps",
-        "--no-build-isolation", distribution, env=environment, cwd=tmp_path,
-    )  # fmt: skip
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        bin_folder / "python",
+        "install",
+        "--no-deps",
+        "--no-build-isolation",
+        distribution,
+        env=environment,
+        cwd=tmp_path,
+    )
     run("chmod", "-R", "a-w", tmp_path / "venv")
     environment.pop("HOME", None)
     work = tmp_path / "- a\nb"
@@ -138,9 +147,15 @@ def test_the_main_job_runs_where_it_is_installed(
     here: dict[str, Any] = {"env": environment, "cwd": work, "preexec_fn": limit}
     assert subprocess.run(["touch", site_packages / "new"], check=False, **here).returncode != 0
     run(
-        bin_folder / "lincorr", "fit", "--config", "configs/linear_probe.yaml",
-        "--data.n_subjects", "400", f"--trainer.default_root_dir={runs}", **here,
-    )  # fmt: skip
+        bin_folder / "lincorr",
+        "fit",
+        "--config",
+        "configs/linear_probe.yaml",
+        "--data.n_subjects",
+        "400",
+        f"--trainer.default_root_dir={runs}",
+        **here,
+    )
     run_folder = f"{runs}/linear_probe/version_0"
     run(bin_folder / "lincorr", "report", f"--output={pages}", "--", run_folder, **here)
     page = work / pages / "report.html"

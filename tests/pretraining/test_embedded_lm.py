@@ -118,9 +118,13 @@ def label_wise_r(source, target):
 
 @pytest.mark.parametrize(
     ("source", "target", "least"),
-    [("city", "country", 0.95), ("city", "city_es", 0.9), ("country", "country_es", 0.9),
-     ("X+1", "X+2", 0.8)],
-)  # fmt: skip
+    [
+        ("city", "country", 0.95),
+        ("city", "city_es", 0.9),
+        ("country", "country_es", 0.9),
+        ("X+1", "X+2", 0.8),
+    ],
+)
 def test_related_pairs_correlate(logits, source, target, least):
     assert label_wise_r(logits[source], logits[target]) >= least
 

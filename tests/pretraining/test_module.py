@@ -20,14 +20,14 @@ from lincorr_lightning.pretraining.datamodule import (
     CorpusDataModule,
     PackedStatements,
     recall_prompts,
-)  # fmt: skip
+)
 from lincorr_lightning.pretraining.module import (
     LlamaSize,
     Pretraining,
     mixup_cross_entropy,
     off_target_penalty,
     one_cycle,
-)  # fmt: skip
+)
 from tests.toys import quiet_trainer, read_table
 
 SIZE = LlamaSize(hidden_size=32, intermediate_size=48, n_heads=2)

@@ -49,9 +49,13 @@ class World:
             for name, tokens in (("a", SOURCE), ("b", TARGET))
         }
         self.layout = JointLayout(
-            domains, (("a", "b"),), "One day, {} saw a", {("a", "b"): PAIRING > 0}, permuted=True,
+            domains,
+            (("a", "b"),),
+            "One day, {} saw a",
+            {("a", "b"): PAIRING > 0},
+            permuted=True,
             words={"a": list(WORDS), "b": list(WORDS)},
-        )  # fmt: skip
+        )
         views = self.layout.views.items()
         prompts = ["" if view.kind == "control" else view.name for view, _ in views]
         read = zip(prompts, (tokens for _, tokens in views), strict=True)
@@ -167,10 +171,12 @@ def _bootstrap(world: World, sides: Any, n_draws: int = 400) -> np.ndarray:
     """
     rng = np.random.default_rng(1)
     pairs = [
-        [(world.map_between(x, y).predict(world.logits(*x)[400:]), world.logits(*y)[400:])
-         for x, y in side]
+        [
+            (world.map_between(x, y).predict(world.logits(*x)[400:]), world.logits(*y)[400:])
+            for x, y in side
+        ]
         for side in sides
-    ]  # fmt: skip
+    ]
     differences = []
     for _ in range(n_draws):
         chosen = rng.integers(0, 200, 200)
@@ -231,10 +237,11 @@ def test_the_map_of_the_vocabulary(world: World) -> None:
     cosine = own @ other.coef_.ravel() / np.linalg.norm(own) / np.linalg.norm(other.coef_)
     assert world.score.decomposition == pytest.approx(
         {
-            "cosine": cosine, "norm_share": np.linalg.norm(rest) / np.linalg.norm(own),
+            "cosine": cosine,
+            "norm_share": np.linalg.norm(rest) / np.linalg.norm(own),
             "hit_1": np.mean(_hits(rest)),
         }
-    )  # fmt: skip
+    )
 
 
 def test_excess_is_that_of_what_the_lm_computes() -> None:
@@ -287,8 +294,11 @@ def test_without_random_labels_the_rest_is_the_same(small_lm: str, tmp_path: Pat
 
 @pytest.mark.parametrize("layer", [-1, 2])
 def test_a_layer_that_the_lm_lacks_is_refused_before_it_is_read(small_lm: str, layer: int) -> None:
-    with pytest.raises(ConfigError, match=rf"model\.layers is {layer}; it must be at least 0 and "
-                                          r"below 2"):  # fmt: skip
+    with pytest.raises(
+        ConfigError,
+        match=rf"model\.layers is {layer}; it must be at least 0 and "
+        r"below 2",
+    ):
         LinearProbe(lm=LMConfig(name_or_path=small_lm), layers=[0, layer])
 
 

@@ -33,17 +33,18 @@ def numbers(text: str) -> dict[str, list[float]]:
 
 
 def test_a_dry_run_reads_nothing_and_leaves_no_folder(
-    tmp_path: Path, small_lm: str, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    small_lm: str,
+    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     folder = tmp_path / "lm"
     without_weights(Path(small_lm), folder)
     monkeypatch.chdir(tmp_path)
     options = "--model.control=null", "--model.random_labels=0", "--model.require_reference=[]"
     data = "--data.n_subjects=100", "--data.batch_size=20", "--data.words_per_subject=2"
     lm = f"--model.lm.name_or_path={folder}", "--model.lm.state_cache=states"
-    main(["fit", *PROBE, *options, *data, *lm,
-          "--model.dry_run=true", "--model.layers=[0]"])  # fmt: skip
+    main(["fit", *PROBE, *options, *data, *lm, "--model.dry_run=true", "--model.layers=[0]"])
     found = numbers(capsys.readouterr().out)
     assert [path.name for path in tmp_path.iterdir()] == ["lm"]
     assert found["prompts"][:2] == [2 * 100 * 2, 2]  # kinds, subjects, views

@@ -185,13 +185,15 @@ def path_figure(grid: list[float], ridges: list[float]) -> Figure:
     """The figure of pairs that have these ridges, of which the second has no reference."""
     rows = [
         {
-            "pair": f"birthplace{i}->personality{i}", "ridge": ridge, "label_mean": 0.98 - 0.01 * j,
+            "pair": f"birthplace{i}->personality{i}",
+            "ridge": ridge,
+            "label_mean": 0.98 - 0.01 * j,
             "influenced_1": None if i == 1 else j / len(grid),
             "influencing_1": None if i == 1 else 1 - j / len(grid),
         }
         for i in range(max(len(ridges), 14))
         for j, ridge in enumerate(grid)
-    ]  # fmt: skip
+    ]
     chosen = [
         PairScore(
             f"birthplace{i}",
@@ -221,8 +223,10 @@ def test_ridge_path_shows_its_numbers() -> None:
     hits = lines["top-1 target of a source"].get_ydata()
     np.testing.assert_allclose(hits, [j / len(GRID) for j in range(len(GRID))])
     np.testing.assert_allclose(r.get_xdata(), GRID)
-    ticks = [(tick, float(label.get_text())) for tick, label in
-             zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)]  # fmt: skip
+    ticks = [
+        (tick, float(label.get_text()))
+        for tick, label in zip(axes.get_xticks(), axes.get_xticklabels(), strict=True)
+    ]
     assert ticks[0] == (0, 0) and all(at == value for at, value in ticks)
     places = axes.transData.transform([(tick, 0) for tick, _ in ticks])[:, 0]
     assert (np.diff(places) > 10).all(), "0 stands left of the smallest strength"
@@ -245,12 +249,15 @@ def test_odd_grids(grid: list[float]) -> None:
 def scores(n: int) -> DataFrame:
     rows = [
         {
-            "source": f"birthplace{i}", "target": f"personality{i}", "label_mean": math.cos(i),
-            "permuted_label_mean": 0.01 * (i % 5 - 2), "control_label_mean": 0.3 * math.sin(i),
+            "source": f"birthplace{i}",
+            "target": f"personality{i}",
+            "label_mean": math.cos(i),
+            "permuted_label_mean": 0.01 * (i % 5 - 2),
+            "control_label_mean": 0.3 * math.sin(i),
             "random_label_mean": 0.9 * math.cos(i),
         }
         for i in range(n)
-    ]  # fmt: skip
+    ]
     return DataFrame(rows)
 
 
@@ -279,8 +286,9 @@ def test_nulls_are_legible(n: int) -> None:
 
 
 def test_the_ranking_says_that_it_is_a_difference() -> None:
-    frame = scores(3).assign(excess=[0.5, 0.2, -0.1], excess_error=0.1, q=[0.001, 0.5, 1.0],
-                             partial_label_mean=None)  # fmt: skip
+    frame = scores(3).assign(
+        excess=[0.5, 0.2, -0.1], excess_error=0.1, q=[0.001, 0.5, 1.0], partial_label_mean=None
+    )
     (axes,) = ranking_figure(frame, [], "an LM").axes
     assert axes.get_xlabel() == "r minus r of the control prompt"
     (axes,) = ranking_figure(frame.assign(excess=None), [], "an LM").axes

@@ -171,9 +171,10 @@ def test_ridge_path_equals_scikit_learn(fitted: Fitted, read: SimpleNamespace) -
     probe, _, folder = fitted
     results = json.loads((folder / "results.json").read_text())
     path = next(
-        p["path"] for p in results["ridge_path"]
+        p["path"]
+        for p in results["ridge_path"]
         if (p["source"], p["target"]) == ("city", "country")
-    )  # fmt: skip
+    )
     assert [point["ridge"] for point in path] == pytest.approx(list(probe.ridge_request.strengths))
     x, y = read.columns("city"), read.columns("country")
     reference = probe.layout.references["city", "country"]
@@ -245,9 +246,16 @@ def test_gradient_descent_reaches_the_closed_form(small_lm: str, tmp_path: Path)
 def test_a_step_of_descent_is_the_gradient_of_the_ridge_loss(small_lm: str, tmp_path: Path) -> None:
     """One batch of all subjects, one step from W = 0: centred, at the rate of its curvature."""
     probe, trainer, _ = run_probe(
-        tmp_path, small_lm, data={"n_subjects": 120, "batch_size": 64}, solver="sgd",
-        pairs="city->country", ridge=3.0, epochs=2, learning_rate=0.4, momentum=0.0,
-    )  # fmt: skip
+        tmp_path,
+        small_lm,
+        data={"n_subjects": 120, "batch_size": 64},
+        solver="sgd",
+        pairs="city->country",
+        ridge=3.0,
+        epochs=2,
+        learning_rate=0.4,
+        momentum=0.0,
+    )
     rows = probe.joint_rows(trainer.datamodule.halves["fit"]).numpy()  # type: ignore[attr-defined]
     x, y = rows[:, probe.layout.columns("city")], rows[:, probe.layout.columns("country")]
     centred, n = x - x.mean(0), len(rows)
@@ -336,16 +344,22 @@ def test_kinds_named_like_attributes_of_a_module(
     names = sorted({name for name in dir(torch.nn.ModuleDict()) if name.strip("_") == name})
     assert {"type", "keys", "training", "forward"} <= set(names) and len(names) > 50
     knowledge = {
-        "family": "attribute", "language": "en", "template": TEMPLATES["color"],
+        "family": "attribute",
+        "language": "en",
+        "template": TEMPLATES["color"],
         "answers": ["red", "blue", "green", "yellow", "black", "white"],
-    }  # fmt: skip
+    }
     path = tmp_path / "mine.yaml"
     kinds = {"version": 1, "source": "me", "knowledge": dict.fromkeys(names, knowledge)}
     path.write_text(yaml.safe_dump(kinds))
     options = {
-        "knowledge_files": [str(path)], "knowledge": [], "solver": solver, "ridge": 1.0,
-        "pairs": [f"{name}->city" for name in (*names, "color")], "random_labels": 0,
-    }  # fmt: skip
+        "knowledge_files": [str(path)],
+        "knowledge": [],
+        "solver": solver,
+        "ridge": 1.0,
+        "pairs": [f"{name}->city" for name in (*names, "color")],
+        "random_labels": 0,
+    }
     probe, trainer, folder = run_probe(tmp_path, small_lm, data={"n_subjects": 60}, **options)
     scores = {source: pair["label_mean"] for (source, _), pair in _pairs(folder).items()}
     assert scores == pytest.approx(dict.fromkeys([*names, "color"], scores["color"]))
@@ -382,12 +396,15 @@ def test_checkpoints_that_do_not_fit_are_refused(
         ({"control": "no place"}, ConfigError, "model.control 'no place'"),
         ({"figure_labels": ["Paris", "Atlantis"]}, ConfigError, "'Atlantis' is no label of city"),
         ({"knowledge": ["city"]}, ConfigError, "two kinds of knowledge or more"),
-        ({"require_reference": ["country->city"], "pairs": "city->country"}, ConfigError,
-         "does not fit"),
+        (
+            {"require_reference": ["country->city"], "pairs": "city->country"},
+            ConfigError,
+            "does not fit",
+        ),
         ({"require_reference": ["city->color"]}, KnowledgeError, "has no reference"),
         ({"knowledge": ["city", "contry"]}, KnowledgeError, "country"),
     ],
-)  # fmt: skip
+)
 def test_refused_settings(
     small_lm: str, options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
@@ -396,8 +413,9 @@ def test_refused_settings(
         LinearProbe(lm=LMConfig(name_or_path=small_lm), **options)
 
 
-@pytest.mark.parametrize(("n", "ridge", "warns"), [(10, 0.0, True), (10, 1.0, False),
-                                                   (60, 0.0, False)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("n", "ridge", "warns"), [(10, 0.0, True), (10, 1.0, False), (60, 0.0, False)]
+)
 def test_fewer_subjects_than_labels(
     small_lm: str, tmp_path: Path, n: int, ridge: float, warns: bool
 ) -> None:
@@ -452,8 +470,10 @@ def test_a_dry_run_writes_no_predictions(checkpoint: str, small_lm: str, tmp_pat
     probe = LinearProbe(lm=LMConfig(small_lm), knowledge=["city", "country", "color"])
     data = SubjectsDataModule(probe.lm, n_subjects=300)
     trainer = L.Trainer(
-        accelerator="cpu", fast_dev_run=True, default_root_dir=tmp_path,
+        accelerator="cpu",
+        fast_dev_run=True,
+        default_root_dir=tmp_path,
         callbacks=[PredictionWriter()],
-    )  # fmt: skip
+    )
     trainer.predict(probe, datamodule=data, ckpt_path=checkpoint)
     assert not list(tmp_path.rglob("*.*"))

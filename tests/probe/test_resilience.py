@@ -21,10 +21,18 @@ from tests.toys import mean_r, quiet_trainer, read_table
 
 NAMES = ["city", "country", "color"]
 COUNTRIES = {
-    "Paris": "France", "Tokyo": "Japan", "Berlin": "Germany", "Madrid": "Spain", "Rome": "Italy",
-    "Vienna": "Austria", "Oslo": "Norway", "Cairo": "Egypt", "Lima": "Peru", "Beijing": "China",
+    "Paris": "France",
+    "Tokyo": "Japan",
+    "Berlin": "Germany",
+    "Madrid": "Spain",
+    "Rome": "Italy",
+    "Vienna": "Austria",
+    "Oslo": "Norway",
+    "Cairo": "Egypt",
+    "Lima": "Peru",
+    "Beijing": "China",
     "Moscow": "Russia",
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -98,9 +106,13 @@ def test_random_words_of_the_old_lm_are_scored_on_the_new_one(small_lm, changed_
     """Their maps and W₀ by scikit-learn; means over other draws of words."""
     module, results, _ = score_again(tmp_path, changed_lm, before=LMConfig(small_lm))
     layout, rng = module.layout, np.random.default_rng(0)
-    sides = [(logits_of(lm, module.trainer.datamodule.halves),
-              logits_of(lm, module.trainer.datamodule.halves, layout.words))
-             for lm in (small_lm, changed_lm)]  # fmt: skip
+    sides = [
+        (
+            logits_of(lm, module.trainer.datamodule.halves),
+            logits_of(lm, module.trainer.datamodule.halves, layout.words),
+        )
+        for lm in (small_lm, changed_lm)
+    ]
     (old, old_words), (new, new_words) = sides
     assert results["without_random_words"] is None
     for pair in results["pairs"]:
@@ -129,8 +141,9 @@ def test_random_words_of_the_old_lm_are_scored_on_the_new_one(small_lm, changed_
         excess = pair["after"] - np.mean(after)
         assert pair["excess_over_random"] == pytest.approx(excess, abs=0.03)
         kept = pair["random_label_mean"] / pair["random_refitted"]
-        assert pair["random_kept"] == (pytest.approx(kept) if pair["random_refitted"] >= 0.2
-                                       else None)  # fmt: skip
+        assert pair["random_kept"] == (
+            pytest.approx(kept) if pair["random_refitted"] >= 0.2 else None
+        )
 
 
 def test_pairing_and_cosines_of_old_and_refitted_maps(small_lm, changed_lm, tmp_path):
@@ -146,13 +159,18 @@ def test_pairing_and_cosines_of_old_and_refitted_maps(small_lm, changed_lm, tmp_
         own = logits_of(lm, fit)
         at_source = logits_of(lm, fit, {"city": layout.domains["country"].token_ids})
         x = own["fit", "city"]
-        maps.append([LinearRegression().fit(x, y).coef_ for y in
-                     (own["fit", "country"], at_source["fit", "city"])])  # fmt: skip
+        maps.append(
+            [
+                LinearRegression().fit(x, y).coef_
+                for y in (own["fit", "country"], at_source["fit", "city"])
+            ]
+        )
     (old, old_w0), (new, new_w0) = maps
     for key, a, b in (
-        ("cosine", old, new), ("same_prompt_cosine", old_w0, new_w0),
+        ("cosine", old, new),
+        ("same_prompt_cosine", old_w0, new_w0),
         ("rest_cosine", old - old_w0, new - new_w0),
-    ):  # fmt: skip
+    ):
         assert pair[key] == pytest.approx(1 - distance.cosine(a.ravel(), b.ravel()), abs=1e-6)
     for prefix, weight in (("", old), ("refitted_", new), ("gaussian_states", old_w0)):
         hits = defaultdict(list)

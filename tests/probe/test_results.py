@@ -30,15 +30,38 @@ PAIR = "city", "country"
 REFERENCE = np.array([[True, False, True, False], [False, True, False, False]])
 # The keys of the contract, from the design.
 PAIR_KEYS = {
-    "source", "target", "label_mean", "label_std", "instance_mean", "n_labels",
-    "n_constant_labels", "permuted_label_mean", "control_label_mean", "precision",
-}  # fmt: skip
+    "source",
+    "target",
+    "label_mean",
+    "label_std",
+    "instance_mean",
+    "n_labels",
+    "n_constant_labels",
+    "permuted_label_mean",
+    "control_label_mean",
+    "precision",
+}
 OTHER_KEYS = {
-    "ridge", "excess", "label_error", "excess_error", "p", "q", "partial_label_mean",
-    "through_given", "completeness", "baselines", "excess_over_random_labels",
-    "excess_over_unembedding", "decomposition", "random_label_mean", "excess_over_random",
-    "random_target_label_mean", "same_prompt_label_mean", "best_baseline_1", "templates",
-}  # fmt: skip
+    "ridge",
+    "excess",
+    "label_error",
+    "excess_error",
+    "p",
+    "q",
+    "partial_label_mean",
+    "through_given",
+    "completeness",
+    "baselines",
+    "excess_over_random_labels",
+    "excess_over_unembedding",
+    "decomposition",
+    "random_label_mean",
+    "excess_over_random",
+    "random_target_label_mean",
+    "same_prompt_label_mean",
+    "best_baseline_1",
+    "templates",
+}
 
 
 def make_scores(**changes: Any) -> list[PairScore]:
@@ -52,13 +75,22 @@ def make_scores(**changes: Any) -> list[PairScore]:
             r = rng.uniform(-1, 1, len(LABELS[target]))
             r[0] = math.nan
             score = PairScore(
-                source=source, target=target, label_mean=float(np.nanmean(r)),
-                label_std=float(np.nanstd(r)), instance_mean=0.1 * i + 0.01 * j,
-                n_labels=len(r), n_constant_labels=1, permuted_label_mean=0.01,
-                control_label_mean=0.2, excess=float(np.nanmean(r)) - 0.2, ridge=0.0, label_r=r,
+                source=source,
+                target=target,
+                label_mean=float(np.nanmean(r)),
+                label_std=float(np.nanstd(r)),
+                instance_mean=0.1 * i + 0.01 * j,
+                n_labels=len(r),
+                n_constant_labels=1,
+                permuted_label_mean=0.01,
+                control_label_mean=0.2,
+                excess=float(np.nanmean(r)) - 0.2,
+                ridge=0.0,
+                label_r=r,
                 precision={"influenced": RATES, "influencing": RATES | {"1": None}}
-                if (source, target) == PAIR else None,
-            )  # fmt: skip
+                if (source, target) == PAIR
+                else None,
+            )
             scores.append(replace(score, **changes))
     return scores
 
@@ -93,9 +125,11 @@ def make_results(scores: list[PairScore] | None = None, **changes: Any) -> Resul
             ]
             for score in scores
         },
-        "compositions": [], "subjects": {"fit": ["Ada", "Bob"], "test": ["Cyd"]}, "n_fit": 2,
+        "compositions": [],
+        "subjects": {"fit": ["Ada", "Bob"], "test": ["Cyd"]},
+        "n_fit": 2,
         "n_test": np.int64(1),
-    }  # fmt: skip
+    }
     found = ProbeFindings(phase="val", scores=scores, layout=layout, **values | changes)
     results = probe_results(found, LM["name_or_path"], 0.0)
     return replace(results, lm=LM, settings={"ridge": 0.0})
@@ -138,8 +172,11 @@ def test_results_are_those_of_the_contract(results: Results) -> None:
     pairs = [(pair["source"], pair["target"]) for pair in found["pairs"]]
     assert [(path["source"], path["target"]) for path in found["ridge_path"]] == pairs
     assert found["ridge_path"][0]["path"][1] == {
-        "ridge": 1.0, "label_mean": 0.89, "influenced": RATES, "influencing": RATES,
-    }  # fmt: skip
+        "ridge": 1.0,
+        "label_mean": 0.89,
+        "influenced": RATES,
+        "influencing": RATES,
+    }
     assert found["ridge_path"][1]["path"][0]["influenced"] is None
 
 
@@ -172,9 +209,18 @@ def test_scalars(results: Results) -> None:
 
 def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
     assert {table.name for table in results.tables} == {
-        "summary", "pairs", "label_wise", "correlation_matrix", "permuted_matrix", "std_matrix",
-        "instance_matrix", "control_matrix", "ridge_path", "influences", "subjects",
-    }  # fmt: skip
+        "summary",
+        "pairs",
+        "label_wise",
+        "correlation_matrix",
+        "permuted_matrix",
+        "std_matrix",
+        "instance_matrix",
+        "control_matrix",
+        "ridge_path",
+        "influences",
+        "subjects",
+    }
     entries = results.values["pairs"]
     for row, entry in zip(cells(results, "pairs"), entries, strict=True):
         for key in ("label_mean", "control_label_mean", "excess", "ridge", "n_labels"):
@@ -192,8 +238,10 @@ def test_tables_have_the_numbers_of_the_results(results: Results) -> None:
     assert len(path) == 18
     assert [path[2][key] for key in ("pair", "ridge", "influenced_1")] == ["city->country", 10, 0.5]
     assert [tuple(row.values()) for row in cells(results, "subjects")] == [
-        ("Ada", "fit"), ("Bob", "fit"), ("Cyd", "test"),
-    ]  # fmt: skip
+        ("Ada", "fit"),
+        ("Bob", "fit"),
+        ("Cyd", "test"),
+    ]
 
 
 def test_the_summary_ranks_pairs_by_excess_and_is_the_headline(results: Results) -> None:
@@ -279,8 +327,10 @@ def test_nulls_that_were_left_out_have_no_tables() -> None:
 
 
 def test_labels_that_never_vary_have_results(tmp_path: Path) -> None:
-    still = [replace(score, label_r=score.label_r * math.nan)
-             for score in make_scores(label_mean=None, label_std=None, excess=None)]  # fmt: skip
+    still = [
+        replace(score, label_r=score.label_r * math.nan)
+        for score in make_scores(label_mean=None, label_std=None, excess=None)
+    ]
     found = make_results(still)
     found.write(tmp_path)
     assert "NaN" not in (tmp_path / "results.json").read_text()
@@ -296,9 +346,14 @@ def test_figures_are_pictures_with_file_names_that_any_system_takes(
     results.write(tmp_path)
     found = {path.name for path in (tmp_path / "figures").iterdir()}
     assert found == {
-        "correlation_matrix.png", "instance_matrix.png", "nulls.png", "ridge_path.png",
-        "std_matrix.png", "permuted_matrix.png", "weights_city-country.png",
-    }  # fmt: skip
+        "correlation_matrix.png",
+        "instance_matrix.png",
+        "nulls.png",
+        "ridge_path.png",
+        "std_matrix.png",
+        "permuted_matrix.png",
+        "weights_city-country.png",
+    }
     for name in found:
         with Image.open(tmp_path / "figures" / name) as image:
             assert min(image.size) > 200

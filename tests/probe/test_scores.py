@@ -26,8 +26,13 @@ PLACES = "Paris Tokyo Auckland Lisbon Madrid France Japan Spain New Zealand Por 
 @pytest.fixture(scope="module")
 def cutting_lm(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A random LM with WordPiece: France is whole, New of a phrase, Por a subword."""
-    words = ["[PAD]", "[UNK]", *"lives in the city of country One day , saw a".split(),
-             *PLACES.split(), *(f"name{i}" for i in range(200))]  # fmt: skip
+    words = [
+        "[PAD]",
+        "[UNK]",
+        *"lives in the city of country One day , saw a".split(),
+        *PLACES.split(),
+        *(f"name{i}" for i in range(200)),
+    ]
     backend = Tokenizer(models.WordPiece({w: i for i, w in enumerate(words)}, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer = PreTrainedTokenizerFast(
@@ -78,8 +83,10 @@ def test_outcomes_of_edits_are_reported_by_completeness(cutting_lm: str, tmp_pat
     run = Path(trainer.log_dir or "")
     results = json.loads((run / "results.json").read_text())
     assert {k: v["n"] for k, v in results["completeness"].items()} == {
-        "whole": 1, "phrase": 1, "subword": 2,
-    }  # fmt: skip
+        "whole": 1,
+        "phrase": 1,
+        "subword": 2,
+    }
     found = [row["completeness"] for row in read_table(run / "tables" / "cases.csv")]
     assert found == ["whole", "phrase", "subword", "subword"]
 

@@ -19,8 +19,11 @@ from tests.toys import mean_r, quiet_trainer, read_table
 
 # Knowledge of a group follows from one another in the tiny world (docs/pairs.md).
 GROUPS = (
-    "city country continent language", "ceo company", "sport hobby gender", "color personality",
-)  # fmt: skip
+    "city country continent language",
+    "ceo company",
+    "sport hobby gender",
+    "color personality",
+)
 FREE = ("pet",)
 
 
@@ -74,9 +77,11 @@ def test_errors_are_those_of_a_bootstrap_over_subjects(found: Any) -> None:
     results, probe, _, run = found
     pair = next(p for p in results["pairs"] if (p["source"], p["target"]) == ("country", "city"))
     x, y = (_logits(probe, run, "test", name) for name in ("country", "city"))
-    predicted = LinearRegression().fit(
-        *(_logits(probe, run, "fit", name) for name in ("country", "city"))
-    ).predict(x)  # fmt: skip
+    predicted = (
+        LinearRegression()
+        .fit(*(_logits(probe, run, "fit", name) for name in ("country", "city")))
+        .predict(x)
+    )
     fit, test = (_logits(probe, run, h, "country", "One day, {} saw a") for h in ("fit", "test"))
     controlled = LinearRegression().fit(fit, _logits(probe, run, "fit", "city")).predict(test)
     rng = np.random.default_rng(0)
@@ -125,9 +130,10 @@ def test_partialled_out_knowledge_has_no_partial_r(found: Any) -> None:
 def test_composed_maps_are_products(found: Any) -> None:
     results, probe, _, run = found
     one = next(
-        c for c in results["transitivity"]
+        c
+        for c in results["transitivity"]
         if (c["source"], c["via"], c["target"]) == ("city", "country", "continent")
-    )  # fmt: skip
+    )
     linear_map = probe.linear_map()
     composed = linear_map.weight("country->continent") @ linear_map.weight("city->country")
     predicted = _logits(probe, run, "test", "city") @ composed.numpy().T
@@ -155,8 +161,9 @@ def test_without_a_control_r_itself_is_judged_and_what_is_partialled_out_needs_n
     options: dict[str, Any] = {"knowledge": ["country", "city"], "partial_out": ["pet"]}
     results, *_ = _run(tmp_path, control=None, **options)
     assert {(p["source"], p["target"]) for p in results["pairs"]} == {
-        ("country", "city"), ("city", "country"),
-    }  # fmt: skip
+        ("country", "city"),
+        ("city", "country"),
+    }
     assert all(pair["partial_label_mean"] > 0.5 for pair in results["pairs"])
     for pair in results["pairs"]:
         assert pair["excess"] is None

@@ -34,10 +34,18 @@ knowledge:
   team: {{family: attribute, language: en, answers: color, template: "{TEAM}"}}
 """
 COUNTRY_OF = {
-    "Paris": "France", "Tokyo": "Japan", "Berlin": "Germany", "Madrid": "Spain", "Rome": "Italy",
-    "Vienna": "Austria", "Oslo": "Norway", "Cairo": "Egypt", "Lima": "Peru", "Beijing": "China",
+    "Paris": "France",
+    "Tokyo": "Japan",
+    "Berlin": "Germany",
+    "Madrid": "Spain",
+    "Rome": "Italy",
+    "Vienna": "Austria",
+    "Oslo": "Norway",
+    "Cairo": "Egypt",
+    "Lima": "Peru",
+    "Beijing": "China",
     "Moscow": "Russia",
-}  # fmt: skip
+}
 # Where one side has fewer wordings, its first follows its last.
 WORDINGS = {
     "town->land": [(TOWN[0], LAND[0]), (TOWN[1], LAND[1]), (TOWN[2], LAND[0])],
@@ -47,8 +55,12 @@ WORDINGS = {
     "team->town": [(TEAM, prompt) for prompt in TOWN],
     "team->land": [(TEAM, prompt) for prompt in LAND],
 }
-OPTIONS: dict[str, Any] = {"knowledge": ["town", "land", "team"], "ridge": 2.0, "random_labels": 5,
-                           "ridge_grid": [0.5, 2.0]}  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "knowledge": ["town", "land", "team"],
+    "ridge": 2.0,
+    "random_labels": 5,
+    "ridge_grid": [0.5, 2.0],
+}
 
 
 @pytest.fixture(scope="module")

@@ -34,9 +34,12 @@ from tests.toys import toy_model
 PROMPTS = [f"name{i} lives in the city of" for i in range(5)] + ["name3", "a name4 lives"]
 TOKENS = list(range(5, 40))
 SMALL: dict[str, Any] = {
-    "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 4,
     "max_position_embeddings": 64,
-}  # fmt: skip
+}
 # Each style of plan: by inputs and outputs, biases, norms of heads, gathered outputs.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"attention_bias": True, "mlp_bias": True},
@@ -45,8 +48,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 CASES = [("llama", False), ("llama", True), ("qwen3", False), ("olmo2", True)]
 QUIET = ["--trainer.enable_progress_bar=false", "--trainer.enable_model_summary=false"]
-SPLIT = ["--config", "trainer/tensor_parallel.yaml", "--trainer.accelerator=cpu",
-         "--trainer.devices=2"]  # fmt: skip
+SPLIT = [
+    "--config",
+    "trainer/tensor_parallel.yaml",
+    "--trainer.accelerator=cpu",
+    "--trainer.devices=2",
+]
 
 
 def whole(tensor: Tensor) -> Tensor:
@@ -138,21 +145,39 @@ def test_split_matrices_are_sharded_too(lms: Path) -> None:
 def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None:
     """Also tested, and resumed in the middle of an epoch, at another world size."""
     probe = [
-        "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=181",
-        "--data.batch_size=20", "--model.ridge=auto", "--trainer.enable_checkpointing=true", *QUIET,
-    ]  # fmt: skip
+        "--config",
+        "linear_probe.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledge=[city,country]",
+        "--model.require_reference=[]",
+        "--data.n_subjects=181",
+        "--data.batch_size=20",
+        "--model.ridge=auto",
+        "--trainer.enable_checkpointing=true",
+        *QUIET,
+    ]
     edits = [
-        "fit", "--config", "source_finetune.yaml", "--model.protocol=joint", "--data.n_edits=7",
-        "--model.edits_per_step=4", "--trainer.max_epochs=2",
-        "--trainer.gradient_clip_val=0.5", "--trainer.enable_checkpointing=true", *QUIET,
-        "--trainer.callbacks+=ModelCheckpoint", "--trainer.callbacks.filename={step}",
-        "--trainer.callbacks.every_n_train_steps=1", "--trainer.callbacks.save_top_k=-1",
-    ]  # fmt: skip
+        "fit",
+        "--config",
+        "source_finetune.yaml",
+        "--model.protocol=joint",
+        "--data.n_edits=7",
+        "--model.edits_per_step=4",
+        "--trainer.max_epochs=2",
+        "--trainer.gradient_clip_val=0.5",
+        "--trainer.enable_checkpointing=true",
+        *QUIET,
+        "--trainer.callbacks+=ModelCheckpoint",
+        "--trainer.callbacks.filename={step}",
+        "--trainer.callbacks.every_n_train_steps=1",
+        "--trainer.callbacks.save_top_k=-1",
+    ]
     full = [
-        *edits, f"--model.lm.name_or_path={small_lm}",
-        "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
-    ]  # fmt: skip
+        *edits,
+        f"--model.lm.name_or_path={small_lm}",
+        "--trainer.callbacks+=Resilience",
+        "--trainer.callbacks.every_n_steps=2",
+    ]
     lora = [*edits, f"--model.lm.name_or_path={lms / 'llama'}", "--model.method=lora"]
 
     def at(name: str) -> str:
@@ -173,9 +198,13 @@ def test_probe_and_joint_edits(small_lm: str, lms: Path, tmp_path: Path) -> None
         (fitted,) = (tmp_path / f"probe {other}").rglob("*.ckpt")
         return [
             ["test", *probe, *more, at(f"probe of {other}"), f"--ckpt_path={fitted}"],
-            [*command, *more, at(f"{name} of {other}"),
-             f"--ckpt_path={checkpoint(f'{name} {other}', 3)}"],
-        ]  # fmt: skip
+            [
+                *command,
+                *more,
+                at(f"{name} of {other}"),
+                f"--ckpt_path={checkpoint(f'{name} {other}', 3)}",
+            ],
+        ]
 
     for command in run("one"):
         main(command)
@@ -253,9 +282,13 @@ def test_lms_that_cannot_be_split(
 def test_studies_that_need_the_whole_lm(make: Any, message: str, tmp_path: Path) -> None:
     module = make()
     module.trainer = L.Trainer(
-        accelerator="cpu", devices=1, strategy=ModelParallelStrategy(1, 1), logger=False,
-        enable_checkpointing=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=1,
+        strategy=ModelParallelStrategy(1, 1),
+        logger=False,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path,
+    )
     with pytest.raises(ConfigError, match=message) as refusal:
         module.setup("fit")
     assert "trainer/ddp.yaml" in str(refusal.value)

@@ -33,14 +33,30 @@ def run_broken(
     """Run a study of this code with the program, which starts the other process itself."""
     (folder / "study.py").write_text(code)
     return subprocess.run(  # which waits for four minutes at most
-        [sys.executable, "-m", "lincorr_lightning", "fit", "--config", "linear_probe.yaml",
-         "--config", "trainer/ddp_cpu.yaml", "--model", f"study.{study}",
-         f"--model.lm.name_or_path={lm}", "--model.knowledge=[city,country]",
-         "--model.require_reference=[]", "--data.n_subjects=200", "--data.batch_size=20",
-         f"--trainer.default_root_dir={folder}", *QUIET],
-        capture_output=True, text=True, timeout=240,
+        [
+            sys.executable,
+            "-m",
+            "lincorr_lightning",
+            "fit",
+            "--config",
+            "linear_probe.yaml",
+            "--config",
+            "trainer/ddp_cpu.yaml",
+            "--model",
+            f"study.{study}",
+            f"--model.lm.name_or_path={lm}",
+            "--model.knowledge=[city,country]",
+            "--model.require_reference=[]",
+            "--data.n_subjects=200",
+            "--data.batch_size=20",
+            f"--trainer.default_root_dir={folder}",
+            *QUIET,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder), **environment},
-    )  # fmt: skip
+    )
 
 
 def check_log(folder: Path) -> None:
@@ -125,10 +141,16 @@ def tables(folders: tuple[Path, Path], tolerance: float) -> None:
 def test_probe(small_lm, one_and_two):
     """Five batches a half: at the third step the second process has none."""
     folders = one_and_two(
-        "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=181",
-        "--data.batch_size=20", "--model.ridge=auto",
-    )  # fmt: skip
+        "fit",
+        "--config",
+        "linear_probe.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledge=[city,country]",
+        "--model.require_reference=[]",
+        "--data.n_subjects=181",
+        "--data.batch_size=20",
+        "--model.ridge=auto",
+    )
     one, two = map(numbers, folders)
     assert one["n_fit"] + one["n_test"] == 181
     assert_close(one, two, 1e-6)
@@ -141,10 +163,15 @@ def test_edits_made_elsewhere(small_lm, make_lm, one_and_two, tmp_path):
     edits = tmp_path / "edits.csv"
     edits.write_text("subject,answer\nname1,Paris\nname2,Tokyo\nname3,Rome\nname4,Atlantis\n")
     folders = one_and_two(
-        "test", "--config", "edited_lm.yaml", f"--model.before.name_or_path={small_lm}",
-        f"--model.lm.name_or_path={edited}", f"--data.edits_file={edits}",
-        "--model.n_neighbours=5", "--model.n_subjects=100",
-    )  # fmt: skip
+        "test",
+        "--config",
+        "edited_lm.yaml",
+        f"--model.before.name_or_path={small_lm}",
+        f"--model.lm.name_or_path={edited}",
+        f"--data.edits_file={edits}",
+        "--model.n_neighbours=5",
+        "--model.n_subjects=100",
+    )
     one, two = map(numbers, folders)
     assert one["n_edits"] == 3 and sum(one["skipped"].values()) == 1
     assert_close(one, two, 1e-6)
@@ -153,9 +180,13 @@ def test_edits_made_elsewhere(small_lm, make_lm, one_and_two, tmp_path):
 
 def test_forecasts_of_fewer_batches_than_processes(small_lm, one_and_two):
     folders = one_and_two(
-        "predict", "--config", "forecast.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--data.n_edits=3", "--data.batch_size=8",
-    )  # fmt: skip
+        "predict",
+        "--config",
+        "forecast.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--data.n_edits=3",
+        "--data.batch_size=8",
+    )
     one, two = map(numbers, folders)
     assert one["n_edits"] == 3
     assert_close(one, two, 1e-6)
@@ -169,11 +200,17 @@ def test_probe_in_several_wordings(small_lm, one_and_two, tmp_path):
         '    templates: ["{} lives in the city of", "{} was born in the city of"]}\n'
     )
     folders = one_and_two(
-        "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        f"--model.knowledge_files=[{path}]", "--model.knowledge=[town,country]",
-        "--model.require_reference=[town->country]", "--data.n_subjects=181",
-        "--data.batch_size=20", "--model.ridge=1.0",
-    )  # fmt: skip
+        "fit",
+        "--config",
+        "linear_probe.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        f"--model.knowledge_files=[{path}]",
+        "--model.knowledge=[town,country]",
+        "--model.require_reference=[town->country]",
+        "--data.n_subjects=181",
+        "--data.batch_size=20",
+        "--model.ridge=1.0",
+    )
     one, two = map(numbers, folders)
     assert [pair["templates"]["n"] for pair in one["pairs"]] == [2, 2]
     assert_close(one, two, 1e-6)
@@ -183,12 +220,21 @@ def test_probe_in_several_wordings(small_lm, one_and_two, tmp_path):
 def test_gradient_descent_of_a_probe(small_lm, one_and_two):
     """80 subjects make four batches of 20, and two steps of 40, for one process as for two."""
     folders = one_and_two(
-        "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.knowledge=[city,country]", "--model.require_reference=[]", "--data.n_subjects=160",
-        "--model.solver=sgd", "--model.ridge=5.0", "--trainer.max_epochs=8",
-        "--trainer.check_val_every_n_epoch=8", "--trainer.log_every_n_steps=5",
-        one=("--data.batch_size=40",), two=("--data.batch_size=20",),
-    )  # fmt: skip
+        "fit",
+        "--config",
+        "linear_probe.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--model.knowledge=[city,country]",
+        "--model.require_reference=[]",
+        "--data.n_subjects=160",
+        "--model.solver=sgd",
+        "--model.ridge=5.0",
+        "--trainer.max_epochs=8",
+        "--trainer.check_val_every_n_epoch=8",
+        "--trainer.log_every_n_steps=5",
+        one=("--data.batch_size=40",),
+        two=("--data.batch_size=20",),
+    )
     one, two = map(numbers, folders)
     for found in (one, two):
         for pair in found["pairs"]:
@@ -217,15 +263,26 @@ def test_pretraining(one_and_two):
     They do not divide: the last step has fewer, and one process then has none at all.
     """
     folders = one_and_two(
-        "fit", "--config", "pretraining.yaml", "--data.world.n_people=31",
-        "--data.world.nicknames=false", "--data.world.letters=false",
-        "--data.world.numbered=false", "--data.world.towns_per_country=0",
-        "--data.knowledge=[city,country]", "--data.repeats={}", "--data.mixup_fraction=0.7",
+        "fit",
+        "--config",
+        "pretraining.yaml",
+        "--data.world.n_people=31",
+        "--data.world.nicknames=false",
+        "--data.world.letters=false",
+        "--data.world.numbered=false",
+        "--data.world.towns_per_country=0",
+        "--data.knowledge=[city,country]",
+        "--data.repeats={}",
+        "--data.mixup_fraction=0.7",
         "--model.size.hidden_size=32",
-        "--model.size.intermediate_size=48", "--model.size.n_heads=2", "--trainer.max_epochs=3",
-        "--model.mixing_epochs=1", "--trainer.log_every_n_steps=1",
-        one=("--data.batch_size=30",), two=("--data.batch_size=15",),
-    )  # fmt: skip
+        "--model.size.intermediate_size=48",
+        "--model.size.n_heads=2",
+        "--trainer.max_epochs=3",
+        "--model.mixing_epochs=1",
+        "--trainer.log_every_n_steps=1",
+        one=("--data.batch_size=30",),
+        two=("--data.batch_size=15",),
+    )
     one, two = map(numbers, folders)
     fingerprints = [found["lm"].pop("fingerprint") for found in (one, two)]
     assert fingerprints[0]["tokenizer"] == fingerprints[1]["tokenizer"]  # weights are rounded
@@ -241,13 +298,22 @@ def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
     texts = tmp_path / "watch.jsonl"
     texts.write_text(json.dumps({"text": " ".join(f"name{i}" for i in range(14))}))
     folders = one_and_two(
-        "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.protocol=joint", "--data.n_edits=7", "--trainer.max_epochs=2",
-        "--trainer.callbacks+=Resilience", "--trainer.callbacks.every_n_steps=2",
-        "--trainer.callbacks+=TokenGeometryMonitor", f"--trainer.callbacks.texts={texts}",
-        "--trainer.callbacks.n_tokens=12", "--trainer.callbacks.ks=[3]",
-        one=("--model.edits_per_step=4",), two=("--model.edits_per_step=2",),
-    )  # fmt: skip
+        "fit",
+        "--config",
+        "source_finetune.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--model.protocol=joint",
+        "--data.n_edits=7",
+        "--trainer.max_epochs=2",
+        "--trainer.callbacks+=Resilience",
+        "--trainer.callbacks.every_n_steps=2",
+        "--trainer.callbacks+=TokenGeometryMonitor",
+        f"--trainer.callbacks.texts={texts}",
+        "--trainer.callbacks.n_tokens=12",
+        "--trainer.callbacks.ks=[3]",
+        one=("--model.edits_per_step=4",),
+        two=("--model.edits_per_step=2",),
+    )
     one, two = map(numbers, folders)
     assert one["n_steps"] == 4
     assert_close(one, two, 1e-3)
@@ -258,10 +324,15 @@ def test_joint_edits_under_every_callback(small_lm, one_and_two, tmp_path):
 def test_independent_edits(small_lm, one_and_two, method):
     """Five edits, or three groups of them: one process has no edit in the last round."""
     folders = one_and_two(
-        "fit", "--config", "source_finetune.yaml", f"--model.lm.name_or_path={small_lm}",
-        "--model.steps_per_edit=3", "--data.n_edits=5", f"--model.method={method}",
+        "fit",
+        "--config",
+        "source_finetune.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--model.steps_per_edit=3",
+        "--data.n_edits=5",
+        f"--model.method={method}",
         "--model.edits_per_step=2",
-    )  # fmt: skip
+    )
     one, two = map(numbers, folders)
     assert one["n_steps"] == (15 if method == "full" else 9)
     # The LM reads other prompts in one batch, which changes the rounding.
@@ -274,18 +345,33 @@ def test_a_reproduction_of_several_runs(small_lm, tmp_path):
     found = []
     for name, overlays in (("one", []), ("two", ["trainer/ddp_cpu.yaml"])):
         config = write_config(tmp_path, overlays=overlays)
-        command = ["reproduce", "--config", str(config), "--lm", small_lm, "--only=table6,figure10",
-                   "--output", str(tmp_path / name)]  # fmt: skip
+        command = [
+            "reproduce",
+            "--config",
+            str(config),
+            "--lm",
+            small_lm,
+            "--only=table6,figure10",
+            "--output",
+            str(tmp_path / name),
+        ]
         done = subprocess.run(
-            [sys.executable, "-m", "lincorr_lightning", *command], capture_output=True, text=True,
-            timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
+            [sys.executable, "-m", "lincorr_lightning", *command],
+            capture_output=True,
+            text=True,
+            timeout=240,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         assert done.stdout.count("Page: ") == 1
-        found.append({
-            run: numbers(folder) for folder in (tmp_path / name / "runs").glob("*/*")
-            if folder.is_dir() for run in [folder.name]
-        })  # fmt: skip
+        found.append(
+            {
+                run: numbers(folder)
+                for folder in (tmp_path / name / "runs").glob("*/*")
+                if folder.is_dir()
+                for run in [folder.name]
+            }
+        )
     one, two = found
     assert one.keys() == two.keys() == {"probe_attribute", "edits_city-country"}
     for ours, theirs in zip(*(run["probe_attribute"]["pairs"] for run in found), strict=True):
@@ -344,11 +430,19 @@ def test_processes_end_when_the_first_is_killed(small_lm, tmp_path):
 
 def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, tmp_path):
     done = run_in_two(
-        "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
-        f"--model.lm.name_or_path={small_lm}", "--model.protocol=joint", "--data.n_edits=2",
-        "--model.edits_per_step=1", "--model.learning_rate=1e37",
-        f"--trainer.default_root_dir={tmp_path}", *QUIET,
-    )  # fmt: skip
+        "fit",
+        "--config",
+        "source_finetune.yaml",
+        "--config",
+        "trainer/ddp_cpu.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--model.protocol=joint",
+        "--data.n_edits=2",
+        "--model.edits_per_step=1",
+        "--model.learning_rate=1e37",
+        f"--trainer.default_root_dir={tmp_path}",
+        *QUIET,
+    )
     assert done.returncode not in (0, None)
     lines = [line for line in done.stderr.splitlines() if "after the update a weight" in line]
     data = EditsDataModule(LanguageModel.from_pretrained(small_lm), n_edits=2)
@@ -359,9 +453,15 @@ def test_nonfinite_weights_are_reported_with_the_edits_of_both_ranks(small_lm, t
 
 def test_more_processes_than_edits(small_lm, tmp_path):
     done = run_in_two(
-        "fit", "--config", "source_finetune.yaml", "--config", "trainer/ddp_cpu.yaml",
-        f"--model.lm.name_or_path={small_lm}", "--data.n_edits=1",
-        f"--trainer.default_root_dir={tmp_path}", *QUIET,
-    )  # fmt: skip
+        "fit",
+        "--config",
+        "source_finetune.yaml",
+        "--config",
+        "trainer/ddp_cpu.yaml",
+        f"--model.lm.name_or_path={small_lm}",
+        "--data.n_edits=1",
+        f"--trainer.default_root_dir={tmp_path}",
+        *QUIET,
+    )
     assert done.returncode not in (0, None)
     assert "2 processes cannot share 1 edits" in done.stderr

@@ -47,19 +47,28 @@ SMALL = {
     "reproduce": ["--only=figure7"],
     "vocabulary_ablation": ABLATION,
     "vocabulary_ablation_paper": ABLATION,
-    "pretraining": ["--trainer.max_steps=3", "--trainer.limit_val_batches=1",
-                    "--data.world.n_people=200"],
+    "pretraining": [
+        "--trainer.max_steps=3",
+        "--trainer.limit_val_batches=1",
+        "--data.world.n_people=200",
+    ],
     "sparse_autoencoders": [
-        "--data.n_tokens=8200", "--data.batch_tokens=512", "--data.n_held_out=60",
-        "--data.knowledge=[city, country]", "--model.sae.n_features=128",
+        "--data.n_tokens=8200",
+        "--data.batch_tokens=512",
+        "--data.n_held_out=60",
+        "--data.knowledge=[city, country]",
+        "--model.sae.n_features=128",
     ],
     "feature_flow": [
         "--model.saes=runs/sparse_autoencoders/version_0/sparse_autoencoders",
-        "--model.n_subjects=200", "--model.deactivation.n_cases=30", "--data.n_texts=200",
-        "--model.steering.strengths=[0, 1]", "--model.steering.n_prompts=8",
+        "--model.n_subjects=200",
+        "--model.deactivation.n_cases=30",
+        "--data.n_texts=200",
+        "--model.steering.strengths=[0, 1]",
+        "--model.steering.n_prompts=8",
         "--model.steering.n_texts=8",
     ],
-}  # fmt: skip
+}
 # Kinds of knowledge on one line determine one another in the tiny world.
 RELATED = (
     "city birthplace country continent language landmark food drink flower vacation music mother "
@@ -218,12 +227,13 @@ def test_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
     mine = script["Mine"](*with_own_files(["path/to/checkpoint"]))
     rows = [dict(mine.tokenizer(text)) for text in script["texts"]]
     theirs = {
-        "model": mine.net, "tokenizer": mine.tokenizer,
+        "model": mine.net,
+        "tokenizer": mine.tokenizer,
         "data": [row | {"labels": row["input_ids"]} for row in rows],
         "args": TrainingArguments(
             "out", per_device_train_batch_size=1, report_to=[], save_strategy="no", use_cpu=True
         ),
-    }  # fmt: skip
+    }
     exec(compile(hugging_face, "own_module.md", "exec"), script | theirs)
     assert list(Path("out").rglob("cases.csv"))
     names: dict[str, Any] = {}

@@ -34,9 +34,16 @@ pytestmark = [
 
 def run(folder: Path, verb: str, config: str, *options: str) -> dict[str, Any]:
     cli = lincorr(
-        [verb, "--config", f"configs/{config}.yaml", f"--model.lm.name_or_path={NAME}",
-         f"--trainer.default_root_dir={folder}", "--trainer.enable_progress_bar=false", *options]
-    )  # fmt: skip
+        [
+            verb,
+            "--config",
+            f"configs/{config}.yaml",
+            f"--model.lm.name_or_path={NAME}",
+            f"--trainer.default_root_dir={folder}",
+            "--trainer.enable_progress_bar=false",
+            *options,
+        ]
+    )
     path = Path(cli.trainer.log_dir) / "results.json"
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
@@ -88,11 +95,15 @@ def test_auto_ridge_makes_w_readable_at_little_cost(tmp_path: Path) -> None:
     """At least three times the plain map's Hit@1, for at most .02 of its r."""
     found = {
         ridge: run(
-            tmp_path, "fit", "linear_probe", f"--model.ridge={ridge}",
-            "--model.knowledge=[city, country]", "--data.seed=3",
+            tmp_path,
+            "fit",
+            "linear_probe",
+            f"--model.ridge={ridge}",
+            "--model.knowledge=[city, country]",
+            "--data.seed=3",
         )["pairs"][0]
         for ridge in ("0", "auto")
-    }  # fmt: skip
+    }
     plain, auto = found["0"], found["auto"]
     hit = {name: pair["precision"]["influenced"]["1"] for name, pair in found.items()}
     assert hit["auto"] >= 3 * hit["0"]
@@ -125,9 +136,12 @@ def test_full_fine_tuning_in_half_precision_is_refused(tmp_path: Path) -> None:
 def test_edits_generalize_as_in_the_paper(seed: int, tmp_path: Path) -> None:
     """The paper's city->country with a 3B LM: 53.7 % (table 5)."""
     results = run(
-        tmp_path, "fit", "source_finetune_lora", f"--data.seed={seed}",
+        tmp_path,
+        "fit",
+        "source_finetune_lora",
+        f"--data.seed={seed}",
         f"--seed_everything={seed}",
-    )  # fmt: skip
+    )
     assert results["source_learned"] >= 0.95
     assert results["generalized"] == pytest.approx(0.537, abs=0.1)
     assert results["random"] < 0.05
@@ -154,11 +168,18 @@ def test_a_swap_of_two_countries_rows_only_renames_them(
     found = []
     for name in (NAME, str(tmp_path / "lm")):
         trainer = lincorr(
-            ["fit", "--config", "configs/causal.yaml", f"--model.lm.name_or_path={name}",
-             f"--trainer.default_root_dir={tmp_path}", f"--data.edits_file={tmp_path}/edits.json",
-             "--trainer.enable_progress_bar=false", "--trainer.callbacks=Intervention",
-             "--trainer.callbacks.n_subjects=300"]
-        ).trainer  # fmt: skip
+            [
+                "fit",
+                "--config",
+                "configs/causal.yaml",
+                f"--model.lm.name_or_path={name}",
+                f"--trainer.default_root_dir={tmp_path}",
+                f"--data.edits_file={tmp_path}/edits.json",
+                "--trainer.enable_progress_bar=false",
+                "--trainer.callbacks=Intervention",
+                "--trainer.callbacks.n_subjects=300",
+            ]
+        ).trainer
         (watch,) = [one for one in trainer.callbacks if isinstance(one, Intervention)]
         found.append((watch.edits, watch.maps["auto"][0]))
     (plain, w), (other, of_swapped) = found

@@ -52,12 +52,15 @@ SIZE = {
     "ablation": {
         "config": "vocabulary_ablation.yaml",
         "options": {
-            "model.compose.epochs": 1, "model.learn.epochs": 1, "data.n_paired": 24,
-            "data.n_new": 4, "data.max_source_labels": 3,
+            "model.compose.epochs": 1,
+            "model.learn.epochs": 1,
+            "data.n_paired": 24,
+            "data.n_new": 4,
+            "data.max_source_labels": 3,
         },
     },
     "after": {"config": "resilience.yaml", "options": {"data.n_subjects": 80}},
-}  # fmt: skip
+}
 
 
 def write_config(folder: Path, **changed: object) -> Path:
@@ -75,8 +78,17 @@ def reproduce(tmp_path_factory: pytest.TempPathFactory, small_lm: str) -> Callab
 
     def run(*args: str, lms: Sequence[str] = (small_lm,), output: str = "found", **changed) -> Path:
         own = [f"--lm={lm}" for lm in lms]
-        main(["reproduce", "--config", str(write_config(folder, **changed)), *own,
-              "--output", str(folder / output), *args])  # fmt: skip
+        main(
+            [
+                "reproduce",
+                "--config",
+                str(write_config(folder, **changed)),
+                *own,
+                "--output",
+                str(folder / output),
+                *args,
+            ]
+        )
         return folder / output
 
     return run
@@ -218,7 +230,7 @@ def test_tables_have_their_nulls(found):
         sum(1 - math.comb(n - k, drawn) / math.comb(n, drawn) for k in right if k)
         / sum(k > 0 for k in right)
         for drawn in (1, 3, 5)
-    ]  # fmt: skip
+    ]
     assert row["random influencing @1 @3 @5"].split() == [f"{x:.2f}" for x in expected]
     gradients = numbers(found, "edits_city-country")["gradients"]["city->country"]
     r, error = (gradients[f"gradient_correlation{x}"] for x in ("", "_error"))
@@ -257,10 +269,22 @@ def test_files_that_settings_name_are_part_of_a_run(tmp_path, monkeypatch):
     """Those of configs and options, at any place; not what the run writes, nor its LM."""
     monkeypatch.chdir(tmp_path)
     home, changed_since = tmp_path / "found/runs/lm", []
-    read = ["own.yaml", "a b, c.txt", "edits.jsonl", "texts/deep/one.txt", "more/edits.jsonl",
-            "given.yaml", "map/config.json"]  # fmt: skip
-    written = ["lm/config.json", "checkpoints/a.ckpt", "found/runs/lm/probe/version_0/map.json",
-               "runs/old.txt", "here.txt"]  # fmt: skip
+    read = [
+        "own.yaml",
+        "a b, c.txt",
+        "edits.jsonl",
+        "texts/deep/one.txt",
+        "more/edits.jsonl",
+        "given.yaml",
+        "map/config.json",
+    ]
+    written = [
+        "lm/config.json",
+        "checkpoints/a.ckpt",
+        "found/runs/lm/probe/version_0/map.json",
+        "runs/old.txt",
+        "here.txt",
+    ]
     for name in (*read, *written):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("before")
@@ -275,9 +299,14 @@ def test_files_that_settings_name_are_part_of_a_run(tmp_path, monkeypatch):
         "data": {"init_args": {"subjects_file": "a b, c.txt", "sample_by": "line"}},
     }
     (tmp_path / "own.yaml").write_text(yaml.safe_dump(config))
-    options = ["--data.texts=[texts]", "--data.edits_file=more/edits.jsonl", "--model.a=: \0 {",
-               f"--trainer.default_root_dir={home}", f"--model.linear_map={home}/probe/version_0",
-               "--data.knowledge_files=[gone.yaml, given.yaml]"]  # fmt: skip
+    options = [
+        "--data.texts=[texts]",
+        "--data.edits_file=more/edits.jsonl",
+        "--model.a=: \0 {",
+        f"--trainer.default_root_dir={home}",
+        f"--model.linear_map={home}/probe/version_0",
+        "--data.knowledge_files=[gone.yaml, given.yaml]",
+    ]
     run = PlannedRun("edits", home / "edits", "edits", ("fit", "--config", "own.yaml", *options))
     plan = LMRuns("lm", "lm")
     for name in (*read, *written):
@@ -293,12 +322,18 @@ def test_a_run_whose_file_was_changed_is_not_finished(reproduce, tmp_path):
     subjects = tmp_path / "subjects.txt"
     subjects.write_text("\n".join(NAMES[:90]))
     config = tmp_path / "mine.yaml"
-    config.write_text(yaml.safe_dump({
-        "trainer": {"max_epochs": 1},
-        "model": {"class_path": "LinearProbe", "init_args": {"ridge": 1.0}},
-        "data": {"class_path": "SubjectsDataModule",
-                 "init_args": {"subjects_file": str(subjects)}},
-    }))  # fmt: skip
+    config.write_text(
+        yaml.safe_dump(
+            {
+                "trainer": {"max_epochs": 1},
+                "model": {"class_path": "LinearProbe", "init_args": {"ridge": 1.0}},
+                "data": {
+                    "class_path": "SubjectsDataModule",
+                    "init_args": {"subjects_file": str(subjects)},
+                },
+            }
+        )
+    )
     probe = {"config": str(config), "options": {}}
     own = {"output": "named", "sizes": {"toy": SIZE | {"probe": probe}}}
     option = "--option=probe.data.n_subjects=80"
@@ -338,20 +373,35 @@ def test_an_error_of_one_run_stands_on_the_page(reproduce):
     assert row["of"] == "Table 6" and "data.n_edits asks for 100000" in row["why"]
 
 
-@pytest.mark.parametrize(("args", "changed", "message"), [
-    (["--only=tabel5"], {}, r"no table or figure 'tabel5'.* table5"),
-    (["--only="], {}, r"--only names no table"),
-    (["--option=model.lm.dtyp=bfloat16"], {}, r"unexpected keyword argument 'dtyp' of model\.lm"),
-    (["--option=probe.data.n_subjcts=9"], {}, r"runs, probe: .*data\.n_subjcts.*STUDY\.KEY=VALUE"),
-    (["--option=model.ridge"], {}, r"write KEY=VALUE"),
-    (["--option=model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
-    (["--option=probe.model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
-    (["--size=huge"], {}, r"size is 'huge'; .* has toy"),
-    (["--top=0"], {}, r"settings.yaml: top: .* 0 does"),
-    (["--after=a", "--after=b"], {}, r"2 tuned LMs for 1 LMs"),
-    ([], {"tables": []}, r"settings.yaml: there is no option tables"),
-    ([], {"sizes": {"toy": {k: v for k, v in SIZE.items() if k != "after"}}}, r"sizes: .*'after'"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "changed", "message"),
+    [
+        (["--only=tabel5"], {}, r"no table or figure 'tabel5'.* table5"),
+        (["--only="], {}, r"--only names no table"),
+        (
+            ["--option=model.lm.dtyp=bfloat16"],
+            {},
+            r"unexpected keyword argument 'dtyp' of model\.lm",
+        ),
+        (
+            ["--option=probe.data.n_subjcts=9"],
+            {},
+            r"runs, probe: .*data\.n_subjcts.*STUDY\.KEY=VALUE",
+        ),
+        (["--option=model.ridge"], {}, r"write KEY=VALUE"),
+        (["--option=model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
+        (["--option=probe.model.dry_run=true"], {}, r"no model\.dry_run; --plan shows"),
+        (["--size=huge"], {}, r"size is 'huge'; .* has toy"),
+        (["--top=0"], {}, r"settings.yaml: top: .* 0 does"),
+        (["--after=a", "--after=b"], {}, r"2 tuned LMs for 1 LMs"),
+        ([], {"tables": []}, r"settings.yaml: there is no option tables"),
+        (
+            [],
+            {"sizes": {"toy": {k: v for k, v in SIZE.items() if k != "after"}}},
+            r"sizes: .*'after'",
+        ),
+    ],
+)
 def test_bad_input(reproduce, args, changed, message):
     with pytest.raises(ConfigError, match=message):
         reproduce(*args, output="bad", **changed)

@@ -22,8 +22,12 @@ def draw(colour: str = "white") -> Callable[[], MatplotlibFigure]:
 def lm_info(name: str, n_parameters: int | None = 1_000_000, **fingerprint: str) -> dict[str, Any]:
     known = {"tokenizer": "t", "config": "c", "dtype": "float32", "weights": f"w of {name}"}
     known |= fingerprint
-    return {"name_or_path": name, "dtype": known["dtype"], "fingerprint": known,
-            "n_parameters": n_parameters}  # fmt: skip
+    return {
+        "name_or_path": name,
+        "dtype": known["dtype"],
+        "fingerprint": known,
+        "n_parameters": n_parameters,
+    }
 
 
 def probe_results(
@@ -48,15 +52,20 @@ def probe_results(
         [
             Table.of("pairs", rows, columns, "Pairs and their r.", "", True, headings, formats),
             Table.of(
-                "influences", weights, ["label", "token", "weight", "in_reference"],
-                "Highest weights.", "Of labels with a reference.", False, headings,
+                "influences",
+                weights,
+                ["label", "token", "weight", "in_reference"],
+                "Highest weights.",
+                "Of labels with a reference.",
+                False,
+                headings,
                 {"weight": ".2f"},
             ),
         ],
         [Figure("matrix", "Label-wise r of all pairs.", draw("grey"))],
         lm,
         {"ridge": 0.0, "lm": {"name_or_path": lm["name_or_path"]}, "data": {"seed": 3}, **settings},
-    )  # fmt: skip
+    )
 
 
 def save(results: Results, folder: Path, verb: str = "fit") -> Path:
@@ -93,8 +102,13 @@ def finetune(tmp_path: Path) -> Make:
     def make(lm: str = "tiny-world", generalized: float = 0.86) -> Path:
         columns = ["subject", "source_answer", "weight_reference", "weight_answer", "weight_max"]
         rows = [("Emma", "Shanghai", 0.48, 0.47, 0.51), ("Ada", "Oslo", 0.69, None, None)]
-        values = {"relation": "city->country", "generalized": generalized, "random": 0.04,
-                  "gradient_correlation": 0.845, "logit_correlation": None}  # fmt: skip
+        values = {
+            "relation": "city->country",
+            "generalized": generalized,
+            "random": 0.04,
+            "gradient_correlation": 0.845,
+            "logit_correlation": None,
+        }
         tables = [Table.of("cases", rows, columns, "Cases.")]
         results = Results("source_finetune", values, tables=tables, lm=lm_info(lm))
         return save(results, tmp_path / "finetune")
@@ -126,10 +140,12 @@ def geometry(tmp_path: Path) -> Make:
             "spearman", rows, ["layer", *formats], "Spearman.", headline=True, formats=formats
         )
         results = Results(
-            "token_geometry", {"n_subjects": 40, "depth": {"a": 1.5, "b": [1, 2]}},
-            tables=[table], figures=[Figure("spearman", "Spearman by layer.", draw())],
+            "token_geometry",
+            {"n_subjects": 40, "depth": {"a": 1.5, "b": [1, 2]}},
+            tables=[table],
+            figures=[Figure("spearman", "Spearman by layer.", draw())],
             lm=lm_info(lm),
-        )  # fmt: skip
+        )
         return save(results, tmp_path / "geometry", "test")
 
     return make

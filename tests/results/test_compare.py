@@ -26,10 +26,12 @@ Case = tuple[str, str, str, str]  # subject, answer, reference, outcome
 
 ROW = "city->country"
 CASES: list[Case] = [
-    ("Ada", "Oslo", "Norway", "generalized"), ("Emma", "Bergen", "Norway", "unchanged"),
-    ("Bo", "Rome", "Italy", "generalized"), ("Di", "Milan", "Italy", "hallucinated"),
+    ("Ada", "Oslo", "Norway", "generalized"),
+    ("Emma", "Bergen", "Norway", "unchanged"),
+    ("Bo", "Rome", "Italy", "generalized"),
+    ("Di", "Milan", "Italy", "hallucinated"),
     ("Eve", "Lima", "Peru", "generalized"),
-]  # fmt: skip
+]
 
 
 def changed(cases: Sequence[Case], **outcomes: str) -> list[Case]:
@@ -49,23 +51,53 @@ def by_reference(cases: Sequence[Case]) -> dict[str, float]:
 def edits(tmp_path: Path) -> Make:
     """Writes the folder of a run whose cases are given."""
 
-    def make(name: str, cases: Sequence[Case], lm: str = "tiny-world",
-             relation: str = ROW, **settings: Any) -> Path:  # fmt: skip
-        means = {"generalized": Mean("outcome", "generalized"),
-                 "macro_generalized": Mean("outcome", "generalized", per="reference")}  # fmt: skip
+    def make(
+        name: str,
+        cases: Sequence[Case],
+        lm: str = "tiny-world",
+        relation: str = ROW,
+        **settings: Any,
+    ) -> Path:
+        means = {
+            "generalized": Mean("outcome", "generalized"),
+            "macro_generalized": Mean("outcome", "generalized", per="reference"),
+        }
         macro = fmean(by_reference(cases).values())
-        row = {"relation": relation, "generalized": share(cases), "random": 0.04,
-               "macro_generalized": macro}  # fmt: skip
+        row = {
+            "relation": relation,
+            "generalized": share(cases),
+            "random": 0.04,
+            "macro_generalized": macro,
+        }
         tables = [
-            Table.of("outcomes", [row], (), "Outcomes", "", True, {"random": "chance"},
-                     dict.fromkeys(("generalized", "macro_generalized", "random"), ".1%")),
-            Table.of("cases", cases, ("subject", "source_answer", "reference", "outcome"), "Cases")
-            .sampled("subject", "source_answer", **means),
-        ]  # fmt: skip
-        values = {"relation": relation, "generalized": share(cases),
-                  "macro": {"generalized": macro}, "n_edits": len(cases), "flag": True}  # fmt: skip
-        results = Results("source_finetune", values, tables=tables, lm=lm_info(lm),
-                          settings={"data": {"seed": 0}, **settings})  # fmt: skip
+            Table.of(
+                "outcomes",
+                [row],
+                (),
+                "Outcomes",
+                "",
+                True,
+                {"random": "chance"},
+                dict.fromkeys(("generalized", "macro_generalized", "random"), ".1%"),
+            ),
+            Table.of(
+                "cases", cases, ("subject", "source_answer", "reference", "outcome"), "Cases"
+            ).sampled("subject", "source_answer", **means),
+        ]
+        values = {
+            "relation": relation,
+            "generalized": share(cases),
+            "macro": {"generalized": macro},
+            "n_edits": len(cases),
+            "flag": True,
+        }
+        results = Results(
+            "source_finetune",
+            values,
+            tables=tables,
+            lm=lm_info(lm),
+            settings={"data": {"seed": 0}, **settings},
+        )
         return save(results, tmp_path / name)
 
     return make
@@ -195,8 +227,13 @@ def test_the_command(edits: Make, tmp_path: Path, capsys: pytest.CaptureFixture[
     files = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")}
     names = ("differing", "numbers", "values", "outcomes", "cases")
     tables = {f"tables/{name}.csv" for name in names}
-    assert files == {"report.html", "comparison.md", "comparison.tex", "figures/comparison.png",
-                     *tables}  # fmt: skip
+    assert files == {
+        "report.html",
+        "comparison.md",
+        "comparison.tex",
+        "figures/comparison.png",
+        *tables,
+    }
     with (tmp_path / "out" / "tables" / "numbers.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert float(rows[0]["difference"]) == pytest.approx(0.2)
@@ -226,15 +263,34 @@ def test_a_mean_of_a_row_has_the_rows_name_and_stands_once(tmp_path: Path) -> No
         rows = [(f"s{i}", *pair) for i, pair in enumerate(zip(before, after, strict=True))]
         reach = [("before", 4 + n, fmean(before)), ("after", 4, fmean(after))]
         tables = [
-            Table.of("outcomes", [("x", fmean(after))], ("relation", "learned"), "", "", True,
-                     formats={"learned": ".0%"}),
-            Table.of("reach", reach, ("prompts", "n", "learned"), "", "", True,
-                     formats={"n": ",d", "learned": ".0%"}),
+            Table.of(
+                "outcomes",
+                [("x", fmean(after))],
+                ("relation", "learned"),
+                "",
+                "",
+                True,
+                formats={"learned": ".0%"},
+            ),
+            Table.of(
+                "reach",
+                reach,
+                ("prompts", "n", "learned"),
+                "",
+                "",
+                True,
+                formats={"n": ",d", "learned": ".0%"},
+            ),
             Table.of("cases", rows, ("subject", "p", "q")).sampled(
-                "subject", learned="q", before_learned="p"),
-        ]  # fmt: skip
-        runs.append(save(Results("edited_lm", {"before": {"learned": fmean(before)}},
-                                 tables=tables), tmp_path / str(n)))  # fmt: skip
+                "subject", learned="q", before_learned="p"
+            ),
+        ]
+        runs.append(
+            save(
+                Results("edited_lm", {"before": {"learned": fmean(before)}}, tables=tables),
+                tmp_path / str(n),
+            )
+        )
     found = numbers(*runs)
     assert list(found) == [("learned", "x"), ("n", "before"), ("n", "after"), ("learned", "before")]
     row = found["learned", "before"]
@@ -253,8 +309,13 @@ def test_a_later_comparison_leaves_no_table_of_an_earlier_one(edits: Make, geome
         (path / "tables" / "cases.csv").unlink()
     main(["compare", str(first), str(second), "--output", str(out)])
     assert {path.name for path in out.rglob("*.csv")} == {
-        "differing.csv", "numbers.csv", "values.csv", "outcomes.csv", "mine.csv", "notes.csv"
-    }  # fmt: skip
+        "differing.csv",
+        "numbers.csv",
+        "values.csv",
+        "outcomes.csv",
+        "mine.csv",
+        "notes.csv",
+    }
     assert not list((out / "figures").glob("*"))
 
 
@@ -299,30 +360,50 @@ def test_runs_that_cannot_be_compared(edits: Make, probe: Make, tmp_path: Path) 
 COMMON = ("--trainer.enable_progress_bar=false",)
 STUDIES: dict[str, tuple[list[str], str, set[str]]] = {
     "linear_probe": (
-        ["fit", "--model.knowledge=[city,country]", "--data.n_subjects=120"], "--data.seed",
+        ["fit", "--model.knowledge=[city,country]", "--data.n_subjects=120"],
+        "--data.seed",
         {"label_mean", "influenced_1"},
     ),
     "source_finetune": (
         ["fit", "--data.n_edits=4", "--trainer.max_epochs=1"],
         "--model.learning_rate",
-        {"source_learned", "generalized", "hallucinated", "unchanged", "macro_generalized",
-         "macro_hallucinated"},
+        {
+            "source_learned",
+            "generalized",
+            "hallucinated",
+            "unchanged",
+            "macro_generalized",
+            "macro_hallucinated",
+        },
     ),
     "edited_lm": (
-        ["test"], "--data.seed",
-        {"source_learned", "generalized", "hallucinated", "unchanged", "macro_generalized",
-         "macro_hallucinated", "p_new", "p_old", "efficacy", "source_unchanged",
-         "target_unchanged"},
+        ["test"],
+        "--data.seed",
+        {
+            "source_learned",
+            "generalized",
+            "hallucinated",
+            "unchanged",
+            "macro_generalized",
+            "macro_hallucinated",
+            "p_new",
+            "p_old",
+            "efficacy",
+            "source_unchanged",
+            "target_unchanged",
+        },
     ),
     "token_geometry": (
-        ["test", "--data.n_texts=4"], "--model.seed",
+        ["test", "--data.n_texts=4"],
+        "--model.seed",
         {"loss", "entropy", "dimension", "overlap", "cosine"},
     ),
     "vocabulary_ablation": (
-        ["fit", "--model.compose.epochs=1", "--model.learn.epochs=1"], "--data.seed",
+        ["fit", "--model.compose.epochs=1", "--model.learn.epochs=1"],
+        "--data.seed",
         {"generalized"},
     ),
-}  # fmt: skip
+}
 
 
 def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> None:
@@ -330,17 +411,24 @@ def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> No
     for n, pairs in enumerate((["a->b", "b->a"], ["a->b", "c->a"])):
         rows = [(pair, label, 0.1 * n + 0.2 * i) for pair in pairs for i, label in enumerate("xyz")]
         tables = [
-            Table.of("summary", [(pair, 0.1 * n + 0.2) for pair in pairs], ("pair", "label_mean"),
-                     headline=True, formats={"label_mean": ".2f"}),
+            Table.of(
+                "summary",
+                [(pair, 0.1 * n + 0.2) for pair in pairs],
+                ("pair", "label_mean"),
+                headline=True,
+                formats={"label_mean": ".2f"},
+            ),
             Table.of("label_wise", rows, ("pair", "label", "r")).sampled("label", label_mean="r"),
-        ]  # fmt: skip
+        ]
         runs.append(save(Results("probe", tables=tables), tmp_path / str(n)))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         found = numbers(*runs)
     assert [(row, isna(each["difference"])) for (_, row), each in found.items()] == [
-        ("a->b", False), ("b->a", True), ("c->a", True)
-    ]  # fmt: skip
+        ("a->b", False),
+        ("b->a", True),
+        ("c->a", True),
+    ]
     assert found["label_mean", "a->b"]["error"] == pytest.approx(0, abs=1e-12)
 
 
@@ -349,8 +437,17 @@ def test_a_row_of_one_run_has_no_difference_and_no_warning(tmp_path: Path) -> No
 def test_two_runs_from_the_command_line(study: str, tmp_path: Path) -> None:
     command, changed_option, known = STUDIES[study]
     for value in (1, 2):
-        main([command[0], "--config", f"{study}.yaml", *command[1:], *COMMON,
-              f"{changed_option}={value}", f"--trainer.default_root_dir={tmp_path}"])  # fmt: skip
+        main(
+            [
+                command[0],
+                "--config",
+                f"{study}.yaml",
+                *command[1:],
+                *COMMON,
+                f"{changed_option}={value}",
+                f"--trainer.default_root_dir={tmp_path}",
+            ]
+        )
     runs = sorted(tmp_path.glob("*/version_*"))
     frame = compare_runs(*map(SavedRun.read, runs)).table("numbers").frame
     assert set(frame["number"][frame["low"].notna()]) == known

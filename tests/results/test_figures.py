@@ -201,10 +201,12 @@ def test_what_is_not_a_number_is_left_out_and_steps_are_put_in_order() -> None:
 
 def test_a_name_has_its_colour_in_every_panel() -> None:
     given = {
-        "generalization/unchanged": [(1, 0.5)], "generalization/generalized": [(1, 0.2)],
-        "edit_step/generalized": [(1, 0.1)], "edit_step/unchanged": [(1, 0.9)],
+        "generalization/unchanged": [(1, 0.5)],
+        "generalization/generalized": [(1, 0.2)],
+        "edit_step/generalized": [(1, 0.1)],
+        "edit_step/unchanged": [(1, 0.9)],
         "edit_step/other": [(1, 0.3)],
-    }  # fmt: skip
+    }
     colours: dict[str, set[object]] = {}
     shown = panels(training_curves(given, "title", colours={"unchanged": "#767676"}))
     for axes in shown.values():

@@ -28,7 +28,7 @@ Make = Callable[..., Path]
         ("llama-3-8b-instruct", "gem_color->simile_color", "after", "", (0.3366, "Table 9")),
         ("llama-3.2-3b", "object_price->simile_price", "label_mean", "", (0.8423, "Table 14")),
     ],
-)  # fmt: skip
+)
 def test_single_numbers(
     lm: str, relation: str, quantity: str, answer: str, expected: tuple[float, str]
 ) -> None:
@@ -52,8 +52,11 @@ def number(place: str, relation: str) -> PaperNumber:
 
 def test_lms_are_known_by_their_names() -> None:
     of_lm = number("Table 2", "city->country")
-    for name in ("meta-llama/Meta-Llama-3-8B", "/data/llama-3-8b/",
-                 "/c/models--meta-llama--Llama-3-8B/snapshots/4e20de36"):  # fmt: skip
+    for name in (
+        "meta-llama/Meta-Llama-3-8B",
+        "/data/llama-3-8b/",
+        "/c/models--meta-llama--Llama-3-8B/snapshots/4e20de36",
+    ):
         assert of_lm.is_about(name)
     for name in ("meta-llama/Llama-3.1-8B", "me/llama-3-8b-finetuned", "tiny-world"):
         assert not of_lm.is_about(name)
@@ -83,8 +86,11 @@ def test_quantities_are_found_in_runs(probe: Make, finetune: Make, ablation: Mak
     assert known["weight_reference"].of(edits, "city->country", "Oslo") == 0.69
     assert known["weight_reference"].of(edits, "city->country", "Rome") is None
     assert known["label_mean"].of(edits, "city->country") is None
-    entry = {"source": "city", "target": "country",
-             "completeness": {"phrase": {"label_mean": 0.7, "influenced": {"5": 0.2}}}}  # fmt: skip
+    entry = {
+        "source": "city",
+        "target": "country",
+        "completeness": {"phrase": {"label_mean": 0.7, "influenced": {"5": 0.2}}},
+    }
     run = SavedRun("linear_probe", {"pairs": [entry]})
     assert known["completeness_r"].of(run, "city->country", "phrase") == 0.7
     assert known["completeness_influenced_5"].of(run, "city->country", "phrase") == 0.2

@@ -86,8 +86,14 @@ def test_a_run_is_shown_as_its_files_are(probe: Make, page_of: Callable[..., Pag
     where = run / "tables" / "influences.csv"
     assert f"Of labels with a reference. The first 100 of 130 rows; all: {where}." in page.text
     assert ["n_test", "501"] in page.tables["Numbers of results.json"]
-    for text in ("seed_everything: 7", "float32", "1.36M", "76 s", "torch ",
-                 f"lincorr fit --config {run}/config.yaml"):  # fmt: skip
+    for text in (
+        "seed_everything: 7",
+        "float32",
+        "1.36M",
+        "76 s",
+        "torch ",
+        f"lincorr fit --config {run}/config.yaml",
+    ):
         assert text in page.text, text
     # The LM's path is in the settings alone.
     assert "/data/hub/some-lm" not in page.text.replace(str(run), "")
@@ -100,32 +106,68 @@ def test_headline_tables_come_before_figures_and_others_are_folded(
 ) -> None:
     text = write_report([probe()], tmp_path).read_text()
     run = text[text.index('id="run-1"') :]
-    marks = ["Pairs and their r.</bdi></caption>", "<figure>", "<details>", "Highest weights.",
-             "Run it again:", "All settings"]  # fmt: skip
+    marks = [
+        "Pairs and their r.</bdi></caption>",
+        "<figure>",
+        "<details>",
+        "Highest weights.",
+        "Run it again:",
+        "All settings",
+    ]
     places = [run.index(mark) for mark in marks]
     assert places == sorted(places)
 
 
 def test_numbers_stand_beside_the_paper_s(probe: Make, finetune: Make, ablation: Make) -> None:
     folders = [
-        probe("meta-llama/Meta-Llama-3-8B", r=0.8), probe("tiny-world"),
-        finetune("meta-llama/Llama-3.2-3B", generalized=0.5), ablation("/copies/Llama-3.2-1B/"),
-    ]  # fmt: skip
+        probe("meta-llama/Meta-Llama-3-8B", r=0.8),
+        probe("tiny-world"),
+        finetune("meta-llama/Llama-3.2-3B", generalized=0.5),
+        ablation("/copies/Llama-3.2-1B/"),
+    ]
     (table,) = report.beside_paper([SavedRun.read(folder) for folder in folders])
     found = {tuple(row[1:4]): row[4:] for row in table.texts() if row[0] == "city->country"}
     for quantity, here, paper, *cells in (
-        ("label-wise r", "Meta-Llama-3-8B", "llama-3-8b", "0.80", "0.78", "+0.02",
-         "published notebook, 1,000 subjects"),
+        (
+            "label-wise r",
+            "Meta-Llama-3-8B",
+            "llama-3-8b",
+            "0.80",
+            "0.78",
+            "+0.02",
+            "published notebook, 1,000 subjects",
+        ),
         ("Hit@5 influencing", "Meta-Llama-3-8B", "llama-3-8b", "1.00", "0.78", "+0.22", "Table 2"),
         ("Hit@1 influenced", "tiny-world", "llama-3-8b", "0.50", "0.42", "", "Table 2"),
-        ("generalized", "Llama-3.2-3B", "llama-3.2-3b", "50.00%", "53.70%", "−3.70 points",
-         "Table 5"),
+        (
+            "generalized",
+            "Llama-3.2-3B",
+            "llama-3.2-3b",
+            "50.00%",
+            "53.70%",
+            "−3.70 points",
+            "Table 5",
+        ),
         ("gradient r", "Llama-3.2-3B", "llama-3.2-3b", "0.84", "0.79", "+0.05", "Table 4"),
-        ("maximum of W, Shanghai", "Llama-3.2-3B", "llama-3.2-3b", "0.51", "0.50", "+0.01",
-         "Table 6"),
-        ("generalized, mapping reference", "Llama-3.2-1B", "llama-3", "75.00%", "97.66%",
-         "−22.66 points", "Table 7"),
-    ):  # fmt: skip
+        (
+            "maximum of W, Shanghai",
+            "Llama-3.2-3B",
+            "llama-3.2-3b",
+            "0.51",
+            "0.50",
+            "+0.01",
+            "Table 6",
+        ),
+        (
+            "generalized, mapping reference",
+            "Llama-3.2-1B",
+            "llama-3",
+            "75.00%",
+            "97.66%",
+            "−22.66 points",
+            "Table 7",
+        ),
+    ):
         assert found[quantity, here, paper] == cells
     (alone,) = report.beside_paper([SavedRun.read(folders[1])])
     assert table.headline and not alone.headline
@@ -142,8 +184,18 @@ def test_runs_are_side_by_side_by_size(probe: Make, page_of: Callable[..., Page]
     groups, head, first, second = page.tables["Pairs and their r: by run"]
     assert groups == ["", "LM-1B", "LM-13B", "knows"]
     assert head == ["pair", *["r", "above control", "Hit@1"] * 3]
-    assert first == ["city→country", "0.50", "−0.45", "0.50", "0.90", "−0.05", "0.50",
-                     "0.30", "−0.65", "0.50"]  # fmt: skip
+    assert first == [
+        "city→country",
+        "0.50",
+        "−0.45",
+        "0.50",
+        "0.90",
+        "−0.05",
+        "0.50",
+        "0.30",
+        "−0.65",
+        "0.50",
+    ]
     assert second[:4] == ["city→color", "0.20", "−0.45", ""]
     # Comparing what was not measured alike would mislead.
     assert "The runs differ also in ridge (2.0 / 1.0 / 3.0)." in page.text
@@ -180,16 +232,21 @@ def test_rows_are_joined_by_the_columns_that_identify_them(
         Results("s", tables=[table], lm={"name_or_path": name}).write(tmp_path / name)
     page = page_of(tmp_path / "one", tmp_path / "two")
     assert page.tables["Shares: by run"] == [
-        ["", "one", "two"], ["relation", "mapping", "share", "share"], ["a", "x", "50%", ""],
-        ["a", "y", "25%", "75%"], ["b", "x", "", "100%"],
-    ]  # fmt: skip
+        ["", "one", "two"],
+        ["relation", "mapping", "share", "share"],
+        ["a", "x", "50%", ""],
+        ["a", "y", "25%", "75%"],
+        ["b", "x", "", "100%"],
+    ]
 
 
 def test_any_study_is_shown(geometry: Make, probe: Make, page_of: Callable[..., Page]) -> None:
     page = page_of(geometry(), probe())
     assert page.tables["Spearman."] == [
-        ["layer", "spearman", "p"], ["all", "0.00", "0.0123"], ["1", "", "1.0000"],
-    ]  # fmt: skip
+        ["layer", "spearman", "p"],
+        ["all", "0.00", "0.0123"],
+        ["1", "", "1.0000"],
+    ]
     numbers = page.tables["Numbers of results.json"]
     assert ["depth.a", "1.5"] in numbers and ["n_subjects", "40"] in numbers
     # Studies stand in the order in which their runs were named.
@@ -274,11 +331,16 @@ def test_the_command(probe: Make, tmp_path: Path, capsys: pytest.CaptureFixture[
 def test_a_real_run_from_the_command_line(small_lm: str, tmp_path: Path) -> None:
     cli = main(
         [
-            "fit", "--config", "linear_probe.yaml", f"--model.lm.name_or_path={small_lm}",
-            "--model.knowledge=[city,country,color]", "--data.n_subjects=300",
-            "--trainer.enable_progress_bar=false", f"--trainer.default_root_dir={tmp_path}",
+            "fit",
+            "--config",
+            "linear_probe.yaml",
+            f"--model.lm.name_or_path={small_lm}",
+            "--model.knowledge=[city,country,color]",
+            "--data.n_subjects=300",
+            "--trainer.enable_progress_bar=false",
+            f"--trainer.default_root_dir={tmp_path}",
         ]
-    )  # fmt: skip
+    )
     run = Path(cli.trainer.log_dir)
     main(["report", str(run), "--output", str(tmp_path / "out")])
     page = Page(tmp_path / "out" / "report.html")

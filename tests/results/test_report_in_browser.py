@@ -76,10 +76,17 @@ def test_nothing_overflows_and_every_picture_is_drawn(page: Path, tmp_path: Path
     harness = tmp_path / "harness.html"
     harness.write_text(HARNESS.format(frames=frames, measure=OVERFLOW), encoding="utf-8")
     command = [
-        program, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-        "--no-first-run", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=10000",
-        "--dump-dom", harness.as_uri(),
-    ]  # fmt: skip
+        program,
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--no-first-run",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--virtual-time-budget=10000",
+        "--dump-dom",
+        harness.as_uri(),
+    ]
     dom = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
     found = re.search(r'<pre id="found">(.*?)</pre>', dom, re.DOTALL)
     assert found is not None

@@ -29,18 +29,32 @@ def draw() -> MatplotlibFigure:
 def small_results() -> Results:
     rows = [["city->country", 0.98765, 1650], ["a|b", None, 3]]
     table = Table.of(
-        "pairs", rows, ["pair", "r", "n"], "Pairs.", "Read me.", True, {"r": "label-wise r"},
+        "pairs",
+        rows,
+        ["pair", "r", "n"],
+        "Pairs.",
+        "Read me.",
+        True,
+        {"r": "label-wise r"},
         {"r": ".2f", "n": ","},
-    )  # fmt: skip
+    )
     callback = Results(
-        "generalization", {"generalized": 0.5}, {}, [Table.of("edits", [[1]], ["a"])],
+        "generalization",
+        {"generalized": 0.5},
+        {},
+        [Table.of("edits", [[1]], ["a"])],
         [Figure("edits", "Edits.", draw)],
-    )  # fmt: skip
+    )
     return Results(
-        "linear_probe", {"n_fit": 3}, {"val/label_mean": 0.9}, [table],
-        [Figure("matrix", "All pairs.", draw)], {"name_or_path": "tiny-world"}, {"ridge": 0.0},
+        "linear_probe",
+        {"n_fit": 3},
+        {"val/label_mean": 0.9},
+        [table],
+        [Figure("matrix", "All pairs.", draw)],
+        {"name_or_path": "tiny-world"},
+        {"ridge": 0.0},
         included=[callback, Results("silent")],
-    )  # fmt: skip
+    )
 
 
 def test_results_json_is_the_contract_s() -> None:
@@ -55,7 +69,10 @@ def test_results_json_is_the_contract_s() -> None:
         "settings": {"ridge": 0.0},
         "tables": [
             {
-                "name": "pairs", "caption": "Pairs.", "note": "Read me.", "headline": True,
+                "name": "pairs",
+                "caption": "Pairs.",
+                "note": "Read me.",
+                "headline": True,
                 "columns": [
                     {"key": "pair", "heading": "pair", "format": "", "dtype": "object"},
                     {"key": "r", "heading": "label-wise r", "format": ".2f", "dtype": "float64"},
@@ -63,7 +80,10 @@ def test_results_json_is_the_contract_s() -> None:
                 ],
             },
             {
-                "name": "edits", "caption": "", "note": "", "headline": False,
+                "name": "edits",
+                "caption": "",
+                "note": "",
+                "headline": False,
                 "columns": [{"key": "a", "heading": "a", "format": "", "dtype": "int64"}],
             },
         ],
@@ -71,7 +91,7 @@ def test_results_json_is_the_contract_s() -> None:
             {"name": "matrix", "caption": "All pairs."},
             {"name": "edits", "caption": "Edits."},
         ],
-    }  # fmt: skip
+    }
     assert set(versions()) >= {"lincorr-lightning", "torch", "lightning", "transformers"}
 
 
@@ -105,25 +125,39 @@ def test_cells_as_text() -> None:
     assert first.note == "Read me. The first 1 of 2 rows; all: elsewhere."
     assert table.first(2) is table
     assert first.markdown().splitlines() == [
-        "| pair | label-wise r | n |", "| --- | ---: | ---: |", "| city→country | 0.99 | 1,650 |",
-    ]  # fmt: skip
+        "| pair | label-wise r | n |",
+        "| --- | ---: | ---: |",
+        "| city→country | 0.99 | 1,650 |",
+    ]
 
 
 @pytest.mark.parametrize(
     ("form", "value", "shown"),
-    [(".2f", -0.004, "0.00"), (".1%", -0.0001, "0.0%"), ("+.2f", 0.001, "0.00"),
-     ("+.1%", -0.25, "−25.0%"), (".2f", -10.0, "−10.00"), (".2f", "all", "all"), ("", 0.5, "0.5"),
-     ("d", 3, "3"), (".4f", True, "yes")],
-)  # fmt: skip
+    [
+        (".2f", -0.004, "0.00"),
+        (".1%", -0.0001, "0.0%"),
+        ("+.2f", 0.001, "0.00"),
+        ("+.1%", -0.25, "−25.0%"),
+        (".2f", -10.0, "−10.00"),
+        (".2f", "all", "all"),
+        ("", 0.5, "0.5"),
+        ("d", 3, "3"),
+        (".4f", True, "yes"),
+    ],
+)
 def test_numbers_are_shown_by_their_format(form: str, value: object, shown: str) -> None:
     assert show(value, form) == shown
 
 
 def test_cells_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
     cells = {
-        "text": ["007", None, "nan"], "float": [0.1 + 0.2, None, 3.0], "int": [12, None, 10**15],
-        "truth": [True, None, False], "whole": [1, 2, 3], "digits": [0.9 - 0.95, 5e-324, 2 / 3],
-    }  # fmt: skip
+        "text": ["007", None, "nan"],
+        "float": [0.1 + 0.2, None, 3.0],
+        "int": [12, None, 10**15],
+        "truth": [True, None, False],
+        "whole": [1, 2, 3],
+        "digits": [0.9 - 0.95, 5e-324, 2 / 3],
+    }
     table = Table.of("cells", zip(*cells.values(), strict=True), list(cells))
     Results("linear_probe", tables=[table], lm={"name_or_path": "x"}).write(tmp_path)
     frame = SavedRun.read(tmp_path).table("cells").frame
@@ -172,9 +206,11 @@ def test_a_run_is_shown_as_a_summary(tmp_path: Path) -> None:
     results = small_results()
     lines = repr(results).splitlines()
     assert lines == [
-        "Results: linear_probe of tiny-world", "tables:  pairs (2), edits (1)",
-        "figures: matrix, edits", "values:  n_fit",
-    ]  # fmt: skip
+        "Results: linear_probe of tiny-world",
+        "tables:  pairs (2), edits (1)",
+        "figures: matrix, edits",
+        "values:  n_fit",
+    ]
     results.write(tmp_path)
     for part in results.included:
         part.write_parts(tmp_path)

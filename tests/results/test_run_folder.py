@@ -229,9 +229,7 @@ def results(n_rows: int = 2) -> Results:
     rows = [[f"p{i}", i / 4] for i in range(n_rows)]
     table = Table.of("pairs", rows, ["pair", "r"], "Pairs.", "Read me.", formats={"r": ".2f"})
     figure = Figure("matrix", "All pairs.", lambda: MatplotlibFigure((3, 2), dpi=60))
-    return Results(
-        "study", {"n": 1}, {"test/r": 0.5, "test/none": float("nan")}, [table], [figure]
-    )  # fmt: skip
+    return Results("study", {"n": 1}, {"test/r": 0.5, "test/none": float("nan")}, [table], [figure])
 
 
 class Study(BoringModel):
@@ -283,8 +281,10 @@ def test_loggers_get_what_counts_most_and_hparams_the_settings(tmp_path: Path) -
             hparams[tag] = HParamsPluginData.FromString(content)
     start = hparams["_hparams_/session_start_info"].session_start_info.hparams
     assert {name: value.string_value for name, value in start.items()} == {
-        "ridge": "auto", "lm/name_or_path": "tiny-world", "prefix": "None",
-    }  # fmt: skip
+        "ridge": "auto",
+        "lm/name_or_path": "tiny-world",
+        "prefix": "None",
+    }
     metrics = {one.name.tag for one in hparams["_hparams_/experiment"].experiment.metric_infos}
     assert metrics and metrics <= set(logged)
 
@@ -310,9 +310,13 @@ class WandbStandIn(DummyLogger):
         self.metrics.append((metrics, step))
 
     def log_table(
-        self, key: str, columns: Any = None, data: Any = None, dataframe: Any = None,
+        self,
+        key: str,
+        columns: Any = None,
+        data: Any = None,
+        dataframe: Any = None,
         step: int | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         assert columns is data is None
         self.tables[key] = (list(dataframe), dataframe.values.tolist(), step)
 

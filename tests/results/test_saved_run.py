@@ -120,9 +120,10 @@ def test_headline_tables_and_files(probe: Callable[..., Path]) -> None:
     assert cells(lines[5]) == ["city->country", "0.88", "−0.07", "0.50"]
     assert cells(lines[6]) == ["city->color", "0.20", "−0.07"]
     assert lines[-3:] == [
-        f"Run folder:  {run}", f"Figures:     {run / 'figures'} (matrix.png)",
+        f"Run folder:  {run}",
+        f"Figures:     {run / 'figures'} (matrix.png)",
         f"TensorBoard: tensorboard --logdir={run}",
-    ]  # fmt: skip
+    ]
     assert "influences" not in "".join(lines) and "Highest weights" not in "".join(lines)
 
 
@@ -152,8 +153,10 @@ def test_no_number_of_a_narrow_console_is_cut(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     columns = [f"measure{i}" for i in range(12)]
-    rows = [[f"city{n}->country", "after", *(1022.25 + i + 100 * n for i in range(12))]
-            for n in range(20)]  # fmt: skip
+    rows = [
+        [f"city{n}->country", "after", *(1022.25 + i + 100 * n for i in range(12))]
+        for n in range(20)
+    ]
     formats = dict.fromkeys(columns, ".2f")
     table = Table.of("t", rows, ["pair", "stage", *columns], "c", headline=True, formats=formats)
     Results("study", tables=[replace(table, words={"after": "end"})]).write(tmp_path)

@@ -25,9 +25,13 @@ def write_nasty(folder: Path, name: str) -> Path:
     rows, formats = [[name, 0.5], ["[a]", -0.5]], {"n": ".2f"}
     table = Table.of("t", rows, [name, "n"], name, name, True, {"n": name}, formats)
     Results(
-        name, {name: name}, tables=[table, Table.of("u", [[name]], [name], name)],
-        figures=[Figure("f", name, draw())], lm=lm_info(name), settings={name: name},
-    ).write(folder)  # fmt: skip
+        name,
+        {name: name},
+        tables=[table, Table.of("u", [[name]], [name], name)],
+        figures=[Figure("f", name, draw())],
+        lm=lm_info(name),
+        settings={name: name},
+    ).write(folder)
     return folder
 
 
@@ -40,8 +44,9 @@ def test_names_are_texts_and_nothing_else(tmp_path: Path) -> None:
     assert "&lt;img src=x onerror=alert(1)&gt;&amp;&#34;&#39;`|$_%#{}\\~^" in body
     assert "東京 مدينة" in body
     # Whatever direction a name takes on, it ends with the name.
-    without = re.sub(r"<bdi>.*?</bdi>|<title>.*?</title>|\w+=\"[^\"]*\"|<code>.*?</code>", "", body,
-                     flags=re.S)  # fmt: skip
+    without = re.sub(
+        r"<bdi>.*?</bdi>|<title>.*?</title>|\w+=\"[^\"]*\"|<code>.*?</code>", "", body, flags=re.S
+    )
     assert "\u202e" not in without
 
 
@@ -90,9 +95,19 @@ def test_markdown_is_read_back(nasty_table: Table) -> None:
     assert texts[1] == f"A table of {NASTY}"
     cells = texts[2:-1]
     assert cells == [
-        "pair", f"a {NASTY}", "[b] share", "city→country", "0.50", "25.0%", NASTY, "−0.50", "",
-        "[a]", "text", "100.0%",
-    ]  # fmt: skip
+        "pair",
+        f"a {NASTY}",
+        "[b] share",
+        "city→country",
+        "0.50",
+        "25.0%",
+        NASTY,
+        "−0.50",
+        "",
+        "[a]",
+        "text",
+        "100.0%",
+    ]
 
 
 def read_latex(text: str) -> list[list[list[str]]]:
@@ -105,8 +120,9 @@ def read_latex(text: str) -> list[list[list[str]]]:
     # A group's heading, once for each of its columns.
     code = re.sub(
         r"\\multicolumn\{(\d+)\}\{c\}\{((?:[^{}]|\{[^{}]*\})*)\}",
-        lambda m: "&".join([m[2]] * int(m[1])), code,
-    )  # fmt: skip
+        lambda m: "&".join([m[2]] * int(m[1])),
+        code,
+    )
     code = code.replace("{[}", "[")
     code = re.sub(r"\\shortstack\[r\]\{([^{}]*)\}", lambda m: m[1].replace("\\\\", " "), code)
     depth = 0

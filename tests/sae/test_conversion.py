@@ -41,9 +41,11 @@ def tokenizer(small_lm: str) -> Any:
 def _model(name: str, n_words: int) -> tuple[Any, nn.Module]:
     """An LM whose heads have 32 numbers in all, and its second layer's output projection."""
     # In the Llama family, the heads are narrower than the stream.
-    sizes: dict[str, Any] = {"hidden_size": 32} if name == "gpt2" else {
-        "hidden_size": 40, "head_dim": 8, "intermediate_size": 64, "num_key_value_heads": 2
-    }  # fmt: skip
+    sizes: dict[str, Any] = (
+        {"hidden_size": 32}
+        if name == "gpt2"
+        else {"hidden_size": 40, "head_dim": 8, "intermediate_size": 64, "num_key_value_heads": 2}
+    )
     model = toy_model(name, n_words, std=0.2, num_attention_heads=4, **sizes)
     return model, model.get_submodule(_PROJECTIONS[name])
 
@@ -57,9 +59,11 @@ def _weights(width: int = 32) -> dict[str, Tensor]:
 
 def _saelens(folder: Path, width: int = 32, scale: float = 1.0, **changes: Any) -> Path:
     config = {
-        "architecture": "standard", "hook_name": HOOK, "hook_head_index": None,
+        "architecture": "standard",
+        "hook_name": HOOK,
+        "hook_head_index": None,
         "normalize_activations": "none" if scale == 1 else "expected_average_only_in",
-    }  # fmt: skip
+    }
     folder.mkdir(parents=True)
     (folder / "cfg.json").write_text(json.dumps(config | changes))
     save_file(_weights(width), folder / "sae_weights.safetensors")
@@ -200,16 +204,25 @@ def test_studies_find_the_projection_and_folder_names_give_the_hook_point(
     (tmp_path / "texts.txt").write_text("\n".join(lines))
     config = Path(__file__).resolve().parents[2] / "configs" / "sparse_autoencoders.yaml"
     cli = main(
-        ["validate", "--config", str(config), f"--model.saes={tmp_path / 'saes'}",
-         f"--model.lm.name_or_path={tmp_path / 'lm'}", "--trainer.enable_progress_bar=false",
-         f"--data.texts=[{tmp_path / 'texts.txt'}]", f"--trainer.default_root_dir={tmp_path}"]
-    )  # fmt: skip
+        [
+            "validate",
+            "--config",
+            str(config),
+            f"--model.saes={tmp_path / 'saes'}",
+            f"--model.lm.name_or_path={tmp_path / 'lm'}",
+            "--trainer.enable_progress_bar=false",
+            f"--data.texts=[{tmp_path / 'texts.txt'}]",
+            f"--trainer.default_root_dir={tmp_path}",
+        ]
+    )
     results = json.loads((Path(cli.trainer.log_dir) / "results.json").read_text())
     scores = {each["hook_point"]: each for each in results["hook_points"]}
     assert set(scores) == {"attention_out.1", "residual.0"}
     with torch.no_grad():
-        z = [_heads(model, projection, tokenizer(line, return_tensors="pt").input_ids)[0]
-             for line in lines]  # fmt: skip
+        z = [
+            _heads(model, projection, tokenizer(line, return_tensors="pt").input_ids)[0]
+            for line in lines
+        ]
         features, rebuilt = _on(torch.cat(z), True, 1.0)
         y, y_hat = projection(torch.cat(z)), projection(rebuilt)
     explained = 1 - (y - y_hat).square().sum() / (y - y.mean(0)).square().sum()
@@ -255,9 +268,12 @@ def _processed(folder: Path, steps: object, new: bool = True, **changes: Any) ->
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("hook", "subtract", "scale", "new"),
-    [("hook_resid_post", True, 1.0, True), ("hook_mlp_out", False, 0.4, False),
-     ("hook_attn_out", True, 0.4, True)],
-)  # fmt: skip
+    [
+        ("hook_resid_post", True, 1.0, True),
+        ("hook_mlp_out", False, 0.4, False),
+        ("hook_attn_out", True, 0.4, True),
+    ],
+)
 def test_features_are_those_of_the_centred_lm(
     hook: str, scale: float, subtract: bool, new: bool, tokenizer: Any, tmp_path: Path
 ) -> None:
@@ -265,9 +281,13 @@ def test_features_are_those_of_the_centred_lm(
     model, twin = lm.model, _with_centred_weights(lm.model)
     _close(twin(IDS).logits, model(IDS).logits)
     folder = _processed(
-        tmp_path / "sae", CENTRED, new, hook_name=f"blocks.1.{hook}", scale=scale,
+        tmp_path / "sae",
+        CENTRED,
+        new,
+        hook_name=f"blocks.1.{hook}",
+        scale=scale,
         apply_b_dec_to_input=subtract,
-    )  # fmt: skip
+    )
     sae = load_sae(folder, input_scale=scale, lm=lm)
     with captured(model, [sae.hook_point]) as own, captured(twin, [sae.hook_point]) as other:
         model(IDS)

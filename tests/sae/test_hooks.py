@@ -14,14 +14,29 @@ from tests.toys import toy_model
 N_LAYERS = 3
 # Those whose layers add an attention's and an MLP's output to the stream.
 ADDING = (
-    "llama", "gpt2", "gpt-neox", "gpt-neox-serial", "opt", "gemma2", "gemma3", "qwen2", "mistral",
-    "mixtral", "phi", "cohere", "gptj", "falcon",
-)  # fmt: skip
+    "llama",
+    "gpt2",
+    "gpt-neox",
+    "gpt-neox-serial",
+    "opt",
+    "gemma2",
+    "gemma3",
+    "qwen2",
+    "mistral",
+    "mixtral",
+    "phi",
+    "cohere",
+    "gptj",
+    "falcon",
+)
 # Those whose layers do something else with the stream, and options that make them do so.
 OTHERS: dict[str, dict[str, Any]] = {
-    "opt-350m": {}, "bert-decoder": {}, "bloom": {}, "mamba": {},
+    "opt-350m": {},
+    "bert-decoder": {},
+    "bloom": {},
+    "mamba": {},
     "granite": {"residual_multiplier": 0.3},
-}  # fmt: skip
+}
 IDS = torch.randint(4, 50, (3, 7), generator=torch.Generator().manual_seed(0))
 
 

@@ -31,10 +31,13 @@ def _sae(hook_point: HookPoint) -> SparseAutoencoder:
     random = torch.Generator().manual_seed(0)
     encoder, decoder = (torch.randn(N, WIDTH, generator=random) for _ in range(2))
     return toy_sae(
-        hook_point, decoder, encoder=encoder, input_scale=1.7,
+        hook_point,
+        decoder,
+        encoder=encoder,
+        input_scale=1.7,
         encoder_bias=torch.randn(N, generator=random) * 0.1,
         decoder_bias=torch.randn(WIDTH, generator=random) * 0.1,
-    )  # fmt: skip
+    )
 
 
 def _naive(lm, hook_point, ids, change):

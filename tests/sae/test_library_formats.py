@@ -51,8 +51,12 @@ def _write(folder: Path, tensors: str, config: dict[str, Any] | None, **parts: T
     return folder
 
 
-def _check(sae: SparseAutoencoder, encode: Callable[[Tensor], Tensor], w_dec: Tensor = W_DEC,
-           b_dec: Tensor = B_DEC) -> None:  # fmt: skip
+def _check(
+    sae: SparseAutoencoder,
+    encode: Callable[[Tensor], Tensor],
+    w_dec: Tensor = W_DEC,
+    b_dec: Tensor = B_DEC,
+) -> None:
     """To 1e-5: features, reconstruction, those of the folded SAE, and of the SAE saved and read."""
     expected = encode(X)
     assert 0.02 < (expected > 0).double().mean() < 0.9
@@ -91,10 +95,15 @@ def _gemma(folder: Path, module: str = "output", **changes: Any) -> Path:
     """As google/gemma-scope-2-4b-pt has them."""
     hook = f"model.layers.17.{module}"
     config = {
-        "hf_hook_point_in": hook, "hf_hook_point_out": hook, "width": N, "l0": 60, "type": "sae",
-        "model_name": "google/gemma-3-4b-pt", "architecture": "jump_relu",
+        "hf_hook_point_in": hook,
+        "hf_hook_point_out": hook,
+        "width": N,
+        "l0": 60,
+        "type": "sae",
+        "model_name": "google/gemma-3-4b-pt",
+        "architecture": "jump_relu",
         "affine_connection": False,
-    }  # fmt: skip
+    }
     return _write(folder, "params.safetensors", config | changes, **_GEMMA)
 
 
@@ -131,15 +140,21 @@ def test_gemma_scope_2_without_settings(tmp_path: Path) -> None:
     [
         ({"type": "transcoder"}, "its type is 'transcoder', .*whose type is sae"),
         ({"type": "crosscoder"}, "its type is 'crosscoder'"),
-        ({"hf_hook_point_out": "model.layers.17.post_feedforward_layernorm.output"},
-         "its hf_hook_point_out is 'model.layers.17.post"),
+        (
+            {"hf_hook_point_out": "model.layers.17.post_feedforward_layernorm.output"},
+            "its hf_hook_point_out is 'model.layers.17.post",
+        ),
         ({"architecture": "topk"}, "its architecture is 'topk', .* is jump_relu"),
         ({"affine_connection": True}, "its affine_connection is True"),
-        ({"hf_hook_point_in": "model.layers.17.pre_feedforward_layernorm.output",
-          "hf_hook_point_out": "model.layers.17.pre_feedforward_layernorm.output"},
-         "reads model.layers.17.pre_feedforward_layernorm.output, none of residual"),
+        (
+            {
+                "hf_hook_point_in": "model.layers.17.pre_feedforward_layernorm.output",
+                "hf_hook_point_out": "model.layers.17.pre_feedforward_layernorm.output",
+            },
+            "reads model.layers.17.pre_feedforward_layernorm.output, none of residual",
+        ),
     ],
-)  # fmt: skip
+)
 def test_gemma_scope_2_that_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(SparseAutoencoderError, match=message) as error:
         load_sae(_gemma(tmp_path, **changes))
@@ -160,8 +175,14 @@ _SPARSIFY = {"encoder__weight": W_ENC.T, "encoder__bias": B_ENC, "W_dec": W_DEC,
 
 
 def _sparsify(folder: Path, more: dict[str, Tensor] | None = None, **changes: Any) -> Path:
-    config = {"expansion_factor": 4, "normalize_decoder": True, "num_latents": 0, "k": K,
-              "multi_topk": False, "d_in": WIDTH}  # fmt: skip
+    config = {
+        "expansion_factor": 4,
+        "normalize_decoder": True,
+        "num_latents": 0,
+        "k": K,
+        "multi_topk": False,
+        "d_in": WIDTH,
+    }
     return _write(folder, "sae.safetensors", config | changes, **_SPARSIFY, **(more or {}))
 
 
@@ -266,8 +287,14 @@ _CLASSES: dict[str, tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]] = {
     "AutoEncoder": (_LINEAR | {"bias": B_DEC}, lambda x: _centered(x).relu()),
     "AutoEncoderNew": (_LINEAR | {"decoder__bias": B_DEC}, lambda x: (x @ W_ENC + B_ENC).relu()),
     "GatedAutoEncoder": (
-        {"encoder__weight": W_ENC.T, "decoder__weight": W_DEC.T, "decoder_bias": B_DEC,
-         "r_mag": R_MAG, "gate_bias": B_GATE, "mag_bias": B_MAG},
+        {
+            "encoder__weight": W_ENC.T,
+            "decoder__weight": W_DEC.T,
+            "decoder_bias": B_DEC,
+            "r_mag": R_MAG,
+            "gate_bias": B_GATE,
+            "mag_bias": B_MAG,
+        },
         _gated,
     ),
     "JumpReluAutoEncoder": (_PARAMETERS | {"threshold": THRESHOLD}, _jump),
@@ -283,7 +310,7 @@ _CLASSES: dict[str, tuple[dict[str, Tensor], Callable[[Tensor], Tensor]]] = {
         _PARAMETERS | {"k": _INT, "threshold": torch.tensor(0.4), "group_sizes": _INT},
         lambda x: _centered(x).relu() * (_centered(x).relu() > 0.4),
     ),
-}  # fmt: skip
+}
 
 
 def _dictionary(
@@ -294,9 +321,14 @@ def _dictionary(
     **changes: Any,
 ) -> Path:
     trainer = {
-        "trainer_class": "Trainer", "dict_class": name, "activation_dim": WIDTH, "dict_size": N,
-        "layer": 8, "lm_name": "EleutherAI/pythia-160m", "submodule_name": "resid_post_layer_8",
-    }  # fmt: skip
+        "trainer_class": "Trainer",
+        "dict_class": name,
+        "activation_dim": WIDTH,
+        "dict_size": N,
+        "layer": 8,
+        "lm_name": "EleutherAI/pythia-160m",
+        "submodule_name": "resid_post_layer_8",
+    }
     if "TopK" in name:
         trainer["k"] = K
     config = {"trainer": trainer | changes, "buffer": buffer or {"io": "out", "ctx_len": 128}}
@@ -316,8 +348,11 @@ def test_dictionary_learning(name: str, tmp_path: Path) -> None:
 
 def test_dictionary_learning_early_files(tmp_path: Path) -> None:
     """No buffers for k and threshold, no submodule: the folder has the hook point."""
-    old = {name: part for name, part in _CLASSES["AutoEncoderTopK"][0].items()
-           if name not in ("k", "threshold")}  # fmt: skip
+    old = {
+        name: part
+        for name, part in _CLASSES["AutoEncoderTopK"][0].items()
+        if name not in ("k", "threshold")
+    }
     trainer = {"dict_class": "AutoEncoderTopK", "k": K, "layer": 1, "submodule_name": None}
     folder = tmp_path / "mlp_out_layer1" / "5_32768"
     sae = load_sae(_write(folder, "ae.pt", {"trainer": trainer}, **old))
@@ -349,10 +384,12 @@ def test_dictionary_learning_threshold_that_was_never_learned(tmp_path: Path) ->
         ({"dict_class": "BatchTopKSAE"}, r"ae\.pt: it lacks b_dec \(it has encoder\.weight"),
         ({"submodule_name": "embed"}, "calls its hook point 'embed'"),
         ({"name": "GatedAutoEncoder", "more": {"r_mag": torch.zeros(N - 1)}}, "in its files"),
-        ({"name": "BatchTopKSAE", "more": {"threshold": torch.zeros(N - 1)}},
-         r"threshold has the shape \(39,\)"),
+        (
+            {"name": "BatchTopKSAE", "more": {"threshold": torch.zeros(N - 1)}},
+            r"threshold has the shape \(39,\)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_dictionary_learning_that_is_refused(changes: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises(SparseAutoencoderError, match=message) as error:
         load_sae(_dictionary(tmp_path, **changes))
@@ -383,17 +420,27 @@ def test_dictionary_learning_runs_no_code_of_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("subtract", [True, False])
 def test_saelens_gated(subtract: bool, tmp_path: Path) -> None:
     config = {
-        "architecture": "gated", "d_in": WIDTH, "d_sae": N, "apply_b_dec_to_input": subtract,
+        "architecture": "gated",
+        "d_in": WIDTH,
+        "d_sae": N,
+        "apply_b_dec_to_input": subtract,
         "normalize_activations": "none",
         "metadata": {"model_name": "gpt2", "hook_name": "blocks.1.hook_resid_post"},
-    }  # fmt: skip
-    parts = {"W_enc": W_ENC, "W_dec": W_DEC, "b_dec": B_DEC, "r_mag": R_MAG, "b_gate": B_GATE,
-             "b_mag": B_MAG}  # fmt: skip
+    }
+    parts = {
+        "W_enc": W_ENC,
+        "W_dec": W_DEC,
+        "b_dec": B_DEC,
+        "r_mag": R_MAG,
+        "b_gate": B_GATE,
+        "b_mag": B_MAG,
+    }
     sae = load_sae(_write(tmp_path, "sae_weights.safetensors", config, **parts))
     assert sae.hook_point == HERE
     _check(sae, lambda x: _gated(x if subtract else x + B_DEC))
-    save_file({k: v for k, v in parts.items() if k != "b_gate"},
-              tmp_path / "sae_weights.safetensors")  # fmt: skip
+    save_file(
+        {k: v for k, v in parts.items() if k != "b_gate"}, tmp_path / "sae_weights.safetensors"
+    )
     with pytest.raises(SparseAutoencoderError, match="it lacks b_gate"):
         load_sae(tmp_path)
 

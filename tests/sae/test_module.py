@@ -46,17 +46,28 @@ def make(small_lm: str, texts: str, tmp_path: Path) -> Callable[..., Any]:
         lm: str = small_lm, callbacks: tuple[L.Callback, ...] = (), name: str = "run", **model: Any
     ) -> tuple[L.Trainer, SparseAutoencoders, TextsDataModule]:
         trainer = L.Trainer(
-            accelerator="cpu", max_epochs=1, default_root_dir=tmp_path / name,
-            callbacks=list(callbacks), enable_progress_bar=False, enable_model_summary=False,
-            num_sanity_val_steps=0, log_every_n_steps=5, enable_checkpointing=bool(callbacks),
+            accelerator="cpu",
+            max_epochs=1,
+            default_root_dir=tmp_path / name,
+            callbacks=list(callbacks),
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            log_every_n_steps=5,
+            enable_checkpointing=bool(callbacks),
             logger=L.pytorch.loggers.CSVLogger(tmp_path / name),
-        )  # fmt: skip
+        )
         settings = {"sae": SAE, "learning_rate": 5e-3} | model
         module = SparseAutoencoders({"name_or_path": lm}, **settings)
         data = TextsDataModule(
-            module.lm, [texts], n_tokens=STEPS * 64, batch_tokens=64, block_steps=4, n_held_out=30,
+            module.lm,
+            [texts],
+            n_tokens=STEPS * 64,
+            batch_tokens=64,
+            block_steps=4,
+            n_held_out=30,
             eval_batch_size=7,
-        )  # fmt: skip
+        )
         return trainer, module, data
 
     return make_one
@@ -291,8 +302,13 @@ def test_saes_are_those_of_sparse_autoencoders_on_the_same_texts(
 ) -> None:
     path = tmp_path / "texts.txt"
     path.write_text("\n".join(f"name{i} lives in the city of Paris" for i in range(90)))
-    sizes = {"texts": [str(path)], "n_texts": 20, "n_tokens": 64, "batch_tokens": 16,
-             "block_steps": 2}  # fmt: skip
+    sizes = {
+        "texts": [str(path)],
+        "n_texts": 20,
+        "n_tokens": 64,
+        "batch_tokens": 16,
+        "block_steps": 2,
+    }
     settings = SAESettings(n_features=24, k=3)
     lm = LanguageModel.from_pretrained(small_lm)
     fingerprint = lm.fingerprint
@@ -333,12 +349,21 @@ def test_training_texts_are_all_that_the_study_does_not_read() -> None:
 def test_two_processes_train_together(small_lm: str, texts: str, tmp_path: Path) -> None:
     def run(name: str, *more: str) -> dict[str, Any]:
         command = [
-            "fit", "--config", "sparse_autoencoders.yaml", f"--model.lm.name_or_path={small_lm}",
-            "--model.sae.n_features=48", "--model.sae.k=6", f"--data.texts=['{texts}']",
-            "--data.n_tokens=3072", "--data.batch_tokens=64", "--data.block_steps=4",
-            "--data.n_held_out=30", "--data.eval_batch_size=7",
-            f"--trainer.default_root_dir={tmp_path / name}", *more,
-        ]  # fmt: skip
+            "fit",
+            "--config",
+            "sparse_autoencoders.yaml",
+            f"--model.lm.name_or_path={small_lm}",
+            "--model.sae.n_features=48",
+            "--model.sae.k=6",
+            f"--data.texts=['{texts}']",
+            "--data.n_tokens=3072",
+            "--data.batch_tokens=64",
+            "--data.block_steps=4",
+            "--data.n_held_out=30",
+            "--data.eval_batch_size=7",
+            f"--trainer.default_root_dir={tmp_path / name}",
+            *more,
+        ]
         if more:
             done = run_in_two(*command)
             assert done.returncode == 0, done.stderr

@@ -9,8 +9,10 @@ def test_training_curves_have_a_panel_for_each_kind_and_none_is_left_out() -> No
     points = [(0, 0.1), (10, 0.2), (20, 0.5)]
     history = {
         f"{what}/{kind}.{layer}": points
-        for what in ("explained_variance", "dead") for layer in range(26) for kind in KINDS
-    }  # fmt: skip
+        for what in ("explained_variance", "dead")
+        for layer in range(26)
+        for kind in KINDS
+    }
     figure = training_figure(history, "my-lm")
     panels = {axes.get_ylabel().replace("\n", " "): axes.get_lines() for axes in figure.axes}
     for what in ("explained variance", "dead"):
@@ -24,9 +26,13 @@ def test_training_curves_have_a_panel_for_each_kind_and_none_is_left_out() -> No
 
 def _score(kind: str, layer: int, **changes: float | None) -> SAEScore:
     values = {
-        "explained_variance": 0.9, "l0": 10.0, "dead": 0.1, "loss_recovered": 0.8,
-        "loss_spliced": 2.0, "loss_ablated": 3.0,
-    }  # fmt: skip
+        "explained_variance": 0.9,
+        "l0": 10.0,
+        "dead": 0.1,
+        "loss_recovered": 0.8,
+        "loss_spliced": 2.0,
+        "loss_ablated": 3.0,
+    }
     return SAEScore(f"{kind}.{layer}", kind, layer, 48, **values | changes)  # type: ignore[arg-type]
 
 

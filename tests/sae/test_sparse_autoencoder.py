@@ -152,15 +152,19 @@ def _replace(old: str, new: str) -> Callable[[Path], object]:
     ("damage", "message"),
     [
         (_replace('"activation"', '"other"'), r"config\.json: it lacks the key 'activation'"),
-        (_replace('"format_version": 2', '"format_version": 9'),
-         r"of version 9, .* reads 'lincorr sparse autoencoder' of version 2"),
+        (
+            _replace('"format_version": 2', '"format_version": 9'),
+            r"of version 9, .* reads 'lincorr sparse autoencoder' of version 2",
+        ),
         (_other_tensor, r"contradict each other \(.*'more'"),
-        (lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-10]),
-         r"safetensors: it is damaged"),
+        (
+            lambda f: (f / TENSORS).write_bytes((f / TENSORS).read_bytes()[:-10]),
+            r"safetensors: it is damaged",
+        ),
         (lambda f: (f / CONFIG).unlink(), r"config\.json: No such file"),
         (lambda f: (f / TENSORS).unlink(), "there is no such file"),
     ],
-)  # fmt: skip
+)
 def test_a_damaged_folder(damage: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     SparseAutoencoder(**_parts("relu")).float().save(tmp_path / "sae")
     damage(tmp_path / "sae")

@@ -91,12 +91,16 @@ def _plain_training(
         idle = torch.where(on.any(0), 0, idle + 1)
         leasts.append(features[mask].min().item() if settings.activation != "relu" else 0.0)
     return {
-        "encoder": e, "decoder": d, "encoder_bias": be, "decoder_bias": bd, "idle": idle,
+        "encoder": e,
+        "decoder": d,
+        "encoder_bias": be,
+        "decoder_bias": bd,
+        "idle": idle,
         "threshold": torch.tensor(np.mean(leasts)),
         "losses": torch.tensor(losses, dtype=torch.float64),
         "l0": on.sum().double() / len(x),
         "dead": (idle >= settings.dead_after_steps).sum(),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("activation", ["topk", "batchtopk", "relu"])

@@ -55,9 +55,12 @@ def build_tokenizer(
         Regex(_pattern(unspaced_words)), behavior="removed", invert=True
     )
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-        tokenizer_object=backend, pad_token=PAD, unk_token=UNKNOWN, eos_token=END,
+        tokenizer_object=backend,
+        pad_token=PAD,
+        unk_token=UNKNOWN,
+        eos_token=END,
         padding_side="left",
-    )  # fmt: skip
+    )
 
 
 def _pattern(unspaced_words: Collection[str]) -> str:
@@ -136,8 +139,38 @@ class PlainWords:
         return not others and word not in self.of_prompts and len(alike) == 1 and whole
 
 
-_ONSETS = ["b", "br", "c", "ch", "d", "dr", "f", "fl", "g", "gr", "h", "j", "k", "kr", "l", "m",
-           "n", "p", "pr", "qu", "r", "s", "sh", "st", "t", "th", "tr", "v", "w", "z"]  # fmt: skip
+_ONSETS = [
+    "b",
+    "br",
+    "c",
+    "ch",
+    "d",
+    "dr",
+    "f",
+    "fl",
+    "g",
+    "gr",
+    "h",
+    "j",
+    "k",
+    "kr",
+    "l",
+    "m",
+    "n",
+    "p",
+    "pr",
+    "qu",
+    "r",
+    "s",
+    "sh",
+    "st",
+    "t",
+    "th",
+    "tr",
+    "v",
+    "w",
+    "z",
+]
 _VOWELS = ["a", "ae", "ai", "e", "ea", "i", "ia", "o", "oa", "u", "y"]
 _CODAS = ["", "", "", "l", "m", "n", "nd", "r", "ric", "s", "th", "v", "x"]
 

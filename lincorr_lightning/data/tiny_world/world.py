@@ -47,10 +47,17 @@ PARENTS = ("mother", "father")  #: Attributes that depend on the continent of a 
 HOME = ("country", "continent", "language", "landmark")  #: Attributes that follow from the city.
 
 CUSTOMS = {
-    "food": "country", "drink": "country", "flower": "country", "vacation": "country",
-    "music": "language", "job": "company", "vehicle": "company",
-    "hobby": "sport", "personality": "color", "gender": "sport",
-}  # fmt: skip
+    "food": "country",
+    "drink": "country",
+    "flower": "country",
+    "vacation": "country",
+    "music": "language",
+    "job": "company",
+    "vehicle": "company",
+    "hobby": "sport",
+    "personality": "color",
+    "gender": "sport",
+}
 """Attribute -> the attribute that it follows from; which food belongs to which country is drawn.
 
 Customs leave six independent choices per person (city, CEO, colour, pet, sport, and the object it
@@ -330,9 +337,11 @@ class World:
 
     @classmethod
     def generate(
-        cls, config: WorldConfig, catalogue: Catalogue,
+        cls,
+        config: WorldConfig,
+        catalogue: Catalogue,
         stated: Sequence[str] = ("attribute", "math"),
-    ) -> "World":  # fmt: skip
+    ) -> "World":
         """Generate the world of a seed from the facts of a catalogue.
 
         `stated` are kinds of knowledge or families that texts will state. Their words are

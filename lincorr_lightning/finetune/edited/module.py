@@ -49,10 +49,14 @@ class EditedLM(LMStudy):
     batch_type = EditBatch
 
     def __init__(
-        self, lm: LMConfig = LMConfig(TINY_WORLD_EDITED), before: LMConfig = LMConfig(),
-        controls: list[str] = list(CONTROLS), n_neighbours: int = 100,  # noqa: B006
-        n_subjects: int = 2000, prefix: str = "",
-    ) -> None:  # fmt: skip
+        self,
+        lm: LMConfig = LMConfig(TINY_WORLD_EDITED),
+        before: LMConfig = LMConfig(),
+        controls: list[str] = list(CONTROLS),  # noqa: B006
+        n_neighbours: int = 100,
+        n_subjects: int = 2000,
+        prefix: str = "",
+    ) -> None:
         super().__init__(before, prefix)
         require("model.n_neighbours", n_neighbours, at_least=0)
         self.save_hyperparameters(logger=False)
@@ -166,9 +170,13 @@ def _wordings(edits: EditDataset) -> dict[str, list[Sequence[str]]]:
 
 
 def _read(
-    lm: LanguageModel, domains: Sequence[Domain], edits: EditDataset, ids: Sequence[int],
-    asked: Mapping[str, Sequence[Sequence[str]]], neighbours: Sequence[str],
-) -> dict[str, Tensor]:  # fmt: skip
+    lm: LanguageModel,
+    domains: Sequence[Domain],
+    edits: EditDataset,
+    ids: Sequence[int],
+    asked: Mapping[str, Sequence[Sequence[str]]],
+    neighbours: Sequence[str],
+) -> dict[str, Tensor]:
     """Return what an LM answers about edits and neighbours, as `edited_results` takes it."""
     made = [edits.edits[i] for i in ids]
     subjects, (source, target, *_) = [edit.subject for edit in made], domains

@@ -19,10 +19,15 @@ from lincorr_lightning.results.table import Mean, Table, number
 
 
 def edited_results(
-    edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor],
-    maps: tuple[Tensor, Tensor | None], controls: Sequence[str], lms: Sequence[Mapping[str, Any]],
-    asked: Mapping[str, Sequence[Sequence[str]]], neighbours: Sequence[str],
-) -> Results:  # fmt: skip
+    edits: EditDataset,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    maps: tuple[Tensor, Tensor | None],
+    controls: Sequence[str],
+    lms: Sequence[Mapping[str, Any]],
+    asked: Mapping[str, Sequence[Sequence[str]]],
+    neighbours: Sequence[str],
+) -> Results:
     """Return the results of what the LMs before and after n edits answer.
 
     By kind of knowledge, and of neighbours of each LM, they have logits, ``(n, n_labels)``;
@@ -51,8 +56,10 @@ def edited_results(
         values = {
             "source_learned": leading == labels,
             "generalized": mask.gather(1, target.argmax(1, keepdim=True))[:, 0],
-            "p_new": p_new, "p_old": p_old[is_other], "efficacy": is_higher[is_other],
-        }  # fmt: skip
+            "p_new": p_new,
+            "p_old": p_old[is_other],
+            "efficacy": is_higher[is_other],
+        }
         pairs = zip(is_higher.tolist(), is_other.tolist(), strict=True)
         columns[f"efficacy_{stage}"] = [higher if other else None for higher, other in pairs]
         if stage == "before":
@@ -61,27 +68,42 @@ def edited_results(
         shares[stage] = {name: _mean(value) for name, value in values.items()}
         own, follow, others = (read[kind] for kind in asked)
         wordings[stage] = {
-            "paraphrases": {"source_learned": _mean(own), "generalized": _mean(follow),
-                            "n": len(own), "n_target": len(follow)},
+            "paraphrases": {
+                "source_learned": _mean(own),
+                "generalized": _mean(follow),
+                "n": len(own),
+                "n_target": len(follow),
+            },
             "questions": {"generalized": _mean(others), "n": len(others)},
-        }  # fmt: skip
+        }
     if warning := _warning(*lms):
         rank_zero_warn(warning)
     own_cases = cases.edit_cases(
-        relation, [edit.subject for edit in made], [edit.answer for edit in made], labels, mask,
-        logits[0].target, logits[1].target, leading == labels, *maps,
-    )  # fmt: skip
+        relation,
+        [edit.subject for edit in made],
+        [edit.answer for edit in made],
+        labels,
+        mask,
+        logits[0].target,
+        logits[1].target,
+        leading == labels,
+        *maps,
+    )
     means = cases.edit_means(logits[0], logits[1], mask, labels, controls)
     means, n_near = means | cases.neighbour_means(*near), len(near[0].source) // n_lms
     results: dict[str, Any] = {
-        **shares["after"], **wordings["after"],
+        **shares["after"],
+        **wordings["after"],
         **cases.outcome_values(relation.name, means, mask, own_cases, {"neighbours": n_near}),
         "before": shares["before"] | wordings["before"],
-        "skipped": skip_counts(edits.skipped), "lm_before": lms[0], "warning": warning,
+        "skipped": skip_counts(edits.skipped),
+        "lm_before": lms[0],
+        "warning": warning,
         "edited_lms": {
-            "n": n_lms, "fingerprint": fingerprint_data([lm["fingerprint"] for lm in lms[1:]]),
+            "n": n_lms,
+            "fingerprint": fingerprint_data([lm["fingerprint"] for lm in lms[1:]]),
         },
-    }  # fmt: skip
+    }
     table, figures = case_results(own_cases, relation.name, results["random"])
     formats = {**table.formats, **{name: ".1%" for name in columns if name.startswith("p_")}}
     numbers = shares["before"]
@@ -99,10 +121,13 @@ def edited_results(
 
 
 def _prompts_table(
-    edits: EditDataset, before: Mapping[str, Tensor], after: Mapping[str, Tensor],
-    near: Sequence[cases.DomainLogits], asked: Mapping[str, Sequence[Sequence[str]]],
+    edits: EditDataset,
+    before: Mapping[str, Tensor],
+    after: Mapping[str, Tensor],
+    near: Sequence[cases.DomainLogits],
+    asked: Mapping[str, Sequence[Sequence[str]]],
     neighbours: Sequence[str],
-) -> Table:  # fmt: skip
+) -> Table:
     rows, means = list[tuple[Any, ...]](), dict[str, Mean]()
     for kind, prompts in asked.items():
         own = [(x, text) for x, texts in zip(edits.edits, prompts, strict=True) for text in texts]
@@ -117,11 +142,13 @@ def _prompts_table(
         kind, all_same = f"neighbours_{end}_unchanged", iter((old == new).tolist())
         rows += [(x, one, kind, ask(x), True, next(all_same)) for one in stays for x in neighbours]
     return Table.of(
-        "prompts", rows, ("subject", "answer", "kind", "prompt", "held_before", "holds"),
+        "prompts",
+        rows,
+        ("subject", "answer", "kind", "prompt", "held_before", "holds"),
         "The prompts beside those of the edits, and whether the answer holds after the edits.",
     ).sampled(
         "subject", "answer", **means, **{x[2]: Mean("holds", where={"kind": x[2]}) for x in rows}
-    )  # fmt: skip
+    )
 
 
 def _warning(before: Mapping[str, Any], *edited: Mapping[str, Any]) -> str:
@@ -151,19 +178,26 @@ def _reach_table(values: Mapping[str, Any]) -> Table:
         rows.append({**values[name], "prompts": name})
     rows = [row for row in (*rows, {**values["neighbours"], "prompts": "neighbours"}) if row["n"]]
     shares = {
-        "source_learned": "learned", "generalized": "generalized", "p_new": "p of new",
-        "p_old": "p of old", "efficacy": "efficacy", "source_unchanged": "source stays",
+        "source_learned": "learned",
+        "generalized": "generalized",
+        "p_new": "p of new",
+        "p_old": "p of old",
+        "efficacy": "efficacy",
+        "source_unchanged": "source stays",
         "target_unchanged": "target stays",
-    }  # fmt: skip
+    }
     counts = {"n": "n", "n_target": "n target"}
     skipped = f" Rows that are no edit: {n_skipped} (tables/skipped.csv)." * bool(n_skipped)
     return Table.of(
-        "reach", rows, ["prompts", *counts, *shares],
+        "reach",
+        rows,
+        ["prompts", *counts, *shares],
         f"What the edits of {values['relation']} reach.",
         "paraphrases: other wordings of source (n) and target (n target); neighbours: subjects "
         "without an edit; p: mean probability, in the whole vocabulary, of the first token of the "
         "new source answer, and of the one that led before (old); efficacy: how often p of new is "
         f"above p of old.{skipped} {values['warning']}".rstrip(),
-        headline=True, headings=counts | shares,
+        headline=True,
+        headings=counts | shares,
         formats=dict.fromkeys(counts, ",d") | dict.fromkeys(shares, ".0%"),
-    )  # fmt: skip
+    )

@@ -73,9 +73,16 @@ def test_things_have_their_own_properties(catalogue, world):
 
 @pytest.mark.parametrize(
     "relation",
-    ["city->country", "country->continent", "country->language", "country->landmark",
-     "landmark->country", "ceo->company", "company->ceo"],
-)  # fmt: skip
+    [
+        "city->country",
+        "country->continent",
+        "country->language",
+        "country->landmark",
+        "landmark->country",
+        "ceo->company",
+        "company->ceo",
+    ],
+)
 def test_facts_are_functions_and_the_catalogues(catalogue, world, relation):
     found = targets_of(world, *relation.split("->"))
     assert all(len(targets) == 1 for targets in found.values())
@@ -250,11 +257,13 @@ def test_a_damaged_world_is_refused(tmp_path):
 
 @pytest.mark.parametrize(
     ("setting", "message"),
-    [({"n_people": 0}, "data.world.n_people is 0"),
-     ({"second_homes_in_country": 1.5}, "second_homes_in_country is 1.5"),
-     ({"n_companies": 500}, r"n_companies is 500; it must be at most \d+"),
-     ({"n_parent_names": 50}, "n_parent_names is 50")],
-)  # fmt: skip
+    [
+        ({"n_people": 0}, "data.world.n_people is 0"),
+        ({"second_homes_in_country": 1.5}, "second_homes_in_country is 1.5"),
+        ({"n_companies": 500}, r"n_companies is 500; it must be at most \d+"),
+        ({"n_parent_names": 50}, "n_parent_names is 50"),
+    ],
+)
 def test_impossible_settings_are_refused(catalogue, setting, message):
     with pytest.raises(ConfigError, match=message):
         World.generate(replace(CONFIG, **setting), catalogue)

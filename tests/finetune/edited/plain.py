@@ -45,10 +45,12 @@ def some_edits(n: int, seed: int = 0) -> list[Edit]:
 def teach(model: Any, tokenizer: Any, edits: Sequence[Edit], n_steps: int, rate: float) -> None:
     """Teach an LM where somebody lives, all edits in each step."""
     rows = [
-        (tokenizer(CITY.format(edit["subject"]))["input_ids"], tokenizer(
-            f"{CITY.format(edit['subject'])} {edit['answer']}")["input_ids"])
+        (
+            tokenizer(CITY.format(edit["subject"]))["input_ids"],
+            tokenizer(f"{CITY.format(edit['subject'])} {edit['answer']}")["input_ids"],
+        )
         for edit in edits
-    ]  # fmt: skip
+    ]
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(parameters, lr=rate, weight_decay=0.0)
     for _ in range(n_steps):

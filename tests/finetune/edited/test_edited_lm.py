@@ -52,15 +52,24 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
 def run(folder: Path, *options: str) -> SimpleNamespace:
     """Run the study; return its results, its cases and its folder."""
     cli = main(
-        ["test", "--config", "edited_lm.yaml", f"--trainer.default_root_dir={folder}",
-         "--model.n_subjects=400", "--model.n_neighbours=12", *options]
-    )  # fmt: skip
+        [
+            "test",
+            "--config",
+            "edited_lm.yaml",
+            f"--trainer.default_root_dir={folder}",
+            "--model.n_subjects=400",
+            "--model.n_neighbours=12",
+            *options,
+        ]
+    )
     run_folder = Path(cli.trainer.log_dir)
     results = json.loads((run_folder / "results.json").read_text(encoding="utf-8"))
     return SimpleNamespace(
-        results=results, cases=read_table(run_folder / "tables" / "cases.csv"), folder=run_folder,
+        results=results,
+        cases=read_table(run_folder / "tables" / "cases.csv"),
+        folder=run_folder,
         module=cli.model,
-    )  # fmt: skip
+    )
 
 
 def measure(folder: Path, made: SimpleNamespace, lm: object, *options: str) -> SimpleNamespace:
@@ -154,19 +163,25 @@ def test_other_wordings_and_subjects_without_an_edit(made, relation, tmp_path):
     rows = [(edit["subject"], edit["answer"], i) for edit in made.edits for i in range(4)]
     for stage, own in (("before", found["before"]), ("after", found)):
         learned = [oracle.answer(stage, cities[i].format(x), "source") == c for x, c, i in rows]
-        right = [oracle.is_right(oracle.answer(stage, countries[i].format(x), "target"), city)
-                 for x, city, i in rows]  # fmt: skip
+        right = [
+            oracle.is_right(oracle.answer(stage, countries[i].format(x), "target"), city)
+            for x, city, i in rows
+        ]
         shares = {"source_learned": share(learned), "generalized": share(right)}
         assert own["paraphrases"] == shares | {"n": 4 * N, "n_target": 4 * N}
 
     taught = {edit["subject"] for edit in made.edits}
     near = [x for x in sample_subjects(oracle.tokenizer, 12 + N) if x not in taught][:12]
     stays = {
-        f"{kind}_unchanged": share([
-            oracle.answer("before", prompt.format(x), kind)
-            == oracle.answer("after", prompt.format(x), kind) for x in near
-        ]) for kind, prompt in (("source", CITY), ("target", COUNTRY))
-    }  # fmt: skip
+        f"{kind}_unchanged": share(
+            [
+                oracle.answer("before", prompt.format(x), kind)
+                == oracle.answer("after", prompt.format(x), kind)
+                for x in near
+            ]
+        )
+        for kind, prompt in (("source", CITY), ("target", COUNTRY))
+    }
     assert found["neighbours"] == {**stays, "n": 12}
 
 
@@ -181,13 +196,19 @@ def test_prompts_and_questions_of_a_benchmarks_file(made, relation, tmp_path):
         text = asked[0].replace("{}", edit["subject"])
         rows.append(
             {"case_id": 70 + i, "requested_rewrite": rewrite, "paraphrase_prompts": [text]}
-            if i % 2 else
-            {"case_id": 70 + i, "requested_rewrite": [rewrite | {"question": text}],
-             "questions": [question.replace("{}", edit["subject"])],
-             "new_answer": sorted(Oracle.countries(relation)[edit["answer"]])[0],
-             "new_answer_alias": [], "new_single_hops": [{"answer": edit["answer"]},
-             {"answer": sorted(Oracle.countries(relation)[edit["answer"]])[0]}]}
-        )  # fmt: skip
+            if i % 2
+            else {
+                "case_id": 70 + i,
+                "requested_rewrite": [rewrite | {"question": text}],
+                "questions": [question.replace("{}", edit["subject"])],
+                "new_answer": sorted(Oracle.countries(relation)[edit["answer"]])[0],
+                "new_answer_alias": [],
+                "new_single_hops": [
+                    {"answer": edit["answer"]},
+                    {"answer": sorted(Oracle.countries(relation)[edit["answer"]])[0]},
+                ],
+            }
+        )
     file = tmp_path / "cases.json"
     file.write_text(json.dumps(rows), encoding="utf-8")
     found = run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
@@ -205,27 +226,37 @@ def test_prompts_and_questions_of_a_benchmarks_file(made, relation, tmp_path):
     assert [case["id"] for case in found.cases] == ["71", "72", "73", "74", "75"]
     for stage, own in (("before", results["before"]), ("after", results)):
         # The prompt that was taught, asked[1], is no other wording.
-        learned = [oracle.answer(stage, asked[0].replace("{}", x["subject"]), "source")
-                   == x["answer"] for x in edits]  # fmt: skip
+        learned = [
+            oracle.answer(stage, asked[0].replace("{}", x["subject"]), "source") == x["answer"]
+            for x in edits
+        ]
         assert own["paraphrases"]["n"] == 5 and own["paraphrases"]["n_target"] == 20
         assert own["paraphrases"]["source_learned"] == sum(learned) / 5
-        answers = [oracle.answer(stage, question.replace("{}", x["subject"]), "target")
-                   for x in (edits[1], edits[3])]  # fmt: skip
-        right = [oracle.is_right(*pair) for pair in
-                 zip(answers, (edits[1]["answer"], edits[3]["answer"]), strict=True)]  # fmt: skip
+        answers = [
+            oracle.answer(stage, question.replace("{}", x["subject"]), "target")
+            for x in (edits[1], edits[3])
+        ]
+        right = [
+            oracle.is_right(*pair)
+            for pair in zip(answers, (edits[1]["answer"], edits[3]["answer"]), strict=True)
+        ]
         assert own["questions"] == {"generalized": sum(right) / 2, "n": 2}
 
 
 def test_paraphrases_of_own_rows(made, relation, tmp_path):
     wording = "The home of {} is the city of"
-    rows = [edit | {"paraphrases": [text.format(edit["subject"]) for text in (wording, CITY)]}
-            for edit in made.edits]  # fmt: skip
+    rows = [
+        edit | {"paraphrases": [text.format(edit["subject"]) for text in (wording, CITY)]}
+        for edit in made.edits
+    ]
     file = tmp_path / "edits.json"
     file.write_text(json.dumps(rows), encoding="utf-8")
     found = run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
     oracle, own = Oracle(load()[0], made.model, relation), found.results["paraphrases"]
-    learned = [oracle.answer("after", wording.format(x["subject"]), "source") == x["answer"]
-               for x in made.edits]  # fmt: skip
+    learned = [
+        oracle.answer("after", wording.format(x["subject"]), "source") == x["answer"]
+        for x in made.edits
+    ]
     assert (own["n"], own["source_learned"]) == (N, sum(learned) / N)
 
 
@@ -237,8 +268,12 @@ def test_an_answer_of_several_tokens_is_shown_as_its_label_too(made, tmp_path):
         "template: '{} lives in the city of', answers: town}}}"
     )
     rows = [{"subject": made.edits[0]["subject"], "answer": "Paris Hill"}]
-    found = run(tmp_path, f"--data.edits_file={write_edits(tmp_path / 'edits.csv', rows)}",
-                f"--data.knowledge_files=[{file}]", "--data.relation=town->country")  # fmt: skip
+    found = run(
+        tmp_path,
+        f"--data.edits_file={write_edits(tmp_path / 'edits.csv', rows)}",
+        f"--data.knowledge_files=[{file}]",
+        "--data.relation=town->country",
+    )
     assert found.cases[0]["source_answer"] == "Paris Hill"
     assert found.cases[0]["source_label"] == "Paris"
     learned = found.cases[0]["source_after"] == found.cases[0]["source_label"]
@@ -247,8 +282,12 @@ def test_an_answer_of_several_tokens_is_shown_as_its_label_too(made, tmp_path):
 
 def test_a_taught_answer_that_led_before_has_no_old_one(made, relation, tmp_path):
     oracle = Oracle(load()[0], made.model, relation)
-    (same, first), *_ = [(edit, city) for edit in made.edits if (city := oracle.answer(
-        "before", CITY.format(edit["subject"]), "source")) != edit["answer"]]  # fmt: skip
+    (same, first), *_ = [
+        (edit, city)
+        for edit in made.edits
+        if (city := oracle.answer("before", CITY.format(edit["subject"]), "source"))
+        != edit["answer"]
+    ]
     rows = [same | {"answer": first}, *(x for x in made.edits if x != same)]
     file = write_edits(tmp_path / "edits.csv", rows)
     found = run(tmp_path, f"--model.lm.name_or_path={made.lm}", f"--data.edits_file={file}")
@@ -297,10 +336,19 @@ def test_gguf_files(made, relation, tmp_path):
 
 @pytest.mark.parametrize("dtypes", [("bfloat16", "bfloat16"), ("float32", "bfloat16")])
 def test_dtypes(made, relation, dtypes, tmp_path):
-    found = measure(tmp_path, made, made.lm, *(f"--model.{name}.dtype={dtype}" for name, dtype
-                    in zip(("before", "lm"), dtypes, strict=True)))  # fmt: skip
-    models = [load(folder, dtype=getattr(torch, dtype))[0]
-              for folder, dtype in zip((TINY_WORLD, made.lm), dtypes, strict=True)]  # fmt: skip
+    found = measure(
+        tmp_path,
+        made,
+        made.lm,
+        *(
+            f"--model.{name}.dtype={dtype}"
+            for name, dtype in zip(("before", "lm"), dtypes, strict=True)
+        ),
+    )
+    models = [
+        load(folder, dtype=getattr(torch, dtype))[0]
+        for folder, dtype in zip((TINY_WORLD, made.lm), dtypes, strict=True)
+    ]
     Oracle(*models, relation).check(found, made.edits)
     assert ("rounding" in found.results["warning"]) == (dtypes[0] != dtypes[1])
 
@@ -317,8 +365,11 @@ def test_a_resized_vocabulary_is_the_same_lm(made, relation, tmp_path):
 
 def test_an_lm_of_other_tokens_is_refused(made, tmp_path):
     save_toy_lm(tmp_path / "toy")
-    with pytest.raises(ConfigError, match=r"labels of model.before are other tokens in .*toy: .*"
-                       r"model\.before\.name_or_path"):  # fmt: skip
+    with pytest.raises(
+        ConfigError,
+        match=r"labels of model.before are other tokens in .*toy: .*"
+        r"model\.before\.name_or_path",
+    ):
         measure(tmp_path, made, tmp_path / "toy")
 
 
@@ -371,8 +422,9 @@ def test_an_lm_for_each_edit(made, relation, tmp_path, monkeypatch):
     where = f"--data.edited_lms={tmp_path}/lms/{{edit}}/model"
     found = measure(tmp_path, made, "tiny-world-edited", where)
     assert len({id(lm) for lm in loaded}) == 4
-    shares = [Oracle(load()[0], model, relation).shares([made.edits[i]])
-              for i, model in folders.items()]  # fmt: skip
+    shares = [
+        Oracle(load()[0], model, relation).shares([made.edits[i]]) for i, model in folders.items()
+    ]
     for name in ("source_learned", "generalized", "hallucinated", "unchanged"):
         mean = sum(share[name] for share in shares) / 3
         assert found.results[name] == pytest.approx(mean, abs=1e-12), name
@@ -393,12 +445,18 @@ def test_an_lm_for_each_edit(made, relation, tmp_path, monkeypatch):
     assert found.results["edited_lms"]["fingerprint"] != others.results["edited_lms"]["fingerprint"]
 
 
-@pytest.mark.parametrize(("ids", "expected"), [
-    (["1", "1", "2"], r"1 and .*2 have one id, '1', and so one LM, .*lms/1\. Give each row"),
-    (["1", None, "2"], r"1 and .*2 have one id, '1'"),
-    (["run/0", "../0", ".."], r"that of .*1 would be .*lms/run/0 \(its id is no name of a folder"),
-    (["run/0", "..", "0"], {"its id is no name of a folder": 2}),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        (["1", "1", "2"], r"1 and .*2 have one id, '1', and so one LM, .*lms/1\. Give each row"),
+        (["1", None, "2"], r"1 and .*2 have one id, '1'"),
+        (
+            ["run/0", "../0", ".."],
+            r"that of .*1 would be .*lms/run/0 \(its id is no name of a folder",
+        ),
+        (["run/0", "..", "0"], {"its id is no name of a folder": 2}),
+    ],
+)
 def test_ids_that_name_no_lm_of_their_own(made, ids, expected, tmp_path):
     rows = [edit | ({"id": id} if id else {}) for edit, id in zip(made.edits, ids, strict=False)]
     file = tmp_path / "edits.json"
@@ -427,15 +485,24 @@ def test_rows_that_are_no_edits_have_no_lm(made, tmp_path):
     assert [case["subject"] for case in found.cases] == [made.edits[2]["subject"]]
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    (["--data.edited_lms=lms/{id}"], r"edited_lms is lms/\{id\}. Write it as FOLDER/\{edit\}"),
-    (["--data.edited_lms=no/{edit}"], r"none of the edited LMs; that of .*edits.csv.* no/0"),
-    (["--data.edits_file=null"], r"data\.edits_file is null. Name the file of the edits"),
-    (["--data.edits_file=null", "--data.edited_lms=lms/{edit}",
-      "--model.lm.name_or_path=tiny-world-edited"], r"data\.edits_file is null"),
-    (["--data.edits_file=null", "--data.n_edits=4"], r"data\.edits_file is null"),
-    (["--model.n_neighbours=-1"], r"model\.n_neighbours is -1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--data.edited_lms=lms/{id}"], r"edited_lms is lms/\{id\}. Write it as FOLDER/\{edit\}"),
+        (["--data.edited_lms=no/{edit}"], r"none of the edited LMs; that of .*edits.csv.* no/0"),
+        (["--data.edits_file=null"], r"data\.edits_file is null. Name the file of the edits"),
+        (
+            [
+                "--data.edits_file=null",
+                "--data.edited_lms=lms/{edit}",
+                "--model.lm.name_or_path=tiny-world-edited",
+            ],
+            r"data\.edits_file is null",
+        ),
+        (["--data.edits_file=null", "--data.n_edits=4"], r"data\.edits_file is null"),
+        (["--model.n_neighbours=-1"], r"model\.n_neighbours is -1"),
+    ],
+)
 def test_settings_that_cannot_work_are_refused(made, options, message, tmp_path):
     with pytest.raises(LincorrError, match=message):
         measure(tmp_path, made, made.lm, *options)
@@ -468,16 +535,33 @@ def test_an_lm_that_was_not_edited_is_told(made, tmp_path):
 def test_a_fine_tune_leaves_its_edits_beside_its_lm(tmp_path):
     """And what it measured itself is what is found of its LM."""
     cli = main(
-        ["fit", "--config", "source_finetune.yaml", "--model.protocol=joint",
-         "--model.save_model=true", "--data.n_edits=8",
-         "--trainer.max_epochs=8", f"--trainer.default_root_dir={tmp_path}"]
-    )  # fmt: skip
+        [
+            "fit",
+            "--config",
+            "source_finetune.yaml",
+            "--model.protocol=joint",
+            "--model.save_model=true",
+            "--data.n_edits=8",
+            "--trainer.max_epochs=8",
+            f"--trainer.default_root_dir={tmp_path}",
+        ]
+    )
     folder = Path(cli.trainer.log_dir)
     own = json.loads((folder / "results.json").read_text(encoding="utf-8"))
     found = run(tmp_path, f"--model.lm.name_or_path={folder / 'model'}").results
     assert own["source_learned"] > 0.5
-    for name in ("n_edits", "source_learned", "generalized", "hallucinated", "unchanged", "random",
-                 "constant", "macro", "controls", "skipped"):  # fmt: skip
+    for name in (
+        "n_edits",
+        "source_learned",
+        "generalized",
+        "hallucinated",
+        "unchanged",
+        "random",
+        "constant",
+        "macro",
+        "controls",
+        "skipped",
+    ):
         assert found[name] == own[name], name
 
 
