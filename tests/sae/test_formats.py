@@ -191,7 +191,7 @@ def test_saelens_metadata_that_is_null_or_no_object(tmp_path: Path) -> None:
     [
         (
             {"architecture": "temporal"},
-            r"cfg\.json: its architecture is 'temporal'.*Take an SAE whose architecture is standard",
+            r"cfg\.json: its architecture is 'temporal'.*whose architecture is standard",
         ),
         ({"hook_head_index": 3}, "its hook_head_index is 3, .*whose hook_head_index is None"),
         ({"hook_name": "blocks.0.hook_resid_pre"}, "none of residual"),
